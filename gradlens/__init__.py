@@ -1,0 +1,26 @@
+"""Curvature and per-sample gradients of PyTorch networks, seen from inside the backward pass."""
+
+from gradlens import quantities, schedules
+from gradlens._version import __version__
+from gradlens.cockpit import Cockpit
+from gradlens.history import History
+from gradlens.individual.context import individual_gradients
+from gradlens.individual.extension import IndividualGradients
+from gradlens.individual.tap import extend
+from gradlens.presets import configuration
+from gradlens.undefined import Undefined
+from gradlens.view import View
+
+__all__ = [
+    "Cockpit",
+    "History",
+    "IndividualGradients",
+    "Undefined",
+    "View",
+    "__version__",
+    "configuration",
+    "extend",
+    "individual_gradients",
+    "quantities",
+    "schedules",
+]

@@ -1,0 +1,1 @@
+"""Individual gradients as structured operators, found while backprop runs."""

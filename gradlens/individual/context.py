@@ -1,0 +1,108 @@
+"""Individual gradients without a cockpit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+
+from torch import nn
+
+from gradlens.individual.gathering import Gathering, LossReduction
+from gradlens.individual.operator import GradientOperator
+from gradlens.individual.tap import CallListener, tap_of, tappable_modules
+
+
+class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
+    """Individual gradients of the backward passes inside the context, by parameter name.
+
+    ``model`` has been extended with ``gradlens.extend`` before its forward pass. The operators
+    stay valid after the context, and keep the layers' inputs and output gradients alive as long
+    as they are. ``KeyError`` says why a parameter has none; ``BatchAxisError`` names a layer whose
+    leading axis isn't the batch.
+    """
+
+    def __init__(self, model: nn.Module, loss_reduction: LossReduction = "mean") -> None:
+        check_loss_reduction(loss_reduction)
+        require_extended(model)
+        self._model = model
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._gathering = Gathering(self._parameters, loss_reduction)
+        self._operators: dict[str, GradientOperator] = {}
+
+    def __enter__(self) -> individual_gradients:
+        listen(self._model, self._gathering)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        stop_listening(self._model, self._gathering)
+        if error is None and self._gathering.error is not None:
+            raise self._gathering.error
+        gathered = set(self._gathering.names)
+        for name in (name for name in self._parameters if name in gathered):
+            operator = self._gathering.take(name)
+            if operator is not None:
+                self._operators[name] = operator
+
+    def __getitem__(self, name: str) -> GradientOperator:
+        if name in self._operators:
+            return self._operators[name]
+        raise KeyError(self._why_absent(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._operators)
+
+    def __len__(self) -> int:
+        return len(self._operators)
+
+    def _why_absent(self, name: str) -> str:
+        if name not in self._parameters:
+            known = ", ".join(self._parameters)
+            return f"no trainable parameter {name!r} (there are: {known})"
+        reason = self._gathering.missing.get(name, UNSEEN)
+        return f"no individual gradients of {name!r}: {reason}"
+
+
+UNSEEN = (
+    "no layer that holds it took part in the backward pass (it was not used, the backward pass "
+    "was outside the context, or it is used in another way than by calling its layer)"
+)
+
+
+def listen(model: nn.Module, listener: CallListener) -> None:
+    """Let the listener hear of completed calls of the model's layers."""
+    for module in tappable_modules(model):
+        tap = tap_of(module)
+        if tap is not None:
+            tap.listeners.append(listener)
+
+
+def stop_listening(model: nn.Module, listener: CallListener) -> None:
+    """The opposite of ``listen``."""
+    for module in tappable_modules(model):
+        tap = tap_of(module)
+        if tap is not None and listener in tap.listeners:
+            tap.listeners.remove(listener)
+
+
+def require_extended(model: nn.Module) -> None:
+    """``RuntimeError`` if no layer of the model can be seen."""
+    modules = tappable_modules(model)
+    if modules and all(tap_of(module) is None for module in modules):
+        raise RuntimeError(
+            f"this {type(model).__name__} was never extended: call "
+            "gradlens.extend(model) once, before the forward pass"
+        )
+
+
+def check_loss_reduction(loss_reduction: str) -> None:
+    """``ValueError`` unless it is one of the two."""
+    if loss_reduction not in ("mean", "sum"):
+        raise ValueError(
+            f'loss_reduction={loss_reduction!r} is unknown: use "mean" if the loss averages over '
+            'the samples, "sum" if it adds them up'
+        )

@@ -1,0 +1,86 @@
+"""Weights of convolutions of any dimension, with groups, stride and dilation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradlens.individual.operator import GradientOperator
+from gradlens.individual.outer_product import _same_precision
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Kernel size, stride and dilation along each spatial axis, and the number of groups."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+class Convolution(GradientOperator):
+    """gₙ = Σₛ δₙₛ xₙₛᵀ over output positions s, where xₙₛ is the patch that s has seen.
+
+    ``delta`` is ``[N, R, *S]``, ``inputs`` the padded input ``[N, C, *L]``; the weight has shape
+    ``[R, C/groups, *kernel]``. For a transposed convolution the two swap roles. Patches are cut
+    out (unfolded) for a few samples at a time.
+    """
+
+    def __init__(
+        self, delta: Tensor, inputs: Tensor, geometry: Geometry, scale: float = 1.0
+    ) -> None:
+        self._delta, self._inputs = _same_precision(delta, inputs)
+        self._geometry = geometry
+        self._positions = delta.shape[2:]
+        channels = inputs.shape[1] // geometry.groups
+        shape = (delta.shape[1], channels, *geometry.kernel)
+        super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device)
+
+    def _workspace(self) -> int:
+        patches = self._geometry.groups * self._columns * math.prod(self._positions)
+        whole_result = self._rows * self._columns if self._geometry.groups > 1 else 0
+        return patches + whole_result
+
+    def _block(self, samples: slice, rows: slice) -> Tensor:
+        patches = self._patches(samples)
+        delta = self._delta[samples].flatten(2)
+        if self._geometry.groups == 1:
+            return delta[:, rows] @ patches[:, 0].mT
+        grouped = delta.unflatten(1, (self._geometry.groups, -1)) @ patches.mT
+        return grouped.flatten(1, 2)[:, rows]
+
+    def _dot(self, matrix: Tensor) -> Tensor:
+        weight = matrix.reshape(self.shape)
+        convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[len(self._geometry.kernel) - 1]
+        output = convolve(
+            self._inputs,
+            weight,
+            stride=self._geometry.stride,
+            dilation=self._geometry.dilation,
+            groups=self._geometry.groups,
+        )
+        for axis, length in enumerate(self._positions, start=2):
+            output = output.narrow(axis, 0, length)
+        return torch.linalg.vecdot(output.flatten(1), self._delta.flatten(1))
+
+    def _patches(self, samples: slice) -> Tensor:
+        """Patches ``[n, groups, K, S]``."""
+        windows = self._inputs[samples]
+        geometry = self._geometry
+        for axis, (kernel, stride, dilation, length) in enumerate(
+            zip(geometry.kernel, geometry.stride, geometry.dilation, self._positions, strict=True),
+            start=2,
+        ):
+            windows = windows.unfold(axis, dilation * (kernel - 1) + 1, stride)
+            windows = windows.narrow(axis, 0, length)[..., ::dilation]
+        space = len(geometry.kernel)
+        kernel_axes = range(2 + space, 2 + 2 * space)
+        position_axes = range(2, 2 + space)
+        windows = windows.permute(0, 1, *kernel_axes, *position_axes)
+        return windows.reshape(
+            len(windows), geometry.groups, self._columns, math.prod(self._positions)
+        )

@@ -1,0 +1,37 @@
+"""Individual gradients that are small enough to be stored."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradlens.individual.operator import GradientOperator, accumulable, squared_norm
+
+
+class Dense(GradientOperator):
+    """gₙ as a tensor ``[N, *P]``; for biases and normalisation weights, where it is small."""
+
+    def __init__(self, gradients: Tensor, scale: float = 1.0) -> None:
+        gradients = accumulable(gradients)
+        shape = gradients.shape[1:]
+        super().__init__(len(gradients), shape, scale, gradients.dtype, gradients.device)
+        self._gradients = gradients.reshape(len(gradients), self._rows, self._columns)
+
+    def _block(self, samples: slice, rows: slice) -> Tensor:
+        return self._gradients[samples, rows].clone()
+
+    def _squared_norms(self) -> Tensor:
+        return squared_norm(self._gradients.flatten(1))
+
+    def _gram(self) -> Tensor:
+        flat = self._gradients.flatten(1)
+        return flat @ flat.T
+
+    def _dot(self, matrix: Tensor) -> Tensor:
+        return self._gradients.flatten(1) @ matrix.flatten()
+
+    def _sum(self) -> Tensor:
+        return self._gradients.sum(0)
+
+    def _sum_of_squares(self) -> Tensor:
+        return torch.einsum("nrk,nrk->rk", self._gradients, self._gradients)

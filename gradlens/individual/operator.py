@@ -1,0 +1,219 @@
+"""The interface of structured individual gradients.
+
+Throughout, a parameter of shape ``P`` is seen as a matrix of R rows (its first axis) and K columns
+(all other axes together); scalars and vectors have K = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+PIECE_BYTES = 16 * 2**20
+"""Default bound of the temporary memory of one piece."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of some samples' individual gradients.
+
+    ``values`` has shape ``[len(samples), len(rows), *P[1:]]``, for a scalar parameter
+    ``[len(samples)]``; ``samples`` and ``rows`` index the batch and the parameter's first axis.
+    """
+
+    samples: slice
+    rows: slice
+    values: Tensor
+
+
+class GradientOperator(ABC):
+    """Individual gradients gₙ ``[N, *P]`` of one parameter, without building them.
+
+    gₙ is N times sample n's contribution to a mean loss, or that contribution itself under a sum
+    loss; ``scale`` holds this factor, so no caller ever sees another scaling. All results are of
+    the operator's ``dtype``: that of the factors, except that half precisions accumulate in
+    float32.
+
+    A subclass states ``_block``. Everything else follows from it piece by piece; the other private
+    methods are there to be replaced where the structure offers something cheaper. They see
+    unscaled gradients as ``[N, R, K]``.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        shape: torch.Size | tuple[int, ...],
+        scale: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.batch_size = batch_size
+        self.shape = torch.Size(shape)
+        self.scale = scale
+        self.dtype = dtype
+        self.device = device
+        self._rows = self.shape[0] if self.shape else 1
+        self._columns = math.prod(self.shape[1:])
+
+    def __repr__(self) -> str:
+        shape = [self.batch_size, *self.shape]
+        return f"{type(self).__name__}({shape}, dtype={self.dtype}, device='{self.device}')"
+
+    @final
+    def squared_norms(self) -> Tensor:
+        """‖gₙ‖² of every sample, ``[N]``."""
+        with torch.no_grad():
+            return self._squared_norms() * self.scale**2
+
+    @final
+    def gram(self) -> Tensor:
+        """⟨gₙ, gₘ⟩ of every pair of samples, ``[N, N]``."""
+        with torch.no_grad():
+            return self._gram() * self.scale**2
+
+    @final
+    def dot(self, direction: Tensor) -> Tensor:
+        """⟨gₙ, direction⟩ of every sample, ``[N]``; ``direction`` has shape ``[*P]``."""
+        if direction.shape != self.shape:
+            raise ValueError(
+                f"the direction has shape {list(direction.shape)}, the parameter has "
+                f"{list(self.shape)}: pass one number per parameter element"
+            )
+        with torch.no_grad():
+            matrix = direction.detach().to(self.dtype).reshape(self._rows, self._columns)
+            return self._dot(matrix) * self.scale
+
+    @final
+    def sum(self) -> Tensor:
+        """Σₙ gₙ, ``[*P]``."""
+        with torch.no_grad():
+            return (self._sum() * self.scale).reshape(self.shape)
+
+    @final
+    def mean(self) -> Tensor:
+        """ḡ = (1/N)·Σₙ gₙ, ``[*P]``."""
+        return self.sum() / self.batch_size
+
+    @final
+    def sum_of_squares(self) -> Tensor:
+        """Σₙ gₙ² for each element, ``[*P]``."""
+        with torch.no_grad():
+            return (self._sum_of_squares() * self.scale**2).reshape(self.shape)
+
+    @final
+    def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
+        """All elements of all gₙ, each once, in pieces of at most ``max_bytes`` of memory.
+
+        One row of one sample is the smallest piece, however small ``max_bytes`` is.
+        """
+        for samples, rows in self._partition(max_bytes):
+            with torch.no_grad():
+                values = self._block(samples, rows) * self.scale
+            kept = (rows.stop - rows.start, *self.shape[1:]) if self.shape else ()
+            yield Piece(samples, rows, values.reshape(-1, *kept))
+
+    @final
+    def dense(self) -> Tensor:
+        """gₙ themselves, ``[N, *P]``: N times the parameter's memory."""
+        dense = torch.empty(
+            self.batch_size, self._rows, self._columns, dtype=self.dtype, device=self.device
+        )
+        with torch.no_grad():
+            for samples, rows in self._partition(PIECE_BYTES):
+                dense[samples, rows] = self._block(samples, rows)
+            return dense.mul_(self.scale).reshape(self.batch_size, *self.shape)
+
+    # To be stated, or replaced, by subclasses.
+
+    @abstractmethod
+    def _block(self, samples: slice, rows: slice) -> Tensor:
+        """Some samples' gradients with respect to some rows, ``[n, r, K]``."""
+
+    def _workspace(self) -> int:
+        """Elements of temporary memory that ``_block`` needs for each sample beyond its result."""
+        return 0
+
+    def _squared_norms(self) -> Tensor:
+        squared_norms = torch.zeros(self.batch_size, dtype=self.dtype, device=self.device)
+        for samples, rows in self._partition(PIECE_BYTES):
+            squared_norms[samples] += squared_norm(self._block(samples, rows).flatten(1))
+        return squared_norms
+
+    def _gram(self) -> Tensor:
+        gram = torch.zeros(self.batch_size, self.batch_size, dtype=self.dtype, device=self.device)
+        everyone = slice(0, self.batch_size)
+        bytes_per_row = self.batch_size * self._columns * self.dtype.itemsize
+        for rows in slices(self._rows, PIECE_BYTES // max(bytes_per_row, 1)):
+            block = self._rows_of(everyone, rows).flatten(1)
+            gram.addmm_(block, block.T)
+        return gram
+
+    def _dot(self, matrix: Tensor) -> Tensor:
+        dot = torch.zeros(self.batch_size, dtype=self.dtype, device=self.device)
+        for samples, rows in self._partition(PIECE_BYTES):
+            dot[samples] += self._block(samples, rows).flatten(1) @ matrix[rows].flatten()
+        return dot
+
+    def _sum(self) -> Tensor:
+        total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
+        for samples, rows in self._partition(PIECE_BYTES):
+            total[rows] += self._block(samples, rows).sum(0)
+        return total
+
+    def _sum_of_squares(self) -> Tensor:
+        total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
+        for samples, rows in self._partition(PIECE_BYTES):
+            total[rows] += self._block(samples, rows).square_().sum(0)
+        return total
+
+    # Shared by the above.
+
+    @final
+    def _rows_of(self, samples: slice, rows: slice) -> Tensor:
+        """As ``_block``, with the workspace bounded."""
+        per_sample = max(self._workspace() * self.dtype.itemsize, 1)
+        parts = slices(samples.stop - samples.start, PIECE_BYTES // per_sample)
+        shifted = [slice(samples.start + p.start, samples.start + p.stop) for p in parts]
+        blocks = [self._block(part, rows) for part in shifted]
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+    @final
+    def _partition(self, max_bytes: int) -> Iterator[tuple[slice, slice]]:
+        """Slices of samples and rows whose blocks fit into ``max_bytes``."""
+        size = self.dtype.itemsize
+        row_bytes = max(self._columns * size, 1)
+        workspace = self._workspace() * size
+        sample_bytes = max(self._rows * row_bytes + workspace, 1)
+        if sample_bytes <= max_bytes:
+            yield from (
+                (samples, slice(0, self._rows))
+                for samples in slices(self.batch_size, max_bytes // sample_bytes)
+            )
+            return
+        rows_at_once = (max_bytes - workspace) // row_bytes
+        for sample in range(self.batch_size):
+            for rows in slices(self._rows, rows_at_once):
+                yield slice(sample, sample + 1), rows
+
+
+def slices(length: int, step: int) -> list[slice]:
+    """Consecutive slices that cover ``range(length)``, ``step`` (at least one) long each."""
+    step = max(int(step), 1)
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+def squared_norm(rows: Tensor) -> Tensor:
+    """Squared Euclidean norm of each row, ``[n, d] -> [n]``."""
+    return torch.linalg.vecdot(rows, rows)
+
+
+def accumulable(tensor: Tensor) -> Tensor:
+    """Detached, and in float32 where sums in the tensor's own precision would lose digits."""
+    tensor = tensor.detach()
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

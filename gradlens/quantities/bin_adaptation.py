@@ -1,0 +1,97 @@
+"""Policies that adapt a histogram's range while training runs."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from gradlens.individual.reductions import AbsMax, Reduction
+from gradlens.schedules import Schedule, linear
+from gradlens.step import Step
+
+Range = tuple[float, float]
+
+
+class BinAdaptation(ABC):
+    """From a step to the range of the histograms after it."""
+
+    reductions: Sequence[Reduction] = ()
+
+    def __init__(self, track_schedule: Schedule | None = None, verbose: bool = False) -> None:
+        self.track_schedule = linear(1) if track_schedule is None else track_schedule
+        if not callable(self.track_schedule):
+            raise TypeError(
+                f"{type(self).__name__}: track_schedule={track_schedule!r} is not callable: pass a "
+                "function from the global step to a bool"
+            )
+        self.verbose = verbose
+
+    def should_compute(self, global_step: int) -> bool:
+        """Whether to adapt the range at this step."""
+        return bool(self.track_schedule(global_step))
+
+    def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
+        """Reductions of individual gradients that adapting at this step takes."""
+        return tuple(self.reductions) if self.should_compute(global_step) else ()
+
+    @abstractmethod
+    def compute(self, step: Step, range_: Range) -> Range:
+        """The range from the next histogram on."""
+
+
+class NoAdaptation(BinAdaptation):
+    """The range stays as it is."""
+
+    def should_compute(self, global_step: int) -> bool:
+        return False
+
+    def compute(self, step: Step, range_: Range) -> Range:
+        return range_
+
+
+class _AbsMaxAdaptation(BinAdaptation):
+    """±(1 + padding)·max(min_size/2, largest absolute value)."""
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        padding: float = 0.0,
+        min_size: float = 1e-6,
+    ) -> None:
+        super().__init__(track_schedule, verbose)
+        self.padding = padding
+        self.min_size = min_size
+
+    @abstractmethod
+    def largest(self, step: Step) -> float:
+        """The largest absolute value of what is being binned."""
+
+    def compute(self, step: Step, range_: Range) -> Range:
+        largest = self.largest(step)
+        if not math.isfinite(largest):
+            return range_
+        half = (1 + self.padding) * max(self.min_size / 2, largest)
+        if self.verbose:
+            print(f"[Step {step.global_step}] {type(self).__name__}: ±{half:g}")
+        return (-half, half)
+
+
+class GradAbsMax(_AbsMaxAdaptation):
+    """A range that holds all elements of the individual gradients."""
+
+    reductions = (AbsMax(),)
+
+    def largest(self, step: Step) -> float:
+        return float(step.total(AbsMax()))
+
+
+class ParamAbsMax(_AbsMaxAdaptation):
+    """A range that holds all elements of the parameters."""
+
+    def largest(self, step: Step) -> float:
+        extremes = [parameter.detach().abs().max() for parameter in step.parameters.values()]
+        return float(torch.stack([extreme.cpu().double() for extreme in extremes]).max())

@@ -1,0 +1,48 @@
+"""How individual gradients scatter."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from gradlens.individual.reductions import Gram
+from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.schedules import Schedule
+from gradlens.statistics import covariance_spectrum
+from gradlens.step import Step
+from gradlens.view import View
+
+
+class GradCovariance(SingleStepQuantity):
+    """Spectrum of the covariance (1/(N−1))·Σₙ(gₙ−ḡ)(gₙ−ḡ)ᵀ of individual gradients.
+
+    A value holds the ``k`` largest ``"eigenvalues"``, descending, the ``"trace"``, the
+    ``"stable_rank"`` trace/λ₁ and the ``"effective_rank"`` exp(entropy of the eigenvalues' shares)
+    (Roy and Vetterli, 2007), for the whole network, and under ``"layers"`` the same for each layer
+    by name. They come from the centred N×N Gram matrix, never from the covariance itself.
+    """
+
+    reductions = (Gram(),)
+    view = View("Gradient covariance", group="noise", yscale="log", label="eigenvalue")
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        k: int = 5,
+        *,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(track_schedule, verbose, name=name)
+        if k < 1:
+            raise ValueError(f"{self.name}: k={k} asks for no eigenvalue: use 1 or more")
+        self.k = k
+
+    def compute(self, step: Step) -> dict[str, Any]:
+        layers = step.by_layer(Gram())
+        return {
+            **asdict(covariance_spectrum(step.total(Gram()), self.k)),
+            "layers": {
+                layer: asdict(covariance_spectrum(gram, self.k)) for layer, gram in layers.items()
+            },
+        }

@@ -1,0 +1,138 @@
+"""Histograms of the elements of individual gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradlens.individual.reductions import Histogram1d, Histogram2d, Reduction
+from gradlens.quantities.bin_adaptation import BinAdaptation, NoAdaptation, Range
+from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.schedules import Schedule
+from gradlens.statistics import Counts
+from gradlens.step import Step
+from gradlens.view import View
+
+
+class GradHist1d(SingleStepQuantity):
+    """Histogram of all elements of all individual gradients.
+
+    A value is ``{"hist": int64 [bins], "edges": [bins + 1], "below", "above", "nan"}``. Elements
+    outside the range are in the outer bins and counted in ``below`` and ``above`` besides; the last
+    bin includes its right edge. ``keep_individual`` adds ``"parameters"``: the same for each
+    parameter by name, all with the same edges. ``adapt`` sets the range of the next histogram.
+    """
+
+    view = View("Individual gradients", group="gradients", yscale="log", label="count")
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        bins: int = 100,
+        range: Range = (-2.0, 2.0),
+        adapt: BinAdaptation | None = None,
+        keep_individual: bool = False,
+        *,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(track_schedule, verbose, name=name)
+        self.bins = _checked_bins(self.name, bins)
+        self.range = _checked_range(self.name, range)
+        self.adapt = NoAdaptation() if adapt is None else adapt
+        self.keep_individual = keep_individual
+
+    @property
+    def _histogram(self) -> Histogram1d:
+        return Histogram1d(self.bins, self.range)
+
+    def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
+        own = (self._histogram,) if self.should_compute(global_step) else ()
+        return (*own, *self.adapt.reductions_at(global_step))
+
+    def compute(self, step: Step) -> dict[str, Any]:
+        edges = np.linspace(*self.range, self.bins + 1)
+        return _record(step, self._histogram, self.keep_individual, edges)
+
+    def update(self, step: Step) -> None:
+        if self.adapt.should_compute(step.global_step):
+            self.range = self.adapt.compute(step, self.range)
+
+
+class GradHist2d(SingleStepQuantity):
+    """Joint histogram of all elements of individual gradients (x) and of their parameters (y).
+
+    A value is as for ``GradHist1d``, with ``"hist"`` ``[bins_x, bins_y]`` and two entries in
+    ``"edges"``, ``"below"`` and ``"above"``.
+    """
+
+    view = View("Individual gradients and parameters", group="gradients")
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        bins: tuple[int, int] = (40, 50),
+        range: tuple[Range, Range] = ((-1.0, 1.0), (-2.0, 2.0)),
+        adapt: tuple[BinAdaptation | None, BinAdaptation | None] = (None, None),
+        keep_individual: bool = False,
+        *,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(track_schedule, verbose, name=name)
+        self.bins = (_checked_bins(self.name, bins[0]), _checked_bins(self.name, bins[1]))
+        self.range = (_checked_range(self.name, range[0]), _checked_range(self.name, range[1]))
+        self.adapt = tuple(NoAdaptation() if policy is None else policy for policy in adapt)
+        self.keep_individual = keep_individual
+
+    @property
+    def _histogram(self) -> Histogram2d:
+        return Histogram2d(self.bins, self.range)
+
+    def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
+        own = (self._histogram,) if self.should_compute(global_step) else ()
+        policies = (policy.reductions_at(global_step) for policy in self.adapt)
+        return (*own, *(reduction for policy in policies for reduction in policy))
+
+    def compute(self, step: Step) -> dict[str, Any]:
+        (x, y), (bins_x, bins_y) = self.range, self.bins
+        edges = [np.linspace(*x, bins_x + 1), np.linspace(*y, bins_y + 1)]
+        return _record(step, self._histogram, self.keep_individual, edges)
+
+    def update(self, step: Step) -> None:
+        x, y = (
+            policy.compute(step, old) if policy.should_compute(step.global_step) else old
+            for policy, old in zip(self.adapt, self.range, strict=True)
+        )
+        self.range = (x, y)
+
+
+def _record(step: Step, histogram: Reduction, keep_individual: bool, edges: Any) -> dict[str, Any]:
+    record = {**_fields(step.total(histogram)), "edges": edges}
+    if keep_individual:
+        counts: Mapping[str, Counts] = step.by_parameter(histogram)
+        record["parameters"] = {name: _fields(count) for name, count in counts.items()}
+    return record
+
+
+def _fields(counts: Counts) -> dict[str, Any]:
+    sides = {"below": counts.below.tolist(), "above": counts.above.tolist()}
+    if counts.hist.dim() == 1:
+        sides = {side: count for side, (count,) in sides.items()}
+    return {"hist": counts.hist, **sides, "nan": int(counts.nan)}
+
+
+def _checked_bins(name: str, bins: int) -> int:
+    if bins < 1:
+        raise ValueError(f"{name}: bins={bins} can't hold anything: use 1 or more")
+    return int(bins)
+
+
+def _checked_range(name: str, range_: Sequence[float]) -> Range:
+    low, high = range_
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"{name}: range={range_!r} is empty: give (low, high) with low < high")
+    return (float(low), float(high))

@@ -1,0 +1,20 @@
+"""The mini-batch loss."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.step import Step
+from gradlens.view import View
+
+
+class Loss(SingleStepQuantity):
+    """The mini-batch loss, as it was passed to the context."""
+
+    needs = ("loss",)
+    view = View("Mini-batch loss", group="performance", label="loss")
+
+    def compute(self, step: Step) -> Tensor:
+        assert step.loss is not None  # the cockpit has checked `needs`
+        return step.loss.reshape(())

@@ -1,0 +1,45 @@
+"""The gradient's signal-to-noise ratio."""
+
+from __future__ import annotations
+
+import torch
+
+from gradlens.individual.reductions import SumOfSquares
+from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.schedules import Schedule
+from gradlens.statistics import ONE_SAMPLE, gradient_signal_to_noise
+from gradlens.step import Step
+from gradlens.undefined import Undefined
+from gradlens.view import View
+
+
+class MeanGSNR(SingleStepQuantity):
+    """Mean over all elements j of ḡⱼ² / (variance of gₙⱼ over samples + ε).
+
+    Liu et al., 2020, arXiv:2001.07384; with the population variance, as there.
+    """
+
+    reductions = (SumOfSquares(),)
+    view = View("Mean GSNR", group="noise", yscale="log", label="mean GSNR")
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        epsilon: float = 1e-5,
+        *,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(track_schedule, verbose, name=name)
+        self.epsilon = epsilon
+
+    def compute(self, step: Step) -> float:
+        if step.samples < 2:
+            return Undefined(ONE_SAMPLE)
+        sums_of_squares = step.by_parameter(SumOfSquares())
+        ratios = [
+            gradient_signal_to_noise(mean, sums_of_squares[name], step.samples, self.epsilon)
+            for name, mean in step.means.items()
+        ]
+        total = torch.stack([ratio.sum().cpu().double() for ratio in ratios]).sum()
+        return float(total) / sum(ratio.numel() for ratio in ratios)

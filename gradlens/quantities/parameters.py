@@ -1,0 +1,18 @@
+"""The parameters themselves."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.step import Step
+from gradlens.view import View
+
+
+class Parameters(SingleStepQuantity):
+    """All trainable parameters by name, before the update; for small networks."""
+
+    view = View("Parameters", group="layers")
+
+    def compute(self, step: Step) -> dict[str, Tensor]:
+        return {name: parameter.detach() for name, parameter in step.parameters.items()}

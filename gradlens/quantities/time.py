@@ -1,0 +1,18 @@
+"""When a step took place."""
+
+from __future__ import annotations
+
+import time
+
+from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.step import Step
+from gradlens.view import View
+
+
+class Time(SingleStepQuantity):
+    """Seconds since the epoch, right after the step's backward pass."""
+
+    view = View("Time", group="performance", label="seconds")
+
+    def compute(self, step: Step) -> float:
+        return time.time()

@@ -1,0 +1,62 @@
+"""Track schedules: from a global step to whether to track at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+Schedule: TypeAlias = Callable[[int], bool]
+"""Any callable from ``global_step`` to whether to track."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """True at ``offset``, ``offset + interval``, ``offset + 2·interval``, ..."""
+
+    interval: int
+    offset: int = 0
+
+    def __call__(self, global_step: int) -> bool:
+        since = global_step - self.offset
+        return since >= 0 and since % self.interval == 0
+
+
+@dataclass(frozen=True)
+class Logarithmic:
+    """True at ``steps`` points between base^start and base^end, and at 0 if ``init``."""
+
+    start: float
+    end: float
+    steps: int = 300
+    base: float = 10.0
+    init: bool = True
+    _points: frozenset[int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        points = np.logspace(self.start, self.end, self.steps, base=self.base).astype(int)
+        first = {0} if self.init else set()
+        object.__setattr__(self, "_points", frozenset(points.tolist()) | first)
+
+    def __call__(self, global_step: int) -> bool:
+        return global_step in self._points
+
+
+def linear(interval: int, offset: int = 0) -> Linear:
+    """Track every ``interval`` steps, starting with step ``offset``."""
+    if interval < 1:
+        raise ValueError(f"interval={interval} tracks nothing: use 1 or more")
+    return Linear(interval, offset)
+
+
+def logarithmic(
+    start: float, end: float, steps: int = 300, base: float = 10.0, init: bool = True
+) -> Logarithmic:
+    """Track at ``steps`` points spaced evenly in the logarithm of the step.
+
+    ``start`` and ``end`` are exponents of ``base``; points are rounded down to whole steps, and
+    where several fall together one is left. ``init`` adds step 0.
+    """
+    return Logarithmic(start, end, steps, base, init)

@@ -1,0 +1,93 @@
+"""All that a quantity may see at one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradlens.individual.reductions import Reduction
+
+
+@dataclass(frozen=True)
+class Step:
+    """A tracked step, after its backward pass.
+
+    ``parameters`` are the trainable ones by name, ``batch_size`` is N (``None`` where nothing has
+    told it), ``info`` whatever else the user has passed. Small results of reductions arrive in
+    float64 on the host, so that formulas on them are exact and cost one synchronisation.
+    """
+
+    global_step: int
+    parameters: Mapping[str, nn.Parameter]
+    batch_size: int | None = None
+    loss: Tensor | None = None
+    optimizer: Optimizer | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    reduced: Mapping[Reduction, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    means: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def samples(self) -> int:
+        """N; ``RuntimeError`` if nothing has told it."""
+        if self.batch_size is None:
+            raise RuntimeError(NOTHING_COVERED.format(step=self.global_step))
+        return self.batch_size
+
+    def by_parameter(self, reduction: Reduction) -> Mapping[str, Any]:
+        """A reduction's value for each covered parameter, as it was found."""
+        if reduction not in self.reduced:
+            raise KeyError(
+                f"{reduction} was not made at step {self.global_step}: name it in the quantity's "
+                "`reductions`"
+            )
+        found = self.reduced[reduction]
+        return {name: found[name] for name in self.parameters if name in found}
+
+    def total(self, reduction: Reduction) -> Any:
+        """A reduction's value for all covered parameters; tensors in float64 on the host."""
+        values = [_on_host(value) for value in self.by_parameter(reduction).values()]
+        if not values:
+            raise RuntimeError(NOTHING_COVERED.format(step=self.global_step))
+        return reduction.total(values)
+
+    def by_layer(self, reduction: Reduction) -> dict[str, Any]:
+        """A reduction's value for each layer, its parameters together; as ``total``."""
+        layers: dict[str, list[Any]] = {}
+        for name, value in self.by_parameter(reduction).items():
+            layers.setdefault(layer_of(name), []).append(_on_host(value))
+        return {layer: reduction.total(values) for layer, values in layers.items()}
+
+    def mean_squared_norm(self) -> Tensor:
+        """‖ḡ‖² over the covered parameters, a float64 scalar on the host."""
+        norms = [torch.linalg.vector_norm(mean) for mean in self.means.values()]
+        return torch.stack([norm.cpu().double() for norm in norms]).square().sum()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """``p.grad`` of every parameter; ``ValueError`` names those that have none."""
+        absent = [name for name, p in self.parameters.items() if p.grad is None]
+        if absent:
+            raise ValueError(
+                f"no gradient at step {self.global_step} of {', '.join(absent)}: the loss doesn't "
+                "depend on it; freeze it (requires_grad_(False)) or leave it out of the cockpit"
+            )
+        return {n: p.grad.detach() for n, p in self.parameters.items() if p.grad is not None}
+
+
+NOTHING_COVERED = (
+    "no layer gave individual gradients at step {step}: extend the model (gradlens.extend, or "
+    "Cockpit(model, ...)) before its forward pass, and call backward on the loss inside the context"
+)
+
+
+def layer_of(parameter_name: str) -> str:
+    """The layer that a parameter belongs to: its name up to the last dot."""
+    return parameter_name.rpartition(".")[0] or parameter_name
+
+
+def _on_host(value: Any) -> Any:
+    return value.detach().cpu().double() if isinstance(value, Tensor) else value

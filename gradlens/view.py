@@ -1,0 +1,22 @@
+"""How a quantity wishes to be shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Group = Literal["step size", "gradients", "curvature", "noise", "performance", "layers", "other"]
+
+
+@dataclass(frozen=True)
+class View:
+    """Title, place and scale of a quantity's panel; plain data, stored with a run.
+
+    ``group`` is the column of the cockpit that the panel belongs to, ``label`` the text on
+    the value axis.
+    """
+
+    title: str
+    group: Group = "other"
+    yscale: Literal["linear", "log", "symlog"] = "linear"
+    label: str = ""

@@ -1,0 +1,183 @@
+"""Operators of every kind of layer equal their dense twins, and those a loop over samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlens
+from gradlens.individual import operator as operator_module
+from gradlens.individual.operator import GradientOperator
+from tests.networks import NETWORKS, Network
+from tests.references import individual_gradients_by_loop, squared_error
+
+RELATIVE = 1e-10
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    size = expected.abs().max().clamp(min=1e-3).item() if expected.numel() else 1.0
+    torch.testing.assert_close(found, expected, rtol=RELATIVE, atol=RELATIVE * size)
+
+
+def assert_equals_dense_twin(operator: GradientOperator) -> None:
+    """The contract of every operator."""
+    dense = operator.dense()
+    flat = dense.reshape(len(dense), -1)
+    direction = torch.randn(operator.shape, dtype=operator.dtype)
+    assert dense.shape == (operator.batch_size, *operator.shape)
+    assert_close(operator.squared_norms(), flat.square().sum(1))
+    assert_close(operator.gram(), flat @ flat.T)
+    assert_close(operator.dot(direction), flat @ direction.flatten())
+    assert_close(operator.sum(), dense.sum(0))
+    assert_close(operator.mean(), dense.mean(0))
+    assert_close(operator.sum_of_squares(), dense.square().sum(0))
+    for max_bytes in (1, 300, 10**9):
+        assert_pieces_equal(operator, dense, max_bytes)
+
+
+def assert_pieces_equal(operator: GradientOperator, dense: Tensor, max_bytes: int) -> None:
+    seen = torch.zeros_like(dense)
+    smallest = dense[0, :1].numel() if dense.dim() > 1 else 1
+    for piece in operator.pieces(max_bytes):
+        bound = max(max_bytes, smallest * dense.element_size())
+        assert piece.values.numel() * dense.element_size() <= bound
+        index = (piece.samples, piece.rows) if dense.dim() > 1 else piece.samples
+        assert_close(piece.values, dense[index])
+        seen[index] += 1
+    assert bool((seen == 1).all())
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's, of the forward pass
+@pytest.mark.parametrize("piece_bytes", [1, operator_module.PIECE_BYTES], ids=["tiny", "default"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_layer(
+    network: Network,
+    reduction: str,
+    batch_size: int,
+    piece_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("operator", "outer_product", "rows"):
+        monkeypatch.setattr(f"gradlens.individual.{module}.PIECE_BYTES", piece_bytes)
+    torch.manual_seed(0)
+    model = gradlens.extend(network.build().double())
+    inputs = network.inputs(batch_size)
+    with torch.no_grad():
+        target = torch.randn_like(model(inputs), dtype=torch.float64)
+    contribution = squared_error(target, reduction)
+
+    with gradlens.individual_gradients(model, loss_reduction=reduction) as gradients:
+        contribution(model(inputs), slice(None)).backward()
+
+    scale = batch_size if reduction == "mean" else 1
+    expected = individual_gradients_by_loop(model, inputs, contribution, scale)
+    assert gradients.keys() == expected.keys()
+    for name, parameter in model.named_parameters():
+        assert_close(gradients[name].dense(), expected[name])
+        assert_close(gradients[name].sum() / scale, parameter.grad)
+        assert_equals_dense_twin(gradients[name])
+
+
+def classifier() -> nn.Module:
+    return gradlens.extend(nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4)).double())
+
+
+def test_class_weights() -> None:
+    model, weight = classifier(), torch.tensor([0.2, 1.0, 3.0, 0.5], dtype=torch.float64)
+    inputs, labels = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 2, 0])
+    loss_function = nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1)
+
+    def contribution(output: Tensor, samples: slice) -> Tensor:
+        losses = nn.functional.cross_entropy(
+            output, labels[samples], weight, label_smoothing=0.1, reduction="none"
+        )
+        return losses.sum() / weight[labels].sum()
+
+    assert_gradients(model, inputs, loss_function(model(inputs), labels), contribution)
+
+
+def test_tokens_with_ignore_index() -> None:
+    """Samples with different numbers of valid tokens, one with none."""
+    model = gradlens.extend(
+        nn.Sequential(nn.Embedding(9, 6), nn.LayerNorm(6), nn.Linear(6, 9)).double()
+    )
+    inputs = torch.randint(9, (4, 5))
+    labels = torch.randint(9, (4, 5))
+    labels[0, 2:] = labels[1, :4] = labels[2] = -100
+
+    def contribution(output: Tensor, samples: slice) -> Tensor:
+        losses = nn.functional.cross_entropy(
+            output.transpose(1, 2), labels[samples], ignore_index=-100, reduction="sum"
+        )
+        return losses / (labels != -100).sum()
+
+    loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
+    assert_gradients(model, inputs, loss, contribution)
+
+
+def assert_gradients(model: nn.Module, inputs: Tensor, loss: Tensor, contribution: object) -> None:
+    with gradlens.individual_gradients(model) as gradients:
+        loss.backward()
+    expected = individual_gradients_by_loop(model, inputs, contribution, len(inputs))  # type: ignore[arg-type]
+    assert gradients.keys() == expected.keys()
+    for name in expected:
+        assert_close(gradients[name].dense(), expected[name])
+
+
+def test_repeated_frequencies_in_embedding() -> None:
+    """`scale_grad_by_freq` divides by counts in the batch, which the shares must contain."""
+    model = gradlens.extend(nn.Embedding(5, 3, scale_grad_by_freq=True).double())
+    inputs = torch.tensor([[0, 1, 1], [1, 2, 0], [4, 4, 4]])
+    with gradlens.individual_gradients(model, loss_reduction="sum") as gradients:
+        model(inputs).square().sum().backward()
+    assert_close(gradients["weight"].sum(), model.weight.grad)
+    frequency = torch.tensor([2, 3, 1, 1, 3])[inputs]
+    by_token = 2 * model.weight.detach()[inputs] / frequency[..., None]
+    for n, row in enumerate(inputs):
+        expected = torch.zeros(5, 3, dtype=torch.float64).index_add(0, row, by_token[n])
+        assert_close(gradients["weight"].dense()[n], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_accumulates_in_single(dtype: torch.dtype) -> None:
+    model = gradlens.extend(nn.Linear(64, 32).to(dtype))
+    with gradlens.individual_gradients(model, loss_reduction="sum") as gradients:
+        model(300 * torch.ones(2, 64, dtype=dtype)).sum().backward()
+    operator = gradients["weight"]
+    assert operator.dtype == torch.float32
+    # 64 * 32 * 300² is far beyond the largest float16.
+    assert operator.squared_norms().tolist() == [64 * 32 * 300.0**2] * 2
+
+
+def test_retained_graph_can_be_used_again() -> None:
+    model = classifier()
+    loss = model(torch.randn(3, 5, dtype=torch.float64)).square().mean()
+    first = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    with gradlens.individual_gradients(model) as gradients:
+        loss.backward()
+    for name, gradient in zip(gradients, first, strict=True):
+        assert_close(gradients[name].mean(), gradient)
+
+
+def test_several_backward_passes_add_up() -> None:
+    model = classifier()
+    inputs = torch.randn(3, 5, dtype=torch.float64)
+    with gradlens.individual_gradients(model) as gradients:
+        model(inputs).square().mean().backward()
+        model(2 * inputs).mean().backward()
+    for name, parameter in model.named_parameters():
+        assert_close(gradients[name].mean(), parameter.grad)
+
+
+def test_graph_for_second_derivatives_is_left_alone() -> None:
+    model = classifier()
+    loss = model(torch.randn(3, 5, dtype=torch.float64)).square().mean()
+    with gradlens.individual_gradients(model) as gradients:
+        first = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    assert not gradients["0.weight"].squared_norms().requires_grad
+    assert all(gradient.requires_grad for gradient in first)
