@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradlens.history import History, Note, RunFile, Source
-from gradlens.individual.consistency import Discrepancy, inconsistencies
+from gradlens.individual.consistency import Discrepancy, inconsistent, remark_on
 from gradlens.individual.context import UNSEEN, check_loss_reduction, listen, stop_listening
 from gradlens.individual.extension import IndividualGradients
 from gradlens.individual.gathering import LossReduction, ReducedGradients
@@ -257,7 +257,10 @@ class TrackedStep:
 
     def _compute_one(self, quantity: Quantity, step: Step, values: dict[str, Any]) -> None:
         if quantity.should_compute(step.global_step):
-            value = to_plain(quantity.compute(step))
+            try:
+                value = to_plain(quantity.compute(step))
+            except TypeError as error:
+                raise TypeError(f"{quantity.name}: {error}") from error
             values[quantity.name] = value
             if quantity.verbose:
                 print(f"[Step {step.global_step}] {quantity.name}: {value}")
@@ -287,11 +290,10 @@ class TrackedStep:
             reasons = {name: gradients.missing.get(name, UNSEEN) for name in absent}
             cockpit._note(step.global_step, _coverage(cockpit.parameters, reasons))
         if cockpit._consistent is None:
-            found = step.by_parameter(Discrepancy())
-            remark = inconsistencies(found)
-            cockpit._consistent = None if all(v is None for v in found.values()) else not remark
-            if remark:
-                cockpit._note(step.global_step, remark)
+            wrong = inconsistent(step.by_parameter(Discrepancy()))
+            cockpit._consistent = None if wrong is None else not wrong
+            if wrong:
+                cockpit._note(step.global_step, remark_on(wrong))
 
 
 COUPLED = (

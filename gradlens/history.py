@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from io import FileIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TextIO
+from typing import Any
 
 from gradlens.records import Value, from_line, to_line
 from gradlens.view import View
@@ -149,13 +150,13 @@ class RunFile:
 
     def __init__(self, path: str | Path, history: History, resume: bool = False) -> None:
         self.path = Path(path)
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
         if resume and self.path.exists():
             _cut_off_partial_line(self.path)
-            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
+            self._file = FileIO(self.path, "a")
             return
         try:
-            self._file = open(self.path, "x", encoding="utf-8")  # noqa: SIM115
+            self._file = FileIO(self.path, "x")
         except FileExistsError as error:
             raise FileExistsError(
                 f"{path} exists and is kept: choose another path, remove the file, or continue "
@@ -163,9 +164,10 @@ class RunFile:
             ) from error
         except OSError as error:
             raise type(error)(
-                error.errno, f"the run can't be written ({error.strerror}); choose another path",
+                error.errno,
+                f"the run can't be written ({error.strerror}); choose another path",
                 str(path),
-            ) from error  # fmt: skip
+            ) from error
         self._write(_header(history))
 
     def write_step(self, step: int, values: Mapping[str, Value]) -> None:
@@ -179,10 +181,11 @@ class RunFile:
     def _write(self, record: Mapping[str, Value]) -> None:
         if self._file is None:
             return
-        line = to_line(record)
+        line = to_line(record).encode() + b"\n"
         try:
-            self._file.write(line + "\n")
-            self._file.flush()
+            # Unbuffered, so that nothing is left behind in a process that is killed.
+            if self._file.write(line) != len(line):
+                raise OSError("the disk is full")
         except OSError as error:
             self._file = None
             warnings.warn(

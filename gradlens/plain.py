@@ -14,7 +14,10 @@ from gradlens.records import Value
 
 
 def to_plain(value: Any) -> Value:
-    """Numbers, arrays, lists and dicts instead of tensors and dataclasses; nothing shared."""
+    """Numbers, arrays, lists and dicts instead of tensors and dataclasses; nothing shared.
+
+    ``TypeError`` for anything else.
+    """
     if isinstance(value, Tensor):
         return _tensor_to_plain(value.detach())
     if isinstance(value, np.ndarray):
@@ -25,7 +28,12 @@ def to_plain(value: Any) -> Value:
         return {str(key): to_plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_plain(entry) for entry in value]
-    return value
+    if value is None or isinstance(value, (bool, int, float, str, np.generic)):
+        return value
+    raise TypeError(
+        f"a {type(value).__name__} can't be recorded: return a number, a string, an array or "
+        "tensor, or lists and dicts of these"
+    )
 
 
 def _tensor_to_plain(tensor: Tensor) -> Value:

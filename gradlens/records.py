@@ -2,7 +2,8 @@
 
 Everything is strict JSON. What JSON has no word for is an object with one marked key:
 ``{"$float": "nan"}``, ``{"$undefined": reason}`` or ``{"$array": [dtype, shape, data]}``,
-where ``data`` is the array's little-endian bytes, deflated, in base 64.
+where ``data`` is the array's little-endian bytes, deflated, in base 64. A user's own key that
+begins with a dollar sign gets a second one.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _encode(value: Value) -> Any:
 
 def _key(key: Any) -> str:
     if isinstance(key, str):
-        return key
+        return f"${key}" if key.startswith("$") else key
     raise TypeError(f"the key {key!r} can't be stored in a run: use strings")
 
 
@@ -71,15 +72,15 @@ def _encode_array(array: Any) -> Any:
 
 
 def _decode(entry: dict[str, Any]) -> Value:
-    if len(entry) != 1:
-        return entry
-    ((key, value),) = entry.items()
-    if key == "$float":
-        return float(value)
-    if key == "$undefined":
-        return Undefined(value)
-    if key == "$array":
-        dtype, shape, data = value
-        raw = zlib.decompress(base64.b64decode(data))
-        return np.frombuffer(raw, dtype).reshape(shape).astype(np.dtype(dtype).newbyteorder("="))
-    return entry
+    if "$float" in entry:
+        return float(entry["$float"])
+    if "$undefined" in entry:
+        return Undefined(entry["$undefined"])
+    if "$array" in entry:
+        return _decode_array(*entry["$array"])
+    return {key.removeprefix("$"): value for key, value in entry.items()}
+
+
+def _decode_array(dtype: str, shape: list[int], data: str) -> Value:
+    array = np.frombuffer(zlib.decompress(base64.b64decode(data)), dtype)
+    return array.reshape(shape).astype(array.dtype.newbyteorder("="))

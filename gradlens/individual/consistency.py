@@ -8,7 +8,7 @@ batch pass as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,12 +36,16 @@ class Discrepancy(Reduction):
         return difference / (size * allowed)
 
 
-def inconsistencies(discrepancies: Mapping[str, Tensor | None]) -> str:
-    """What to tell the user; empty if nothing is wrong."""
-    excess = {name: float(value) for name, value in discrepancies.items() if value is not None}
-    wrong = [name for name, value in excess.items() if value > 1]
-    if not wrong:
-        return ""
+def inconsistent(discrepancies: Mapping[str, Tensor | None]) -> tuple[str, ...] | None:
+    """Names of the parameters whose gradients don't add up; ``None`` if that can't be told."""
+    excess = {n: math.nan if value is None else float(value) for n, value in discrepancies.items()}
+    wrong = tuple(name for name, value in excess.items() if value > 1)
+    unknown = any(math.isnan(value) for value in excess.values())
+    return None if unknown and not wrong else wrong
+
+
+def remark_on(wrong: Sequence[str]) -> str:
+    """What to tell the user about parameters whose gradients don't add up."""
     return (
         f"the samples' gradients don't add up to p.grad of {', '.join(wrong)}: the loss has a term "
         "that isn't a sum over samples (a regulariser), or the parameter is used outside its "
