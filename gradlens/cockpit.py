@@ -116,7 +116,7 @@ class Cockpit:
         self.history.notes.append(note)
         if self._file is not None:
             self._file.write_note(note)
-        warnings.warn(f"gradlens, step {global_step}: {text}", stacklevel=4)
+        warnings.warn(f"gradlens, step {global_step}: {text}", stacklevel=5)
 
 
 class TrackedStep:
@@ -290,7 +290,7 @@ class TrackedStep:
             reasons = {name: gradients.missing.get(name, UNSEEN) for name in absent}
             cockpit._note(step.global_step, _coverage(cockpit.parameters, reasons))
         if cockpit._consistent is None:
-            wrong = inconsistent(step.by_parameter(Discrepancy()))
+            wrong = inconsistent(step.by_parameter(Discrepancy()), gradients.epsilon)
             cockpit._consistent = None if wrong is None else not wrong
             if wrong:
                 cockpit._note(step.global_step, remark_on(wrong))

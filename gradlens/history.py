@@ -149,8 +149,8 @@ class RunFile:
     """
 
     def __init__(self, path: str | Path, history: History, resume: bool = False) -> None:
-        self.path = Path(path)
         self._file: FileIO | None = None
+        self.path = Path(path)
         if resume and self.path.exists():
             _cut_off_partial_line(self.path)
             self._file = FileIO(self.path, "a")
@@ -199,6 +199,10 @@ class RunFile:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def __del__(self) -> None:
+        # Whoever keeps no cockpit has nothing to close it with.
+        self.close()
 
     def __enter__(self) -> RunFile:
         return self

@@ -18,6 +18,7 @@ from backpack import backpack
 from backpack import extend as backpack_extend
 from backpack.extensions import BatchGrad, BatchL2Grad
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradlens
 from gradlens import Cockpit, History, quantities, schedules
@@ -329,6 +330,53 @@ def test_batch_normalisation_in_train_mode_is_noticed() -> None:
         with cockpit(0):
             loss_of(model).backward()
     assert cockpit.history["NormTest"][0] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lower_precision_is_no_inconsistency(model: nn.Module, dtype: torch.dtype) -> None:
+    exact = Cockpit(copy.deepcopy(model), [quantities.NormTest()])
+    mixed = Cockpit(model, [quantities.NormTest()])
+    for cockpit in (exact, mixed):
+        torch.manual_seed(5)
+        with torch.autocast("cpu", dtype, enabled=cockpit is mixed), cockpit(0):
+            loss_of(cockpit.model).backward()
+    assert not mixed.history.notes
+    found, expected = mixed.history["NormTest"][0], exact.history["NormTest"][0]
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+def test_warnings_point_at_the_users_line(model: nn.Module) -> None:
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    with pytest.warns(UserWarning, match="add up") as caught, cockpit(0):
+        (loss_of(model) + model[0].weight.sum()).backward()
+    assert caught[0].filename == __file__
+
+
+def test_checkpointed_activations(model: nn.Module) -> None:
+    plain, saving = (Cockpit(copy.deepcopy(model), [quantities.NormTest()]) for _ in range(2))
+    inputs = torch.randn(5, 4)
+    with plain(0):
+        plain.model(inputs).square().mean().backward()
+    with saving(0):
+        checkpoint(saving.model, inputs, use_reentrant=False).square().mean().backward()
+    assert saving.history["NormTest"][0] == plain.history["NormTest"][0]
+
+
+def test_optimizer_that_steps_inside_the_backward_pass(model: nn.Module) -> None:
+    plain, fused = (Cockpit(copy.deepcopy(model), [quantities.NormTest()]) for _ in range(2))
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in fused.model.parameters()}
+
+    def update(parameter: Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(update)
+    for cockpit in (plain, fused):
+        torch.manual_seed(6)
+        with cockpit(0):
+            loss_of(cockpit.model).backward()
+    assert fused.history["NormTest"][0] == pytest.approx(plain.history["NormTest"][0], rel=1e-6)
 
 
 class DropsInside(nn.Module):

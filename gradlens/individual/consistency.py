@@ -19,7 +19,7 @@ from gradlens.individual.reductions import ParameterGradients, Reduction
 
 @dataclass(frozen=True)
 class Discrepancy(Reduction):
-    """‖Σₙcₙ − p.grad‖ over the larger of ‖p.grad‖ and √Σₙ‖cₙ‖², in units of the rounding allowed.
+    """‖Σₙcₙ − p.grad‖ over the larger of ‖p.grad‖ and √Σₙ‖cₙ‖².
 
     cₙ are the samples' contributions to the batch gradient. ``None`` where the gradient of this
     backward pass alone isn't known.
@@ -32,15 +32,19 @@ class Discrepancy(Reduction):
         difference = torch.linalg.vector_norm(individual.sum() / individual.scale - gradient)
         spread = individual.squared_norms().sum().sqrt() / individual.scale
         size = torch.maximum(torch.linalg.vector_norm(gradient), spread)
-        allowed = math.sqrt(torch.finfo(gradients.gradient.dtype).eps)
-        return difference / (size * allowed)
+        return difference / size
 
 
-def inconsistent(discrepancies: Mapping[str, Tensor | None]) -> tuple[str, ...] | None:
-    """Names of the parameters whose gradients don't add up; ``None`` if that can't be told."""
-    excess = {n: math.nan if value is None else float(value) for n, value in discrepancies.items()}
-    wrong = tuple(name for name, value in excess.items() if value > 1)
-    unknown = any(math.isnan(value) for value in excess.values())
+def inconsistent(
+    discrepancies: Mapping[str, Tensor | None], epsilon: float
+) -> tuple[str, ...] | None:
+    """Names of the parameters whose gradients don't add up; ``None`` if that can't be told.
+
+    ``epsilon`` is the relative rounding error of the least precise number involved.
+    """
+    found = {n: math.nan if value is None else float(value) for n, value in discrepancies.items()}
+    wrong = tuple(name for name, value in found.items() if value > math.sqrt(epsilon))
+    unknown = any(math.isnan(value) for value in found.values())
     return None if unknown and not wrong else wrong
 
 

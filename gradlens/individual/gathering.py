@@ -29,7 +29,8 @@ class Gathering(CallListener):
     """Operators of one backward pass, by parameter name.
 
     Errors don't interrupt the backward pass: ``error`` keeps the first one until somebody asks,
-    ``missing`` says why a parameter has no operator.
+    ``missing`` says why a parameter has no operator, ``coupling`` names layers that mix samples,
+    ``epsilon`` is the relative rounding error of the least precise output gradient.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Gathering(CallListener):
         self.batch_size = batch_size
         self.missing: dict[str, str] = {}
         self.coupling: set[str] = set()
+        self.epsilon = 0.0
         self.error: Exception | None = None
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._loss_reduction = loss_reduction
@@ -70,6 +72,7 @@ class Gathering(CallListener):
         if couples_samples(call.module):
             self.coupling.add(_layer(next(iter(names.values()))))
         scale = self._scale(call)
+        self.epsilon = max(self.epsilon, torch.finfo(known_gradient(call)[1].dtype).eps)
         for key, operator in operators_of(call, scale).items():
             if key in names:
                 self._uses.setdefault(names[key], []).append(operator)

@@ -1,0 +1,8 @@
+"""``python -m gradlens``."""
+
+import sys
+
+from gradlens.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
