@@ -7,12 +7,14 @@ from gradlens.history import History
 from gradlens.individual.context import individual_gradients
 from gradlens.individual.extension import IndividualGradients
 from gradlens.individual.tap import extend
+from gradlens.plotter import CockpitPlotter
 from gradlens.presets import configuration
 from gradlens.undefined import Undefined
 from gradlens.view import View
 
 __all__ = [
     "Cockpit",
+    "CockpitPlotter",
     "History",
     "IndividualGradients",
     "Undefined",

@@ -73,8 +73,8 @@ class Step:
         if absent:
             raise ValueError(
                 f"no gradient at step {self.global_step} of {', '.join(absent)}: the loss doesn't "
-                "depend on it, or a hook has cleared it; freeze it (requires_grad_(False)) or leave "
-                "it out of the cockpit"
+                "depend on it, or a hook has cleared it; freeze it (requires_grad_(False)) or "
+                "leave it out of the cockpit"
             )
         return {n: p.grad.detach() for n, p in self.parameters.items() if p.grad is not None}
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import gradlens
 from gradlens.individual import operator as operator_module
+from gradlens.individual.convolution import Convolution
+from gradlens.individual.dense import Dense
+from gradlens.individual.gathering import LossReduction
 from gradlens.individual.operator import GradientOperator
+from gradlens.individual.outer_product import OuterProduct, SumOfOuterProducts
+from gradlens.individual.recomputed import Recomputed
+from gradlens.individual.rows import IndexedRows
+from gradlens.individual.summed import Summed
 from tests.networks import NETWORKS, Network
-from tests.references import individual_gradients_by_loop, squared_error
+from tests.references import Contribution, individual_gradients_by_loop, squared_error
 
 RELATIVE = 1e-10
 
@@ -120,10 +131,17 @@ def test_tokens_with_ignore_index() -> None:
     assert_gradients(model, inputs, loss, contribution)
 
 
-def assert_gradients(model: nn.Module, inputs: Tensor, loss: Tensor, contribution: object) -> None:
-    with gradlens.individual_gradients(model) as gradients:
+def assert_gradients(
+    model: nn.Module,
+    inputs: Tensor,
+    loss: Tensor,
+    contribution: Contribution,
+    reduction: LossReduction = "mean",
+) -> None:
+    with gradlens.individual_gradients(model, reduction) as gradients:
         loss.backward()
-    expected = individual_gradients_by_loop(model, inputs, contribution, len(inputs))  # type: ignore[arg-type]
+    scale = len(inputs) if reduction == "mean" else 1
+    expected = individual_gradients_by_loop(model, inputs, contribution, scale)
     assert gradients.keys() == expected.keys()
     for name in expected:
         assert_close(gradients[name].dense(), expected[name])
@@ -181,3 +199,99 @@ def test_graph_for_second_derivatives_is_left_alone() -> None:
         first = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
     assert not gradients["0.weight"].squared_norms().requires_grad
     assert all(gradient.requires_grad for gradient in first)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_convolution_of_any_geometry(data: st.DataObject) -> None:
+    """Any dimension, kernel, stride, dilation, padding and groups, transposed or not."""
+    draw = data.draw
+    space, groups = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    transposed = draw(st.booleans())
+
+    def each(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(low, high)) for _ in range(space))
+
+    kernel, stride, dilation, padding = each(1, 3), each(1, 3), each(1, 2), each(0, 2)
+    kind = getattr(nn, ("ConvTranspose" if transposed else "Conv") + f"{space}d")
+    arguments: dict[str, Any] = {
+        "kernel_size": kernel, "stride": stride, "dilation": dilation, "padding": padding,
+    }  # fmt: skip
+    if transposed:
+        most = [max(s, d) - 1 for s, d in zip(stride, dilation, strict=True)]
+        arguments["output_padding"] = tuple(draw(st.integers(0, limit)) for limit in most)
+    layer = kind(2 * groups, groups, groups=groups, **arguments).double()
+    inputs = torch.randn(2, 2 * groups, *each(5, 7), dtype=torch.float64)
+    with torch.no_grad():
+        target = torch.randn_like(layer(inputs))
+    contribution = squared_error(target, "sum")
+    assert_gradients(
+        gradlens.extend(layer),
+        inputs,
+        contribution(layer(inputs), slice(None)),
+        contribution,
+        "sum",
+    )
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(1, 5))
+def test_sum_of_outer_products_of_any_size(n: int, s: int, r: int, k: int) -> None:
+    """Both ways to norms and Gram matrices, whichever is cheaper."""
+    delta = torch.randn(n, s, r, dtype=torch.float64)
+    inputs = torch.randn(n, s, k, dtype=torch.float64)
+    operator = SumOfOuterProducts(delta, inputs, scale=0.5)
+    assert_close(operator.dense(), 0.5 * torch.einsum("nsr,nsk->nrk", delta, inputs))
+    assert_equals_dense_twin(operator)
+
+
+def all_subclasses(cls: type) -> set[type]:
+    return {cls} | {inner for sub in cls.__subclasses__() for inner in all_subclasses(sub)}
+
+
+def test_every_operator_occurs_in_the_networks_above() -> None:
+    seen: set[type] = set()
+    for network in NETWORKS.values():
+        model = gradlens.extend(network.build().double())
+        with gradlens.individual_gradients(model) as gradients:
+            model(network.inputs(2)).square().mean().backward()
+        seen |= {type(operator) for operator in gradients.values()}
+    assert seen == all_subclasses(GradientOperator) - {GradientOperator}
+
+
+def test_structure_is_kept_where_there_is_a_rule() -> None:
+    """The expensive fallback would pass all other tests as well."""
+    expected = {
+        "linear": OuterProduct,
+        "linear, sequence": SumOfOuterProducts,
+        "subclass of linear": OuterProduct,
+        "subclass of linear with another forward": Recomputed,
+        "conv2d, circular": Convolution,
+        "conv-transpose2d": Convolution,
+        "embedding": IndexedRows,
+        "layer norm": Dense,
+        "group norm": Dense,
+        "batch norm 2d, eval": Dense,
+        "rms norm": Dense,
+        "lstm": Recomputed,
+        "tied weights": Summed,
+    }
+    for name, kind in expected.items():
+        model = gradlens.extend(NETWORKS[name].build().double())
+        with gradlens.individual_gradients(model) as gradients:
+            model(NETWORKS[name].inputs(2)).square().mean().backward()
+        assert kind in {type(operator) for operator in gradients.values()}, name
+
+
+def test_wrong_direction_is_named() -> None:
+    with pytest.raises(ValueError, match=r"direction has shape \[3\], the parameter has \[2, 3\]"):
+        Dense(torch.zeros(4, 2, 3)).dot(torch.zeros(3))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("network", ["mlp", "conv2d", "tied weights", "lstm", "group norm"])
+def test_on_a_gpu(network: str) -> None:
+    model = gradlens.extend(NETWORKS[network].build().double().cuda())
+    inputs = NETWORKS[network].inputs(3).cuda()
+    target = torch.randn_like(model(inputs)).detach()
+    contribution = squared_error(target, "mean")
+    assert_gradients(model, inputs, contribution(model(inputs), slice(None)), contribution)

@@ -1,0 +1,186 @@
+"""Marks that several instruments share: curves, their trends, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from gradlens.instruments.scales import Scale, StepAxis, fit, number_label
+from gradlens.instruments.series import Floats, Line, thin, trend
+from gradlens.instruments.style import (
+    ALARM,
+    Color,
+    Entry,
+    key,
+    message,
+    sequence_colors,
+    sequence_key,
+    tint,
+)
+
+SMOOTH_FROM = 150
+MARKERS_UP_TO = 30
+
+Artists = dict[str, Artist]
+
+
+def curve(
+    ax: Axes,
+    axis: StepAxis,
+    line: Line,
+    color: Color,
+    name: str,
+    z: float = 3,
+    width: float = 1.6,
+) -> Artists:
+    """A line that matters; from many points on, a trend in front of pale raw values."""
+    if line.finite.sum() < SMOOTH_FROM:
+        return {name: thread(ax, axis, line, color, width, z)}
+    raw = thread(ax, axis, line, tint(color, 0.35), width=0.6, z=2 + 0.01 * z)
+    smooth = trend(line, axis.warp)
+    (front,) = ax.plot(
+        smooth.steps,
+        smooth.values,
+        color=color,
+        linewidth=width,
+        zorder=z,
+        linestyle="-",
+        marker="none",
+    )
+    return {name: raw, f"{name} trend": front}
+
+
+def thread(
+    ax: Axes, axis: StepAxis, line: Line, color: Color, width: float = 0.9, z: float = 2.5
+) -> Artist:
+    """A line, with marks where there are few values or one stands between two gaps."""
+    steps, values = thin(line.steps, line.values, warp=axis.warp)
+    few = np.isfinite(values).sum() <= MARKERS_UP_TO
+    marked = np.isfinite(values) if few else _alone(values)
+    (artist,) = ax.plot(
+        steps,
+        values,
+        color=color,
+        linewidth=width,
+        linestyle="-",
+        solid_joinstyle="round",
+        marker="o",
+        markersize=2.2 * width**0.5 + 0.4,
+        markeredgewidth=0,
+        markevery=np.flatnonzero(marked).tolist(),
+        zorder=z,
+    )
+    return artist
+
+
+def _alone(values: Floats) -> NDArray[np.bool_]:
+    finite = np.isfinite(values)
+    before = np.concatenate(([False], finite[:-1]))
+    after = np.concatenate((finite[1:], [False]))
+    return finite & ~before & ~after
+
+
+def missing(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
+    """Ticks on the base line at steps whose value is not a number."""
+    steps = [line.steps[~line.finite] for line in lines]
+    joined = np.unique(np.concatenate(steps)) if steps else np.array([])
+    if not joined.size:
+        return {}
+    shown, _ = thin(joined, np.zeros_like(joined), warp=axis.warp)
+    (artist,) = ax.plot(
+        shown,
+        np.zeros_like(shown),
+        transform=ax.get_xaxis_transform(),
+        color=ALARM,
+        linestyle="none",
+        marker="|",
+        markersize=4,
+        markeredgewidth=1.0,
+        clip_on=False,
+        zorder=4,
+    )
+    return {"missing": artist}
+
+
+def explain_empty(ax: Axes, lines: Sequence[Line]) -> Artists:
+    """Say why there is nothing to draw, in the words of the value itself if it has any."""
+    reasons = [line.reason for line in lines if line.reason]
+    recorded = any(line.steps.size for line in lines)
+    nothing = "recorded, but never a finite number" if recorded else "nothing recorded yet"
+    return {"message": message(ax, reasons[-1] if reasons else nothing)}
+
+
+def any_finite(lines: Sequence[Line]) -> bool:
+    """Whether there is anything to draw."""
+    return any(bool(line.finite.any()) for line in lines)
+
+
+def readout(line: Line) -> tuple[str, bool]:
+    """The latest value in words, and whether it is an alarm."""
+    if not line.steps.size:
+        return "", False
+    if line.finite[-1]:
+        return number_label(line.latest), False
+    last = line.steps[line.finite]
+    if not last.size:
+        return number_label(line.latest), True
+    since = line.steps[line.steps > last[-1]][0]
+    return f"{number_label(line.latest)} since step {since:,.0f}", True
+
+
+def curves(
+    ax: Axes,
+    axis: StepAxis,
+    lines: Mapping[str, Line],
+    colors: Sequence[Color],
+    scale: Scale,
+    widths: Sequence[float] = (),
+    head: Axes | None = None,
+) -> Artists:
+    """Several lines that matter on one value axis, explained by a key above it or ``head``."""
+    axis.apply(ax)
+    if not any_finite(list(lines.values())):
+        return explain_empty(ax, list(lines.values()))
+    artists: Artists = {}
+    looks = zip(lines.items(), colors, widths or [1.6] * len(lines), strict=True)
+    for place, ((name, line), color, width) in enumerate(looks):
+        artists |= curve(ax, axis, line, color, name, 3 + place, width)
+    fit(ax, [line.values for line in lines.values()], scale)
+    if len(lines) > 1:
+        entries = [Entry(name, color) for name, color in zip(lines, colors, strict=True)]
+        shown = key(head or ax, entries)
+        artists |= {"key": shown} if shown else {}
+    return artists | missing(ax, axis, list(lines.values()))
+
+
+def threads(
+    ax: Axes,
+    axis: StepAxis,
+    lines: Mapping[str, Line],
+    scale: Scale,
+    front: Mapping[str, tuple[Line, Color]] | None = None,
+) -> Artists:
+    """Many thin lines coloured from input to output, behind the lines of ``front``.
+
+    From many points on these are trends only: their raw values would hide each other.
+    """
+    front = front or {}
+    axis.apply(ax)
+    drawn = [*lines.values(), *(line for line, _ in front.values())]
+    if not any_finite(drawn):
+        return explain_empty(ax, drawn)
+    artists: Artists = {}
+    width = 1.1 if len(lines) <= 8 else 0.7
+    for (name, line), color in zip(lines.items(), sequence_colors(len(lines)), strict=True):
+        many = line.finite.sum() >= SMOOTH_FROM
+        artists[name] = thread(ax, axis, trend(line, axis.warp) if many else line, color, width)
+    for name, (line, shade) in front.items():
+        artists |= curve(ax, axis, line, shade, name, z=5)
+    fit(ax, [np.asarray(one.get_ydata()) for one in ax.get_lines()], scale)
+    shown = sequence_key(ax, list(lines), [Entry(n, shade) for n, (_, shade) in front.items()])
+    artists |= {"key": shown} if shown else {}
+    return artists | missing(ax, axis, drawn)

@@ -1,0 +1,189 @@
+"""How far noise moves the mini-batch gradient: norm, inner product and orthogonality test."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
+
+from gradlens.history import History
+from gradlens.instruments.drawing import Artists, any_finite, curves, explain_empty
+from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.series import Line, line
+from gradlens.instruments.style import (
+    BLUE,
+    GREEN,
+    GRID,
+    INK,
+    MUTED,
+    ORANGE,
+    RGB,
+    TICK_SIZE,
+    Color,
+    inside,
+    size_in_points,
+    tint,
+)
+
+SHORT = {"NormTest": "norm θ", "InnerTest": "inner θ", "OrthoTest": "ortho ν"}
+COLORS: dict[str, Color] = {"NormTest": BLUE, "InnerTest": ORANGE, "OrthoTest": GREEN}
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Spread of the mean gradient in units of its length; NaN where it is not known."""
+
+    norm: float
+    inner: float
+    ortho: float
+
+
+# θ² of the norm test is the sum of the other two squares: its line is wide, because ν may lie
+# on top of it.
+WIDTHS = {"NormTest": 3.2}
+
+
+class GradientTestsInstrument(Instrument):
+    """The three gradient tests as a picture of the latest step, and over time.
+
+    The picture shows the mean gradient as an arrow of length one. The circle around its tip has
+    the radius θ of the norm test, the bands have the half-widths θ of the inner product test
+    (along the arrow) and ν of the orthogonality test (across it). If the circle holds the
+    arrow's origin, the noise is larger than the gradient. Of several tests of a kind, the first
+    one has the bands, and all have their circles and lines.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("NormTest", "InnerTest", "OrthoTest")
+    title: ClassVar[str] = "Gradient tests"
+    width: ClassVar[float] = 1.5
+
+    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        found = {name: line(history[name]) for name in self.names}
+        if not any_finite(list(found.values())):
+            axis.apply(ax)
+            return explain_empty(ax, list(found.values()))
+        width, height = size_in_points(ax)
+        share = min(0.45, height / width)
+        picture = inside(ax, 0, 0, share, 1)
+        series = inside(ax, share + 30 / width, 0, 1 - share - 30 / width, 1)
+        looks = _looks(history, self.names)
+        named = {look.label: found[look.name] for look in looks}
+        artists = curves(
+            series,
+            axis,
+            named,
+            [look.color for look in looks],
+            "log",
+            widths=[WIDTHS.get(look.kind, 1.4) for look in looks],
+            head=ax,
+        )
+        artists["one"] = series.axhline(1, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
+        return artists | _picture(picture, looks, found)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a test is shown; ``place`` counts the tests of its kind."""
+
+    name: str
+    kind: str
+    place: int
+    label: str
+
+    @property
+    def color(self) -> RGB:
+        """One hue for each kind, and a pale one for the second of its kind."""
+        color = COLORS.get(self.kind, MUTED)
+        return tint(color, 1.0 if self.place == 0 else 0.5)
+
+
+def _looks(history: History, names: Sequence[str]) -> list[Look]:
+    kinds = [history.sources[name].kind if name in history.sources else "" for name in names]
+    usual = len(set(kinds)) == len(kinds)
+    return [
+        Look(name, kind, kinds[:place].count(kind), SHORT.get(kind, name) if usual else name)
+        for place, (name, kind) in enumerate(zip(names, kinds, strict=True))
+    ]
+
+
+def _picture(ax: Axes, looks: Sequence[Look], found: Mapping[str, Line]) -> Artists:
+    known = [look for look in looks if found[look.name].finite.any()]
+    values = {look: _last(found[look.name]) for look in known}
+    first = {look.kind: values[look] for look in known if look.place == 0}
+    noise = Noise(*(first.get(kind, math.nan) for kind in SHORT))
+    _frame(ax, max(values.values()))
+    step = max(float(one.steps[one.finite][-1]) for one in found.values() if one.finite.any())
+    artists: Artists = {"step": _corner(ax, f"step {step:,.0f}")} | _bands(ax, noise)
+    for look in known:
+        if look.kind == "NormTest":
+            name = "norm circle" if look.place == 0 else f"norm circle {look.name}"
+            artists[name] = _circle(ax, values[look], look.color)
+    return artists | _arrow(ax)
+
+
+def _last(one: Line) -> float:
+    return float(one.values[one.finite][-1])
+
+
+def _frame(ax: Axes, reach: float) -> None:
+    left, right = min(0.0, 1 - reach), 1 + max(reach, 0.1)
+    half = 0.57 * max(right - left, 2 * reach)
+    middle = (left + right) / 2
+    ax.set_xlim(middle - half, middle + half)
+    ax.set_ylim(-half, half)
+    ax.set_aspect("equal", adjustable="box", anchor="NW")
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.grid(visible=False)
+    for spine in ax.spines.values():
+        spine.set(visible=True, color=GRID, linewidth=0.8)
+
+
+def _corner(ax: Axes, text: str) -> Artist:
+    # In a corner, which the circle leaves free.
+    return ax.annotate(
+        text,
+        (0, 0),
+        xycoords="axes fraction",
+        xytext=(3, 3),
+        textcoords="offset points",
+        fontsize=TICK_SIZE,
+        color=MUTED,
+    )
+
+
+def _bands(ax: Axes, noise: Noise) -> Artists:
+    low, high = ax.get_xlim()
+    artists: Artists = {}
+    if math.isfinite(noise.ortho):
+        corner = (low, -noise.ortho)
+        flat = Rectangle(corner, high - low, 2 * noise.ortho, facecolor=GREEN, alpha=0.16, lw=0)
+        artists["ortho band"] = ax.add_patch(flat)
+    if math.isfinite(noise.inner):
+        corner = (1 - noise.inner, low)
+        upright = Rectangle(corner, 2 * noise.inner, 2 * (high - low), fc=ORANGE, alpha=0.16, lw=0)
+        upright.set_y(ax.get_ylim()[0])
+        artists["inner band"] = ax.add_patch(upright)
+    return artists
+
+
+def _circle(ax: Axes, radius: float, color: RGB) -> Artist:
+    circle = Circle((1, 0), radius, fill=False, edgecolor=color, linewidth=1.5, zorder=4)
+    return ax.add_patch(circle)
+
+
+def _arrow(ax: Axes) -> Artists:
+    low, high = ax.get_xlim()
+    head = max(3.0, 8 - 0.8 * (high - low))
+    arrow = FancyArrowPatch(
+        (0, 0), (1, 0), arrowstyle="-|>", mutation_scale=head, shrinkA=0, shrinkB=0, color=INK,
+        linewidth=1.2, zorder=5,
+    )  # fmt: skip
+    (origin,) = ax.plot([0], [0], "o", color=INK, markersize=3, zorder=5)
+    return {"mean gradient": ax.add_patch(arrow), "origin": origin}

@@ -1,0 +1,112 @@
+"""Histogram of gradient elements against the parameters that they belong to."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from gradlens.history import History
+from gradlens.instruments.drawing import Artists, explain_empty
+from gradlens.instruments.histograms import Histogram, histograms
+from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.scales import NumberLabels, StepAxis, number_label
+from gradlens.instruments.series import Floats, line
+from gradlens.instruments.style import (
+    BLUE,
+    GRID,
+    MUTED,
+    TICK_SIZE,
+    density_colormap,
+    inside,
+    subtitle,
+    tint,
+    title,
+)
+
+
+class Histogram2dInstrument(Instrument):
+    """Gradient elements (across) and parameter values (up) at the latest step.
+
+    The colour is the logarithm of the count; the marginals have logarithmic counts too.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("GradHist2d",)
+    title: ClassVar[str] = "Gradients and parameters"
+    together: ClassVar[bool] = False
+
+    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        found = [one for one in histograms(history[self.names[0]]) if one.counts.any()]
+        if not found:
+            ax.set_xticks([])
+            return explain_empty(ax, [line(history[self.names[0]])])
+        last = found[-1]
+        title(ax, self._heading(history), last.excess(), alarm=last.nan > 0)
+        joint = inside(ax, 0, 0, 0.83, 0.8)
+        across = inside(ax, 0, 0.83, 0.83, 0.17)
+        up = inside(ax, 0.855, 0, 0.145, 0.8)
+        artists = _joint(joint, last) | _marginals(across, up, last)
+        most = number_label(float(last.counts.max()))
+        artists["subtitle"] = subtitle(ax, f"step {last.step:,} · colour: count, 1 to {most}, log")
+        return artists
+
+
+def _joint(ax: Axes, one: Histogram) -> Artists:
+    counts = np.ma.masked_equal(one.counts.T, 0)
+    norm = LogNorm(1, max(float(one.counts.max()), 2))
+    mesh = ax.pcolormesh(
+        one.edges[0], one.edges[1], counts, norm=norm, cmap=density_colormap(), rasterized=True,
+        zorder=2,
+    )  # fmt: skip
+    ax.set_xlim(_range(one, 0))
+    ax.set_ylim(_range(one, 1))
+    for axis, most in ((ax.xaxis, 4), (ax.yaxis, 3)):
+        axis.set_major_locator(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_formatter(NumberLabels())
+    ax.set_xlabel("element of gₙ", loc="right", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
+    ax.set_ylabel("parameter", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
+    return {"joint": mesh}
+
+
+def _marginals(across: Axes, up: Axes, one: Histogram) -> Artists:
+    look: dict[str, Any] = {
+        "fill": True,
+        "facecolor": tint(BLUE, 0.4),
+        "edgecolor": BLUE,
+        "linewidth": 0.6,
+    }
+    first, second = _height(one.marginal(0)), _height(one.marginal(1))
+    artists: Artists = {
+        "marginal x": across.stairs(first, one.edges[0], **look),
+        "marginal y": up.stairs(second, one.edges[1], orientation="horizontal", **look),
+    }
+    across.set_xlim(_range(one, 0))
+    across.set_ylim(0, 1.05 * first.max())
+    up.set_ylim(_range(one, 1))
+    up.set_xlim(0, 1.05 * second.max())
+    for ax in (across, up):
+        _bare(ax)
+    up.spines["bottom"].set_visible(False)
+    up.spines["left"].set(visible=True, color=GRID)
+    return artists
+
+
+def _height(counts: Floats) -> Floats:
+    # From half an element on, so that a single one is visible.
+    return np.asarray(np.log10(2 * np.maximum(counts, 0.5)), dtype=np.float64)
+
+
+def _range(one: Histogram, axis: int) -> tuple[float, float]:
+    low, high = one.occupied(axis)
+    pad = 0.02 * (high - low)
+    return low - pad, high + pad
+
+
+def _bare(ax: Axes) -> None:
+    ax.grid(visible=False)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(NullLocator())
+        axis.set_minor_locator(NullLocator())

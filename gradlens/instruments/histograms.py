@@ -1,0 +1,100 @@
+"""Recorded histograms as arrays: pure functions that the histogram instruments share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradlens.instruments.series import Floats, Records, ordered
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts ``[bins]`` or ``[bins_x, bins_y]`` and the edges of the bins on each axis.
+
+    ``below`` and ``above`` of an axis are clipped elements: they are also counted in its outer
+    bins. ``nan`` elements are in no bin.
+    """
+
+    step: int
+    counts: Floats
+    edges: tuple[Floats, ...]
+    below: tuple[int, ...]
+    above: tuple[int, ...]
+    nan: int
+
+    @property
+    def clipped(self) -> float:
+        """Largest share of elements that one axis clips; 0 for an empty histogram."""
+        most = max(
+            (low + high for low, high in zip(self.below, self.above, strict=True)), default=0
+        )
+        return most / self.counts.sum() if self.counts.any() else 0.0
+
+    @property
+    def density(self) -> Floats:
+        """Share of elements per unit, for a one-dimensional histogram."""
+        return self.counts / max(self.counts.sum(), 1) / np.diff(self.edges[0])
+
+    def marginal(self, axis: int) -> Floats:
+        """Counts over one axis of a two-dimensional histogram."""
+        return np.asarray(self.counts.sum(axis=1 - axis), dtype=np.float64)
+
+    def occupied(self, axis: int) -> tuple[float, float]:
+        """Range of the bins on one axis that hold something; all of them if none does."""
+        counts = self.counts if self.counts.ndim == 1 else self.marginal(axis)
+        filled = np.flatnonzero(counts)
+        edges = self.edges[axis]
+        if not filled.size:
+            return float(edges[0]), float(edges[-1])
+        return float(edges[filled[0]]), float(edges[filled[-1] + 1])
+
+    def excess(self, clipped: bool = True) -> str:
+        """Shares that are out of range or not a number; empty if there are none."""
+        parts = [f"{percent(self.clipped)} clipped"] if self.clipped and clipped else []
+        if self.nan:
+            parts.append(f"{percent(self.nan / (self.nan + self.counts.sum()))} NaN")
+        return " · ".join(parts)
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with two digits, and never as 0 % unless it is 0."""
+    if 0 < share < 1e-4:
+        return "< 0.01 %"
+    return f"{100 * share:.2g} %" if share < 0.0995 else f"{100 * share:.0f} %"
+
+
+def histograms(records: Records) -> list[Histogram]:
+    """All recorded histograms by ascending step."""
+    found = ordered(records).items()
+    return [histogram(step, value) for step, value in found if isinstance(value, Mapping)]
+
+
+def histogram(step: int, value: Mapping[str, Any], edges: Any = None) -> Histogram:
+    """One recorded histogram; ``edges`` for one that shares them with another."""
+    counts = np.asarray(value["hist"], dtype=np.float64)
+    edges = value["edges"] if edges is None else edges
+    axes = [edges] if counts.ndim == 1 else edges
+    arrays = tuple(np.asarray(axis, dtype=np.float64) for axis in axes)
+    below, above = _whole(value.get("below", 0)), _whole(value.get("above", 0))
+    return Histogram(step, counts, arrays, below, above, int(value.get("nan", 0)))
+
+
+def by_parameter(step: int, value: Mapping[str, Any]) -> dict[str, Histogram]:
+    """The histograms of one record for each parameter, on the edges of the whole."""
+    parts = value.get("parameters", {})
+    return {name: histogram(step, part, value["edges"]) for name, part in parts.items()}
+
+
+def latest(records: Records, part: str = "") -> tuple[int, Mapping[str, Any]] | None:
+    """Step and value of the last record that is a dict, and has ``part`` if that is asked for."""
+    found = [(step, v) for step, v in ordered(records).items() if isinstance(v, Mapping)]
+    found = [(step, value) for step, value in found if not part or value.get(part)]
+    return found[-1] if found else None
+
+
+def _whole(value: Any) -> tuple[int, ...]:
+    return tuple(int(count) for count in np.ravel(value))

@@ -1,0 +1,169 @@
+"""What every instrument is: one panel of a figure, drawn from a history alone."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, final
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gradlens.history import History
+from gradlens.instruments.drawing import Artists
+from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.series import entry, keys
+from gradlens.instruments.style import PAPER, dress, inside, message, title
+from gradlens.view import Group
+
+CELL = (3.0, 2.15)
+"""Inches that a panel of width 1 and height 1 takes in a figure, with its labels."""
+MARGINS = (0.46, 0.36, 0.14, 0.44)
+"""Inches for labels around a panel: left, bottom, right, top."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What an instrument has drawn: its axis and its artists by name."""
+
+    ax: Axes
+    artists: Mapping[str, Artist]
+
+    @property
+    def axes(self) -> tuple[Axes, ...]:
+        """The axis, followed by the axes inside it."""
+        return (self.ax, *(child for child in self.ax.child_axes if isinstance(child, Axes)))
+
+    @property
+    def figure(self) -> Figure:
+        """The figure of the axis."""
+        figure = self.ax.get_figure(root=True)
+        assert isinstance(figure, Figure)
+        return figure
+
+
+@dataclass(frozen=True)
+class Instrument(ABC):
+    """One panel: which series it draws, and how.
+
+    ``names`` are the series to draw; without them it is all those of ``kinds``, the class names
+    of quantities. Several series share a panel if ``together``, and otherwise get one each.
+    With ``part``, only dicts that have this entry can be drawn; with ``columns``, its entries are
+    small panels in so many columns, and the whole is as high as their rows need.
+    """
+
+    names: tuple[str, ...] = ()
+
+    kinds: ClassVar[tuple[str, ...]] = ()
+    title: ClassVar[str] = ""
+    together: ClassVar[bool] = True
+    part: ClassVar[str] = ""
+    width: ClassVar[float] = 1.0
+    columns: ClassVar[int] = 0
+
+    @final
+    def series(self, history: History) -> tuple[str, ...]:
+        """Names of the series with records that this instrument draws."""
+        names = self.names or [name for kind in self.kinds for name in history.of_kind(kind)]
+        known = [name for name in names if name in history]
+        found = [name for name in known if history[name]]
+        return tuple(
+            n for n in found if not self.part or any(entry(history[n], self.part).values())
+        )
+
+    @final
+    def has_data(self, history: History) -> bool:
+        """Whether there is a record for it, be it a NaN that says why."""
+        return bool(self.series(history))
+
+    @final
+    def panels(self, history: History) -> tuple[Instrument, ...]:
+        """This instrument once for each panel that it needs; empty without data."""
+        names = self.series(history)
+        if self.together:
+            return (replace(self, names=names),) if names else ()
+        return tuple(replace(self, names=(name,)) for name in names)
+
+    @final
+    def group(self, history: History) -> Group:
+        """Where its series want to be shown."""
+        views = [history.sources[n].view for n in self.series(history) if n in history.sources]
+        return views[0].group if views else "other"
+
+    @final
+    def plot(self, history: History, ax: Axes | None = None, log_step: bool = False) -> Drawing:
+        """Draw on ``ax``, or in a new figure of its own that needs no window.
+
+        ``log_step`` makes the step axis logarithmic. Nothing but the axis changes.
+        """
+        panels = self.panels(history)
+        ax = _new_axes(max(1, len(panels)), self.size(history)) if ax is None else ax
+        dress(ax)
+        axis = step_axis(history, log_step)
+        if not panels:
+            title(ax, self.title)
+            ax.set_xticks([])
+            return Drawing(ax, {"message": message(ax, "nothing recorded yet")})
+        if len(panels) == 1:
+            return Drawing(ax, panels[0]._titled(history, ax, axis))
+        artists: Artists = {}
+        for panel, part in zip(panels, _side_by_side(ax, len(panels)), strict=True):
+            drawn = panel._titled(history, part, axis)
+            artists |= {f"{panel.names[0]}: {name}": artist for name, artist in drawn.items()}
+        return Drawing(ax, artists)
+
+    @final
+    def size(self, history: History) -> tuple[float, float]:
+        """Width and height in cells of a figure that suit what there is to draw."""
+        if not self.columns:
+            return self.width, 1.0
+        entries = [keys(entry(history[name], self.part)) for name in self.series(history)]
+        rows = max((math.ceil(len(names) / self.columns) for names in entries), default=1)
+        # Beyond that, nobody sees the whole at once.
+        return self.width, min(max(1.0, 0.25 + 0.5 * rows), 4.25)
+
+    @final
+    def _titled(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        title(ax, self._heading(history))
+        return self._draw(history, ax, axis)
+
+    @final
+    def _heading(self, history: History) -> str:
+        name = self.names[0]
+        source = history.sources.get(name)
+        own = self.title or (source.view.title if source else "") or name
+        siblings = history.of_kind(source.kind) if source else ()
+        return f"{own}: {name}" if not self.together and len(siblings) > 1 else own
+
+    @abstractmethod
+    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        """Draw ``self.names``, all of which have records, on a dressed and titled axis."""
+
+
+def step_axis(history: History, log: bool = False) -> StepAxis:
+    """The steps of a history, which all its panels share."""
+    steps = history.steps
+    return StepAxis(steps[0], steps[-1], log) if steps else StepAxis(0, 1, log)
+
+
+def panel_box(left: float, top: float, width: float, height: float, figure: Figure) -> list[float]:
+    """Where an axis goes in a figure, given the cell in inches that holds it and its labels."""
+    across, up = figure.get_size_inches()
+    west, south, east, north = MARGINS
+    inner = (left + west, up - top - height + south, width - west - east, height - south - north)
+    return [inner[0] / across, inner[1] / up, inner[2] / across, inner[3] / up]
+
+
+def _new_axes(panels: int, size: tuple[float, float]) -> Axes:
+    across, up = 1.2 * CELL[0] * size[0] * panels, 1.2 * CELL[1] * size[1]
+    figure = Figure(figsize=(across, up), dpi=150, facecolor=PAPER)
+    return figure.add_axes(tuple(panel_box(0, 0, across, up, figure)))  # type: ignore[arg-type]
+
+
+def _side_by_side(ax: Axes, count: int) -> list[Axes]:
+    gap = 0.18
+    width = 1 / (count + gap * (count - 1))
+    return [inside(ax, place * width * (1 + gap), 0, width, 1) for place in range(count)]

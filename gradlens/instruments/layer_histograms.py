@@ -1,0 +1,148 @@
+"""Histograms of gradient elements for each parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+from gradlens.history import History
+from gradlens.instruments.drawing import Artists
+from gradlens.instruments.histogram_1d import fill, label_elements, show_elements
+from gradlens.instruments.histograms import Histogram, by_parameter, latest
+from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.scales import StepAxis, number_label
+from gradlens.instruments.series import input_to_output
+from gradlens.instruments.style import (
+    ALARM,
+    FAINT,
+    INK,
+    MUTED,
+    TEXT_SIZE,
+    TICK_SIZE,
+    density_colormap,
+    inside,
+    message,
+    shorten,
+    size_in_points,
+    subtitle,
+    text_width,
+)
+
+GAP = (16.0, 30.0)
+"""Points between small panels, across and up."""
+
+
+MOST = 48
+"""More parameters than these are rows of colour instead of small panels."""
+
+
+class LayerHistogramsInstrument(Instrument):
+    """Density of gradient elements at the latest step, a small panel for each parameter.
+
+    Networks of very many parameters are a carpet with a row for each: colour is log density.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("GradHist1d",)
+    title: ClassVar[str] = "Gradient elements by parameter"
+    together: ClassVar[bool] = False
+    part: ClassVar[str] = "parameters"
+    columns: ClassVar[int] = 6
+    width: ClassVar[float] = 4.0
+
+    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        found = latest(history[self.names[0]], self.part)
+        assert found is not None
+        step, parts = found[0], by_parameter(*found)
+        ordered = {name: parts[name] for name in input_to_output(tuple(parts), history)}
+        if len(ordered) > MOST:
+            words = f"step {step:,} · colour: density, log · from input to output"
+            return _carpet(ax, ordered) | {"subtitle": subtitle(ax, words)}
+        artists: Artists = {}
+        panels = _grid(ax, len(ordered), self.columns)
+        for panel, (name, one) in zip(panels, ordered.items(), strict=True):
+            artists |= {f"{name}: {key}": drawn for key, drawn in _small(panel, name, one).items()}
+        words = f"step {step:,} · density, log · orange: clipped · from input to output"
+        return artists | {"subtitle": subtitle(ax, words)}
+
+
+def _carpet(ax: Axes, parts: Mapping[str, Histogram]) -> Artists:
+    width, height = size_in_points(ax)
+    labels = [shorten(name, 0.3 * width, TICK_SIZE) for name in parts]
+    left = (max(text_width(label, TICK_SIZE) for label in labels) - 24) / width
+    inner = inside(ax, max(left, 0.0), 0, 1 - max(left, 0.0), 1)
+    densities = np.array([one.density for one in parts.values()])
+    edges = next(iter(parts.values())).edges[0]
+    shown = densities[densities > 0]
+    low, high = (shown.min(), shown.max()) if shown.size else (1.0, 10.0)
+    mesh = inner.pcolormesh(
+        edges,
+        np.arange(len(parts) + 1),
+        np.ma.masked_equal(densities, 0),
+        norm=LogNorm(low, max(high, 2 * low)),
+        cmap=density_colormap(),
+        rasterized=True,
+    )
+    show_elements(inner, list(parts.values()))
+    label_elements(inner)
+    _rows(inner, labels, height)
+    return {"carpet": mesh}
+
+
+def _rows(ax: Axes, labels: Sequence[str], height: float) -> None:
+    stride = math.ceil(1.35 * TICK_SIZE * len(labels) / height)
+    ax.set_yscale("linear")
+    ax.set_ylim(len(labels), 0)
+    ax.set_ylabel("")
+    ax.grid(visible=False)
+    ax.yaxis.set_major_locator(FixedLocator([row + 0.5 for row in range(0, len(labels), stride)]))
+    ax.yaxis.set_major_formatter(FixedFormatter(labels[::stride]))
+
+
+def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:
+    rows = math.ceil(count / columns)
+    columns = math.ceil(count / rows)
+    across, up = size_in_points(ax)
+    gap_x, gap_y = GAP[0] / across, GAP[1] / up
+    head = 16 / up
+    width = (1 - gap_x * (columns - 1)) / columns
+    height = (1 - head - gap_y * (rows - 1)) / rows
+    places = [(number % columns, number // columns) for number in range(count)]
+    return [
+        inside(ax, x * (width + gap_x), 1 - head - height - y * (height + gap_y), width, height)
+        for x, y in places
+    ]
+
+
+def _small(ax: Axes, name: str, one: Histogram) -> Artists:
+    excess = one.excess()
+    alarm = ALARM if one.nan else MUTED
+    place: dict[str, Any] = {"fontsize": TEXT_SIZE, "pad": 3.0}
+    room = size_in_points(ax)[0] - text_width(excess, TEXT_SIZE) - (6 if excess else 0)
+    ax.set_title(shorten(name, room, TEXT_SIZE), loc="left", color=INK, **place)
+    ax.set_title(excess, loc="right", color=alarm, **place)
+    if not one.counts.any():
+        ax.set_xticks([])
+        return {"message": message(ax, "no finite element")}
+    artists = fill(ax, one)
+    show_elements(ax, [one])
+    ax.yaxis.set_major_locator(NullLocator())
+    ax.axvline(0, color=FAINT, linewidth=0.7, zorder=5)
+    _ends(ax, one)
+    return artists
+
+
+def _ends(ax: Axes, one: Histogram) -> None:
+    # The two ends only: there is no room for more, and they say what the range is.
+    low, high = one.occupied(0)
+    ax.xaxis.set_major_locator(FixedLocator([low, high]))
+    ax.xaxis.set_major_formatter(FixedFormatter([number_label(low, 2), number_label(high, 2)]))
+    ax.tick_params(axis="x", labelsize=TICK_SIZE - 0.5)
+    left, right = ax.get_xticklabels()
+    left.set_horizontalalignment("left")
+    right.set_horizontalalignment("right")

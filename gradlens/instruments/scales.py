@@ -1,0 +1,252 @@
+"""Axis ranges and ticks: few, short, never the same number twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import Formatter, Locator, MaxNLocator, NullLocator
+
+from gradlens.instruments.series import Floats
+from gradlens.instruments.style import MUTED, TICK_SIZE
+
+Scale = Literal["linear", "log", "symlog"]
+
+
+@dataclass(frozen=True)
+class StepAxis:
+    """The range of steps that all panels of a figure share, and its scale.
+
+    A logarithmic axis is linear between the steps 0 and 1, so that step 0 has a place.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+    def warp(self, steps: Floats) -> Floats:
+        """Places on the axis, up to shift and scale."""
+        return np.log10(1 + np.maximum(steps, 0)) if self.log else steps
+
+    def apply(self, ax: Axes) -> None:
+        """Give an axis this range."""
+        if self.log:
+            ax.set_xscale("symlog", linthresh=1, linscale=0.4)
+            ax.set_xlim(_margins(self, ax))
+            ax.xaxis.set_major_locator(LogStepTicks())
+        else:
+            ax.set_xlim(_margins(self, ax))
+            ax.xaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, steps=[1, 2, 5, 10]))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(StepLabels())
+        ax.set_xlabel("step", loc="right", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
+
+
+def _margins(axis: StepAxis, ax: Axes) -> tuple[float, float]:
+    if axis.high <= axis.low:
+        return (axis.low - 1, axis.high + 1) if not axis.log else (0, 2 * axis.high + 1)
+    if axis.log:
+        return (max(0.0, axis.low * 0.9), axis.high * 1.05)
+    pad = 0.015 * (axis.high - axis.low)
+    return (axis.low - pad, axis.high + pad)
+
+
+def log_if_wide(values: Sequence[Floats], ratio: float = 30) -> Scale:
+    """Logarithmic for positive values that span so much that a linear axis would hide most."""
+    positive = _finite(values)
+    if not positive.size or positive.min() <= 0:
+        return "linear"
+    return "log" if positive.max() > ratio * positive.min() else "linear"
+
+
+def fit(ax: Axes, values: Sequence[Floats], wish: Scale, ticks: int = 5) -> Scale:
+    """Set the range and scale of the value axis; returns the scale that the values allow.
+
+    A logarithmic axis becomes "symlog" if there are values on both sides of zero or zeros.
+    """
+    found = _finite(values)
+    scale = allowed(found, wish)
+    if scale == "log":
+        _log(ax, found, ticks)
+    elif scale == "symlog":
+        _symlog(ax, found)
+    else:
+        _linear(ax, found, ticks)
+    ax.yaxis.set_minor_locator(NullLocator())
+    return scale
+
+
+def allowed(found: Floats, wish: Scale) -> Scale:
+    """The wished scale as far as the finite values ``found`` can be shown on it."""
+    if wish == "linear" or not np.any(found):
+        return "linear"
+    if wish == "log" and found.min() > 0:
+        return "log"
+    return "symlog"
+
+
+def _finite(values: Sequence[Floats]) -> Floats:
+    joined = np.concatenate([np.ravel(array) for array in values]) if values else np.array([])
+    return joined[np.isfinite(joined)]
+
+
+def _linear(ax: Axes, found: Floats, ticks: int) -> None:
+    low, high = (float(found.min()), float(found.max())) if found.size else (0.0, 1.0)
+    pad = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    ax.set_yscale("linear")
+    ax.set_ylim(0.0 if low == 0 < high else low - pad, high + pad)
+    ax.yaxis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 2.5, 5, 10]))
+    ax.yaxis.set_major_formatter(NumberLabels())
+
+
+def _log(ax: Axes, found: Floats, ticks: int) -> None:
+    low, high = math.log10(found.min()), math.log10(found.max())
+    pad = 0.06 * (high - low) if high - low > 0.02 else 0.2
+    ax.set_yscale("log")
+    ax.set_ylim(10.0 ** max(low - pad, -307.0), 10.0 ** min(high + pad, 307.0))
+    ax.yaxis.set_major_locator(LogTicks(ticks))
+    ax.yaxis.set_major_formatter(NumberLabels())
+
+
+def _symlog(ax: Axes, found: Floats) -> None:
+    sizes = np.abs(found[found != 0])
+    largest = float(sizes.max())
+    threshold = 10.0 ** math.floor(math.log10(max(float(sizes.min()), largest * 1e-4)))
+    low, high = min(0.0, float(found.min())), max(0.0, float(found.max()))
+    ax.set_yscale("symlog", linthresh=threshold, linscale=0.5)
+    ax.set_ylim(1.8 * low - 0.1 * threshold, 1.8 * high + 0.1 * threshold)
+    ax.yaxis.set_major_locator(SymlogTicks(threshold))
+    ax.yaxis.set_major_formatter(NumberLabels())
+
+
+def log_ticks(low: float, high: float, most: int = 4) -> Floats:
+    """Round numbers on a logarithmic axis, ``most`` of them or a few more."""
+    decades = math.log10(high) - math.log10(low)
+    if decades < 0.5:
+        found = np.asarray(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high))
+        return found[found > 0]
+    exponents = np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    if decades < 1.2:
+        return np.ravel(np.outer(10.0**exponents, (1, 2, 5)))
+    if decades < 1.9:
+        return np.ravel(np.outer(10.0**exponents, (1, 3)))
+    stride = max(1, math.ceil(decades / most))
+    return np.asarray(10.0 ** exponents[exponents % stride == 0], dtype=np.float64)
+
+
+class LogTicks(Locator):
+    """Ticks of a logarithmic axis, also where it spans less than a decade."""
+
+    def __init__(self, most: int = 4) -> None:
+        self._most = most
+
+    def __call__(self) -> list[float]:
+        assert self.axis is not None
+        return self.tick_values(*self.axis.get_view_interval())
+
+    def tick_values(self, vmin: float, vmax: float) -> list[float]:
+        low, high = sorted((vmin, vmax))
+        if low <= 0:
+            return []
+        ticks = log_ticks(low, high, self._most)
+        return [float(tick) for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+
+
+class SymlogTicks(Locator):
+    """Zero, and at most two powers of ten on each side that are not too close to it."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+
+    def __call__(self) -> list[float]:
+        assert self.axis is not None
+        return self.tick_values(*self.axis.get_view_interval())
+
+    def tick_values(self, vmin: float, vmax: float) -> list[float]:
+        low, high = sorted((vmin, vmax))
+        first = round(math.log10(self._threshold))
+        last = math.floor(math.log10(max(-low, high, self._threshold)))
+        stride = max(1, math.ceil((last - first) / 2))
+        powers = [10.0**n for n in range(last, max(first, last - 2 * stride), -stride)]
+        sizes = powers or [self._threshold]
+        ticks = [*(-size for size in sizes), 0.0, *reversed(sizes)]
+        return [tick for tick in ticks if low <= tick <= high]
+
+
+class LogStepTicks(Locator):
+    """Zero and powers of ten; 1, 2 and 5 times these where the range is short."""
+
+    def __call__(self) -> list[float]:
+        assert self.axis is not None
+        return self.tick_values(*self.axis.get_view_interval())
+
+    def tick_values(self, vmin: float, vmax: float) -> list[float]:
+        low, high = max(vmin, 0.0), max(vmax, 1.0)
+        ticks = log_ticks(max(low, 1.0), high, 5) if high > 1 else np.array([1.0])
+        ticks = np.unique(np.concatenate(([0.0], np.round(ticks))))
+        return [float(tick) for tick in ticks if low <= tick <= high]
+
+
+class NumberLabels(Formatter):
+    """Short numbers without a shared offset, with as many digits as tell them apart."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return number_label(x)
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        sizes = [abs(value) for value in values if value]
+        powers = bool(sizes) and (min(sizes) < 0.9e-3 or max(sizes) > 1.1e4)
+        powers = powers and max(sizes) >= 99 * min(sizes)
+        if powers and all(_is_power(size) for size in sizes):
+            return [_power_label(value) for value in values]
+        for digits in range(3, 9):
+            labels = [number_label(value, digits) for value in values]
+            if len(set(labels)) == len(labels):
+                break
+        return labels
+
+
+class StepLabels(Formatter):
+    """Whole steps, in thousands from ten thousand on."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return step_label(x)
+
+
+def step_label(step: float) -> str:
+    """A step as short as it can be said exactly; nothing for what can be no step."""
+    if step < 0:
+        return ""
+    if step >= 1e6 and step % 1e4 == 0:
+        return f"{step / 1e6:g}M"
+    if step >= 1e4 and step % 100 == 0:
+        return f"{step / 1e3:g}k"
+    return f"{step:,.0f}"
+
+
+def number_label(value: float, digits: int = 3) -> str:
+    """A number in few characters: 0.25, 12.5, 2.5e-5, 3e6."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{value:g}".replace("inf", "∞")
+    value = 0.0 if abs(value) < 1e-300 else value
+    size = abs(value)
+    if value == 0 or 1e-3 * (1 - 1e-9) <= size < 1e5 * (1 - 1e-9):
+        return f"{value:.{max(digits, len(str(int(size))))}g}".replace("-", "−")
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return f"{mantissa}e{int(exponent)}".replace("-", "−")
+
+
+def _is_power(size: float) -> bool:
+    return abs(math.log10(size) - round(math.log10(size))) < 1e-6
+
+
+def _power_label(value: float) -> str:
+    if value == 0:
+        return "0"
+    sign = "-" if value < 0 else ""
+    return f"${sign}10^{{{round(math.log10(abs(value)))}}}$"

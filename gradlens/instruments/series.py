@@ -1,0 +1,243 @@
+"""From recorded values to arrays: pure functions that know nothing of drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradlens.history import History
+from gradlens.undefined import Undefined
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
+Records = Mapping[int, Any]
+Warp = Callable[[Floats], Floats]
+
+CHUNK = 2**22
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number per step: ``steps`` ``[K]`` ascending and ``values`` ``[K]``.
+
+    ``reason`` says in words why the latest value that is not a number has none, if known.
+    """
+
+    steps: Floats
+    values: Floats
+    reason: str = ""
+
+    @property
+    def finite(self) -> NDArray[np.bool_]:
+        """``[K]``, where there is a number to draw."""
+        return np.isfinite(self.values)
+
+    @property
+    def latest(self) -> float:
+        """Last value, be it a number or not; NaN if there is none."""
+        return float(self.values[-1]) if self.values.size else float("nan")
+
+
+def ordered(records: Records) -> dict[int, Any]:
+    """The same records by ascending step."""
+    return {step: records[step] for step in sorted(records)}
+
+
+def line(records: Records) -> Line:
+    """A series of numbers; what is not a number becomes NaN."""
+    entries = ordered(records)
+    return Line(_array(entries), _numbers(list(entries.values())), reason(entries.values()))
+
+
+def lines(records: Records) -> dict[str, Line]:
+    """A series of dicts of numbers as one line per key; steps without the key are NaN."""
+    return _by_key(records, _numbers)
+
+
+def rms_lines(records: Records) -> dict[str, Line]:
+    """A series of dicts of arrays as one line of root mean squares per key."""
+    return _by_key(records, rms)
+
+
+def _by_key(records: Records, numbers: Callable[[Sequence[Any]], Floats]) -> dict[str, Line]:
+    entries = ordered(records)
+    steps = _array(entries)
+    columns = {key: _column(entries, key) for key in keys(entries)}
+    return {key: Line(steps, numbers(column), reason(column)) for key, column in columns.items()}
+
+
+def _column(entries: Records, key: str) -> list[Any]:
+    # A record that is no dict is a reason why there is none.
+    return [v.get(key) if isinstance(v, Mapping) else v for v in entries.values()]
+
+
+def quantile_lines(records: Records, shares: Sequence[float]) -> tuple[Line, ...]:
+    """A series of arrays as one line per quantile of the array's finite elements."""
+    entries = ordered(records)
+    why = reason(entries.values())
+    table = np.array([_quantiles(value, shares) for value in entries.values()])
+    table = table.reshape(len(entries), len(shares))
+    return tuple(Line(_array(entries), column, why) for column in table.T)
+
+
+def entry(records: Records, name: str) -> dict[int, Any]:
+    """One entry of a series of dicts, at the steps that have it."""
+    found = {step: v for step, v in ordered(records).items() if isinstance(v, Mapping)}
+    return {step: value[name] for step, value in found.items() if name in value}
+
+
+def keys(records: Records) -> tuple[str, ...]:
+    """Keys of a series of dicts, in the order of their first appearance."""
+    dicts = (value for value in ordered(records).values() if isinstance(value, Mapping))
+    return tuple(dict.fromkeys(key for value in dicts for key in value))
+
+
+def input_to_output(names: Sequence[str], history: History) -> tuple[str, ...]:
+    """Parameter names in the network's order; names that it doesn't have come last."""
+    order = {name: place for place, name in enumerate(history.parameters)}
+    return tuple(sorted(names, key=lambda name: order.get(name, len(order))))
+
+
+def reason(values: Any) -> str:
+    """Why the latest value without a number has none; empty if nothing is known."""
+    reasons = [value.reason for value in values if isinstance(value, Undefined)]
+    return reasons[-1] if reasons else ""
+
+
+def number(value: Any) -> float:
+    """A plain number as a float, and NaN for everything else."""
+    if isinstance(value, (bool, int, float, np.number, np.bool_)):
+        return float(value)
+    if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "biuf":
+        return float(value)
+    return float("nan")
+
+
+def rms(arrays: Sequence[Any]) -> Floats:
+    """Root mean square of each array ``[K]``; NaN for what is not an array or is empty."""
+    usable = [isinstance(array, np.ndarray) and array.size > 0 for array in arrays]
+    result = np.full(len(arrays), np.nan)
+    places = [place for place, known in enumerate(usable) if known]
+    shapes = {arrays[place].shape for place in places}
+    for shape in shapes:
+        same = [place for place in places if arrays[place].shape == shape]
+        result[same] = _rms_of_equal_shapes([arrays[place] for place in same])
+    return result
+
+
+def _rms_of_equal_shapes(arrays: Sequence[NDArray[Any]]) -> Floats:
+    # Stacked in pieces of bounded size: one call per array is slow for many small ones,
+    # and one call for all needs the memory of the whole history again.
+    size = arrays[0].size
+    piece = max(1, CHUNK // size)
+    sums = [
+        np.square(np.stack(arrays[start : start + piece]).reshape(-1, size), dtype=np.float64)
+        for start in range(0, len(arrays), piece)
+    ]
+    means: Floats = np.concatenate([squares.mean(axis=1) for squares in sums])
+    return np.sqrt(means)
+
+
+def _quantiles(value: Any, shares: Sequence[float]) -> Floats:
+    elements = np.asarray(value, dtype=np.float64) if _is_numeric(value) else np.array([])
+    elements = elements[np.isfinite(elements)]
+    if not elements.size:
+        return np.full(len(shares), np.nan)
+    found: Floats = np.quantile(elements, shares)
+    return found
+
+
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(element, (int, float)) for element in value)
+    return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+
+
+def _numbers(values: Sequence[Any]) -> Floats:
+    return np.array([number(value) for value in values], dtype=np.float64)
+
+
+def _array(entries: Mapping[int, Any]) -> Floats:
+    return np.array(list(entries), dtype=np.float64)
+
+
+def thin(
+    steps: Floats,
+    values: Floats,
+    columns: int = 400,
+    warp: Warp | None = None,
+) -> tuple[Floats, Floats]:
+    """At most about three points per column that draw the same picture as all of them.
+
+    Keeps the smallest and largest value of each of ``columns`` equal parts of the step axis, and
+    a NaN where there is one, so that neither spikes nor gaps are lost. ``warp`` maps steps to
+    places on a step axis that is not linear.
+    """
+    if steps.size <= 3 * columns:
+        return steps, values
+    places = warp(steps) if warp else steps
+    span = places[-1] - places[0]
+    column = ((places - places[0]) / span * (columns - 1)).astype(np.int64)
+    finite = np.isfinite(values)
+    order = np.lexsort((np.where(finite, values, 0.0), column, ~finite))
+    order = order[: int(finite.sum())]
+    gaps = np.flatnonzero(~finite)
+    kept = np.concatenate(
+        (_edges(order, column[order]), gaps[_starts(column[gaps])], [0, steps.size - 1])
+    )
+    kept = np.unique(kept.astype(np.int64))
+    return steps[kept], np.where(finite, values, np.nan)[kept]
+
+
+def _edges(order: NDArray[np.int64], column: NDArray[np.int64]) -> NDArray[np.int64]:
+    first = _starts(column)
+    last = np.append(first[1:], column.size)[: first.size] - 1
+    return np.concatenate((order[first], order[last]))
+
+
+def _starts(column: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.flatnonzero(np.diff(column, prepend=-1))
+
+
+def trend(line: Line, warp: Warp | None = None, windows: int = 20, points: int = 240) -> Line:
+    """Running median at about ``points`` places, over a ``windows``-th of the step axis.
+
+    A median, because a single spike or a logarithmic axis must not bend it. There is a gap where
+    the line has one.
+    """
+    places = warp(line.steps) if warp else line.steps
+    wanted = np.linspace(places[0], places[-1], points)
+    centres = np.unique(np.searchsorted(places, wanted).clip(0, places.size - 1))
+    middle = places[centres]
+    reach = (places[-1] - places[0]) / windows / 2
+    first = np.searchsorted(places, middle - reach, side="left")
+    last = np.searchsorted(places, middle + reach, side="right") - 1
+    medians = _medians(line.values, first, last)
+    medians[~line.finite[centres]] = np.nan
+    return Line(line.steps[centres], _softened(medians))
+
+
+def _medians(values: Floats, first: Places, last: Places, samples: int = 101) -> Floats:
+    # A sample of a long window has almost the same median, and takes bounded time and memory.
+    rows = first[:, None] + np.linspace(0, 1, samples)[None, :] * (last - first)[:, None]
+    window = values[np.rint(rows).astype(np.int64)]
+    window = np.where(np.isfinite(window), window, np.nan)
+    filled = np.isfinite(window).any(axis=1)
+    medians = np.full(first.size, np.nan)
+    # The median that heeds NaN is many times slower.
+    median = np.nanmedian if np.isnan(window[filled]).any() else np.median
+    medians[filled] = median(window[filled], axis=1)
+    return medians
+
+
+def _softened(values: Floats) -> Floats:
+    # A running median has steps; the mean of a few neighbours takes them away.
+    weights = np.array([1.0, 2.0, 3.0, 2.0, 1.0])
+    finite = np.isfinite(values)
+    sums = np.convolve(np.where(finite, values, 0.0), weights)[2:-2]
+    counts = np.convolve(finite.astype(np.float64), weights)[2:-2]
+    return np.where(finite, sums / np.where(finite, counts, 1.0), np.nan)

@@ -1,0 +1,277 @@
+"""One look for all instruments: colours, titles, keys, messages.
+
+Everything is set on the artists themselves; matplotlib's global settings stay as they are.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgb
+from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.offsetbox import AnchoredOffsetbox, DrawingArea, HPacker, OffsetBox, TextArea
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
+from matplotlib.transforms import ScaledTranslation
+
+RGB = tuple[float, float, float]
+Color = str | RGB
+
+PAPER = "#ffffff"
+INK = "#1f2933"
+MUTED = "#66727f"
+FAINT = "#c3cad2"
+GRID = "#e7eaee"
+ALARM = "#b42318"
+
+BLUE = "#0072b2"
+ORANGE = "#d55e00"
+GREEN = "#009e73"
+PURPLE = "#a6488a"
+AMBER = "#c98a00"
+SKY = "#56b4e9"
+CATEGORICAL = (BLUE, ORANGE, GREEN, PURPLE, AMBER, SKY)
+
+TITLE_SIZE = 8.5
+TEXT_SIZE = 7.0
+TICK_SIZE = 6.5
+TITLE_GAP = 15.0
+KEY_GAP = 4.5
+SWATCH = 9.0
+
+
+def sequence_colormap() -> Colormap:
+    """Dark to light for input to output, without the light end that paper swallows."""
+    colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.86, 64))
+    return LinearSegmentedColormap.from_list("gradlens sequence", list(colors))
+
+
+def density_colormap() -> Colormap:
+    """Light to dark blue for counts; even the smallest differs from the paper."""
+    colors = matplotlib.colormaps["Blues"](np.linspace(0.18, 1.0, 64))
+    return LinearSegmentedColormap.from_list("gradlens density", list(colors))
+
+
+def sequence_colors(count: int) -> list[RGB]:
+    """Colours for ``count`` things with an order, the first one darkest."""
+    shades = sequence_colormap()(np.linspace(0, 1, max(count, 2)))
+    return [(float(r), float(g), float(b)) for r, g, b, _ in shades[:count]]
+
+
+def categorical_colors(count: int) -> list[RGB]:
+    """Colours for ``count`` things without an order."""
+    if count <= len(CATEGORICAL):
+        return [to_rgb(color) for color in CATEGORICAL[:count]]
+    return sequence_colors(count)
+
+
+def tint(color: Color, share: float) -> RGB:
+    """The colour mixed with white; ``share`` is what remains of it."""
+    r, g, b = (1 - share * (1 - channel) for channel in to_rgb(color))
+    return (r, g, b)
+
+
+def dress(ax: Axes) -> None:
+    """Give an axis the common look: a base line, a light grid, small ticks."""
+    ax.set_facecolor(PAPER)
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    ax.spines["bottom"].set(color=FAINT, linewidth=0.8)
+    ax.grid(visible=False)
+    ax.grid(visible=True, axis="y", color=GRID, linewidth=0.7, linestyle="-")
+    ax.set_axisbelow(True)
+    ax.tick_params(which="both", length=0, pad=3, labelsize=TICK_SIZE, labelcolor=MUTED)
+    ax.tick_params(axis="x", which="major", length=2.5, width=0.8, color=FAINT, direction="out")
+
+
+def inside(ax: Axes, left: float, bottom: float, width: float, height: float) -> Axes:
+    """A dressed axis inside another one, placed by shares of its size.
+
+    The outer axis keeps its place and titles only.
+    """
+    ax.set_axis_off()
+    inner = ax.inset_axes((left, bottom, width, height))
+    dress(inner)
+    return inner
+
+
+def size_in_points(ax: Axes) -> tuple[float, float]:
+    """Width and height of an axis on paper."""
+    figure = ax.get_figure(root=True)
+    if figure is None:
+        raise ValueError("the axis is in no figure (it was removed): pass one that is")
+    return float(ax.bbox.width * 72 / figure.dpi), float(ax.bbox.height * 72 / figure.dpi)
+
+
+def text_width(text: str, size: float, weight: str = "normal") -> float:
+    """Width of a text in points, without asking a canvas."""
+    if not text.strip():
+        return 0.0
+    font = FontProperties(size=size, weight=weight)
+    width, _, _ = text_to_path.get_text_width_height_descent(text, font, False)
+    return float(width)
+
+
+def shorten(text: str, width: float, size: float, weight: str = "normal") -> str:
+    """The text, with its middle left out if it is wider than ``width`` points."""
+    full = text_width(text, size, weight)
+    if full <= width:
+        return text
+    # Measuring is slow: begin near the answer.
+    kept = min(len(text), int(len(text) * max(width, 0) / full) + 2)
+    shown = text
+    while kept > 2 and text_width(shown, size, weight) > width:
+        kept -= 1
+        tail = kept // 2
+        shown = f"{text[: kept - tail]}…{text[len(text) - tail :]}"
+    return shown
+
+
+def title(ax: Axes, text: str, readout: str = "", alarm: bool = False) -> None:
+    """Bold title on the left; on the right the value that somebody glances at."""
+    width = size_in_points(ax)[0]
+    place: dict[str, Any] = {"pad": TITLE_GAP, "fontsize": TITLE_SIZE}
+    left = width - text_width(readout, TITLE_SIZE) - (8 if readout else 0)
+    shown = shorten(text, left, TITLE_SIZE, "bold")
+    ax.set_title(shown, loc="left", fontweight="bold", color=INK, **place)
+    ax.set_title(
+        readout, loc="right", fontweight="normal", color=ALARM if alarm else MUTED, **place
+    )
+
+
+def subtitle(ax: Axes, text: str) -> Text:
+    """A muted line between title and axis, as wide as the axis at most."""
+    shown = shorten(text, size_in_points(ax)[0], TEXT_SIZE)
+    return ax.annotate(
+        shown,
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, KEY_GAP),
+        textcoords="offset points",
+        fontsize=TEXT_SIZE,
+        color=MUTED,
+        va="baseline",
+        annotation_clip=False,
+    )
+
+
+def message(ax: Axes, text: str) -> Text:
+    """Words in the middle of a panel that has nothing to draw."""
+    ax.set_yticks([])
+    ax.grid(visible=False)
+    width = max(12, int(size_in_points(ax)[0] * 0.9 / (TEXT_SIZE * 0.55)))
+    return ax.text(
+        0.5,
+        0.5,
+        textwrap.fill(text, width, max_lines=6, placeholder=" …"),
+        transform=ax.transAxes,
+        ha="center",
+        va="center",
+        fontsize=TEXT_SIZE,
+        color=MUTED,
+    )
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One word of a key, and the mark that it explains."""
+
+    label: str
+    color: Color
+    mark: Literal["line", "thin", "box"] = "line"
+
+
+def key(ax: Axes, entries: Sequence[Entry]) -> Artist | None:
+    """Explain marks in one line under the title; what doesn't fit is counted, not squeezed."""
+    if not entries:
+        return None
+    room = size_in_points(ax)[0]
+    labels = _fitting([entry.label for entry in entries], room)
+    parts: list[OffsetBox] = []
+    for entry, label in zip(entries, labels, strict=False):
+        parts += [_swatch(entry), _words(label), _space()]
+    if len(labels) < len(entries):
+        parts.append(_words(f"+{len(entries) - len(labels)}"))
+    return _place(ax, parts)
+
+
+def sequence_key(ax: Axes, names: Sequence[str], first: Sequence[Entry] = ()) -> Artist | None:
+    """Explain a colour sequence by its two ends, after the entries of a usual key."""
+    if len(names) < 2:
+        return key(ax, [*first, *(Entry(name, sequence_colors(1)[0]) for name in names)])
+    room = size_in_points(ax)[0] - 50 - sum(_room(entry.label) for entry in first)
+    fits = text_width(names[0] + names[-1], TEXT_SIZE) <= room
+    ends = (names[0], names[-1]) if fits else ("input", "output")
+    parts: list[OffsetBox] = []
+    for entry in first:
+        parts += [_swatch(entry), _words(entry.label), _space()]
+    return _place(ax, [*parts, _words(ends[0]), _strip(), _words(ends[1])])
+
+
+def _place(ax: Axes, parts: Sequence[OffsetBox]) -> Artist:
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    above = ScaledTranslation(0, (KEY_GAP - 2) / 72, figure.dpi_scale_trans)
+    box = AnchoredOffsetbox(
+        loc="lower left",
+        child=HPacker(children=list(parts), pad=0, sep=3, align="baseline"),
+        pad=0,
+        borderpad=0,
+        frameon=False,
+        bbox_to_anchor=(0, 1),
+        bbox_transform=ax.transAxes + above,
+    )
+    box.set_clip_on(False)
+    return ax.add_artist(box)
+
+
+def _fitting(labels: Sequence[str], room: float) -> list[str]:
+    if sum(_room(label) for label in labels) <= room:
+        return list(labels)
+    short = [
+        shorten(label, max(room / len(labels) - SWATCH - 14, 34), TEXT_SIZE) for label in labels
+    ]
+    shown: list[str] = []
+    for label in short:
+        if sum(_room(other) for other in [*shown, label]) > room - 16:
+            break
+        shown.append(label)
+    return shown
+
+
+def _room(label: str) -> float:
+    return SWATCH + 14 + text_width(label, TEXT_SIZE)
+
+
+def _words(text: str) -> OffsetBox:
+    return TextArea(text, textprops={"fontsize": TEXT_SIZE, "color": MUTED})
+
+
+def _swatch(entry: Entry) -> OffsetBox:
+    area = DrawingArea(SWATCH, 5, 0, 0)
+    if entry.mark == "box":
+        area.add_artist(Rectangle((1, 0), SWATCH - 2, 5, color=entry.color, linewidth=0))
+        return area
+    width = 1.8 if entry.mark == "line" else 0.9
+    area.add_artist(Line2D([0, SWATCH], [2.5, 2.5], color=entry.color, linewidth=width))
+    return area
+
+
+def _space() -> OffsetBox:
+    return DrawingArea(4, 5, 0, 0)
+
+
+def _strip() -> OffsetBox:
+    area = DrawingArea(32, 5, 0, 0)
+    for place, color in enumerate(sequence_colors(16)):
+        area.add_artist(Rectangle((2 * place, 0), 2.05, 5, color=color, linewidth=0))
+    return area

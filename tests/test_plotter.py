@@ -1,0 +1,313 @@
+"""The figure as a whole: what is on it, where it is, and where it goes."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from gradlens.history import History, Note, Source
+from gradlens.plotter import CockpitPlotter, Panel, arrange, draw, layer_panels, main_panels
+from gradlens.undefined import Undefined
+from gradlens.view import View
+from tests.test_instruments import VIEWS, realistic, recorded, same, twice
+
+
+@dataclass
+class Live:
+    """Something that has a history, as a live cockpit does."""
+
+    history: History
+
+
+def drawn(history: History, **options: object) -> Figure:
+    """The figure of the first screen."""
+    return CockpitPlotter().plot(history, show_plot=False, **options)  # type: ignore[arg-type]
+
+
+def titles(figure: Figure) -> list[str]:
+    """Titles of the panels, in their order."""
+    return [title for ax in figure.axes if (title := ax.get_title(loc="left"))]
+
+
+def words(figure: Figure) -> set[str]:
+    """All texts of a figure."""
+    return {text.get_text() for text in figure.findobj(Text)}
+
+
+def boxes(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> dict[Text, tuple[float, ...]]:
+    """Where each text is that is really drawn, in pixels; empty ones are left out."""
+    seen: list[Text] = []
+    draw = Text.draw
+
+    def watched(text: Text, *args: object, **kwargs: object) -> None:
+        seen.append(text)
+        draw(text, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Text, "draw", watched)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    monkeypatch.undo()
+    shown = [text for text in dict.fromkeys(seen) if text.get_visible() and text.get_text().strip()]
+    return {text: text.get_window_extent(canvas.get_renderer()).extents for text in shown}
+
+
+def overlap(a: tuple[float, ...], b: tuple[float, ...], slack: float = 1.0) -> bool:
+    """Whether two boxes share more than a thin edge."""
+    across = min(a[2], b[2]) - max(a[0], b[0])
+    up = min(a[3], b[3]) - max(a[1], b[1])
+    return across > slack and up > slack
+
+
+def troubled() -> History:
+    """A run in which many things went wrong."""
+    history = same(realistic(60), lambda step, old: Undefined("too noisy") if step > 40 else old)
+    history.notes.extend(Note(step, "a module is not covered, " * 20) for step in range(3))
+    return history
+
+
+SCENES = {
+    "standard": lambda: realistic(100),
+    "long": lambda: realistic(1200),
+    "one panel": lambda: realistic(50, ("Loss",)),
+    "two panels": lambda: realistic(50, ("Loss", "GradHist1d")),
+    "one step": lambda: realistic(1),
+    "many layers": lambda: realistic(30, layers=15),
+    "very many layers": lambda: realistic(3, ("GradHist1d",), layers=60),
+    "signed": lambda: recorded(
+        "Mine", {n: (-10.0) ** (n % 7 - 3) for n in range(20)}, yscale="symlog"
+    ),
+    "two of a kind": lambda: twice(realistic(20)),
+    "far steps": lambda: realistic(40, every=2_500_000),
+    "undefined": lambda: same(realistic(20), lambda step, old: Undefined("no reason " * 20)),
+    "troubled": troubled,
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("log_step", [False, True])
+@pytest.mark.parametrize("screen", ["primary", "secondary"])
+def test_no_texts_overlap(
+    scene: str, log_step: bool, screen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = SCENES[scene]()
+    panels = main_panels(history) if screen == "primary" else layer_panels(history)
+    if not panels:
+        return
+    figure = Figure()
+    draw(figure, history, panels, "A run", log_step)
+    found = boxes(figure, monkeypatch)
+    pairs = itertools.combinations(found.items(), 2)
+    clashes = [(a.get_text(), b.get_text()) for (a, x), (b, y) in pairs if overlap(x, y)]
+    assert clashes == []
+    width, height = figure.bbox.size
+    outside = [
+        text.get_text()
+        for text, (left, low, right, high) in found.items()
+        if left < 0 or low < 0 or right > width or high > height
+    ]
+    assert outside == []
+
+
+def test_only_panels_with_data_take_up_space() -> None:
+    assert titles(drawn(realistic(20, ("Loss", "MeanGSNR")))) == ["Loss", "Mean GSNR"]
+    assert titles(drawn(realistic(20, ("Loss",)))) == ["Loss"]
+
+
+def test_groups_are_named_and_together() -> None:
+    history = realistic(20)
+    assert {view.group.upper() for view in VIEWS.values()} <= words(drawn(history))
+    groups = [panel.group for panel in main_panels(history)]
+    assert groups == [
+        group for group, _ in itertools.groupby(groups) for _ in range(groups.count(group))
+    ]
+
+
+def test_header_states_the_run() -> None:
+    history = realistic(100)
+    found = words(drawn(history, plot_title="My run"))
+    assert "My run" in found
+    assert any("last step 99" in text and "last loss" in text for text in found)
+
+
+def test_notes_are_shown() -> None:
+    history = realistic(10, ("Loss",))
+    history.notes.append(Note(0, "bias is tied"))
+    assert "Note at step 0: bias is tied" in words(drawn(history))
+
+
+def test_a_quantity_of_the_user_appears() -> None:
+    history = recorded("Mine", {0: 1.0, 1: 2.0})
+    assert titles(drawn(history)) == ["Mine"]
+
+
+def test_a_series_without_a_source_appears() -> None:
+    history = History()
+    history.append(0, {"anything": 1.0})
+    assert titles(drawn(history)) == ["anything"]
+
+
+def test_series_of_layers_move_to_the_second_screen() -> None:
+    views = {"a": View("a", group="layers"), "b": View("b", group="noise")}
+    history = History({name: Source(name, view) for name, view in views.items()})
+    history.append(0, {"a": 1.0, "b": 1.0})
+    plotter = CockpitPlotter(secondary_screen=True)
+    assert titles(plotter.plot(history, show_plot=False)) == ["b"]
+    assert plotter.secondary_figure is not None
+    assert titles(plotter.secondary_figure) == ["a"]
+    assert titles(drawn(history)) == ["b", "a"]
+
+
+def test_second_screen_shows_layers() -> None:
+    plotter = CockpitPlotter(secondary_screen=True)
+    figure = plotter.plot(realistic(20), show_plot=False)
+    assert figure is plotter.figure
+    assert plotter.secondary_figure is not None
+    assert "Gradient elements by parameter" in titles(plotter.secondary_figure)
+
+
+def test_second_screen_without_layers_is_a_warning() -> None:
+    plotter = CockpitPlotter(secondary_screen=True)
+    with pytest.warns(UserWarning, match="record GradHist1d"):
+        plotter.plot(realistic(5, ("Loss",)), show_plot=False)
+    assert plotter.secondary_figure is None
+
+
+def test_discard_is_by_step() -> None:
+    history = realistic(20, ("Loss",), every=10)
+    figure = drawn(history, discard=100)
+    assert any("last step 100" in text for text in words(figure))
+    assert figure.axes[0].get_xlim()[1] < 110
+    assert len(history["Loss"]) == 20
+
+
+def test_sources_are_histories_their_owners_and_files(tmp_path: Path) -> None:
+    history = realistic(20)
+    path = tmp_path / "my-run.jsonl"
+    history.write(path)
+    expected = titles(drawn(history))
+    for source in (Live(history), path, str(path)):
+        assert titles(CockpitPlotter().plot(source, show_plot=False)) == expected
+    assert "my-run" in words(CockpitPlotter().plot(path, show_plot=False))
+
+
+def test_sources_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "no-run.txt").write_text("hello\n")
+    with pytest.raises(ValueError, match="not a gradlens run"):
+        CockpitPlotter().plot(tmp_path / "no-run.txt", show_plot=False)
+    with pytest.raises(FileNotFoundError):
+        CockpitPlotter().plot(tmp_path / "nowhere", show_plot=False)
+    with pytest.raises(TypeError, match="a list can't be plotted"):
+        CockpitPlotter().plot([], show_plot=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("history", "message"),
+    [
+        (History(), "no quantity was tracked"),
+        (realistic(0, ("Loss",)), "check the track_schedule of Loss"),
+        (recorded("Mine", {0: "text"}), "none of the recorded series can be drawn: Mine"),
+    ],
+)
+def test_nothing_to_draw_is_an_error(history: History, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        drawn(history)
+
+
+@pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
+def test_saves(ending: str, tmp_path: Path) -> None:
+    plotter = CockpitPlotter(secondary_screen=True)
+    plotter.plot(
+        realistic(20),
+        show_plot=False,
+        save_plot=True,
+        savedir=tmp_path / "plots",
+        savename="run",
+        savename_append="__epoch__001",
+        savefig_kwargs={"format": ending},
+    )
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert names == {f"run{s}__epoch__001.{ending}" for s in ("", "__secondary")}
+    assert all(path.stat().st_size > 10_000 for path in (tmp_path / "plots").iterdir())
+
+
+def test_saves_next_to_the_run(tmp_path: Path) -> None:
+    realistic(5, ("Loss",)).write(tmp_path / "run.jsonl")
+    CockpitPlotter().plot(tmp_path / "run.jsonl", show_plot=False, save_plot=True)
+    assert (tmp_path / "cockpit.png").exists()
+
+
+def test_ten_thousand_steps() -> None:
+    drawn(realistic(10_000)).savefig(io.BytesIO())
+
+
+def test_debug_lists_what_is_drawn_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    history = realistic(5, ("Loss",))
+    history.append(0, {"words": "text"})
+    drawn(history, debug=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["primary: LossInstrument [performance] Loss", "not drawn: words"]
+
+
+def test_leaves_matplotlib_alone_and_needs_no_pyplot() -> None:
+    before = dict(matplotlib.rcParams)
+    drawn(realistic(5)).savefig(io.BytesIO())
+    assert dict(matplotlib.rcParams) == before
+    code = """
+import sys
+from gradlens.history import History, Source
+from gradlens.plotter import CockpitPlotter
+from gradlens.view import View
+history = History({"a": Source("a", View("a"))})
+history.append(0, {"a": 1.0})
+CockpitPlotter().plot(history, show_plot=False)
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_windows_are_drawn_again() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    shown: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch, matplotlib.rc_context({"backend": "agg"}):
+        patch.setattr(pyplot, "show", lambda block: shown.append(block))
+        own = pyplot.figure()
+        plotter = CockpitPlotter()
+        first = plotter.plot(realistic(5, ("Loss",)))
+        second = plotter.plot(realistic(9, ("Loss", "MeanGSNR")), block=True)
+        assert first is second
+        assert pyplot.gcf() is own
+        assert titles(second) == ["Loss", "Mean GSNR"]
+        pyplot.close(first)
+        third = plotter.plot(realistic(5, ("Loss",)))
+        assert third is not first
+        pyplot.close("all")
+    assert shown == [False, True, False]
+
+
+def panels(count: int) -> list[Panel]:
+    """Equal panels."""
+    return main_panels(realistic(1, ("Loss",)))[:1] * count  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("count", "rows"), [(1, [1]), (2, [2]), (4, [2, 2]), (6, [3, 3]), (12, [4, 4, 4])]
+)
+def test_rows_are_balanced(count: int, rows: list[int]) -> None:
+    assert [len(row) for row in arrange(panels(count))] == rows
+
+
+@pytest.mark.parametrize("count", range(1, 26))
+def test_every_panel_has_a_place(count: int) -> None:
+    found = arrange(panels(count))
+    assert sum(len(row) for row in found) == count
+    assert max(len(row) for row in found) - min(len(row) for row in found) <= 1
