@@ -30,7 +30,7 @@ def network() -> nn.Module:
     """Convolutions, dropout, in-place activations, a normalisation with buffers."""
     return nn.Sequential(
         nn.Conv2d(1, 4, 3),
-        nn.BatchNorm2d(4).eval(),
+        nn.BatchNorm2d(4),
         nn.ReLU(inplace=True),
         nn.Dropout2d(0.2),
         nn.Flatten(),
@@ -111,7 +111,15 @@ def assert_bit_identical(found: Any, expected: Any) -> None:
 
 
 def test_training_is_bit_identical_and_leaves_nothing_behind() -> None:
-    assert_bit_identical(train(tracked=True), train(tracked=False))
+    with pytest.warns(UserWarning, match="normalises over the batch"):
+        tracked = train(tracked=True)
+    assert_bit_identical(tracked, train(tracked=False))
+
+
+def test_that_test_tracks_every_quantity() -> None:
+    public = {getattr(quantities, name) for name in quantities.__all__}
+    concrete = {q for q in public if not getattr(q, "__abstractmethods__", ())}
+    assert {type(quantity) for quantity in every_quantity()} == concrete
 
 
 @pytest.fixture

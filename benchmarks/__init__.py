@@ -1,0 +1,1 @@
+"""Measurements of speed and memory; nothing here is a test."""
