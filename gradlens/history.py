@@ -42,7 +42,7 @@ class History:
     it is an ``Undefined``. A later value for the same name and step replaces the earlier one.
     """
 
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: dict[str, Source] = field(default_factory=dict)
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     truncated: bool = False
@@ -128,13 +128,19 @@ def _from_header(line: bytes, path: str | Path, truncated: bool) -> History:
             f"{path} has run format {found!r}, this version reads format {FORMAT}: "
             "read it with the version of gradlens that wrote it"
         )
-    sources = {n: Source(s["kind"], View(**s["view"])) for n, s in header["sources"].items()}
+    sources = _sources(header)
     parameters = {name: tuple(shape) for name, shape in header["parameters"].items()}
     return History(sources, parameters, truncated=truncated)
 
 
+def _sources(header: Mapping[str, Any]) -> dict[str, Source]:
+    return {n: Source(s["kind"], View(**s["view"])) for n, s in header["sources"].items()}
+
+
 def _take_in(history: History, record: Mapping[str, Any]) -> None:
-    if "note" in record:
+    if "gradlens_run" in record:  # of a run that was resumed, perhaps with other quantities
+        history.sources |= _sources(record)
+    elif "note" in record:
         history.notes.append(Note(record["step"], record["note"]))
     else:
         history.append(record["step"], record["values"])
@@ -154,6 +160,7 @@ class RunFile:
         if resume and self.path.exists():
             _cut_off_partial_line(self.path)
             self._file = FileIO(self.path, "a")
+            self._write(_header(history))
             return
         try:
             self._file = FileIO(self.path, "x")
@@ -213,5 +220,8 @@ class RunFile:
 
 def _cut_off_partial_line(path: Path) -> None:
     content = path.read_bytes()
-    if not content.endswith(b"\n"):
-        path.write_bytes(content[: content.rfind(b"\n") + 1])
+    whole = content.rfind(b"\n") + 1
+    if not whole:
+        path.write_bytes(content + b"\n")  # a header alone
+    elif whole < len(content):
+        path.write_bytes(content[:whole])

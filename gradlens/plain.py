@@ -20,25 +20,36 @@ def to_plain(value: Any) -> Value:
     """
     if isinstance(value, Tensor):
         return _tensor_to_plain(value.detach())
-    if isinstance(value, np.ndarray):
-        return value.copy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _array_to_plain(np.asarray(value))
     if is_dataclass(value) and not isinstance(value, type):
         return to_plain(asdict(value))
     if isinstance(value, Mapping):
-        return {str(key): to_plain(entry) for key, entry in value.items()}
+        plain = {str(key): to_plain(entry) for key, entry in value.items()}
+        if len(plain) < len(value):
+            raise TypeError(f"two keys of {list(value)} are the same as text: use strings")
+        return plain
     if isinstance(value, (list, tuple)):
         return [to_plain(entry) for entry in value]
-    if value is None or isinstance(value, (bool, int, float, str, np.generic)):
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(
-        f"a {type(value).__name__} can't be recorded: return a number, a string, an array or "
-        "tensor, or lists and dicts of these"
-    )
+    raise _unrecordable(type(value).__name__)
 
 
 def _tensor_to_plain(tensor: Tensor) -> Value:
-    if tensor.dim() == 0:
-        return tensor.item()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
-    return tensor.to_dense().cpu().numpy().copy()
+    return _array_to_plain(tensor.to_dense().cpu().numpy())
+
+
+def _array_to_plain(array: np.ndarray[Any, Any]) -> Value:
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise _unrecordable(f"array of {array.dtype}")
+    return array.copy() if array.ndim else array.item()
+
+
+def _unrecordable(what: str) -> TypeError:
+    return TypeError(
+        f"a {what} can't be recorded: return a number, a string, an array or tensor, or lists and "
+        "dicts of these"
+    )

@@ -44,6 +44,29 @@ class Logarithmic:
         return global_step in self._points
 
 
+class _DecidedOnce:
+    """Asks a schedule once for each step, so that a random one has one answer."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._step: int | None = None
+        self._decision = False
+
+    def __call__(self, global_step: int) -> bool:
+        if global_step != self._step:
+            self._decision = bool(self._schedule(global_step))
+            self._step = global_step
+        return self._decision
+
+    def __repr__(self) -> str:
+        return repr(self._schedule)
+
+
+def decided_once(schedule: Schedule) -> Schedule:
+    """The same schedule, with one answer for each step however often it is asked in a row."""
+    return _DecidedOnce(schedule)
+
+
 def linear(interval: int, offset: int = 0) -> Linear:
     """Track every ``interval`` steps, starting with step ``offset``."""
     if interval < 1:

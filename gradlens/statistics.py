@@ -6,9 +6,11 @@ N is the number of samples, gₙ their individual gradients, ḡ the mean gradie
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from scipy.special import stdtrit
 from torch import Tensor
 
 from gradlens.undefined import Undefined
@@ -67,6 +69,135 @@ def gradient_signal_to_noise(mean: Tensor, sum_of_squares: Tensor, n: int, eps: 
     # Rounding can push a vanishing variance below zero.
     variance = (sum_of_squares / n - squared_mean).clamp_(min=0)
     return squared_mean / (variance + eps)
+
+
+def mean_of_elements(tensors: Sequence[Tensor]) -> float:
+    """Mean over all elements of all tensors."""
+    total = torch.stack([tensor.sum().cpu().double() for tensor in tensors]).sum()
+    return float(total) / sum(tensor.numel() for tensor in tensors)
+
+
+def batch_size_rule(
+    squared_norms: Tensor, mean_squared_norm: Tensor, learning_rate: float, mean_loss: float
+) -> float:
+    """Coupled adaptive batch size: η·tr(Σ)/L (Balles et al., 2017, arXiv:1612.05086, Eq. 20).
+
+    From ‖gₙ‖² ``[N]`` and ‖ḡ‖², with the population variance tr(Σ) = Σₙ‖gₙ‖²/N − ‖ḡ‖².
+    """
+    if mean_loss == 0:
+        return Undefined("the loss is zero")
+    variance = squared_norms.mean() - mean_squared_norm
+    return learning_rate * max(float(variance), 0.0) / mean_loss
+
+
+def early_stopping(mean: Tensor, sum_of_squares: Tensor, n: int, eps: float) -> Tensor:
+    """N·ḡⱼ²/(vⱼ + ε) for each element j, with the sample variance vⱼ of gₙⱼ.
+
+    One minus their mean is the evidence-based criterion (Mahsereci et al., 2017,
+    arXiv:1703.09580, Eq. 7): positive where gradients can't be told from noise.
+    """
+    squared_mean = mean.square()
+    # Rounding can push a vanishing variance below zero.
+    variance = ((sum_of_squares - n * squared_mean) / (n - 1)).clamp_(min=0)
+    return n * squared_mean / (variance + eps)
+
+
+@dataclass(frozen=True)
+class NoiseScale:
+    """Simple gradient noise scale B = tr(Σ)/‖G‖² with its 95 % confidence interval.
+
+    ``trace`` and ``squared_norm`` are unbiased estimates of tr(Σ) and ‖G‖², G being the gradient
+    of the expected loss.
+    """
+
+    value: float
+    low: float
+    high: float
+    trace: float
+    squared_norm: float
+
+
+def noise_scale(squared_norms: Tensor, mean_dots: Tensor, mean_squared_norm: Tensor) -> NoiseScale:
+    """From ‖gₙ‖² and ⟨gₙ,ḡ⟩ ``[N]`` and ‖ḡ‖² (McCandlish et al., 2018, arXiv:1812.06162, App. A).
+
+    The interval is Fieller's for a ratio, with the jackknife's covariance of the two estimates; it
+    has no upper end where ‖G‖² can't be told from zero.
+    """
+    n = len(squared_norms)
+    if n < 3:
+        nan = Undefined(f"N = {n}: an interval takes three samples")
+        return NoiseScale(nan, nan, nan, nan, nan)
+    everyone = _noise_estimates(squared_norms.sum(), mean_squared_norm, n)
+    without = (n**2 * mean_squared_norm - 2 * n * mean_dots + squared_norms) / (n - 1) ** 2
+    left_out = _noise_estimates(squared_norms.sum() - squared_norms, without, n - 1)
+    covariance = (n - 1) ** 2 / n * torch.cov(left_out)
+    trace, squared_norm = everyone.tolist()
+    if not bool(covariance.isfinite().all()):
+        nan = Undefined(NOT_FINITE)
+        return NoiseScale(nan, nan, nan, trace, squared_norm)
+    low, high = _fieller(everyone.tolist(), covariance.tolist(), float(stdtrit(n - 1, 0.975)))
+    if squared_norm <= 0:
+        value: float = Undefined("the squared norm of the gradient can't be told from zero")
+    else:
+        value = trace / squared_norm
+    return NoiseScale(value, low, high, trace, squared_norm)
+
+
+def _noise_estimates(sum_of_squared_norms: Tensor, mean_squared_norm: Tensor, n: int) -> Tensor:
+    """Unbiased tr(Σ) and ‖G‖², ``[2, ...]``."""
+    trace = (sum_of_squared_norms - n * mean_squared_norm) / (n - 1)
+    return torch.stack([trace, mean_squared_norm - trace / n])
+
+
+def _fieller(
+    estimates: Sequence[float], covariance: Sequence[Sequence[float]], t: float
+) -> tuple[float, float]:
+    """All r ≥ 0 for which numerator − r·denominator isn't significantly different from zero."""
+    top, bottom = estimates
+    (top_variance, shared), (_, bottom_variance) = covariance
+    a = bottom**2 - t**2 * bottom_variance
+    b = top * bottom - t**2 * shared
+    c = top**2 - t**2 * top_variance
+    root = math.sqrt(max(b**2 - a * c, 0.0))
+    if a > 0 and bottom > 0:
+        return max((b - root) / a, 0.0), max((b + root) / a, 0.0)
+    low = c / (b + root) if b + root > 0 else 0.0
+    return max(low, 0.0), math.inf
+
+
+def local_step_size(
+    losses: tuple[Tensor, Tensor], slopes: tuple[Tensor, Tensor], length: float
+) -> float:
+    """Where on a fitted parabola an update of this length ends: −1 start, 0 minimum, 1 mirrored.
+
+    ``losses`` are ℓₙ and ``slopes`` ⟨gₙ,d⟩/‖d‖, each ``[N]``, at both ends of the update d; the
+    parabola μ₀ + μ₁x + μ₂x² is fitted to their means by least squares, weighted by the inverse
+    variances of these means, and α = 2t/(−μ₁/μ₂) − 1 (Schneider et al., 2021, arXiv:2102.06604,
+    appendix C.1). NaN where there is no such minimum.
+    """
+    if length == 0:
+        return Undefined("the update is zero")
+    observed = (*losses, *slopes)
+    if min(len(values) for values in observed) < 2:
+        return Undefined(ONE_SAMPLE)
+    means = torch.stack([values.double().mean() for values in observed])
+    variances = torch.stack([values.double().var() / len(values) for values in observed])
+    if not bool(means.isfinite().all() and variances.isfinite().all()):
+        return Undefined(NOT_FINITE)
+    weights = 1 / variances.clamp(min=1e-10).sqrt()
+    t = length
+    design = torch.tensor(
+        [[1.0, 0.0, 0.0], [1.0, t, t**2], [0.0, 1.0, 0.0], [0.0, 1.0, 2 * t]], dtype=torch.float64
+    )
+    # In units of t, the columns are of one size however short the update is.
+    units = torch.tensor([1.0, 1 / t, 1 / t**2], dtype=torch.float64)
+    fit = torch.linalg.lstsq(weights[:, None] * design * units, weights * means).solution
+    slope, curvature = float(fit[1]), float(fit[2])
+    if curvature <= 0:
+        return Undefined("the fitted parabola has no minimum: its curvature is not positive")
+    if slope == 0:
+        return Undefined("the fitted parabola is at its minimum from the start")
+    return -2 * curvature / slope - 1
 
 
 @dataclass(frozen=True)
@@ -158,7 +289,7 @@ def histogram_2d(
     flat = companions.reshape(-1)
     second = _bin(flat, bins[1], range_[1]).long()
     below, above = torch.zeros(2, 2, dtype=torch.int64, device=values.device)
-    rows = values.reshape(len(values), -1)
+    rows = values.reshape(len(values), len(flat))
     for chunk in rows.split(max(CHUNK // max(rows.shape[1], 1), 1)):
         first = _bin(chunk, bins[0], range_[0]).long()
         joint = (first * bins[1] + second).masked_fill_(
@@ -173,9 +304,12 @@ def histogram_2d(
 
 
 def _bin(values: Tensor, bins: int, range_: tuple[float, float]) -> Tensor:
-    """Index of each value's bin, clipped into the outer ones; ``bins`` for a NaN."""
+    """Index of each value's bin, clipped into the outer ones; ``bins`` for a NaN.
+
+    In float64, since in lower precision a small number less than ``low`` loses even its sign.
+    """
     low, high = range_
-    position = (values - low).mul_(bins / (high - low))
+    position = (values.double() - low).mul_(bins / (high - low))
     # A NaN passes the clamp and can't be cast.
     position = position.clamp_(0, bins - 1).nan_to_num_(nan=bins)
     return position.to(torch.uint8 if bins < 256 else torch.int32)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradlens.individual.gathering import LossReduction
 from gradlens.individual.reductions import Reduction
 
 
@@ -17,19 +17,26 @@ from gradlens.individual.reductions import Reduction
 class Step:
     """A tracked step, after its backward pass.
 
-    ``parameters`` are the trainable ones by name, ``batch_size`` is N (``None`` where nothing has
-    told it), ``info`` whatever else the user has passed. Small results of reductions arrive in
-    float64 on the host, so that formulas on them are exact and cost one synchronisation.
+    ``parameters`` are the trainable ones by name, ``batch_size`` is N and ``individual_losses`` are
+    ℓₙ ``[N]`` (both ``None`` where nothing has told them), ``info`` is whatever else the user has
+    passed. Small results of reductions arrive in float64 on the host, so that formulas on them are
+    exact and cost one synchronisation.
     """
 
     global_step: int
     parameters: Mapping[str, nn.Parameter]
+    loss_reduction: LossReduction = "mean"
     batch_size: int | None = None
     loss: Tensor | None = None
+    individual_losses: Tensor | None = None
     optimizer: Optimizer | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
     reduced: Mapping[Reduction, Mapping[str, Any]] = field(default_factory=dict, repr=False)
-    means: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def without_gradients(self) -> Step:
+        """What may be kept until the next step: numbers, but no gradients and no graph."""
+        loss = None if self.loss is None else self.loss.detach().clone()
+        return replace(self, loss=loss, info={}, reduced={})
 
     @property
     def samples(self) -> int:
@@ -62,14 +69,19 @@ class Step:
             layers.setdefault(layer_of(name), []).append(_on_host(value))
         return {layer: reduction.total(values) for layer, values in layers.items()}
 
-    def mean_squared_norm(self) -> Tensor:
-        """‖ḡ‖² over the covered parameters, a float64 scalar on the host."""
-        norms = [torch.linalg.vector_norm(mean) for mean in self.means.values()]
-        return torch.stack([norm.cpu().double() for norm in norms]).square().sum()
+    def mean_loss(self) -> float:
+        """L under a mean loss, L/N under a sum loss; ``RuntimeError`` without a loss."""
+        if self.loss is None:
+            raise RuntimeError(f"no loss is known at step {self.global_step}")
+        divisor = self.samples if self.loss_reduction == "sum" else 1
+        return float(self.loss.detach()) / divisor
 
     def gradients(self) -> dict[str, Tensor]:
-        """``p.grad`` of every parameter; ``ValueError`` names those that have none."""
-        absent = [name for name, p in self.parameters.items() if p.grad is None]
+        """``p.grad`` of every parameter that isn't frozen by now.
+
+        ``ValueError`` names those that have none.
+        """
+        absent = [n for n, p in self.parameters.items() if p.requires_grad and p.grad is None]
         if absent:
             raise ValueError(
                 f"no gradient at step {self.global_step} of {', '.join(absent)}: the loss doesn't "

@@ -18,6 +18,7 @@ import gradlens
 from gradlens import quantities
 from gradlens.quantities import Quantity
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
+from gradlens.statistics import noise_scale
 from tests.networks import NETWORKS
 from tests.references import flat, individual_gradients_by_loop, squared_error
 
@@ -119,6 +120,16 @@ def grad_hist_2d(bins: tuple[int, int], range_: Any) -> Callable[[Truth], Any]:
     return reference
 
 
+def grad_noise_scale(truth: Truth) -> dict[str, float]:
+    g = truth.rows
+    n, mean = len(g), g.mean(0)
+    trace = ((g - mean) ** 2).sum() / (n - 1)
+    products = g @ g.T
+    squared_norm = (products.sum() - np.trace(products)) / (n * (n - 1))
+    # The interval's coverage has a test of its own.
+    return {"trace": trace, "squared_norm": squared_norm}
+
+
 def grad_norm(truth: Truth) -> dict[str, float]:
     return {n: p.grad.norm().item() for n, p in truth.model.named_parameters()}
 
@@ -136,6 +147,7 @@ CASES: dict[str, tuple[Callable[[], Quantity], Callable[[Truth], Any]]] = {
     "NormTest": (quantities.NormTest, norm_test),
     "InnerTest": (quantities.InnerTest, inner_test),
     "OrthoTest": (quantities.OrthoTest, ortho_test),
+    "GradNoiseScale": (quantities.GradNoiseScale, grad_noise_scale),
     "MeanGSNR": (quantities.MeanGSNR, mean_gsnr),
     "GradCovariance": (quantities.GradCovariance, grad_covariance),
     "GradCovariance, one": (
@@ -154,6 +166,9 @@ CASES: dict[str, tuple[Callable[[], Quantity], Callable[[Truth], Any]]] = {
     ),
 }
 WITHOUT_FORMULA = {"Time"}
+IN_UPDATES = {"Alpha", "CABS", "Distance", "EarlyStopping", "UpdateSize"}
+"""Tested in test_update_quantities.py."""
+ABSTRACT = {"Quantity", "SingleStepQuantity", "TwoPointQuantity", "UpdateQuantity"}
 SOME_NETWORKS = ["mlp", "conv2d", "linear, sequence", "tied weights", "module used twice", "lstm"]
 
 
@@ -197,13 +212,19 @@ def track(
 def test_quantity(case: str, network: str, reduction: str, steps: int) -> None:
     build, reference = CASES[case]
     found, truth = track(build(), network, reduction, steps=steps)
-    assert_same(found, reference(truth))
+    expected = reference(truth)
+    if case == "GradNoiseScale":
+        ratio = expected["trace"] / expected["squared_norm"]
+        value = found.pop("value")
+        assert value == pytest.approx(ratio) if ratio > 0 else "zero" in value.reason
+        assert 0 <= found.pop("low") <= max(ratio, 0) <= found.pop("high") or ratio < 0
+        found.pop("high", None)
+    assert_same(found, expected)
 
 
 def test_every_public_quantity_has_a_reference() -> None:
-    public = {getattr(quantities, name) for name in quantities.__all__}
-    concrete = {q.__name__ for q in public if not getattr(q, "__abstractmethods__", ())}
-    assert concrete == {type(build()).__name__ for build, _ in CASES.values()} | WITHOUT_FORMULA
+    here = {type(build()).__name__ for build, _ in CASES.values()}
+    assert set(quantities.__all__) - ABSTRACT == here | IN_UPDATES | WITHOUT_FORMULA
 
 
 def test_time_is_between_before_and_after() -> None:
@@ -312,3 +333,28 @@ def test_adapting_alone_needs_no_histogram_at_that_step() -> None:
     quantity = quantities.GradHist1d(gradlens.schedules.linear(10, 1), adapt=GradAbsMax())
     found, truth = track(quantity, "mlp", "mean", steps=2)
     np.testing.assert_allclose(found["edges"][-1], np.abs(truth.rows).max())
+
+
+def test_noise_scales_interval_holds_the_truth_as_often_as_it_says() -> None:
+    """Gaussian gradients with known tr(Σ) and ‖G‖², 100 seeds."""
+    deviations = torch.linspace(0.1, 2, 30, dtype=torch.float64)
+    gradient = torch.linspace(-1, 1, 30, dtype=torch.float64)
+    truth = float(deviations.square().sum() / gradient.square().sum())
+    inside = 0
+    for seed in range(100):
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(64, 30, generator=generator, dtype=torch.float64)
+        g = gradient + deviations * noise
+        mean = g.mean(0)
+        found = noise_scale(g.square().sum(1), g @ mean, mean @ mean)
+        inside += found.low <= truth <= found.high
+    assert 90 <= inside <= 99
+
+
+def test_noise_scale_without_signal_has_no_upper_end() -> None:
+    g = torch.randn(50, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    g -= g.mean(0) * 0.9
+    mean = g.mean(0)
+    found = noise_scale(g.square().sum(1), g @ mean, mean @ mean)
+    assert "zero" in found.value.reason
+    assert found.high == math.inf

@@ -28,7 +28,10 @@ class Discrepancy(Reduction):
     def reduce(self, gradients: ParameterGradients) -> Tensor | None:
         if gradients.gradient is None:
             return None
-        individual, gradient = gradients.individual, gradients.gradient.to(gradients.mean.dtype)
+        individual, gradient = (
+            gradients.individual,
+            gradients.gradient.to(gradients.individual.dtype),
+        )
         difference = torch.linalg.vector_norm(individual.sum() / individual.scale - gradient)
         spread = individual.squared_norms().sum().sqrt() / individual.scale
         size = torch.maximum(torch.linalg.vector_norm(gradient), spread)

@@ -26,10 +26,13 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         require_extended(model)
         self._model = model
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._loss_reduction: LossReduction = loss_reduction
         self._gathering = Gathering(self._parameters, loss_reduction)
         self._operators: dict[str, GradientOperator] = {}
 
     def __enter__(self) -> individual_gradients:
+        self._operators = {}
+        self._gathering = Gathering(self._parameters, self._loss_reduction)
         listen(self._model, self._gathering)
         return self
 

@@ -13,7 +13,12 @@ from gradlens.individual.gathering import LossReduction, autocast_off, known_gra
 from gradlens.individual.recomputed import batch_axis
 from gradlens.individual.rules import operators_of
 from gradlens.individual.summed import summed
-from gradlens.individual.tap import CallListener, LayerCall
+from gradlens.individual.tap import (
+    CallListener,
+    LayerCall,
+    stored_inputs,
+    trainable_parameters,
+)
 
 
 class IndividualGradients(FirstOrderBackpropExtension):
@@ -33,17 +38,12 @@ class IndividualGradients(FirstOrderBackpropExtension):
 
     def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
         """Called by BackPACK when the gradient at the module's output is known."""
-        if not any(p is not None and p.requires_grad for p in module._parameters.values()):
+        trainable = trainable_parameters(module)
+        if not trainable:
             return
-        inputs = tuple(
-            v for k, v in vars(module).items() if k.startswith("input") and k[5:].isdigit()
-        )
-        if not inputs:
-            raise RuntimeError(
-                f"BackPACK kept no input of this {type(module).__name__}, which happens when a "
-                "module is used more than once: extend the model with gradlens.extend instead"
-            )
-        self._listener.receive(LayerCall(module, inputs, {}, tuple(g_out)))
+        inputs = stored_inputs(module)
+        call = LayerCall(module, inputs, {}, tuple(g_out), trainable, module.training)
+        self._listener.receive(call)
 
 
 class _SaveOnParameters(CallListener):

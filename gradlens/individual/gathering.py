@@ -12,23 +12,17 @@ from torch.utils.hooks import RemovableHandle
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.recomputed import CannotRecomputeError, batch_axis
 from gradlens.individual.reductions import ParameterGradients, Reduction
-from gradlens.individual.rules import (
-    BatchAxisError,
-    couples_samples,
-    operators_of,
-)
+from gradlens.individual.rules import BatchAxisError, couples_samples, operators_of
 from gradlens.individual.summed import summed
 from gradlens.individual.tap import CallListener, LayerCall
 
 LossReduction: TypeAlias = Literal["mean", "sum"]
 
-OVERWRITTEN = "an in-place operation has overwritten the layer's input"
-
 
 class Gathering(CallListener):
-    """Operators of one backward pass, by parameter name.
+    """Operators of backward passes, by parameter name.
 
-    Errors don't interrupt the backward pass: ``error`` keeps the first one until somebody asks,
+    Errors don't interrupt a backward pass: ``error`` keeps the first one until somebody asks,
     ``missing`` says why a parameter has no operator, ``coupling`` names layers that mix samples,
     ``epsilon`` is the relative rounding error of the least precise output gradient.
     """
@@ -46,14 +40,16 @@ class Gathering(CallListener):
         self.error: Exception | None = None
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._loss_reduction = loss_reduction
-        self._uses: dict[str, list[GradientOperator]] = {}
+        # By name and backward pass: a gradient that the user asks for inside the context, without
+        # accumulating it into the parameters, must not be mixed with the one that is.
+        self._uses: dict[str, dict[int, list[GradientOperator]]] = {}
 
     def receive(self, call: LayerCall) -> None:
         """Take in a completed call of a layer that holds some of the parameters."""
         names = {
             key: self._names[id(parameter)]
             for key, parameter in call.module._parameters.items()
-            if parameter is not None and id(parameter) in self._names
+            if key in call.trainable and id(parameter) in self._names
         }
         if not names or self.error is not None:
             return
@@ -61,21 +57,29 @@ class Gathering(CallListener):
             with torch.no_grad(), autocast_off(known_gradient(call)[1]):
                 self._take_in(call, names)
         except CannotRecomputeError as reason:
-            self.missing |= dict.fromkeys(names.values(), str(reason))
+            self._miss(names.values(), str(reason))
         except Exception as error:  # the user's backward pass goes on
             self.error = _named(error, call.module, next(iter(names.values())))
 
     def _take_in(self, call: LayerCall, names: Mapping[str, str]) -> None:
-        if call.inputs_changed:
-            self.missing |= dict.fromkeys(names.values(), OVERWRITTEN)
+        if call.flaw:
+            self._miss(names.values(), call.flaw)
             return
-        if couples_samples(call.module):
+        if couples_samples(call):
             self.coupling.add(_layer(next(iter(names.values()))))
         scale = self._scale(call)
         self.epsilon = max(self.epsilon, torch.finfo(known_gradient(call)[1].dtype).eps)
-        for key, operator in operators_of(call, scale).items():
+        operators = operators_of(call, scale)
+        backward_pass = torch._C._current_graph_task_id()
+        for key, operator in operators.items():
             if key in names:
-                self._uses.setdefault(names[key], []).append(operator)
+                uses = self._uses.setdefault(names[key], {})
+                uses.setdefault(backward_pass, []).append(operator)
+        aliases = {names[key] for key in operators if key in names}
+        self._miss(set(names.values()) - aliases, "its layer computes its weight from it")
+
+    def _miss(self, names: Iterable[str], reason: str) -> None:
+        self.missing |= dict.fromkeys(names, reason)
 
     def _scale(self, call: LayerCall) -> float:
         index, found = known_gradient(call)
@@ -91,12 +95,12 @@ class Gathering(CallListener):
             )
         return float(length) if self._loss_reduction == "mean" else 1.0
 
-    def take(self, name: str) -> GradientOperator | None:
-        """Remove and return a parameter's operator, its uses added up."""
-        uses = self._uses.pop(name, None)
-        if uses is None or name in self.missing:
-            return None
-        return summed(uses)
+    def take(self, name: str, backward_pass: int | None = None) -> GradientOperator | None:
+        """Remove and return a parameter's operator, its uses in one or all passes added up."""
+        by_pass = self._uses.pop(name, {})
+        wanted = by_pass if backward_pass is None else by_pass.keys() & {backward_pass}
+        uses = [use for known in wanted for use in by_pass[known]]
+        return None if not uses or name in self.missing else summed(uses)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,9 +112,8 @@ class ReducedGradients(Gathering):
     """Reduces each parameter's individual gradients when its gradient is complete, and frees them.
 
     A parameter's gradient is complete when autograd accumulates it, since then all uses of it have
-    been seen. ``values`` are by reduction and parameter name, ``means`` are the ḡ ``[*P]``. Where
-    ``p.grad`` was empty before the backward pass and ``trust_gradients`` says that the loss is a
-    mean or sum over samples, ḡ is read off it.
+    been seen. ``values`` are by reduction and parameter name, ``covered`` are the parameters that
+    have them, and ``retained``, with ``retain``, are the operators themselves.
     """
 
     def __init__(
@@ -119,14 +122,15 @@ class ReducedGradients(Gathering):
         loss_reduction: LossReduction,
         reductions: Iterable[Reduction],
         batch_size: int | None = None,
-        trust_gradients: bool = True,
+        retain: bool = False,
     ) -> None:
         super().__init__(parameters, loss_reduction, batch_size)
         self.values: dict[Reduction, dict[str, Any]] = {reduction: {} for reduction in reductions}
-        self.means: dict[str, Tensor] = {}
+        self.covered: set[str] = set()
+        self.retained: dict[str, GradientOperator] = {}
+        self._retain = retain
         self._parameters = parameters
-        self._fresh = {name for name, p in parameters.items() if p.grad is None}
-        self._trust_gradients = trust_gradients
+        self._without_gradient = {name for name, p in parameters.items() if p.grad is None}
         self._handles: list[RemovableHandle] = [
             parameter.register_post_accumulate_grad_hook(self._completion(name))
             for name, parameter in parameters.items()
@@ -134,61 +138,66 @@ class ReducedGradients(Gathering):
         ]
 
     def _completion(self, name: str) -> Callable[[Tensor], None]:
-        return lambda _: self._complete(name)
+        return lambda _: self._complete(name, torch._C._current_graph_task_id())
 
-    def _complete(self, name: str) -> None:
-        if self.error is not None or name not in self.names:
+    def _complete(self, name: str, backward_pass: int) -> None:
+        if self.error is not None or name not in self._uses:
             return
         parameter = self._parameters[name]
         try:
             with torch.no_grad(), autocast_off(parameter):
-                self._reduce(name, parameter)
+                self._reduce(name, parameter, backward_pass)
         except CannotRecomputeError as reason:
             self._forget(name, str(reason))
         except Exception as error:  # the user's backward pass goes on
             self._forget(name, str(error))
             self.error = error
 
-    def _reduce(self, name: str, parameter: nn.Parameter) -> None:
-        individual = self.take(name)
+    def _reduce(self, name: str, parameter: nn.Parameter, backward_pass: int) -> None:
+        individual = self.take(name, backward_pass)
         if individual is None:
             return
-        if name in self.means:
+        if name in self.covered:
             raise RuntimeError(
                 f"parameter {name!r} got gradients from two backward passes inside one context: "
                 "add the losses and call backward once, or use a context for each"
             )
-        gradient = parameter.grad if name in self._fresh else None
+        gradient = parameter.grad if name in self._without_gradient else None
         if gradient is not None and gradient.is_sparse:
             gradient = gradient.to_dense()
-        mean = self._mean_from(gradient, individual)
-        gradients = ParameterGradients(parameter, individual, gradient, mean)
-        for reduction, values in self.values.items():
-            values[name] = reduction.reduce(gradients)
-        self.means[name] = gradients.mean
-
-    def _mean_from(self, gradient: Tensor | None, individual: GradientOperator) -> Tensor | None:
-        if gradient is None or not self._trust_gradients or gradient.dtype != individual.dtype:
-            return None
-        return gradient if self._loss_reduction == "mean" else gradient / individual.batch_size
+        gradients = ParameterGradients(name, parameter, individual, gradient)
+        found = {reduction: reduction.reduce(gradients) for reduction in self.values}
+        for reduction, value in found.items():
+            self.values[reduction][name] = value
+        self.covered.add(name)
+        if self._retain:
+            self.retained[name] = individual
 
     def _forget(self, name: str, reason: str) -> None:
         self.missing[name] = reason
+        self.covered.discard(name)
         for values in self.values.values():
             values.pop(name, None)
 
     def finish(self) -> None:
         """Reduce what autograd didn't accumulate (``torch.autograd.grad``), and stop listening."""
         for name in self.names:
-            self._complete(name)
-        self.stop()
+            if name in self.covered:
+                self._uses.pop(name)
+            else:
+                self._complete(name, max(self._uses[name]))
+        self._remove_hooks()
 
     def stop(self) -> None:
-        """Stop listening and let go of whatever has not been reduced."""
+        """Stop listening and let go of all gradients."""
+        self._remove_hooks()
+        self._uses.clear()
+        self.retained = {}
+
+    def _remove_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._uses.clear()
 
 
 def known_gradient(call: LayerCall) -> tuple[int, Tensor]:

@@ -116,7 +116,7 @@ class GradientOperator(ABC):
             with torch.no_grad():
                 values = self._block(samples, rows) * self.scale
             kept = (rows.stop - rows.start, *self.shape[1:]) if self.shape else ()
-            yield Piece(samples, rows, values.reshape(-1, *kept))
+            yield Piece(samples, rows, values.reshape(len(values), *kept))
 
     @final
     def dense(self) -> Tensor:
@@ -169,7 +169,7 @@ class GradientOperator(ABC):
     def _sum_of_squares(self) -> Tensor:
         total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
         for samples, rows in self._partition(PIECE_BYTES):
-            total[rows] += self._block(samples, rows).square_().sum(0)
+            total[rows] += self._block(samples, rows).square().sum(0)
         return total
 
     # Shared by the above.
@@ -178,7 +178,7 @@ class GradientOperator(ABC):
     def _rows_of(self, samples: slice, rows: slice) -> Tensor:
         """As ``_block``, with the workspace bounded."""
         per_sample = max(self._workspace() * self.dtype.itemsize, 1)
-        parts = slices(samples.stop - samples.start, PIECE_BYTES // per_sample)
+        parts = slices(samples.stop - samples.start, PIECE_BYTES // per_sample) or [slice(0, 0)]
         shifted = [slice(samples.start + p.start, samples.start + p.stop) for p in parts]
         blocks = [self._block(part, rows) for part in shifted]
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)

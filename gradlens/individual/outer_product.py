@@ -70,7 +70,7 @@ class SumOfOuterProducts(GradientOperator):
                 self._delta[part] @ self._delta[part].mT,
                 self._inputs[part] @ self._inputs[part].mT,
             )
-            for part in slices(self.batch_size, PIECE_BYTES // bytes_per_sample)
+            for part in slices(self.batch_size, PIECE_BYTES // max(bytes_per_sample, 1))
         ]
         return torch.cat(parts)
 
@@ -86,7 +86,7 @@ class SumOfOuterProducts(GradientOperator):
             ((delta[part] @ delta.T) * (inputs[part] @ inputs.T)).reshape(-1, s, n, s).sum((1, 3))
             for part in (
                 slice(samples.start * s, samples.stop * s)
-                for samples in slices(n, PIECE_BYTES // bytes_per_sample)
+                for samples in slices(n, PIECE_BYTES // max(bytes_per_sample, 1))
             )
         ]
         return torch.cat(rows)

@@ -6,7 +6,7 @@ A reduction is a frozen description: equal ones run once for each parameter, who
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gradlens.individual.operator import GradientOperator
+from gradlens.norms import norm
 from gradlens.statistics import Counts, histogram_1d, histogram_2d
 
 HISTOGRAM_BYTES = 4 * 2**20
@@ -25,19 +26,18 @@ HISTOGRAM_BYTES = 4 * 2**20
 class ParameterGradients:
     """One parameter with its individual gradients; all that a reduction sees.
 
-    ``gradient`` is what this backward pass alone has put into ``p.grad``, where that is known;
-    ``known_mean`` is ḡ where it can be read off that.
+    ``gradient`` is what this backward pass alone has put into ``p.grad``, where that is known.
     """
 
+    name: str
     parameter: Tensor
     individual: GradientOperator
     gradient: Tensor | None = None
-    known_mean: Tensor | None = None
 
     @cached_property
     def mean(self) -> Tensor:
-        """ḡ, ``[*P]``."""
-        return self.individual.mean() if self.known_mean is None else self.known_mean
+        """ḡ, ``[*P]``; not read off ``p.grad``, which may hold more than the samples' gradients."""
+        return self.individual.mean()
 
 
 class Reduction(ABC):
@@ -64,11 +64,40 @@ class SquaredNorms(Reduction):
 
 
 @dataclass(frozen=True)
+class Mean(Reduction):
+    """ḡ, ``[*P]``; the total is flat, all parameters one after another."""
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return gradients.mean
+
+    def total(self, values: Sequence[Tensor]) -> Tensor:
+        return torch.cat([value.flatten() for value in values])
+
+
+@dataclass(frozen=True)
+class MeanSquaredNorm(Reduction):
+    """‖ḡ‖², a scalar."""
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return norm(gradients.mean).square()
+
+
+@dataclass(frozen=True)
 class MeanDots(Reduction):
     """⟨gₙ, ḡ⟩ of every sample, ``[N]``."""
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
         return gradients.individual.dot(gradients.mean)
+
+
+@dataclass(frozen=True, eq=False)
+class DirectionDots(Reduction):
+    """⟨gₙ, d⟩ of every sample, ``[N]``, for one update's direction d."""
+
+    direction: Mapping[str, Tensor]
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return gradients.individual.dot(self.direction[gradients.name])
 
 
 @dataclass(frozen=True)
@@ -81,7 +110,7 @@ class Gram(Reduction):
 
 @dataclass(frozen=True)
 class SumOfSquares(Reduction):
-    """Σₙ gₙ² for each element, ``[*P]``; there is no total over parameters."""
+    """Σₙ gₙ² for each element, ``[*P]``; the total is flat, all parameters one after another."""
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
         return gradients.individual.sum_of_squares()
@@ -96,7 +125,9 @@ class AbsMax(Reduction):
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
         pieces = gradients.individual.pieces()
-        return torch.stack([piece.values.abs_().amax() for piece in pieces]).amax()
+        none = torch.zeros((), dtype=gradients.individual.dtype, device=gradients.individual.device)
+        largest = [piece.values.abs_().amax() for piece in pieces if piece.values.numel()]
+        return torch.stack([none, *largest]).amax()
 
     def total(self, values: Sequence[Tensor]) -> Tensor:
         return torch.stack([value.double() for value in values]).amax()
@@ -111,7 +142,9 @@ class Histogram1d(Reduction):
 
     def reduce(self, gradients: ParameterGradients) -> Counts:
         pieces = gradients.individual.pieces(HISTOGRAM_BYTES)
-        return self.total([histogram_1d(p.values, self.bins, self.range) for p in pieces])
+        counts = [histogram_1d(piece.values, self.bins, self.range) for piece in pieces]
+        none = histogram_1d(gradients.parameter.new_empty(0), self.bins, self.range)
+        return self.total([none, *counts])
 
 
 @dataclass(frozen=True)
@@ -132,4 +165,7 @@ class Histogram2d(Reduction):
             )
             for piece in gradients.individual.pieces(HISTOGRAM_BYTES)
         ]
-        return self.total(parts)
+        none = histogram_2d(
+            parameter.new_empty(0, 0), parameter.new_empty(0), self.bins, self.range
+        )
+        return self.total([none, *parts])

@@ -15,7 +15,7 @@ from gradlens.individual.convolution import Convolution, Geometry
 from gradlens.individual.dense import Dense
 from gradlens.individual.operator import GradientOperator, accumulable
 from gradlens.individual.outer_product import OuterProduct, SumOfOuterProducts
-from gradlens.individual.recomputed import Recomputed
+from gradlens.individual.recomputed import CannotRecomputeError, Recomputed
 from gradlens.individual.rows import IndexedRows
 from gradlens.individual.tap import LayerCall
 
@@ -37,19 +37,23 @@ def operators_of(call: LayerCall, scale: float) -> Operators:
     subclass that computes the same, get its rule; all others are recomputed sample by sample.
     """
     rule = _rule_for(call.module)
-    trainable = [n for n, p in call.module._parameters.items() if p is not None and p.requires_grad]
+    parameters = call.module._parameters
+    if any(parameters[name].is_complex() for name in call.trainable):  # type: ignore[union-attr]
+        raise CannotRecomputeError("it is complex")
     (grad_output, *_), arguments = call.grad_outputs, (*call.args, *call.kwargs.values())
     if rule is None or len(arguments) != 1 or grad_output is None:
-        return {name: Recomputed(call, name, scale) for name in trainable}
+        # A parameter that has two names is one.
+        distinct = {id(parameters[name]): name for name in sorted(call.trainable)}
+        return {name: Recomputed(call, name, scale) for name in distinct.values()}
     operators = rule(call, arguments[0].detach(), grad_output.detach(), scale)
-    return {name: operators[name] for name in trainable}
+    return {name: operators[name] for name in operators if name in call.trainable}
 
 
-def couples_samples(module: nn.Module) -> bool:
+def couples_samples(call: LayerCall) -> bool:
     """Whether the module mixes samples, so that none has a gradient of its own."""
-    if not isinstance(module, _BatchNorm):
+    if not isinstance(call.module, _BatchNorm):
         return False
-    return module.training or module.running_mean is None
+    return call.training or call.module.running_mean is None
 
 
 def _linear(call: LayerCall, inputs: Tensor, grad_output: Tensor, scale: float) -> Operators:
@@ -120,7 +124,7 @@ def _group_norm(call: LayerCall, inputs: Tensor, grad_output: Tensor, scale: flo
 def _batch_norm(call: LayerCall, inputs: Tensor, grad_output: Tensor, scale: float) -> Operators:
     module = cast(_BatchNorm, call.module)
     _require_axes(module, inputs, at_least=2)
-    with_batch_statistics = couples_samples(module)
+    with_batch_statistics = couples_samples(call)
     mean, variance = (
         (None, None) if with_batch_statistics else (module.running_mean, module.running_var)
     )

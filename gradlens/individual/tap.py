@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,11 +13,17 @@ import torch
 from backpack import hook_run_extensions
 from backpack.context import CTX
 from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
+from backpack.utils.hooks import no_op
 from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
 from torch.nn.utils.parametrize import ParametrizationList
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+OVERWRITTEN = "an in-place operation has overwritten the layer's input"
+ENTANGLED = "one of its layer's outputs is computed from another"
 
 
 @dataclass(frozen=True)
@@ -25,15 +32,19 @@ class LayerCall:
 
     ``args`` and ``kwargs`` are what the module was called with, tensors detached;
     ``grad_outputs`` holds, for each output tensor that needs a gradient, ∂L/∂output, or ``None``
-    where the loss doesn't depend on it. ``inputs_changed`` says that an in-place operation has
-    overwritten an input since.
+    where the loss doesn't depend on it. ``trainable`` are the module's parameters that needed a
+    gradient, ``training`` its mode and ``autocast`` the precision of autocast, at the time of the
+    call. ``flaw`` says why nothing can be made of the call, if so.
     """
 
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     grad_outputs: tuple[Tensor | None, ...]
-    inputs_changed: bool = False
+    trainable: frozenset[str]
+    training: bool
+    autocast: torch.dtype | None = None
+    flaw: str = ""
 
 
 class CallListener(ABC):
@@ -59,67 +70,148 @@ class Tap:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if not torch.is_grad_enabled() or not _has_trainable_parameter(module):
+        if not torch.is_grad_enabled():
             return
-        outputs = [output] if isinstance(output, Tensor) else tree_leaves(output)
-        outputs = [o for o in outputs if isinstance(o, Tensor) and o.requires_grad]
+        trainable = trainable_parameters(module)
+        if not trainable and not isinstance(module, _Loss):
+            return
+        outputs = _differentiable(output)
         if not outputs:
             return
-        inputs = _Inputs(args, kwargs)
+        memory = _Memory(module, args, kwargs, trainable, outputs)
         if len(outputs) == 1:
-            outputs[0].register_hook(lambda gradient: self._fire(module, inputs, (gradient,)))
+            outputs[0].register_hook(lambda gradient: self._fire(memory, (gradient,)))
         else:
-            torch.autograd.graph.register_multi_grad_hook(
-                outputs, partial(self._fire, module, inputs)
-            )
+            torch.autograd.graph.register_multi_grad_hook(outputs, partial(self._fire, memory))
 
-    def _fire(
-        self, module: nn.Module, inputs: _Inputs, grad_outputs: tuple[Tensor | None, ...]
-    ) -> None:
-        extensions = _backpack_extensions(module)
-        if (self.listeners or extensions) and inputs.held is not None:
-            args, kwargs = inputs.held
-            call = LayerCall(module, args, kwargs, tuple(grad_outputs), inputs.changed())
+    def _fire(self, memory: _Memory, grad_outputs: tuple[Tensor | None, ...]) -> None:
+        by_backpack = _left_to_us_by_backpack(memory.module)
+        if (self.listeners or by_backpack) and not memory.released:
+            call = memory.call(tuple(grad_outputs))
             for listener in tuple(self.listeners):
                 listener.receive(call)
-            if extensions:
-                _run_backpack(extensions, call)
+            if by_backpack:
+                _run_backpack(call)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
-            inputs.held = None
+            memory.release()
 
     def __reduce__(self) -> tuple[type[Tap], tuple[()]]:
         # Copies and pickles of a module get a tap of their own, that nobody listens to yet.
         return Tap, ()
 
 
-class _Inputs:
-    """Detached arguments of a call; detaching shares the version counter with the original."""
+class _Memory:
+    """What is remembered of a call until its gradient comes; belongs to the graph.
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.held: tuple[tuple[Any, ...], dict[str, Any]] | None
+    Detached inputs share the version counter with the originals, but not their graph. Objects that
+    aren't tensors or plain values are referred to weakly: one of them might hold the output, and
+    with it the graph, which nothing would ever free.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        trainable: frozenset[str],
+        outputs: list[Tensor],
+    ) -> None:
+        self.module = module
+        self.released = False
+        self._trainable = trainable
+        self._training = module.training
+        self._autocast = _autocast_dtype(outputs[0].device.type)
+        self._flaw = "" if len(outputs) == 1 else _entanglement(outputs, args, kwargs)
         if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):
-            self.held = ((args[0].detach(),), {})
+            self._inputs: Any = ((args[0].detach(),), {})
         else:
-            self.held = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+            self._inputs = tree_map(_hold, (args, kwargs))
         self._versions = self._current_versions()
 
-    def changed(self) -> bool:
-        return self._versions != self._current_versions()
+    def call(self, grad_outputs: tuple[Tensor | None, ...]) -> LayerCall:
+        changed = self._versions != self._current_versions()
+        args, kwargs = tree_map(_recall, self._inputs)
+        flaw = OVERWRITTEN if changed else self._flaw
+        return LayerCall(
+            self.module,
+            args,
+            kwargs,
+            grad_outputs,
+            self._trainable,
+            self._training,
+            self._autocast,
+            flaw,
+        )
+
+    def release(self) -> None:
+        self._inputs = ((), {})
+        self.released = True
 
     def _current_versions(self) -> list[int]:
-        tensors = [leaf for leaf in tree_leaves(self.held) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in tree_leaves(self._inputs) if isinstance(leaf, Tensor)]
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+def _hold(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return argument.detach()
+    if isinstance(argument, _PLAIN):
+        return argument
+    try:
+        return weakref.ref(argument)
+    except TypeError:
+        return argument
+
+
+def _recall(held: Any) -> Any:
+    return held() if isinstance(held, weakref.ref) else held
+
+
+def _differentiable(output: Any) -> list[Tensor]:
+    """Output tensors of a graph; a module may also return a parameter as it is."""
+    leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
+    return [o for o in leaves if isinstance(o, Tensor) and o.grad_fn is not None]
+
+
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _entanglement(outputs: list[Tensor], args: Any, kwargs: Any) -> str:
+    """Whether one output is an ancestor of another, so that its gradient contains the other's."""
+    nodes = [output.grad_fn for output in outputs]
+    if len({(node, output.output_nr) for node, output in zip(nodes, outputs, strict=True)}) < len(
+        outputs
+    ):
+        return ENTANGLED
+    inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    seen = {tensor.grad_fn for tensor in inputs}
+    below = [parent for node in nodes if node is not None for parent, _ in node.next_functions]
+    while below:
+        node = below.pop()
+        if node is None or node in seen:
+            continue
+        if node in nodes:
+            return ENTANGLED
+        seen.add(node)
+        below += [parent for parent, _ in node.next_functions]
+    return ""
 
 
 def extend(model: AnyModule) -> AnyModule:
     """Let gradlens see the model's layers; returns the same model, unchanged in what it computes.
 
-    Call it once, before the forward pass. First-order BackPACK extensions then work on the model
+    Call it once, before the forward pass. A loss module can be extended too, for quantities that
+    need individual losses. First-order BackPACK extensions then work on the model
     too. Second-order ones need BackPACK's own ``extend`` on model and loss besides.
     """
     for module in tappable_modules(model):
         if tap_of(module) is None:
-            module.register_forward_hook(Tap(), with_kwargs=True)
+            # First of all hooks, since others may replace the output.
+            module.register_forward_hook(Tap(), with_kwargs=True, prepend=True)
     return model
 
 
@@ -129,7 +221,7 @@ def tap_of(module: nn.Module) -> Tap | None:
 
 
 def tappable_modules(model: nn.Module) -> list[nn.Module]:
-    """Leaf modules with parameters of their own."""
+    """Leaf modules with parameters of their own, and loss modules."""
     hidden = {
         id(inner)
         for module in model.modules()
@@ -139,40 +231,53 @@ def tappable_modules(model: nn.Module) -> list[nn.Module]:
     return [
         module
         for module in model.modules()
-        if any(True for _ in module.parameters(recurse=False))
+        if (isinstance(module, _Loss) or any(True for _ in module.parameters(recurse=False)))
         and not any(True for _ in module.children())
         and id(module) not in hidden
     ]
 
 
-def _has_trainable_parameter(module: nn.Module) -> bool:
-    return any(p is not None and p.requires_grad for p in module._parameters.values())
+def stored_inputs(module: nn.Module) -> tuple[Any, ...]:
+    """Inputs that are stored on the module for BackPACK extensions; ``RuntimeError`` without."""
+    inputs = tuple(v for k, v in vars(module).items() if k.startswith("input") and k[5:].isdigit())
+    if not inputs:
+        raise RuntimeError(
+            f"BackPACK kept no input of this {type(module).__name__}, which happens when a "
+            "module is used more than once: extend the model with gradlens.extend instead"
+        )
+    return inputs
 
 
-def _backpack_extensions(module: nn.Module) -> tuple[Any, ...]:
-    """Active BackPACK extensions that BackPACK itself won't run on this module."""
-    active = CTX.get_active_exts()
-    if not active or hook_run_extensions in module._backward_hooks.values():
-        return ()
-    return tuple(ext for ext in active if isinstance(ext, FirstOrderBackpropExtension))
+def trainable_parameters(module: nn.Module) -> frozenset[str]:
+    """Names of the module's own parameters that need a gradient."""
+    return frozenset(n for n, p in module._parameters.items() if p is not None and p.requires_grad)
 
 
-def _run_backpack(extensions: tuple[Any, ...], call: LayerCall) -> None:
+def _left_to_us_by_backpack(module: nn.Module) -> bool:
+    """Whether BackPACK is active, but won't run on this module by itself."""
+    idle = len(CTX.get_active_exts()) == 0 and CTX.get_extension_hook() is no_op
+    return not idle and hook_run_extensions not in module._backward_hooks.values()
+
+
+def _run_backpack(call: LayerCall) -> None:
     """What BackPACK's hook does, with the inputs of this very call."""
     module, grad_outputs = call.module, call.grad_outputs
-    if isinstance(module, nn.RNNBase):
+    active = CTX.get_active_exts()
+    extensions = [ext for ext in active if isinstance(ext, FirstOrderBackpropExtension)]
+    if extensions and isinstance(module, nn.RNNBase):
         raise NotImplementedError(
             f"BackPACK's rules for {type(module).__name__} need the module's output: extend the "
             "model with backpack.extend as well"
         )
-    names = [f"input{i}" for i in range(len(call.args))]
-    for name, argument in zip(names, call.args, strict=True):
+    arguments = (*call.args, *call.kwargs.values())
+    names = [f"input{index}" for index in range(len(arguments))]
+    for name, argument in zip(names, arguments, strict=True):
         setattr(module, name, argument)
     # Apart from recurrent ones, first-order rules ask the output for its identity alone.
     module.output = grad_outputs[0]  # type: ignore[assignment]
     try:
         for extension in extensions:
-            extension(module, (), grad_outputs)
+            extension(module, (), grad_outputs)  # type: ignore[arg-type]
         CTX.get_extension_hook()(module)
     finally:
         for name in [*names, "output"]:

@@ -1,19 +1,35 @@
 """All quantities."""
 
+from gradlens.quantities.alpha import Alpha
+from gradlens.quantities.cabs import CABS
+from gradlens.quantities.distance import Distance
+from gradlens.quantities.early_stopping import EarlyStopping
 from gradlens.quantities.grad_covariance import GradCovariance
 from gradlens.quantities.grad_hist import GradHist1d, GradHist2d
+from gradlens.quantities.grad_noise_scale import GradNoiseScale
 from gradlens.quantities.grad_norm import GradNorm
 from gradlens.quantities.gradient_tests import InnerTest, NormTest, OrthoTest
 from gradlens.quantities.loss import Loss
 from gradlens.quantities.mean_gsnr import MeanGSNR
 from gradlens.quantities.parameters import Parameters
-from gradlens.quantities.quantity import Quantity, SingleStepQuantity
+from gradlens.quantities.quantity import (
+    Quantity,
+    SingleStepQuantity,
+    TwoPointQuantity,
+    UpdateQuantity,
+)
 from gradlens.quantities.time import Time
+from gradlens.quantities.update_size import UpdateSize
 
 __all__ = [
+    "CABS",
+    "Alpha",
+    "Distance",
+    "EarlyStopping",
     "GradCovariance",
     "GradHist1d",
     "GradHist2d",
+    "GradNoiseScale",
     "GradNorm",
     "InnerTest",
     "Loss",
@@ -24,4 +40,7 @@ __all__ = [
     "Quantity",
     "SingleStepQuantity",
     "Time",
+    "TwoPointQuantity",
+    "UpdateQuantity",
+    "UpdateSize",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from gradlens.individual.reductions import AbsMax, Reduction
-from gradlens.schedules import Schedule, linear
+from gradlens.schedules import Schedule, decided_once, linear
 from gradlens.step import Step
 
 Range = tuple[float, float]
@@ -21,12 +21,13 @@ class BinAdaptation(ABC):
     reductions: Sequence[Reduction] = ()
 
     def __init__(self, track_schedule: Schedule | None = None, verbose: bool = False) -> None:
-        self.track_schedule = linear(1) if track_schedule is None else track_schedule
-        if not callable(self.track_schedule):
+        schedule = linear(1) if track_schedule is None else track_schedule
+        if not callable(schedule):
             raise TypeError(
-                f"{type(self).__name__}: track_schedule={track_schedule!r} is not callable: pass a "
+                f"{type(self).__name__}: track_schedule={schedule!r} is not callable: pass a "
                 "function from the global step to a bool"
             )
+        self.track_schedule = decided_once(schedule)
         self.verbose = verbose
 
     def should_compute(self, global_step: int) -> bool:
@@ -75,6 +76,8 @@ class _AbsMaxAdaptation(BinAdaptation):
         if not math.isfinite(largest):
             return range_
         half = (1 + self.padding) * max(self.min_size / 2, largest)
+        if half == 0:
+            return range_
         if self.verbose:
             print(f"[Step {step.global_step}] {type(self).__name__}: ±{half:g}")
         return (-half, half)

@@ -57,7 +57,7 @@ class GradHist1d(SingleStepQuantity):
         edges = np.linspace(*self.range, self.bins + 1)
         return _record(step, self._histogram, self.keep_individual, edges)
 
-    def update(self, step: Step) -> None:
+    def adapt_to(self, step: Step) -> None:
         if self.adapt.should_compute(step.global_step):
             self.range = self.adapt.compute(step, self.range)
 
@@ -102,7 +102,7 @@ class GradHist2d(SingleStepQuantity):
         edges = [np.linspace(*x, bins_x + 1), np.linspace(*y, bins_y + 1)]
         return _record(step, self._histogram, self.keep_individual, edges)
 
-    def update(self, step: Step) -> None:
+    def adapt_to(self, step: Step) -> None:
         x, y = (
             policy.compute(step, old) if policy.should_compute(step.global_step) else old
             for policy, old in zip(self.adapt, self.range, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradlens.individual.reductions import MeanDots, SquaredNorms
+from gradlens.individual.reductions import MeanDots, MeanSquaredNorm, SquaredNorms
 from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.statistics import inner_test, norm_test, ortho_test
 from gradlens.step import Step
@@ -12,30 +12,30 @@ from gradlens.view import View
 class NormTest(SingleStepQuantity):
     """Smallest θ for which the norm test holds (Byrd et al., 2012, Eq. 3.9)."""
 
-    reductions = (SquaredNorms(),)
+    reductions = (SquaredNorms(), MeanSquaredNorm())
     view = View("Norm test", group="gradients", yscale="log", label="θ")
 
     def compute(self, step: Step) -> float:
-        return norm_test(step.total(SquaredNorms()), step.mean_squared_norm())
+        return norm_test(step.total(SquaredNorms()), step.total(MeanSquaredNorm()))
 
 
 class InnerTest(SingleStepQuantity):
     """Smallest θ for which the inner product test holds (Bollapragada et al., 2017, Eq. 2.6)."""
 
-    reductions = (MeanDots(),)
+    reductions = (MeanDots(), MeanSquaredNorm())
     view = View("Inner product test", group="gradients", yscale="log", label="θ")
 
     def compute(self, step: Step) -> float:
-        return inner_test(step.total(MeanDots()), step.mean_squared_norm())
+        return inner_test(step.total(MeanDots()), step.total(MeanSquaredNorm()))
 
 
 class OrthoTest(SingleStepQuantity):
     """Smallest ν for which the orthogonality test holds (Bollapragada et al., 2017, Eq. 3.3)."""
 
-    reductions = (SquaredNorms(), MeanDots())
+    reductions = (SquaredNorms(), MeanDots(), MeanSquaredNorm())
     view = View("Orthogonality test", group="gradients", yscale="log", label="ν")
 
     def compute(self, step: Step) -> float:
         return ortho_test(
-            step.total(SquaredNorms()), step.total(MeanDots()), step.mean_squared_norm()
+            step.total(SquaredNorms()), step.total(MeanDots()), step.total(MeanSquaredNorm())
         )

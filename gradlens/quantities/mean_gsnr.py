@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
-from gradlens.individual.reductions import SumOfSquares
+from gradlens.individual.reductions import Mean, SumOfSquares
 from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.schedules import Schedule
-from gradlens.statistics import ONE_SAMPLE, gradient_signal_to_noise
+from gradlens.statistics import ONE_SAMPLE, gradient_signal_to_noise, mean_of_elements
 from gradlens.step import Step
 from gradlens.undefined import Undefined
 from gradlens.view import View
@@ -19,7 +17,7 @@ class MeanGSNR(SingleStepQuantity):
     Liu et al., 2020, arXiv:2001.07384; with the population variance, as there.
     """
 
-    reductions = (SumOfSquares(),)
+    reductions = (SumOfSquares(), Mean())
     view = View("Mean GSNR", group="noise", yscale="log", label="mean GSNR")
 
     def __init__(
@@ -36,10 +34,9 @@ class MeanGSNR(SingleStepQuantity):
     def compute(self, step: Step) -> float:
         if step.samples < 2:
             return Undefined(ONE_SAMPLE)
-        sums_of_squares = step.by_parameter(SumOfSquares())
+        sums_of_squares, means = step.by_parameter(SumOfSquares()), step.by_parameter(Mean())
         ratios = [
             gradient_signal_to_noise(mean, sums_of_squares[name], step.samples, self.epsilon)
-            for name, mean in step.means.items()
+            for name, mean in means.items()
         ]
-        total = torch.stack([ratio.sum().cpu().double() for ratio in ratios]).sum()
-        return float(total) / sum(ratio.numel() for ratio in ratios)
+        return mean_of_elements(ratios)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from backpack.extensions.backprop_extension import BackpropExtension
@@ -11,25 +11,29 @@ from torch import nn
 
 from gradlens.individual.extension import IndividualGradients
 from gradlens.individual.reductions import Reduction
-from gradlens.schedules import Schedule, linear
+from gradlens.schedules import Schedule, decided_once, linear
 from gradlens.step import Step
+from gradlens.update import Update
 from gradlens.view import View
 
-Needed: TypeAlias = Literal["loss", "optimizer"]
+Needed: TypeAlias = Literal["loss", "optimizer", "individual_losses"]
 
 
-class Quantity(ABC):
+class Quantity(ABC):  # noqa: B024 - its subclasses below say what a value depends on
     """Something to know about a training run, on a schedule of its own.
 
-    A subclass states as data what it needs (``reductions`` of individual gradients, ``needs`` from
-    the user) and how it wishes to be shown (``view``), and turns a ``Step`` into a value:
-    a number, an array or tensor, or lists and dicts of these.
+    States as data what it needs (``reductions`` of individual gradients, ``needs`` from the user)
+    and how it wishes to be shown (``view``). One of its subclasses says what a value depends on;
+    it is a number, an array or tensor, or lists and dicts of these.
     """
 
     reductions: Sequence[Reduction] = ()
     """Reductions of the individual gradients that ``compute`` asks the step for."""
     needs: ClassVar[Sequence[Needed]] = ()
-    """What the user must pass to the context on a tracked step."""
+    """What must be known on a tracked step. Loss and optimizer are passed to the context;
+    individual losses are found where the loss module has been extended."""
+    retains_gradients: ClassVar[bool] = False
+    """Whether individual gradients must stay until the optimizer has stepped."""
     view: ClassVar[View] = View("")
 
     def __init__(
@@ -51,7 +55,7 @@ class Quantity(ABC):
                 f"{self.name}: track_schedule={schedule!r} is not callable: pass a function from "
                 "the global step to a bool, such as gradlens.schedules.linear(10)"
             )
-        self.track_schedule = schedule
+        self.track_schedule = decided_once(schedule)
         self.verbose = verbose
 
     def __repr__(self) -> str:
@@ -67,19 +71,49 @@ class Quantity(ABC):
 
     def extensions(self, global_step: int) -> list[BackpropExtension]:
         """BackPACK extensions to be active in this step's backward pass."""
-        return [IndividualGradients()] if self.reductions_at(global_step) else []
+        retains = self.retains_gradients and self.should_compute(global_step)
+        return [IndividualGradients()] if retains or self.reductions_at(global_step) else []
 
     def extension_hooks(self, global_step: int) -> list[Callable[[nn.Module], None]]:
         """Functions to be called on each module after BackPACK's extensions have run on it."""
         return []
 
-    @abstractmethod
-    def compute(self, step: Step) -> Any:
-        """The value at a step for which ``should_compute`` is true; called after backward."""
+    def start(self, parameters: Mapping[str, nn.Parameter]) -> None:  # noqa: B027
+        """Look at the parameters when a cockpit's first context is entered; by default, don't."""
 
-    def update(self, step: Step) -> None:  # noqa: B027
-        """Adapt to what this step has shown, for the steps to come; nothing by default."""
+    def adapt_to(self, step: Step) -> None:  # noqa: B027
+        """Adapt to what this step has shown, for the steps to come; by default, don't."""
 
 
 class SingleStepQuantity(Quantity):
     """A quantity whose value needs one step alone."""
+
+    @abstractmethod
+    def compute(self, step: Step) -> Any:
+        """The value at a step for which ``should_compute`` is true; called after backward."""
+
+
+class UpdateQuantity(Quantity):
+    """A quantity whose value needs the parameter update that follows the step.
+
+    The update is seen right after the optimizer's step if the optimizer is passed to the context,
+    otherwise when the next context is entered.
+    """
+
+    @abstractmethod
+    def compute(self, step: Step, update: Update) -> Any:
+        """The value at the step that the update followed."""
+
+
+class TwoPointQuantity(Quantity):
+    """A quantity whose value needs a step, the update after it, and the next step.
+
+    The individual gradients of both steps are projected onto the update. The value is stored under
+    the first of the two.
+    """
+
+    retains_gradients = True
+
+    @abstractmethod
+    def compute(self, start: Step, update: Update, end: Step) -> Any:
+        """The value at ``start``; ``update`` has the projections at both points."""

@@ -1,0 +1,53 @@
+"""Which batch size would suit the learning rate."""
+
+from __future__ import annotations
+
+from torch.optim import SGD, Optimizer
+
+from gradlens.individual.reductions import MeanSquaredNorm, SquaredNorms
+from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.statistics import batch_size_rule
+from gradlens.step import Step
+from gradlens.view import View
+
+
+class CABS(SingleStepQuantity):
+    """Coupled adaptive batch size η·tr(Σ)/L (Balles et al., 2017, arXiv:1612.05086).
+
+    The rule follows from the expected gain of one step of plain gradient descent, −η·∇L, with one
+    learning rate η, and from a loss whose minimum is zero. ``ValueError`` for other optimizers.
+    """
+
+    reductions = (SquaredNorms(), MeanSquaredNorm())
+    needs = ("loss", "optimizer")
+    view = View("CABS batch size", group="noise", yscale="log", label="batch size")
+
+    def compute(self, step: Step) -> float:
+        learning_rate = plain_sgd_learning_rate(step.optimizer)
+        return batch_size_rule(
+            step.total(SquaredNorms()),
+            step.total(MeanSquaredNorm()),
+            learning_rate,
+            step.mean_loss(),
+        )
+
+
+def plain_sgd_learning_rate(optimizer: Optimizer | None) -> float:
+    """η of plain SGD; ``ValueError`` says what else the optimizer does."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    extras = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
+    used = sorted({extra for group in groups for extra in extras if group.get(extra)})
+    rates = {float(group["lr"]) for group in groups}
+    problem = ""
+    if type(optimizer) is not SGD:
+        problem = f"the optimizer is {type(optimizer).__name__}"
+    elif used:
+        problem = f"the optimizer uses {', '.join(used)}"
+    elif len(rates) > 1:
+        problem = f"there are {len(rates)} learning rates"
+    if problem:
+        raise ValueError(
+            f"CABS is derived for plain SGD with one learning rate, but {problem}: leave it "
+            "out, or see GradNoiseScale for a batch size that doesn't depend on the optimizer"
+        )
+    return rates.pop()

@@ -1,0 +1,35 @@
+"""How far training has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from gradlens.norms import norm
+from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.schedules import Schedule
+from gradlens.step import Step
+from gradlens.view import View
+
+
+class Distance(SingleStepQuantity):
+    """‖p − p₀‖₂ of each parameter by name; p₀ is its value when the first context was entered."""
+
+    view = View("Distance from the start", group="step size", label="‖θ − θ₀‖")
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        *,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(track_schedule, verbose, name=name)
+        self._start: dict[str, Tensor] = {}
+
+    def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._start = {name: p.detach().clone() for name, p in parameters.items()}
+
+    def compute(self, step: Step) -> dict[str, Tensor]:
+        return {name: norm(p.detach() - self._start[name]) for name, p in step.parameters.items()}

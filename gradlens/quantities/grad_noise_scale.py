@@ -1,0 +1,25 @@
+"""Which batch size makes the best use of data and time."""
+
+from __future__ import annotations
+
+from gradlens.individual.reductions import MeanDots, MeanSquaredNorm, SquaredNorms
+from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.statistics import NoiseScale, noise_scale
+from gradlens.step import Step
+from gradlens.view import View
+
+
+class GradNoiseScale(SingleStepQuantity):
+    """Simple gradient noise scale tr(Σ)/‖G‖² (McCandlish et al., 2018, arXiv:1812.06162).
+
+    A value holds the ``"value"``, the ends ``"low"`` and ``"high"`` of its 95 % confidence
+    interval, and the unbiased estimates ``"trace"`` of tr(Σ) and ``"squared_norm"`` of ‖G‖².
+    """
+
+    reductions = (SquaredNorms(), MeanDots(), MeanSquaredNorm())
+    view = View("Gradient noise scale", group="noise", yscale="log", label="samples")
+
+    def compute(self, step: Step) -> NoiseScale:
+        return noise_scale(
+            step.total(SquaredNorms()), step.total(MeanDots()), step.total(MeanSquaredNorm())
+        )

@@ -1,0 +1,295 @@
+"""One step under a cockpit: from entering the context to the recorded values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from backpack import backpack
+from backpack.context import CTX
+from backpack.extensions.backprop_extension import BackpropExtension
+from torch import Tensor, nn
+
+from gradlens.individual.consistency import Discrepancy, inconsistent, remark_on
+from gradlens.individual.context import UNSEEN, listen, stop_listening
+from gradlens.individual.coverage import COUPLED, remark_on_missing
+from gradlens.individual.extension import IndividualGradients
+from gradlens.individual.gathering import ReducedGradients
+from gradlens.individual.losses import IndividualLosses
+from gradlens.plain import to_plain
+from gradlens.quantities.quantity import (
+    Quantity,
+    SingleStepQuantity,
+    TwoPointQuantity,
+    UpdateQuantity,
+)
+from gradlens.step import Step
+
+if TYPE_CHECKING:
+    from gradlens.cockpit import Cockpit
+
+
+class TrackedStep:
+    """One step's context, as ``Cockpit.__call__`` returns it."""
+
+    def __init__(
+        self,
+        cockpit: Cockpit,
+        global_step: int,
+        extensions: Sequence[BackpropExtension],
+        info: Mapping[str, Any],
+        debug: bool,
+    ) -> None:
+        self._cockpit = cockpit
+        self._global_step = global_step
+        self._extensions = extensions
+        self._info = info
+        self._debug = debug
+        self._active: list[Quantity] = []
+        self._gradients: ReducedGradients | None = None
+        self._losses: IndividualLosses | None = None
+        self._exit = ExitStack()
+
+    def __enter__(self) -> None:
+        step, cockpit = self._global_step, self._cockpit
+        cockpit._begin_step()
+        self._active = [
+            q for q in cockpit.quantities if q.should_compute(step) or q.reductions_at(step)
+        ]
+        if not self._active and not self._extensions and cockpit._interval is None:
+            return
+        self._check_info()
+        if self._debug:
+            print(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
+        try:
+            with self._exit as stack:
+                self._enter_extensions(stack)
+                self._exit = stack.pop_all()
+        except BaseException:
+            self._release()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._exit.close()
+        try:
+            if error is None and (self._active or self._cockpit._interval is not None):
+                self._finish()
+        finally:
+            self._cockpit._close_interval()
+            self._release()
+
+    def _release(self) -> None:
+        if self._gradients is not None:
+            self._gradients.stop()
+        self._gradients = self._losses = None
+
+    # On entering.
+
+    def _check_info(self) -> None:
+        for quantity in self._active:
+            for needed in set(quantity.needs) - {"individual_losses"}:
+                if needed not in self._info:
+                    raise ValueError(
+                        f"{quantity.name} needs the {needed} at step {self._global_step}: pass "
+                        f"{needed}=... to the context, as in cockpit(global_step, {needed}="
+                        f"{needed})"
+                    )
+        loss = self._info.get("loss")
+        if loss is not None and not (isinstance(loss, Tensor) and loss.numel() == 1):
+            shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(
+                f"loss= must be a tensor with one element, got {shape}: pass the loss that "
+                "backward is called on (loss.mean() or loss.sum() of individual losses)"
+            )
+
+    def _enter_extensions(self, stack: ExitStack) -> None:
+        cockpit = self._cockpit
+        extensions, hooks = self._wanted_extensions()
+        foreign = _distinct([ext for ext in extensions if not isinstance(ext, IndividualGradients)])
+        if self._needs_individual_losses():
+            self._losses = IndividualLosses(cockpit.loss_reduction)
+            foreign.append(self._losses)
+        if len(foreign) < len(extensions) or cockpit._interval is not None:
+            self._gradients = self._reduced_gradients()
+            stack.callback(self._stop_listening)
+            if cockpit.model is not None:
+                listen(cockpit.model, self._gradients)
+            else:
+                foreign.append(IndividualGradients(cockpit.loss_reduction, self._gradients))
+        if foreign or hooks:
+            stack.enter_context(_within_backpack(foreign, hooks, self._debug))
+
+    def _wanted_extensions(
+        self,
+    ) -> tuple[list[BackpropExtension], list[Callable[[nn.Module], None]]]:
+        step, extensions, hooks = self._global_step, list(self._extensions), []
+        for quantity in self._active:
+            extensions += quantity.extensions(step)
+            hooks += quantity.extension_hooks(step)
+        return extensions, hooks
+
+    def _needs_individual_losses(self) -> bool:
+        interval = self._cockpit._interval
+        waiting = [] if interval is None else interval.quantities
+        wanted = any("individual_losses" in q.needs for q in (*self._active, *waiting))
+        return wanted and self._info.get("individual_losses") is None
+
+    def _reduced_gradients(self) -> ReducedGradients:
+        cockpit, step = self._cockpit, self._global_step
+        wanted = {r for quantity in self._active for r in quantity.reductions_at(step)}
+        if cockpit._interval is not None:
+            wanted.add(cockpit._interval.reduction)
+        if not cockpit._compared:
+            wanted.add(Discrepancy())
+        return ReducedGradients(
+            cockpit.parameters,
+            cockpit.loss_reduction,
+            wanted,
+            self._info.get("batch_size"),
+            retain=any(q.retains_gradients and q.should_compute(step) for q in self._active),
+        )
+
+    def _stop_listening(self) -> None:
+        if self._cockpit.model is not None and self._gradients is not None:
+            stop_listening(self._cockpit.model, self._gradients)
+
+    # On leaving, after a backward pass without exceptions.
+
+    def _finish(self) -> None:
+        if self._gradients is not None:
+            self._gradients.finish()
+        step, cockpit = self._step(), self._cockpit
+        self._take_notes(step)
+        failures = _Failures()
+        with torch.no_grad():
+            if cockpit._interval is not None:
+                with failures:
+                    cockpit._complete_interval(step)
+            values: dict[str, Any] = {}
+            for quantity in self._active:
+                with failures:
+                    self._compute(quantity, step, values)
+            cockpit._record(self._global_step, values)
+            with failures:
+                self._await_update(step)
+        if self._gradients is not None and self._gradients.error is not None:
+            raise self._gradients.error
+        failures.raise_first()
+
+    def _compute(self, quantity: Quantity, step: Step, values: dict[str, Any]) -> None:
+        if isinstance(quantity, SingleStepQuantity) and quantity.should_compute(step.global_step):
+            value = quantity.compute(step)
+            values[quantity.name] = recordable(quantity, step.global_step, value)
+        quantity.adapt_to(step)
+
+    def _await_update(self, step: Step) -> None:
+        waiting = [
+            quantity
+            for quantity in self._active
+            if isinstance(quantity, (UpdateQuantity, TwoPointQuantity))
+            and quantity.should_compute(step.global_step)
+        ]
+        if not waiting:
+            return
+        for quantity in waiting:
+            if "individual_losses" in quantity.needs and step.individual_losses is None:
+                raise ValueError(
+                    f"{quantity.name} needs individual losses at step {step.global_step}: extend "
+                    "the loss module before the forward pass (loss_function = gradlens.extend("
+                    "loss_function)), or pass them as info={'individual_losses': ...}"
+                )
+        retained = {} if self._gradients is None else self._gradients.retained
+        self._cockpit._await_update(step, waiting, retained)
+
+    def _step(self) -> Step:
+        gradients, losses, info = self._gradients, self._losses, self._info
+        individual_losses = info.get("individual_losses") if losses is None else losses.values
+        return Step(
+            self._global_step,
+            self._cockpit.parameters,
+            self._cockpit.loss_reduction,
+            info.get("batch_size") if gradients is None else gradients.batch_size,
+            info.get("loss"),
+            None if individual_losses is None else individual_losses.detach(),
+            info.get("optimizer"),
+            info,
+            {} if gradients is None else gradients.values,
+        )
+
+    def _take_notes(self, step: Step) -> None:
+        gradients, cockpit = self._gradients, self._cockpit
+        if gradients is None or gradients.error is not None or not gradients.covered:
+            return
+        for layer in sorted(gradients.coupling):
+            cockpit._note(step.global_step, COUPLED.format(layer=layer))
+        absent = [name for name in cockpit.parameters if name not in gradients.covered]
+        if absent:
+            reasons = {name: gradients.missing.get(name, UNSEEN) for name in absent}
+            cockpit._note(step.global_step, remark_on_missing(cockpit.parameters, reasons))
+        if not cockpit._compared:
+            wrong = inconsistent(step.by_parameter(Discrepancy()), gradients.epsilon)
+            cockpit._compared = wrong is not None
+            if wrong:
+                cockpit._note(step.global_step, remark_on(wrong))
+
+
+class _Failures:
+    """Catches exceptions, so that what others find is kept, and raises the first one later."""
+
+    def __init__(self) -> None:
+        self._first: Exception | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._first = self._first or error
+        return True
+
+    def raise_first(self) -> None:
+        if self._first is not None:
+            raise self._first
+
+
+def recordable(quantity: Quantity, global_step: int, value: Any) -> Any:
+    """The value as a history holds it, printed if the quantity is verbose."""
+    try:
+        plain = to_plain(value)
+    except TypeError as error:
+        raise TypeError(f"{quantity.name}: {error}") from error
+    if quantity.verbose:
+        print(f"[Step {global_step}] {quantity.name}: {plain}")
+    return plain
+
+
+def _within_backpack(
+    extensions: Sequence[BackpropExtension],
+    hooks: Sequence[Callable[[nn.Module], None]],
+    debug: bool,
+) -> backpack:
+    # Entering a context of BackPACK replaces the outer one, which may be another cockpit's.
+    outer, outer_hook = CTX.get_active_exts(), CTX.get_extension_hook()
+
+    def run_hooks(module: nn.Module) -> None:
+        for hook in (outer_hook, *hooks):
+            hook(module)
+
+    return backpack(*outer, *extensions, extension_hook=run_hooks, debug=debug)
+
+
+def _distinct(extensions: Sequence[BackpropExtension]) -> list[BackpropExtension]:
+    """One of each class, the user's own first."""
+    by_class: dict[type[BackpropExtension], BackpropExtension] = {}
+    for extension in extensions:
+        by_class.setdefault(type(extension), extension)
+    return list(by_class.values())
