@@ -51,6 +51,7 @@ class TrackedStep:
         self._active: list[Quantity] = []
         self._gradients: ReducedGradients | None = None
         self._losses: IndividualLosses | None = None
+        self._savefields: set[str] = set()
         self._exit = ExitStack()
 
     def __enter__(self) -> None:
@@ -90,6 +91,10 @@ class TrackedStep:
         if self._gradients is not None:
             self._gradients.stop()
         self._gradients = self._losses = None
+        # Nothing that quantities have asked BackPACK for stays on parameters.
+        for parameter in self._cockpit.parameters.values() if self._savefields else ():
+            for savefield in self._savefields & vars(parameter).keys():
+                delattr(parameter, savefield)
 
     # On entering.
 
@@ -126,6 +131,8 @@ class TrackedStep:
                 foreign.append(IndividualGradients(cockpit.loss_reduction, self._gradients))
         if foreign or hooks:
             stack.enter_context(_within_backpack(foreign, hooks, self._debug))
+            users = {extension.savefield for extension in self._extensions}
+            self._savefields = {extension.savefield for extension in foreign} - users
 
     def _wanted_extensions(
         self,

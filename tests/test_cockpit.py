@@ -484,6 +484,24 @@ def test_own_quantity_sees_all_of_info(model: nn.Module) -> None:
     assert cockpit.history["NamesOfInfo"][0] == ["batch_size", "mine"]
 
 
+class GradBatchNorm(SingleStepQuantity):
+    """A quantity that reads what a BackPACK extension has stored."""
+
+    def extensions(self, global_step: int) -> list[Any]:
+        return [BatchGrad()]
+
+    def compute(self, step: Step) -> Tensor:
+        return torch.stack([p.grad_batch.norm() for p in step.parameters.values()]).norm()
+
+
+def test_what_quantities_ask_backpack_for_is_cleared_away(model: nn.Module) -> None:
+    cockpit = Cockpit(model, [GradBatchNorm()])
+    with cockpit(0):
+        loss_of(model).backward()
+    assert cockpit.history["GradBatchNorm"][0] > 0
+    assert not any(hasattr(parameter, "grad_batch") for parameter in model.parameters())
+
+
 class L2FromBackpack(SingleStepQuantity):
     """A quantity on a BackPACK extension and an extension hook."""
 
