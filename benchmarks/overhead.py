@@ -41,6 +41,7 @@ class Training:
         torch.manual_seed(0)
         self.model = problem.build()
         self.inputs, self.labels = problem.batch(batch_size)
+        self.loss_function = gradlens.extend(nn.CrossEntropyLoss())
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.cockpit = None if tracked is None else gradlens.Cockpit(self.model, tracked)
         self.seconds: list[float] = []
@@ -48,7 +49,7 @@ class Training:
     def step(self) -> None:
         start = time.perf_counter()
         self.optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self.model(self.inputs), self.labels)
+        loss = self.loss_function(self.model(self.inputs), self.labels)
         if self.cockpit is None:
             loss.backward()
         else:

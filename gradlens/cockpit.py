@@ -17,6 +17,7 @@ from gradlens.individual.gathering import LossReduction
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.tap import extend
 from gradlens.pending import OpenInterval, PendingUpdate
+from gradlens.plain import to_plain
 from gradlens.presets import configuration
 from gradlens.quantities.quantity import Quantity, TwoPointQuantity, UpdateQuantity
 from gradlens.step import Step
@@ -82,6 +83,54 @@ class Cockpit:
         given = {"loss": loss, "optimizer": optimizer, "batch_size": batch_size}
         known |= {name: value for name, value in given.items() if value is not None}
         return TrackedStep(self, int(global_step), extensions, known, debug)
+
+    def create_graph(self, global_step: int) -> bool:
+        """Whether backward needs ``create_graph=True`` at this step: never."""
+        return False
+
+    def log(
+        self,
+        global_step: int,
+        epoch_count: int | None = None,
+        train_loss: float | None = None,
+        valid_loss: float | None = None,
+        test_loss: float | None = None,
+        train_accuracy: float | None = None,
+        valid_accuracy: float | None = None,
+        test_accuracy: float | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Record what the training loop itself has found, each under its name here."""
+        given = {
+            "epoch_count": epoch_count,
+            "train_loss": train_loss,
+            "valid_loss": valid_loss,
+            "test_loss": test_loss,
+            "train_accuracy": train_accuracy,
+            "valid_accuracy": valid_accuracy,
+            "test_accuracy": test_accuracy,
+            "learning_rate": learning_rate,
+        }
+        self._record(
+            int(global_step),
+            {n: to_plain(value) for n, value in given.items() if value is not None},
+        )
+
+    def get_output(self) -> dict[int, dict[str, Any]]:
+        """All values so far: global step -> name -> value."""
+        history = self.history
+        return {
+            step: {name: history[name][step] for name in history.names if step in history[name]}
+            for step in history.steps
+        }
+
+    def write(self, path: str | Path) -> None:
+        """Write everything recorded so far to ``{path}.json``, as a run file.
+
+        ``FileExistsError`` if there is one already. With ``Cockpit(..., run=...)`` values are on
+        disk without it.
+        """
+        self.history.write(f"{path}.json")
 
     def close(self) -> None:
         """Take in the last update, and close the run's file; the history stays readable."""

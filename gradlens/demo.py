@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.cockpit import Cockpit
+from gradlens.individual.tap import extend
 from gradlens.plotter import CockpitPlotter
 from gradlens.presets import configuration
 from gradlens.progress import progress
@@ -86,7 +87,7 @@ def tracked() -> list[Quantity]:
 
 def train(model: nn.Module, cockpit: Cockpit, digits: Digits, steps: int) -> None:
     """Plain training with momentum."""
-    loss_function = nn.CrossEntropyLoss()
+    loss_function = extend(nn.CrossEntropyLoss())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in progress(steps, "training"):
         batch = torch.randint(len(digits.train_labels), (BATCH_SIZE,))

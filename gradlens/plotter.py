@@ -164,7 +164,11 @@ def read(source: Source) -> History:
     if isinstance(source, History):
         return source
     if isinstance(source, (str, Path)):
-        return History.load(source)
+        # ``Cockpit.write`` has put an ending behind the name that it was given.
+        with_ending = Path(f"{source}.json")
+        return History.load(
+            source if Path(source).exists() or not with_ending.exists() else with_ending
+        )
     if isinstance(source, HasHistory) and isinstance(source.history, History):
         return source.history
     raise TypeError(

@@ -18,6 +18,9 @@ _ECONOMY: _Classes = (
     quantities.InnerTest,
     quantities.OrthoTest,
     quantities.GradHist1d,
+    quantities.Alpha,
+    quantities.Distance,
+    quantities.UpdateSize,
 )
 _BUSINESS: _Classes = (*_ECONOMY, quantities.MeanGSNR, quantities.GradCovariance)
 _FULL: _Classes = (*_BUSINESS, quantities.GradHist2d)

@@ -206,13 +206,10 @@ class TrackedStep:
         ]
         if not waiting:
             return
-        for quantity in waiting:
-            if "individual_losses" in quantity.needs and step.individual_losses is None:
-                raise ValueError(
-                    f"{quantity.name} needs individual losses at step {step.global_step}: extend "
-                    "the loss module before the forward pass (loss_function = gradlens.extend("
-                    "loss_function)), or pass them as info={'individual_losses': ...}"
-                )
+        lacking = [q.name for q in waiting if "individual_losses" in q.needs]
+        if lacking and step.individual_losses is None:
+            text = NO_INDIVIDUAL_LOSSES.format(quantities=", ".join(lacking))
+            self._cockpit._note(step.global_step, text)
         retained = {} if self._gradients is None else self._gradients.retained
         self._cockpit._await_update(step, waiting, retained)
 
@@ -246,6 +243,13 @@ class TrackedStep:
             cockpit._compared = wrong is not None
             if wrong:
                 cockpit._note(step.global_step, remark_on(wrong))
+
+
+NO_INDIVIDUAL_LOSSES = (
+    "{quantities} can't be found without individual losses: extend the loss module before the "
+    "forward pass (loss_function = gradlens.extend(loss_function)), or pass them as "
+    "info={{'individual_losses': ...}}"
+)
 
 
 class _Failures:

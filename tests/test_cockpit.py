@@ -54,13 +54,12 @@ def batches(count: int, n: int = 5) -> list[tuple[Tensor, Tensor]]:
 
 
 def every_quantity() -> list[Quantity]:
+    """But Alpha, which needs individual losses, and CABS, which needs plain SGD."""
     return [
-        *gradlens.configuration("full"),
+        *(q for q in gradlens.configuration("full") if q.name != "Alpha"),
         quantities.Parameters(),
-        quantities.Distance(),
         quantities.EarlyStopping(),
         quantities.GradNoiseScale(),
-        quantities.UpdateSize(),
         quantities.GradHist1d(
             bins=7, adapt=quantities.bin_adaptation.GradAbsMax(), keep_individual=True, name="fine"
         ),
@@ -622,6 +621,48 @@ def test_run_is_written_and_can_be_resumed(model: nn.Module, tmp_path: Path) -> 
     assert loaded.steps == resumed.history.steps == (0, 1, 2, 3)
     for name in loaded.names:
         assert repr(dict(loaded[name])) == repr(dict(resumed.history[name]))
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_names_of_cockpit_for_pytorch(model: nn.Module, tmp_path: Path) -> None:
+    """A training loop as it was written for cockpit 1.0.2, with its imports changed."""
+    model = backpack_extend(model)
+    loss_function = backpack_extend(nn.MSELoss(reduction="mean"))
+    individual_loss_function = backpack_extend(nn.MSELoss(reduction="none"))
+    schedule = schedules.linear(interval=1)
+    tracked = [
+        quantities.Alpha(track_schedule=schedule),
+        quantities.Distance(track_schedule=schedule, verbose=False),
+        quantities.GradHist1d(track_schedule=schedule, bins=10),
+        quantities.UpdateSize(track_schedule=schedule),
+    ]
+    cockpit = Cockpit(model.parameters(), quantities=tracked)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for global_step in range(3):
+        optimizer.zero_grad()
+        outputs, targets = model(torch.randn(5, 4)), torch.randn(5, 2)
+        loss = loss_function(outputs, targets)
+        losses = individual_loss_function(outputs, targets).mean(1)
+        info = {
+            "batch_size": 5,
+            "individual_losses": losses,
+            "loss": loss,
+            "optimizer": optimizer,
+        }
+        with cockpit(global_step, info=info, debug=False):
+            loss.backward(create_graph=cockpit.create_graph(global_step))
+        optimizer.step()
+        cockpit.log(global_step, 0, loss.item(), 0.5, None, 0.1, torch.tensor(0.2), None, 0.1)
+    cockpit.close()
+    output = cockpit.get_output()
+    assert list(output) == [0, 1, 2]
+    assert output[0].keys() >= {"Alpha", "Distance", "GradHist1d", "UpdateSize", "valid_accuracy"}
+    assert output[2]["valid_loss"] == 0.5
+    assert "test_loss" not in output[2]
+    cockpit.write(tmp_path / "log")
+    assert History.load(tmp_path / "log.json").steps == (0, 1, 2)
+    figure = gradlens.CockpitPlotter().plot(tmp_path / "log", show_plot=False)
+    assert len(figure.axes) > 4
 
 
 # Bad input.

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+import gradlens
+from gradlens.individual.reductions import SquaredNorms
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -18,15 +22,10 @@ def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(quickstart, {})
     assert (tmp_path / "cockpit.png").read_bytes().startswith(b"\x89PNG")
-    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 101
+    assert gradlens.History.load(tmp_path / "run.jsonl").steps == tuple(range(100))
 
 
 def test_individual_gradients_and_own_quantity() -> None:
-    import torch
-
-    import gradlens
-    from gradlens.individual.reductions import SquaredNorms
-
     names: dict[str, Any] = {
         "gradlens": gradlens,
         "SquaredNorms": SquaredNorms,

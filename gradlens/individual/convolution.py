@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.outer_product import _same_precision
@@ -33,9 +35,9 @@ class Convolution(GradientOperator):
     def __init__(
         self, delta: Tensor, inputs: Tensor, geometry: Geometry, scale: float = 1.0
     ) -> None:
-        self._delta, self._inputs = _same_precision(delta, inputs)
         self._geometry = geometry
         self._positions = delta.shape[2:]
+        self._delta, self._inputs = _same_precision(delta, _reached(inputs, geometry, delta.shape))
         channels = inputs.shape[1] // geometry.groups
         shape = (delta.shape[1], channels, *geometry.kernel)
         super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device)
@@ -56,27 +58,32 @@ class Convolution(GradientOperator):
     def _dot(self, matrix: Tensor) -> Tensor:
         weight = matrix.reshape(self.shape)
         convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[len(self._geometry.kernel) - 1]
-        output = convolve(
-            self._inputs,
-            weight,
-            stride=self._geometry.stride,
-            dilation=self._geometry.dilation,
-            groups=self._geometry.groups,
-        )
-        for axis, length in enumerate(self._positions, start=2):
-            output = output.narrow(axis, 0, length)
+        output = convolve(self._inputs, weight, **self._arguments())
         return torch.linalg.vecdot(output.flatten(1), self._delta.flatten(1))
+
+    def _sum(self) -> Tensor:
+        weight_gradient = (conv1d_weight, conv2d_weight, conv3d_weight)[
+            len(self._geometry.kernel) - 1
+        ]
+        total = weight_gradient(self._inputs, self.shape, self._delta, **self._arguments())
+        return total.reshape(self._rows, self._columns)
+
+    def _arguments(self) -> dict[str, Any]:
+        geometry = self._geometry
+        return {
+            "stride": geometry.stride,
+            "dilation": geometry.dilation,
+            "groups": geometry.groups,
+        }
 
     def _patches(self, samples: slice) -> Tensor:
         """Patches ``[n, groups, K, S]``."""
         windows = self._inputs[samples]
         geometry = self._geometry
-        for axis, (kernel, stride, dilation, length) in enumerate(
-            zip(geometry.kernel, geometry.stride, geometry.dilation, self._positions, strict=True),
-            start=2,
+        for axis, (kernel, stride, dilation) in enumerate(
+            zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True), start=2
         ):
-            windows = windows.unfold(axis, dilation * (kernel - 1) + 1, stride)
-            windows = windows.narrow(axis, 0, length)[..., ::dilation]
+            windows = windows.unfold(axis, dilation * (kernel - 1) + 1, stride)[..., ::dilation]
         space = len(geometry.kernel)
         kernel_axes = range(2 + space, 2 + 2 * space)
         position_axes = range(2, 2 + space)
@@ -84,3 +91,14 @@ class Convolution(GradientOperator):
         return windows.reshape(
             len(windows), geometry.groups, self._columns, math.prod(self._positions)
         )
+
+
+def _reached(inputs: Tensor, geometry: Geometry, positions: tuple[int, ...]) -> Tensor:
+    """The part of the padded input that the output positions have seen."""
+    for axis, (kernel, stride, dilation) in enumerate(
+        zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True), start=2
+    ):
+        inputs = inputs.narrow(
+            axis, 0, (positions[axis] - 1) * stride + dilation * (kernel - 1) + 1
+        )
+    return inputs
