@@ -1,0 +1,1 @@
+"""Curvature of the mini-batch loss: products, eigenvalues, traces, diagonals and densities."""

@@ -1,0 +1,123 @@
+"""Derivatives of a live graph, for second derivatives: checked, and without anyone noticing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+_REMEDY = (
+    "Compute the loss with operations that torch can differentiate twice. If it uses attention, "
+    "choose the math kernel: `with torch.nn.attention.sdpa_kernel(SDPBackend.MATH): ...` around "
+    "the forward pass. If it uses cuDNN's recurrent layers, `with torch.backends.cudnn.flags("
+    "enabled=False): ...`. A custom autograd.Function must not be once_differentiable, a "
+    "checkpoint not reentrant, a model not compiled."
+)
+_TORCH_SAYS = (
+    "is not implemented",
+    "differentiate twice",
+    "double backward",
+    "incompatible with .grad()",
+)
+_ONCE_DIFFERENTIABLE = "torch::autograd::Error"
+
+
+class NotTwiceDifferentiableError(RuntimeError):
+    """Torch has no second derivative of an operation that the loss depends on."""
+
+    def __init__(self, torch_says: str) -> None:
+        super().__init__(
+            f"the loss can't be differentiated twice; torch says: {torch_says}\n{_REMEDY}"
+        )
+
+
+def differentiable_gradient(
+    output: Tensor, inputs: Sequence[Tensor], cotangent: Tensor | None = None
+) -> list[Tensor | None]:
+    """Gradient of ``output`` times ``cotangent`` (default 1) as functions of the inputs.
+
+    An entry is None where the gradient is zero or constant, so has no derivative of its own.
+    Raises ``NotTwiceDifferentiableError`` for a function that is declared to be differentiable
+    only once, whose second derivative torch would otherwise quietly leave out.
+    """
+    if cotangent is None:
+        cotangent = torch.ones_like(output)
+    if not cotangent.requires_grad:
+        # Otherwise torch marks a once-differentiable function only where its gradient varies.
+        cotangent = cotangent.detach().requires_grad_()
+    with _muted(inputs), _explained():
+        found = torch.autograd.grad(output, inputs, cotangent, create_graph=True, allow_unused=True)
+    gradients = [g if g is not None and g.requires_grad else None for g in found]
+    _refuse_once_differentiable(g for g in gradients if g is not None)
+    return gradients
+
+
+def derivative(
+    outputs: Sequence[Tensor | None], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> list[Tensor]:
+    """Σⱼ cotangentⱼ·∂outputⱼ/∂input for each input; the graph stays alive.
+
+    Outputs that are None count as constants.
+    """
+    pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o is not None]
+    if not pairs:
+        return [torch.zeros_like(x, requires_grad=False) for x in inputs]
+    with _muted(inputs), _explained():
+        found = torch.autograd.grad(
+            [output for output, _ in pairs],
+            inputs,
+            [cotangent.to(output.dtype) for output, cotangent in pairs],
+            retain_graph=True,
+            allow_unused=True,
+        )
+    return [
+        torch.zeros_like(x, requires_grad=False) if d is None else d.detach()
+        for d, x in zip(found, inputs, strict=True)
+    ]
+
+
+def depends_on(output: Tensor, tensor: Tensor) -> bool:
+    """Whether ``tensor`` is part of the scalar ``output``'s graph."""
+    with _muted([tensor]), _explained():
+        found = torch.autograd.grad(output, [tensor], retain_graph=True, allow_unused=True)
+    return found[0] is not None
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if any(words in str(error) for words in _TORCH_SAYS):
+            raise NotTwiceDifferentiableError(str(error)) from error
+        raise
+
+
+@contextmanager
+def _muted(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Without the tensors' own hooks: a user's may count calls, or clip what passes."""
+    hooks = [t._backward_hooks for t in tensors if t._backward_hooks]
+    kept = [dict(registered) for registered in hooks]
+    for registered in hooks:
+        registered.clear()
+    try:
+        yield
+    finally:
+        for registered, entries in zip(hooks, kept, strict=True):
+            registered.update(entries)
+
+
+def _refuse_once_differentiable(gradients: Iterable[Tensor]) -> None:
+    waiting = [gradient.grad_fn for gradient in gradients]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if node.name() == _ONCE_DIFFERENTIABLE:
+            raise NotTwiceDifferentiableError("a function was marked with @once_differentiable")
+        following = {edge for edge, _ in node.next_functions} - seen
+        seen |= following
+        waiting.extend(following)

@@ -1,0 +1,60 @@
+"""Products with the generalized Gauss-Newton matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from torch import Tensor
+
+from gradlens.curvature.differentiation import (
+    depends_on,
+    derivative,
+    differentiable_gradient,
+)
+from gradlens.curvature.hessian import check_loss
+from gradlens.curvature.operator import CurvatureOperator
+
+
+@final
+class GGNOperator(CurvatureOperator):
+    """The generalized Gauss-Newton matrix Jᵀ(∇²ℓ)J ``[D, D]``, times ``scale``.
+
+    J is the Jacobian of the network's ``outputs``, of any shape, ∇²ℓ the loss's Hessian with
+    respect to them (Schraudolph, 2002, Sec. 3). Both graphs must be alive. What the loss contains
+    beside its dependence on the outputs, such as a regulariser, does not enter.
+
+    Raises ``NotTwiceDifferentiableError`` here or with the first product, and ``ValueError`` for
+    a loss that is not a scalar, has no graph, or doesn't depend on the outputs.
+    """
+
+    def __init__(
+        self,
+        loss: Tensor,
+        outputs: Tensor,
+        parameters: Mapping[str, Tensor],
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__(parameters, scale)
+        check_loss(loss)
+        _check_outputs(loss, outputs)
+        self._outputs = outputs
+        self._loss_gradient = differentiable_gradient(loss, [outputs])
+        # J times v is the derivative of Jᵀu with respect to u, which is linear in it.
+        self._cotangent = torch.zeros_like(outputs, requires_grad=True)
+        self._pulled_back = differentiable_gradient(
+            outputs, list(self.parameters.values()), self._cotangent
+        )
+
+    def _product(self, vectors: list[Tensor]) -> list[Tensor]:
+        pushed_forward = derivative(self._pulled_back, [self._cotangent], vectors)
+        curved = derivative(self._loss_gradient, [self._outputs], pushed_forward)
+        return derivative([self._outputs], list(self.parameters.values()), curved)
+
+
+def _check_outputs(loss: Tensor, outputs: Tensor) -> None:
+    if not outputs.requires_grad:
+        raise ValueError("the outputs have no graph: compute them with gradients enabled")
+    if not depends_on(loss, outputs):
+        raise ValueError("the loss doesn't depend on the outputs: pass the tensor that it is given")

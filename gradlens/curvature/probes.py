@@ -1,0 +1,23 @@
+"""Random vectors from a private generator."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from gradlens.curvature.products import Products
+
+Seed: TypeAlias = int | np.random.Generator
+"""A number, or a generator that goes on from where it is. The same on every device."""
+
+
+def rademacher(products: Products, generator: np.random.Generator) -> Tensor:
+    """Independent signs ±1, ``[D]``."""
+    return products.place(2 * generator.integers(0, 2, products.size, dtype=np.int8) - 1)
+
+
+def gaussian(products: Products, generator: np.random.Generator) -> Tensor:
+    """Independent standard normal numbers, ``[D]``: any direction is as likely as any other."""
+    return products.place(generator.standard_normal(products.size))

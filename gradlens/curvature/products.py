@@ -1,0 +1,79 @@
+"""What the algorithms see of a matrix: its products with vectors, counted and checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.linalg import aslinearoperator
+from torch import Tensor
+
+from gradlens.curvature.operator import CurvatureOperator
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
+
+SymmetricMatrix: TypeAlias = "LinearOperator[Any] | NDArray[Any]"
+"""A curvature operator, any other symmetric linear operator, or a matrix ``[D, D]``."""
+
+NOT_FINITE = "a product of the matrix with a finite vector contains NaN or Inf"
+_WITHOUT_FLOAT64 = ("mps",)
+
+
+class NotFiniteError(ArithmeticError):
+    """A product contains NaN or Inf."""
+
+
+class Products:
+    """Products of a symmetric matrix with vectors ``[D]``, both float64 tensors on ``device``.
+
+    That is the matrix's own device where it has one. ``count`` is the number of products so far,
+    ``norm`` the largest ‖Hv‖/‖v‖ seen, ``eps`` the relative rounding error of the numbers that
+    the products are computed in. A call raises ``NotFiniteError``.
+    """
+
+    def __init__(self, matrix: SymmetricMatrix) -> None:
+        self._multiply, self.device, self.size, self.eps = _adapted(matrix)
+        self.count = 0
+        self.norm = 0.0
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        product = self._multiply(vector).to(self.device, torch.float64)
+        self.count += 1
+        size, product_size = float(vector.norm()), float(product.norm())
+        if not math.isfinite(product_size):
+            raise NotFiniteError(NOT_FINITE)
+        if size > 0:
+            self.norm = max(self.norm, product_size / size)
+        return product
+
+    def place(self, vector: NDArray[Any]) -> Tensor:
+        """A float64 copy on the device."""
+        return torch.tensor(vector).to(self.device, torch.float64)
+
+
+_Adapted: TypeAlias = tuple[Callable[[Tensor], Tensor], torch.device, int, float]
+
+
+def _adapted(matrix: SymmetricMatrix) -> _Adapted:
+    if isinstance(matrix, CurvatureOperator):
+        lacking = matrix.device.type in _WITHOUT_FLOAT64
+        device = torch.device("cpu") if lacking else matrix.device
+        return matrix.multiply, device, matrix.shape[0], torch.finfo(matrix.torch_dtype).eps
+    if isinstance(matrix, np.ndarray):
+        matrix = matrix.astype(np.float64)
+    operator: Any = aslinearoperator(cast("Any", matrix))
+    rows, columns = operator.shape
+    if rows != columns or rows == 0:
+        raise ValueError(f"the matrix has shape {[rows, columns]}: pass a square one")
+    kind = np.dtype(operator.dtype or np.float64)
+    eps = float(np.finfo(kind if kind.kind == "f" else np.float64).eps)
+
+    def multiply(vector: Tensor) -> Tensor:
+        return torch.tensor(operator.matvec(vector.numpy()))
+
+    return multiply, torch.device("cpu"), rows, eps

@@ -1,0 +1,139 @@
+"""The trace of a symmetric matrix, estimated from its products with random vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradlens.curvature.interval import confidence_interval
+from gradlens.curvature.orthogonal import direction, projected_out
+from gradlens.curvature.probes import Seed, gaussian, rademacher
+from gradlens.curvature.products import NotFiniteError, Products, SymmetricMatrix
+from gradlens.curvature.running import RunningMean
+from gradlens.undefined import Undefined
+
+ONE_SAMPLE = "one sample has no standard error: take two or more"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An unbiased estimate, and the standard error of its random part.
+
+    ``samples`` is the number of independent samples behind that, ``skewness`` theirs, and
+    ``products`` the number of products with the matrix. What has no number is an ``Undefined``
+    with its reason.
+    """
+
+    value: float
+    standard_error: float
+    skewness: float
+    samples: int
+    products: int
+
+    def confidence_interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Bounds that hold the true value with probability ``level``, approximately.
+
+        Student's t with Hall's correction for skewed samples. Raises ``ValueError`` for a level
+        outside (0, 1).
+        """
+        low, high = confidence_interval(
+            np.array(self.value),
+            np.array(self.standard_error),
+            np.array(self.skewness),
+            self.samples,
+            level,
+        )
+        return float(low), float(high)
+
+
+def hutchinson(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Estimate:
+    """Trace as the mean of zᵀHz over random signs z (Hutchinson, 1990, Prop. 1).
+
+    A diagonal matrix's is exact. Raises ``ValueError`` for fewer than one sample.
+    """
+    return hutchinson_blocks(matrix, {"": slice(None)}, samples, seed)[""]
+
+
+def hutchinson_blocks(
+    matrix: SymmetricMatrix, blocks: Mapping[str, slice], samples: int, seed: Seed = 0
+) -> dict[str, Estimate]:
+    """Traces of diagonal blocks, all from the same probes.
+
+    The mean of Σᵢ zᵢ(Hz)ᵢ over the rows i of a block, in which the coupling to other blocks has
+    mean zero. ``blocks`` maps names to slices of the flat vector (``operator.slices``), which may
+    overlap. Raises ``ValueError`` for fewer than one sample.
+    """
+    products = Products(matrix)
+    generator = _generator(samples, seed)
+    mean = RunningMean()
+    try:
+        for _ in range(samples):
+            probe = rademacher(products, generator)
+            terms = probe * products(probe)
+            mean.add(torch.stack([terms[block].sum() for block in blocks.values()]))
+    except NotFiniteError as error:
+        undefined = _undefined(products, samples, str(error))
+        return dict.fromkeys(blocks, undefined)
+    return dict(zip(blocks, _estimates(mean, products), strict=True))
+
+
+def hutch_plus_plus(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Estimate:
+    """Trace by Hutch++: exact on a random subspace, Hutchinson's method on the rest.
+
+    tr(QᵀHQ) + mean of zᵀ(I−QQᵀ)H(I−QQᵀ)z over ``samples`` random signs z, where Q spans the
+    products of H with as many random vectors (Meyer et al., 2021, Alg. 1): 3·``samples`` products.
+    The standard error is that of the mean given Q, whose own part is exact. Better than
+    ``hutchinson`` with as many products where few eigenvalues hold most of the trace.
+
+    Raises ``ValueError`` for fewer than one sample.
+    """
+    products = Products(matrix)
+    generator = _generator(samples, seed)
+    mean = RunningMean()
+    try:
+        basis = _range(products, samples, generator)
+        exact = sum(float(row @ products(row)) for row in basis)
+        for _ in range(samples):
+            rest = projected_out(rademacher(products, generator), basis)
+            mean.add((rest @ products(rest))[None])
+    except NotFiniteError as error:
+        return _undefined(products, samples, str(error))
+    (rest_estimate,) = _estimates(mean, products)
+    return replace(rest_estimate, value=exact + rest_estimate.value)
+
+
+def _range(products: Products, samples: int, generator: np.random.Generator) -> Tensor:
+    """Orthonormal rows ``[at most samples, D]`` that span products with random vectors."""
+    basis = torch.empty(0, products.size, dtype=torch.float64, device=products.device)
+    for _ in range(min(samples, products.size)):
+        unit = direction(products(gaussian(products, generator)), basis)
+        if unit is not None:
+            basis = torch.cat([basis, unit[None]])
+    return basis
+
+
+def _generator(samples: int, seed: Seed) -> np.random.Generator:
+    if samples < 1:
+        raise ValueError(f"{samples} samples: take one at least, two for a standard error")
+    return np.random.default_rng(seed)
+
+
+def _estimates(mean: RunningMean, products: Products) -> list[Estimate]:
+    moments = torch.stack([mean.mean, mean.standard_error(), mean.skewness()], dim=1).tolist()
+    return [
+        Estimate(value, _defined(standard_error), skewness, mean.samples, products.count)
+        for value, standard_error, skewness in moments
+    ]
+
+
+def _defined(standard_error: float) -> float:
+    return Undefined(ONE_SAMPLE) if np.isnan(standard_error) else standard_error
+
+
+def _undefined(products: Products, samples: int, reason: str) -> Estimate:
+    nan = Undefined(reason)
+    return Estimate(nan, nan, nan, samples, products.count)

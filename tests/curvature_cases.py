@@ -1,0 +1,148 @@
+"""Small float64 networks and losses with their dense curvature matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model with one batch; ``criterion(outputs, targets)`` is the loss."""
+
+    model: nn.Module
+    inputs: Tensor
+    targets: Tensor
+    criterion: nn.Module
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self.model.named_parameters())
+
+    @property
+    def mean_scale(self) -> float:
+        """What makes the loss's curvature that of the mean loss."""
+        return 1 / len(self.inputs) if self.criterion.reduction == "sum" else 1.0
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """The loss and the outputs, with their graphs."""
+        outputs = self.model(self.inputs)
+        return self.criterion(outputs, self.targets), outputs
+
+
+def dense_hessian(problem: Problem) -> Tensor:
+    """``[D, D]``, of the loss as it is."""
+    parameters, unflatten = _flattened(problem.parameters)
+
+    def loss(flat: Tensor) -> Tensor:
+        outputs = functional_call(problem.model, unflatten(flat), problem.inputs)
+        return problem.criterion(outputs, problem.targets)
+
+    return _hessian(loss)(parameters)
+
+
+def dense_ggn(problem: Problem) -> Tensor:
+    """``[D, D]``, of the loss as it is."""
+    parameters, unflatten = _flattened(problem.parameters)
+
+    def network(flat: Tensor) -> Tensor:
+        return functional_call(problem.model, unflatten(flat), problem.inputs).flatten()
+
+    outputs = problem.model(problem.inputs).detach()
+
+    def loss(flat_outputs: Tensor) -> Tensor:
+        return problem.criterion(flat_outputs.reshape(outputs.shape), problem.targets)
+
+    jacobian = jacrev(network)(parameters)
+    return jacobian.T @ _hessian(loss)(outputs.flatten()) @ jacobian
+
+
+def _hessian(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    # torch.func.hessian goes forward, which uses the deprecated torch.jit.
+    return jacrev(jacrev(function))
+
+
+def _flattened(
+    parameters: dict[str, nn.Parameter],
+) -> tuple[Tensor, Callable[[Tensor], dict[str, Tensor]]]:
+    flat = torch.cat([p.detach().flatten() for p in parameters.values()])
+
+    def unflatten(flat: Tensor) -> dict[str, Tensor]:
+        parts = flat.split([p.numel() for p in parameters.values()])
+        named = zip(parameters.items(), parts, strict=True)
+        return {name: part.reshape(p.shape) for (name, p), part in named}
+
+    return flat, unflatten
+
+
+def _linear() -> nn.Module:
+    return nn.Linear(4, 3)
+
+
+def _perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.Sigmoid(), nn.Linear(5, 3))
+
+
+def _convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)),
+        nn.Conv2d(1, 2, 2, padding=1),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2, 3),
+    )
+
+
+class _Unused(nn.Module):
+    """The loss doesn't depend on ``spare``, and on ``shift`` only linearly for the Jacobian."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Parameter(torch.randn(2, 2))
+        self.layer = nn.Linear(4, 3)
+        self.shift = nn.Parameter(torch.randn(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.layer(x)) + self.shift
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(torch.tanh(self.layer(x)))[:, :3]
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "linear": _linear,
+    "perceptron": _perceptron,
+    "convolutional": _convolutional,
+    "unused": _Unused,
+    "tied": _Tied,
+}
+
+CRITERIA: dict[str, Callable[[], nn.Module]] = {
+    f"{name}-{reduction}": lambda kind=kind, reduction=reduction: kind(reduction=reduction)
+    for name, kind in {"mse": nn.MSELoss, "cross-entropy": nn.CrossEntropyLoss}.items()
+    for reduction in ("mean", "sum")
+}
+
+
+def build(model: str, criterion: str, samples: int = 6, seed: int = 0) -> Problem:
+    """The problem of these names, the same every time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = MODELS[model]().double()
+        inputs = torch.randn(samples, 4, dtype=torch.float64)
+        if criterion.startswith("mse"):
+            targets = torch.randn(samples, 3, dtype=torch.float64)
+        else:
+            targets = torch.randint(3, (samples,))
+    return Problem(network, inputs, targets, CRITERIA[criterion]())
