@@ -47,7 +47,7 @@ def ortho_test(squared_norms: Tensor, mean_dots: Tensor, mean_squared_norm: Tens
     """Smallest ν for which the orthogonality test holds: spread across the mean gradient.
 
     √[(Σₙ‖gₙ‖² − Σₙ⟨gₙ,ḡ⟩²/‖ḡ‖²) / ((N−1)·N·‖ḡ‖²)], from ‖gₙ‖² and ⟨gₙ,ḡ⟩ ``[N]`` and ‖ḡ‖²
-    (Bollapragada et al., 2017, Eq. 3.3).
+    (Bollapragada et al., 2017).
     """
     spread = squared_norms.sum() - mean_dots.square().sum() / mean_squared_norm
     return _relative_error(spread, len(squared_norms), mean_squared_norm)
@@ -80,7 +80,7 @@ def mean_of_elements(tensors: Sequence[Tensor]) -> float:
 def batch_size_rule(
     squared_norms: Tensor, mean_squared_norm: Tensor, learning_rate: float, mean_loss: float
 ) -> float:
-    """Coupled adaptive batch size: η·tr(Σ)/L (Balles et al., 2017, arXiv:1612.05086, Eq. 20).
+    """Coupled adaptive batch size: η·tr(Σ)/L (Balles et al., 2017, arXiv:1612.05086).
 
     From ‖gₙ‖² ``[N]`` and ‖ḡ‖², with the population variance tr(Σ) = Σₙ‖gₙ‖²/N − ‖ḡ‖².
     """
@@ -172,8 +172,8 @@ def local_step_size(
 
     ``losses`` are ℓₙ and ``slopes`` ⟨gₙ,d⟩/‖d‖, each ``[N]``, at both ends of the update d; the
     parabola μ₀ + μ₁x + μ₂x² is fitted to their means by least squares, weighted by the inverse
-    variances of these means, and α = 2t/(−μ₁/μ₂) − 1 (Schneider et al., 2021, arXiv:2102.06604,
-    appendix C.1). NaN where there is no such minimum.
+    variances of these means, and α = 2t/(−μ₁/μ₂) − 1 (Schneider et al., 2021, arXiv:2102.06604).
+    NaN where there is no such minimum.
     """
     if length == 0:
         return Undefined("the update is zero")

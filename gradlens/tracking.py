@@ -13,14 +13,17 @@ from backpack.context import CTX
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
+from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.individual.consistency import Discrepancy, inconsistent, remark_on
-from gradlens.individual.context import UNSEEN, listen, stop_listening
+from gradlens.individual.context import UNSEEN
 from gradlens.individual.coverage import COUPLED, remark_on_missing
 from gradlens.individual.extension import IndividualGradients
 from gradlens.individual.gathering import ReducedGradients
 from gradlens.individual.losses import IndividualLosses
+from gradlens.individual.tap import listen, stop_listening
 from gradlens.plain import to_plain
 from gradlens.quantities.quantity import (
+    CurvatureQuantity,
     Quantity,
     SingleStepQuantity,
     TwoPointQuantity,
@@ -52,6 +55,8 @@ class TrackedStep:
         self._gradients: ReducedGradients | None = None
         self._losses: IndividualLosses | None = None
         self._savefields: set[str] = set()
+        self._values: dict[str, Any] = {}
+        self._failures = _Failures()
         self._exit = ExitStack()
 
     def __enter__(self) -> None:
@@ -66,6 +71,7 @@ class TrackedStep:
         if self._debug:
             print(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
         try:
+            self._compute_curvature()
             with self._exit as stack:
                 self._enter_extensions(stack)
                 self._exit = stack.pop_all()
@@ -114,6 +120,28 @@ class TrackedStep:
                 f"loss= must be a tensor with one element, got {shape}: pass the loss that "
                 "backward is called on (loss.mean() or loss.sum() of individual losses)"
             )
+
+    def _compute_curvature(self) -> None:
+        step, cockpit, info = self._global_step, self._cockpit, self._info
+        active = [q for q in self._active if isinstance(q, CurvatureQuantity)]
+        if not active:
+            return
+        curvature = LossCurvature(
+            step,
+            info["loss"],
+            cockpit.parameters,
+            model=cockpit.model,
+            outputs=info.get("outputs"),
+            optimizer=info.get("optimizer"),
+            loss_reduction=cockpit.loss_reduction,
+            batch_size=info.get("batch_size"),
+        )
+        # BackPACK's own hooks run in these backward passes too; they must keep what they store.
+        with backpack(retain_graph=True):
+            for quantity in active:
+                with self._failures:
+                    value = recordable(quantity, step, quantity.compute(curvature))
+                    self._values[quantity.name] = value
 
     def _enter_extensions(self, stack: ExitStack) -> None:
         cockpit = self._cockpit
@@ -175,12 +203,11 @@ class TrackedStep:
             self._gradients.finish()
         step, cockpit = self._step(), self._cockpit
         self._take_notes(step)
-        failures = _Failures()
+        failures, values = self._failures, self._values
         with torch.no_grad():
             if cockpit._interval is not None:
                 with failures:
                     cockpit._complete_interval(step)
-            values: dict[str, Any] = {}
             for quantity in self._active:
                 with failures:
                     self._compute(quantity, step, values)

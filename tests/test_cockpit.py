@@ -54,7 +54,7 @@ def batches(count: int, n: int = 5) -> list[tuple[Tensor, Tensor]]:
 
 
 def every_quantity() -> list[Quantity]:
-    """But Alpha, which needs individual losses, and CABS, which needs plain SGD."""
+    """All that need neither individual losses nor an optimizer nor second derivatives."""
     return [
         *(q for q in gradlens.configuration("full") if q.name != "Alpha"),
         quantities.Parameters(),
@@ -66,12 +66,24 @@ def every_quantity() -> list[Quantity]:
     ]
 
 
+def everything() -> list[Quantity]:
+    return [
+        *every_quantity(),
+        quantities.Alpha(),
+        quantities.HessEigenvalues(k=2, max_products=20),
+        quantities.HessMaxEV(max_products=20),
+        quantities.HessTrace(samples=2),
+        quantities.SpectralDensity(probes=2, steps=5),
+        quantities.Stability(max_products=20),
+    ]
+
+
 def train(tracked: bool, steps: int = 20) -> dict[str, Any]:
     """Everything that training can change."""
     torch.manual_seed(0)
     model, loss_function = network(), gradlens.extend(nn.CrossEntropyLoss())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    cockpit = Cockpit(model, [*every_quantity(), quantities.Alpha()]) if tracked else None
+    cockpit = Cockpit(model, everything()) if tracked else None
     losses = []
     for step, (inputs, labels) in enumerate(batches(steps)):
         optimizer.zero_grad()
@@ -120,8 +132,8 @@ def test_training_is_bit_identical_and_leaves_nothing_behind() -> None:
 
 
 def test_that_test_tracks_every_quantity() -> None:
-    tracked = {type(quantity).__name__ for quantity in every_quantity()} | {"Alpha"}
-    abstract = {"Quantity", "SingleStepQuantity", "TwoPointQuantity", "UpdateQuantity"}
+    tracked = {type(quantity).__name__ for quantity in everything()}
+    abstract = {name for name in quantities.__all__ if name.endswith("Quantity")}
     plain_sgd_only = {"CABS"}
     assert tracked == set(quantities.__all__) - abstract - plain_sgd_only
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from gradlens.individual.gathering import Gathering, LossReduction
 from gradlens.individual.operator import GradientOperator
-from gradlens.individual.tap import CallListener, tap_of, tappable_modules
+from gradlens.individual.tap import listen, stop_listening, tap_of, tappable_modules
 
 
 class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
@@ -74,22 +74,6 @@ UNSEEN = (
     "no layer that holds it took part in the backward pass (it was not used, the backward pass "
     "was outside the context, or it is used in another way than by calling its layer)"
 )
-
-
-def listen(model: nn.Module, listener: CallListener) -> None:
-    """Let the listener hear of completed calls of the model's layers."""
-    for module in tappable_modules(model):
-        tap = tap_of(module)
-        if tap is not None:
-            tap.listeners.append(listener)
-
-
-def stop_listening(model: nn.Module, listener: CallListener) -> None:
-    """The opposite of ``listen``."""
-    for module in tappable_modules(model):
-        tap = tap_of(module)
-        if tap is not None and listener in tap.listeners:
-            tap.listeners.remove(listener)
 
 
 def require_extended(model: nn.Module) -> None:

@@ -237,6 +237,22 @@ def tappable_modules(model: nn.Module) -> list[nn.Module]:
     ]
 
 
+def listen(model: nn.Module, listener: CallListener) -> None:
+    """Let the listener hear of completed calls of the model's layers."""
+    for module in tappable_modules(model):
+        tap = tap_of(module)
+        if tap is not None:
+            tap.listeners.append(listener)
+
+
+def stop_listening(model: nn.Module, listener: CallListener) -> None:
+    """The opposite of ``listen``."""
+    for module in tappable_modules(model):
+        tap = tap_of(module)
+        if tap is not None and listener in tap.listeners:
+            tap.listeners.remove(listener)
+
+
 def stored_inputs(module: nn.Module) -> tuple[Any, ...]:
     """Inputs that are stored on the module for BackPACK extensions; ``RuntimeError`` without."""
     inputs = tuple(v for k, v in vars(module).items() if k.startswith("input") and k[5:].isdigit())

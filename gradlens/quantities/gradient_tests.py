@@ -30,7 +30,7 @@ class InnerTest(SingleStepQuantity):
 
 
 class OrthoTest(SingleStepQuantity):
-    """Smallest ν for which the orthogonality test holds (Bollapragada et al., 2017, Eq. 3.3)."""
+    """Smallest ν for which the orthogonality test holds (Bollapragada et al., 2017)."""
 
     reductions = (SquaredNorms(), MeanDots(), MeanSquaredNorm())
     view = View("Orthogonality test", group="gradients", yscale="log", label="ν")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
+from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.individual.extension import IndividualGradients
 from gradlens.individual.reductions import Reduction
 from gradlens.schedules import Schedule, decided_once, linear
@@ -91,6 +92,16 @@ class SingleStepQuantity(Quantity):
     @abstractmethod
     def compute(self, step: Step) -> Any:
         """The value at a step for which ``should_compute`` is true; called after backward."""
+
+
+class CurvatureQuantity(Quantity):
+    """A quantity of the loss's curvature, found before the backward pass frees the graph."""
+
+    needs: ClassVar[Sequence[Needed]] = ("loss",)
+
+    @abstractmethod
+    def compute(self, curvature: LossCurvature) -> Any:
+        """The value at a step for which ``should_compute`` is true; called on entering."""
 
 
 class UpdateQuantity(Quantity):

@@ -1,0 +1,137 @@
+"""Whether the learning rate is at the edge of stability."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.linalg import LinearOperator
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from gradlens.curvature.eigenpairs import eigenpairs
+from gradlens.curvature.hessian import HessianOperator
+from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.quantities.hess_max_ev import next_start, usable_start
+from gradlens.quantities.quantity import CurvatureQuantity
+from gradlens.schedules import Schedule
+from gradlens.undefined import Undefined
+from gradlens.view import View
+
+
+class Stability(CurvatureQuantity):
+    """Sharpness against the largest one at which the optimizer is stable on a quadratic.
+
+    For gradient descent with learning rate η, ``"sharpness"`` is the Hessian's largest eigenvalue
+    and ``"threshold"`` 2/η; with momentum β it is (2+2β)/η, with Nesterov's (2+2β)/(η(1+2β))
+    (Cohen et al., 2021, arXiv:2103.00065). For Adam, sharpness is that of P⁻¹H with
+    Adam's preconditioner P, and the threshold (2+2β₁)/((1−β₁)η) (Cohen et al., 2022,
+    arXiv:2207.14484). ``"ratio"`` is the one over the other: above 1, the step is unstable.
+    """
+
+    needs = ("loss", "optimizer")
+    view = View("Edge of stability", group="curvature", yscale="symlog", label="sharpness")
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        tolerance: float = 1e-3,
+        max_products: int = 100,
+        *,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(track_schedule, verbose, name=name)
+        self.tolerance = tolerance
+        self.max_products = max_products
+        self._start: NDArray[np.float64] | None = None
+
+    def compute(self, curvature: LossCurvature) -> dict[str, float]:
+        assert curvature.optimizer is not None  # the cockpit has checked `needs`
+        try:
+            limit = stability_limit(curvature.optimizer, curvature.parameters)
+        except _NoTheoryError as reason:
+            nan = Undefined(str(reason))
+            return {"sharpness": nan, "threshold": nan, "ratio": nan}
+        matrix: LinearOperator | HessianOperator = curvature.hessian
+        if limit.scaling is not None:
+            matrix = _rescaled(curvature.hessian, limit.scaling)
+        found = eigenpairs(
+            matrix,
+            tolerance=self.tolerance,
+            max_products=self.max_products,
+            start=usable_start(self._start, curvature),
+            seed=curvature.seed,
+        )
+        self._start = next_start(found)
+        sharpness = float(found.values[0]) if found.converged else Undefined(found.reason)
+        ratio = sharpness / limit.threshold if found.converged else sharpness
+        return {"sharpness": sharpness, "threshold": limit.threshold, "ratio": ratio}
+
+
+@dataclass(frozen=True)
+class StabilityLimit:
+    """Stable as long as the largest eigenvalue of SHS is below ``threshold``.
+
+    ``scaling`` is the diagonal of S ``[D]``, P to the power −1/2; ``None`` for the identity.
+    """
+
+    threshold: float
+    scaling: Tensor | None = None
+
+
+class _NoTheoryError(Exception):
+    """Why an optimizer has no known threshold."""
+
+
+def stability_limit(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> StabilityLimit:
+    """The limit for the optimizer's next step."""
+    group, *others = optimizer.param_groups
+    keys = ("lr", "momentum", "dampening", "nesterov", "betas", "eps")
+    if any(other.get(key) != group.get(key) for other in others for key in keys):
+        raise _NoTheoryError("parameter groups with different settings have no common threshold")
+    if any(each.get("weight_decay") for each in optimizer.param_groups):
+        raise _NoTheoryError("weight decay adds curvature that the loss doesn't have")
+    if group.get("maximize"):
+        raise _NoTheoryError("maximising is never stable on a quadratic with a minimum")
+    if type(optimizer) is SGD:
+        return StabilityLimit(_sgd_threshold(group))
+    if type(optimizer) in (Adam, AdamW) and not group["amsgrad"]:
+        return _adam_limit(optimizer, group, parameters)
+    raise _NoTheoryError(f"no threshold is known for {type(optimizer).__name__} as it is set up")
+
+
+def _sgd_threshold(group: Mapping[str, Any]) -> float:
+    rate, momentum = float(group["lr"]), float(group["momentum"])
+    rate *= 1 - (float(group["dampening"]) if momentum else 0.0)
+    threshold = (2 + 2 * momentum) / rate if rate else np.inf
+    return threshold / (1 + 2 * momentum) if group["nesterov"] else threshold
+
+
+def _adam_limit(
+    optimizer: Optimizer, group: Mapping[str, Any], parameters: Mapping[str, Tensor]
+) -> StabilityLimit:
+    first, second = group["betas"]
+    roots = []
+    for parameter in parameters.values():
+        state = optimizer.state.get(parameter, {})
+        if "exp_avg_sq" not in state:
+            raise _NoTheoryError("Adam has no second moments before its first step")
+        steps = float(state["step"])
+        root = (state["exp_avg_sq"].double() / (1 - second**steps)).sqrt() + group["eps"]
+        roots.append(((1 - first**steps) * root).flatten())
+    threshold = (2 + 2 * first) / ((1 - first) * float(group["lr"]))
+    return StabilityLimit(threshold, torch.cat(roots).rsqrt())
+
+
+def _rescaled(hessian: HessianOperator, scaling: Tensor) -> LinearOperator:
+    diagonal = scaling.cpu().numpy()
+
+    def product(vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        return diagonal * hessian.matvec(diagonal * vector.reshape(-1))
+
+    return LinearOperator(hessian.shape, matvec=product, dtype=np.dtype(np.float64))
