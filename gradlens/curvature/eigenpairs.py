@@ -34,8 +34,8 @@ class Eigenpairs:
     """Eigenvalues ``values`` ``[k]``, outermost first, and unit eigenvectors ``[D, k]``.
 
     ``residuals`` ``[k]`` are ‖Hv − λv‖: an eigenvalue lies that close to λ. ``converged`` says
-    that each is within the tolerance relative to |λ|, or that λ is zero to rounding; if not,
-    ``reason`` says why. ``products`` counts the products with H.
+    that each is within the tolerance relative to the size of λ, or that λ is zero to rounding; if
+    not, ``reason`` says why. ``products`` counts the products with H.
     """
 
     values: NDArray[np.float64]
