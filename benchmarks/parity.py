@@ -1,0 +1,156 @@
+"""The same seeded training run under cockpit-for-pytorch 1.0.2 and under gradlens.
+
+``python -m benchmarks.parity`` sets up cockpit in ``.venv-cockpit`` (it needs an old setuptools,
+so an environment of its own), runs both, and prints each quantity's largest relative difference.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import gradlens
+from benchmarks.parity_problem import (
+    BINS_1D,
+    BINS_2D,
+    LEARNING_RATE,
+    RANGE_1D,
+    RANGE_2D,
+    batches,
+    network,
+)
+from gradlens import quantities
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = ROOT / ".venv-cockpit"
+ALLOWED = 1e-4
+
+OURS: dict[str, Callable[[], quantities.Quantity]] = {
+    "Loss": quantities.Loss,
+    "Parameters": quantities.Parameters,
+    "GradNorm": quantities.GradNorm,
+    "Distance": quantities.Distance,
+    "UpdateSize": quantities.UpdateSize,
+    "NormTest": quantities.NormTest,
+    "InnerTest": quantities.InnerTest,
+    "OrthoTest": quantities.OrthoTest,
+    "MeanGSNR": quantities.MeanGSNR,
+    "EarlyStopping": quantities.EarlyStopping,
+    "CABS": quantities.CABS,
+    "Alpha": quantities.Alpha,
+    "HessMaxEV": lambda: quantities.HessMaxEV(tolerance=1e-7, max_products=500),
+    "HessTrace": lambda: quantities.HessTrace(samples=200),
+    "GradHist1d": lambda: quantities.GradHist1d(bins=BINS_1D, range=RANGE_1D),
+    "GradHist2d": lambda: quantities.GradHist2d(bins=BINS_2D, range=RANGE_2D),
+}
+REMARKS = {
+    "Alpha": "cockpit gives -1 to parabolas without a minimum, gradlens a NaN with that reason",
+    "HessMaxEV": "cockpit's eigsh, in float32; its default, power iteration, stops at 1e-3 and "
+    "finds the eigenvalue of largest magnitude",
+    "HessTrace": "gradlens estimates it: counted is how often cockpit's value is in the interval",
+    "UpdateSize": "cockpit never stores the last step's update",
+    "TICDiag": "not in gradlens yet",
+    "TICTrace": "not in gradlens yet",
+}
+
+
+def main() -> int:
+    """Print the table; the exit code is 1 if a difference is larger than allowed."""
+    theirs, ours = run_cockpit(), run_gradlens()
+    failed = False
+    for name, expected in theirs.items():
+        remark = REMARKS.get(name, "")
+        if isinstance(expected, str):
+            print(f"{name:14} cockpit fails: {expected}")
+        elif name not in ours:
+            print(f"{name:14} {remark}")
+        elif name == "HessTrace":
+            print(f"{name:14} {intervals(ours[name], expected)}  ({remark})")
+        else:
+            difference, steps = largest_difference(ours[name], expected)
+            failed |= difference > ALLOWED
+            verdict = "" if difference <= ALLOWED else "TOO LARGE "
+            print(f"{name:14} {difference:.1e} over {steps} steps {verdict} {remark}")
+    return int(failed)
+
+
+def run_gradlens() -> dict[str, dict[int, Any]]:
+    """``{quantity: {step: value}}``"""
+    model, loss_function = network(), gradlens.extend(torch.nn.CrossEntropyLoss())
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    cockpit = gradlens.Cockpit(model, [build() for build in OURS.values()])
+    for step, (inputs, labels) in enumerate(batches()):
+        optimizer.zero_grad()
+        loss = loss_function(model(inputs), labels)
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+    cockpit.close()
+    return {name: dict(cockpit.history[name]) for name in OURS}
+
+
+def run_cockpit() -> dict[str, Any]:
+    """As ``run_gradlens``, or a text instead of the values where cockpit fails."""
+    python = ENVIRONMENT / "bin" / "python"
+    if not python.exists():
+        set_up(python)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "cockpit.pickle"
+        script = Path(__file__).parent / "parity_cockpit.py"
+        subprocess.run([python, "-W", "ignore", script, out], check=True)
+        return dict(pickle.loads(out.read_bytes()))
+
+
+def set_up(python: Path) -> None:
+    """Install cockpit beside this environment's torch."""
+    print(f"setting up cockpit-for-pytorch 1.0.2 in {ENVIRONMENT}", flush=True)
+    subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
+    pip = [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
+    packages = ["cockpit-for-pytorch==1.0.2", "json_tricks", "pandas", "seaborn"]
+    subprocess.run([*pip, "torch", "torchvision", *packages], check=True)
+    # cockpit asks for pkg_resources; torch's own wish for a newer setuptools doesn't matter here.
+    subprocess.run([*pip, "setuptools<70"], check=True, stderr=subprocess.DEVNULL)
+
+
+def largest_difference(ours: dict[int, Any], theirs: dict[int, Any]) -> tuple[float, int]:
+    """Over the steps where both have a number, relative to the largest number of the step."""
+    steps = [step for step in theirs if step in ours and np.isfinite(flat(ours[step])).all()]
+    differences = [0.0]
+    for step in steps:
+        one, other = flat(ours[step]), flat(theirs[step])
+        differences.append(float(np.abs(one - other).max() / max(np.abs(other).max(), 1e-12)))
+    return max(differences), len(steps)
+
+
+def flat(value: Any) -> np.ndarray[Any, Any]:
+    """All numbers of a value, histograms without their edges."""
+    if isinstance(value, dict):
+        entries = [value["hist"]] if "hist" in value else list(value.values())
+        return np.concatenate([flat(entry) for entry in entries])
+    if isinstance(value, list):
+        return np.concatenate([flat(entry) for entry in value])
+    return np.asarray(value, dtype=np.float64).reshape(-1)
+
+
+def intervals(ours: dict[int, Any], theirs: dict[int, Any]) -> str:
+    """How many of cockpit's traces are inside the 95 % intervals."""
+    inside = [
+        block["low"] <= truth <= block["high"]
+        for step, truths in theirs.items()
+        for block, truth in zip(ours[step]["parameters"].values(), flat(truths), strict=True)
+    ]
+    return f"{sum(inside)} of {len(inside)} inside"
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    sys.exit(main())
