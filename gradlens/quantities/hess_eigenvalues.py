@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gradlens.curvature.eigenpairs import Which, eigenpairs
+from gradlens.curvature.eigenpairs import Which
 from gradlens.curvature.loss_curvature import LossCurvature
-from gradlens.quantities.hess_max_ev import next_start, usable_start
+from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
 from gradlens.view import View
@@ -44,21 +41,11 @@ class HessEigenvalues(CurvatureQuantity):
         self.k = k
         self.which: Which = which
         self.matrix = matrix
-        self.tolerance = tolerance
-        self.max_products = max_products
-        self._start: NDArray[np.float64] | None = None
+        self._eigenpairs = WarmStartedEigenpairs(tolerance, max_products)
 
     def compute(self, curvature: LossCurvature) -> dict[str, Any]:
-        found = eigenpairs(
-            curvature.hessian if self.matrix == "hessian" else curvature.ggn,
-            self.k,
-            self.which,
-            tolerance=self.tolerance,
-            max_products=self.max_products,
-            start=usable_start(self._start, curvature),
-            seed=curvature.seed,
-        )
-        self._start = next_start(found)
+        matrix = curvature.hessian if self.matrix == "hessian" else curvature.ggn
+        found = self._eigenpairs(matrix, curvature.seed, self.k, self.which)
         return {
             "eigenvalues": found.values,
             "residuals": found.residuals,

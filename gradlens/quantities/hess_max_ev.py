@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
 from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
 from gradlens.undefined import Undefined
@@ -33,33 +30,11 @@ class HessMaxEV(CurvatureQuantity):
         name: str | None = None,
     ) -> None:
         super().__init__(track_schedule, verbose, name=name)
-        self.tolerance = tolerance
-        self.max_products = max_products
-        self._start: NDArray[np.float64] | None = None
+        self._eigenpairs = WarmStartedEigenpairs(tolerance, max_products)
 
     def compute(self, curvature: LossCurvature) -> float:
-        found = eigenpairs(
-            curvature.hessian,
-            tolerance=self.tolerance,
-            max_products=self.max_products,
-            start=usable_start(self._start, curvature),
-            seed=curvature.seed,
-        )
-        self._start = next_start(found)
+        found = self._eigenpairs(curvature.hessian, curvature.seed)
         if found.converged:
             return float(found.values[0])
         best = f"{found.values[0]:.4g} ± {found.residuals[0]:.2g}"
         return Undefined(f"{found.reason}; it got to {best}")
-
-
-def usable_start(
-    start: NDArray[np.float64] | None, curvature: LossCurvature
-) -> NDArray[np.float64] | None:
-    """Eigenvectors of an earlier step, unless the parameters are others by now."""
-    size = sum(parameter.numel() for parameter in curvature.parameters.values())
-    return start if start is not None and len(start) == size else None
-
-
-def next_start(found: Eigenpairs) -> NDArray[np.float64] | None:
-    """Eigenvectors to begin with next time."""
-    return found.vectors if bool(np.isfinite(found.vectors).all()) else None

@@ -13,10 +13,9 @@ from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from gradlens.curvature.eigenpairs import eigenpairs
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.loss_curvature import LossCurvature
-from gradlens.quantities.hess_max_ev import next_start, usable_start
+from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
 from gradlens.undefined import Undefined
@@ -46,9 +45,7 @@ class Stability(CurvatureQuantity):
         name: str | None = None,
     ) -> None:
         super().__init__(track_schedule, verbose, name=name)
-        self.tolerance = tolerance
-        self.max_products = max_products
-        self._start: NDArray[np.float64] | None = None
+        self._eigenpairs = WarmStartedEigenpairs(tolerance, max_products)
 
     def compute(self, curvature: LossCurvature) -> dict[str, float]:
         assert curvature.optimizer is not None  # the cockpit has checked `needs`
@@ -60,14 +57,7 @@ class Stability(CurvatureQuantity):
         matrix: LinearOperator | HessianOperator = curvature.hessian
         if limit.scaling is not None:
             matrix = _rescaled(curvature.hessian, limit.scaling)
-        found = eigenpairs(
-            matrix,
-            tolerance=self.tolerance,
-            max_products=self.max_products,
-            start=usable_start(self._start, curvature),
-            seed=curvature.seed,
-        )
-        self._start = next_start(found)
+        found = self._eigenpairs(matrix, curvature.seed)
         sharpness = float(found.values[0]) if found.converged else Undefined(found.reason)
         ratio = sharpness / limit.threshold if found.converged else sharpness
         return {"sharpness": sharpness, "threshold": limit.threshold, "ratio": ratio}
