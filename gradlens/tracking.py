@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.individual.consistency import Discrepancy, inconsistent, remark_on
 from gradlens.individual.context import UNSEEN
-from gradlens.individual.coverage import COUPLED, remark_on_missing
+from gradlens.individual.coverage import remark_on_coupling, remark_on_missing
 from gradlens.individual.extension import IndividualGradients
 from gradlens.individual.gathering import ReducedGradients
 from gradlens.individual.losses import IndividualLosses
@@ -259,8 +259,8 @@ class TrackedStep:
         gradients, cockpit = self._gradients, self._cockpit
         if gradients is None or gradients.error is not None or not gradients.covered:
             return
-        for layer in sorted(gradients.coupling):
-            cockpit._note(step.global_step, COUPLED.format(layer=layer))
+        if gradients.coupling:
+            cockpit._note(step.global_step, remark_on_coupling(gradients.coupling))
         absent = [name for name in cockpit.parameters if name not in gradients.covered]
         if absent:
             reasons = {name: gradients.missing.get(name, UNSEEN) for name in absent}

@@ -126,7 +126,7 @@ def assert_bit_identical(found: Any, expected: Any) -> None:
 
 
 def test_training_is_bit_identical_and_leaves_nothing_behind() -> None:
-    with pytest.warns(UserWarning, match="normalises over the batch"):
+    with pytest.warns(UserWarning, match="normalisation over the batch"):
         tracked = train(tracked=True)
     assert_bit_identical(tracked, train(tracked=False))
 
@@ -350,7 +350,7 @@ def test_regulariser_is_noticed_once_and_values_are_those_of_the_samples(
 def test_batch_normalisation_in_train_mode_is_noticed() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     cockpit = Cockpit(model, [quantities.NormTest()])
-    with pytest.warns(UserWarning, match=r"layer '1' normalises over the batch.*eval mode"):
+    with pytest.warns(UserWarning, match=r"normalisation over the batch .* in 1: .*eval mode"):
         with cockpit(0):
             loss_of(model).backward()
     assert cockpit.history["NormTest"][0] > 0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
-COUPLED = (
-    "layer {layer!r} normalises over the batch, which couples the samples: individual gradients "
-    "are not defined. What is tracked are each sample's contributions to the batch gradient; put "
-    "the layer into eval mode for values of samples on their own"
-)
+
+def remark_on_coupling(layers: Iterable[str]) -> str:
+    """What layers that normalise over the batch do to individual gradients."""
+    return (
+        f"normalisation over the batch couples the samples in {', '.join(sorted(layers))}: "
+        "individual gradients are not defined. What is tracked are each sample's contributions to "
+        "the batch gradient; put these layers into eval mode for values of samples on their own"
+    )
 
 
 def remark_on_missing(parameters: Mapping[str, nn.Parameter], reasons: Mapping[str, str]) -> str:
