@@ -6,6 +6,7 @@ import io
 import math
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import matplotlib
@@ -39,9 +40,22 @@ VIEWS: dict[str, View] = {
     "GradHist2d": View("Gradients and parameters", group="gradients"),
     "MeanGSNR": View("Mean GSNR", group="noise", yscale="log"),
     "GradCovariance": View("Gradient covariance", group="noise", yscale="log"),
+    "Alpha": View("Local step size α", group="step size", label="α"),
+    "HessTrace": View("Hessian trace", group="curvature", yscale="symlog"),
+    "HessEigenvalues": View("Curvature eigenvalues", group="curvature", yscale="symlog"),
+    "SpectralDensity": View("Spectral density of the Hessian", group="curvature", yscale="log"),
+    "Stability": View("Edge of stability", group="curvature", yscale="symlog"),
+    "GradNoiseScale": View("Gradient noise scale", group="noise", yscale="log"),
     "MyQuantity": View("Sharpness", group="curvature", yscale="log", label="my own"),
 }
 """Kinds of quantities, and how they wish to be shown."""
+
+LOGGED: dict[str, float] = {
+    "train_loss": 1.0, "valid_loss": 1.1, "test_loss": 1.2,
+    "train_accuracy": 1.0, "valid_accuracy": 0.9, "test_accuracy": 0.85,
+    "learning_rate": 0.1,
+}  # fmt: skip
+"""What ``Cockpit.log`` records, which comes from no quantity, and a size for each."""
 
 
 def shapes(layers: int = 3) -> dict[str, tuple[int, ...]]:
@@ -78,9 +92,56 @@ def value(kind: str, step: int, last: int, names: Mapping[str, tuple[int, ...]],
         "GradHist2d": lambda: hist_2d(0.3 * decay + 0.03, names, rng),
         "MeanGSNR": lambda: 0.5 * decay * noise + 0.004,
         "GradCovariance": lambda: covariance(decay + 0.02, names, rng),
+        "Alpha": lambda: -0.3 + 0.5 * time + rng.normal(0, 0.3),
+        "HessTrace": lambda: {
+            **error_band(30 * time * noise - 2, 4.0),
+            "parameters": {n: error_band(time, 1.0) for n in names},
+        },
+        "HessEigenvalues": lambda: {
+            "eigenvalues": np.array([4.0, 2.0, 0.5, -0.3]) * (0.2 + time) * noise,
+            "residuals": np.full(4, 1e-4),
+            "converged": step % 3 != 1,
+            "products": 40,
+            "reason": "" if step % 3 != 1 else "stopped after 40 products",
+        },
+        "SpectralDensity": lambda: spectral_density(1 + time),
+        "Stability": lambda: {
+            "sharpness": 50 * time * noise,
+            "threshold": 40.0,
+            "ratio": 50 * time * noise / 40,
+        },
+        "GradNoiseScale": lambda: noise_scale(float(rng.normal(0.02, 0.015))),
+        **{n: partial(logged, n, decay) for n in LOGGED},
         "MyQuantity": lambda: 20 / (0.1 + decay) * noise,
     }
     return factories[kind]()
+
+
+def logged(name: str, decay: float) -> float:
+    """What a training loop says of itself."""
+    return LOGGED[name] * (decay + 0.02 if "loss" in name else 1 - 0.5 * decay)
+
+
+def error_band(trace: float, error: float) -> dict[str, float]:
+    """An estimate with its standard error."""
+    low, high = trace - 3 * error, trace + 3 * error
+    return {"trace": trace, "standard_error": error, "low": low, "high": high}
+
+
+def spectral_density(width: float) -> dict[str, Any]:
+    """A bulk at zero and an outlier."""
+    grid = np.linspace(-width, 3 * width, 64)
+    density = np.exp(-((8 * grid / width) ** 2)) + 0.01 * np.exp(-((grid - 2) ** 2) * 40)
+    return {"grid": grid, "density": density, "low": 0.6 * density, "high": 1.4 * density,
+            "width": 0.1}  # fmt: skip
+
+
+def noise_scale(squared_norm: float) -> dict[str, Any]:
+    """A ratio that is only known where its denominator is positive."""
+    value = 2.5 / squared_norm if squared_norm > 0 else Undefined(REASON)
+    high = 2.5 / (squared_norm - 0.02) if squared_norm > 0.02 else math.inf
+    low = 2.5 / max(squared_norm + 0.03, 0.01)
+    return {"value": value, "low": low, "high": high, "trace": 2.5, "squared_norm": squared_norm}
 
 
 def hist_1d(width: float, names: Mapping[str, Any], rng: Any) -> dict[str, Any]:
@@ -128,17 +189,18 @@ def spectrum(size: float, rng: Any) -> dict[str, Any]:
     }
 
 
-HEAVY = {"GradHist1d": 10, "GradHist2d": 10, "GradCovariance": 5, "Parameters": 2}
+HEAVY = {"GradHist1d": 10, "GradHist2d": 10, "GradCovariance": 5, "Parameters": 2, "HessTrace": 5,
+         "HessEigenvalues": 5, "Stability": 5, "SpectralDensity": 10}  # fmt: skip
 """What nobody records at every step."""
 
 
 def realistic(
-    steps: int = 100, kinds: tuple[str, ...] = tuple(VIEWS), layers: int = 3, every: int = 1
+    steps: int = 100, kinds: tuple[str, ...] = (*VIEWS, *LOGGED), layers: int = 3, every: int = 1
 ) -> History:
     """A run of all kinds of quantities at ``steps`` steps, the heavy ones less often."""
     rng = np.random.default_rng(0)
     names = shapes(layers)
-    history = History({kind: Source(kind, VIEWS[kind]) for kind in kinds}, names)
+    history = History({k: Source(k, VIEWS[k]) for k in kinds if k in VIEWS}, names)
     for step in range(0, steps * every, every):
         for kind in kinds:
             pace = HEAVY.get(kind, 1) * max(1, steps // 400 if kind in HEAVY else 1)
@@ -158,6 +220,15 @@ CASES: dict[str, tuple[str, ...]] = {
     "MeanGSNRInstrument": ("MeanGSNR",),
     "CovarianceSpectrumInstrument": ("GradCovariance",),
     "CovarianceRanksInstrument": ("GradCovariance",),
+    "AlphaInstrument": ("Alpha",),
+    "HessEigenvaluesInstrument": ("HessEigenvalues",),
+    "SpectralDensityInstrument": ("SpectralDensity",),
+    "HessTraceInstrument": ("HessTrace",),
+    "StabilityInstrument": ("Stability",),
+    "GradNoiseScaleInstrument": ("GradNoiseScale",),
+    "LossesInstrument": ("train_loss", "valid_loss", "test_loss"),
+    "AccuracyInstrument": ("train_accuracy", "valid_accuracy", "test_accuracy"),
+    "LearningRateInstrument": ("learning_rate",),
     "LayerTraceInstrument": ("GradCovariance",),
     "LayerRanksInstrument": ("GradCovariance",),
     "LayerHistogramsInstrument": ("GradHist1d",),
@@ -166,7 +237,12 @@ CASES: dict[str, tuple[str, ...]] = {
 """What each instrument is shown in the tests that all of them share."""
 
 BY_LAYER = {"LayerTraceInstrument", "LayerRanksInstrument", "LayerHistogramsInstrument"}
-NOT_OVER_STEPS = {"Histogram1dInstrument", "Histogram2dInstrument", "LayerHistogramsInstrument"}
+NOT_OVER_STEPS = {
+    "Histogram1dInstrument",
+    "Histogram2dInstrument",
+    "LayerHistogramsInstrument",
+    "SpectralDensityInstrument",
+}
 REASON = "one sample has no spread"
 
 
@@ -212,6 +288,7 @@ def test_every_exported_instrument_has_a_case() -> None:
     assert exported == {*CASES, "Instrument"}
     listed = {type(one).__name__ for one in (*instruments.MAIN, *instruments.LAYERS)}
     assert listed == {*CASES} - {"GenericInstrument"}
+    assert len(listed) == len((*instruments.MAIN, *instruments.LAYERS))
 
 
 @every_case
@@ -320,7 +397,7 @@ def test_leaves_matplotlib_alone(case: str) -> None:
     assert before == after
 
 
-@every_case
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] not in LOGGED])
 def test_two_quantities_of_a_kind(case: str) -> None:
     kinds = CASES[case]
     single = realistic(20, kinds)

@@ -84,6 +84,21 @@ def _alone(values: Floats) -> NDArray[np.bool_]:
     return finite & ~before & ~after
 
 
+def band(ax: Axes, axis: StepAxis, low: Line, high: Line, color: Color) -> Artist:
+    """The area between two lines; from many points on, between their trends.
+
+    To be drawn once the value axis has its range: what is above it, even ∞, ends at its top.
+    """
+    top = 10 * abs(ax.get_ylim()[1])
+    edges = [Line(one.steps, np.minimum(one.values, top)) for one in (low, high)]
+    if low.finite.sum() >= SMOOTH_FROM:
+        edges = [trend(edge, axis.warp, bridge=True) for edge in edges]
+    return ax.fill_between(
+        edges[0].steps, edges[0].values, edges[1].values, color=tint(color, 0.2), linewidth=0,
+        zorder=1.5,
+    )  # fmt: skip
+
+
 def missing(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
     """Ticks on the base line at steps whose value is not a number."""
     steps = [line.steps[~line.finite] for line in lines]

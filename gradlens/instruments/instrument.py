@@ -50,7 +50,8 @@ class Instrument(ABC):
     """One panel: which series it draws, and how.
 
     ``names`` are the series to draw; without them it is all those of ``kinds``, the class names
-    of quantities. Several series share a panel if ``together``, and otherwise get one each.
+    of quantities, and those that ``Cockpit.log`` records under the names ``logged``, which are
+    of the group ``home``. Several series share a panel if ``together``, and otherwise get one each.
     With ``part``, only dicts that have this entry can be drawn; with ``columns``, its entries are
     small panels in so many columns, and the whole is as high as their rows need.
     """
@@ -58,6 +59,8 @@ class Instrument(ABC):
     names: tuple[str, ...] = ()
 
     kinds: ClassVar[tuple[str, ...]] = ()
+    logged: ClassVar[tuple[str, ...]] = ()
+    home: ClassVar[Group] = "other"
     title: ClassVar[str] = ""
     together: ClassVar[bool] = True
     part: ClassVar[str] = ""
@@ -67,12 +70,19 @@ class Instrument(ABC):
     @final
     def series(self, history: History) -> tuple[str, ...]:
         """Names of the series with records that this instrument draws."""
-        names = self.names or [name for kind in self.kinds for name in history.of_kind(kind)]
+        names = self.names or (*self._measured(history), *self._logged(history))
         known = [name for name in names if name in history]
         found = [name for name in known if history[name]]
         return tuple(
             n for n in found if not self.part or any(entry(history[n], self.part).values())
         )
+
+    def _measured(self, history: History) -> tuple[str, ...]:
+        return tuple(name for kind in self.kinds for name in history.of_kind(kind))
+
+    def _logged(self, history: History) -> tuple[str, ...]:
+        # A quantity may have taken the name.
+        return tuple(name for name in self.logged if name not in history.sources)
 
     @final
     def has_data(self, history: History) -> bool:
@@ -91,7 +101,7 @@ class Instrument(ABC):
     def group(self, history: History) -> Group:
         """Where its series want to be shown."""
         views = [history.sources[n].view for n in self.series(history) if n in history.sources]
-        return views[0].group if views else "other"
+        return views[0].group if views else self.home
 
     @final
     def plot(self, history: History, ax: Axes | None = None, log_step: bool = False) -> Drawing:

@@ -63,6 +63,19 @@ def log_if_wide(values: Sequence[Floats], ratio: float = 30) -> Scale:
     return "log" if positive.max() > ratio * positive.min() else "linear"
 
 
+def without_spikes(values: Floats, log: bool = False) -> Floats:
+    """The finite values, with single ones that are far from all others brought closer.
+
+    With ``log``, far is meant in orders of magnitude, and only positive values are kept.
+    """
+    found = _finite([values])
+    found = np.log10(found[found > 0]) if log else found
+    if found.size:
+        low, high = np.quantile(found, (0.05, 0.95))
+        found = np.clip(found, low - 0.5 * (high - low), high + 0.5 * (high - low))
+    return np.asarray(10.0**found if log else found, dtype=np.float64)
+
+
 def fit(ax: Axes, values: Sequence[Floats], wish: Scale, ticks: int = 5) -> Scale:
     """Set the range and scale of the value axis; returns the scale that the values allow.
 

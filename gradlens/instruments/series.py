@@ -203,11 +203,17 @@ def _starts(column: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.flatnonzero(np.diff(column, prepend=-1))
 
 
-def trend(line: Line, warp: Warp | None = None, windows: int = 20, points: int = 240) -> Line:
+def trend(
+    line: Line,
+    warp: Warp | None = None,
+    windows: int = 20,
+    points: int = 240,
+    bridge: bool = False,
+) -> Line:
     """Running median at about ``points`` places, over a ``windows``-th of the step axis.
 
     A median, because a single spike or a logarithmic axis must not bend it. There is a gap where
-    the line has one.
+    the line has one, with ``bridge`` only where it is as long as the window.
     """
     places = warp(line.steps) if warp else line.steps
     wanted = np.linspace(places[0], places[-1], points)
@@ -217,7 +223,8 @@ def trend(line: Line, warp: Warp | None = None, windows: int = 20, points: int =
     first = np.searchsorted(places, middle - reach, side="left")
     last = np.searchsorted(places, middle + reach, side="right") - 1
     medians = _medians(line.values, first, last)
-    medians[~line.finite[centres]] = np.nan
+    if not bridge:
+        medians[~line.finite[centres]] = np.nan
     return Line(line.steps[centres], _softened(medians))
 
 

@@ -1,0 +1,61 @@
+"""The batch size at which noise and gradient are equally large."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from gradlens.history import History
+from gradlens.instruments.covariance import field_line
+from gradlens.instruments.drawing import (
+    SMOOTH_FROM,
+    Artists,
+    any_finite,
+    band,
+    explain_empty,
+    missing,
+    readout,
+    thread,
+)
+from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.scales import StepAxis, fit, without_spikes
+from gradlens.instruments.series import Line, trend
+from gradlens.instruments.style import BLUE, subtitle, tint, title
+
+
+class GradNoiseScaleInstrument(Instrument):
+    """Gradient noise scale with the band of its confidence interval.
+
+    Single estimates may be far off, even infinite: they leave the axis at its top.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("GradNoiseScale",)
+    title: ClassVar[str] = "Gradient noise scale"
+    together: ClassVar[bool] = False
+
+    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        records = history[self.names[0]]
+        value, low, high = (field_line(records, name) for name in ("value", "low", "high"))
+        axis.apply(ax)
+        if not any_finite([value]):
+            return explain_empty(ax, [value])
+        smooth = trend(value, axis.warp, bridge=True)
+        many = value.steps.size >= SMOOTH_FROM
+        title(ax, self._heading(history), *readout(smooth if many else value))
+        fit(ax, [without_spikes(one.values, log=True) for one in (value, low)], "log")
+        artists: Artists = {"band": band(ax, axis, low, high, BLUE)}
+        artists |= _value(ax, axis, value, smooth if many else None)
+        artists["subtitle"] = subtitle(ax, "in samples, median on the right" if many else "samples")
+        return artists | missing(ax, axis, [value])
+
+
+def _value(ax: Axes, axis: StepAxis, value: Line, smooth: Line | None) -> Artists:
+    positive = Line(value.steps, np.where(value.values > 0, value.values, np.nan))
+    if smooth is None:
+        return {"value": thread(ax, axis, positive, BLUE, 1.6, 3)}
+    # Not joined across gaps, of which there are many as long as noise prevails.
+    raw = thread(ax, axis, positive, tint(BLUE, 0.45), 0.6, 2)
+    (front,) = ax.plot(smooth.steps, smooth.values, color=BLUE, linewidth=1.6, zorder=4)
+    return {"value": raw, "value trend": front}

@@ -1,0 +1,71 @@
+"""Single eigenvalues of the curvature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+
+from gradlens.history import History
+from gradlens.instruments.drawing import Artists, readout, threads
+from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.series import Floats, Line, Records, line, ordered, reason, thin
+from gradlens.instruments.style import MUTED, PAPER, title
+
+
+class HessEigenvaluesInstrument(Instrument):
+    """Eigenvalues of the curvature; those that have not converged are hollow points."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("HessEigenvalues",)
+    title: ClassVar[str] = "Curvature eigenvalues"
+    together: ClassVar[bool] = False
+
+    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        records = history[self.names[0]]
+        lines = curvature_lines(records)
+        failed = [step for step, value in ordered(records).items() if _unconverged(value)]
+        if lines:
+            text, alarm = readout(lines["λ1"])
+            text = f"{len(failed)} of {len(records)} not converged" if failed else f"λ1 {text}"
+            title(ax, self._heading(history), text, alarm)
+        artists = threads(ax, axis, lines or {"λ": line(records)}, "log")
+        steps = np.array(failed, dtype=np.float64)
+        for name, one in lines.items() if failed and "message" not in artists else ():
+            artists[f"{name} not converged"] = _hollow(ax, axis, one, steps)
+        return artists
+
+
+def curvature_lines(records: Records) -> dict[str, Line]:
+    """Eigenvalues as lines ``λ1``, ``λ2``, ...; NaN where a record has fewer."""
+    found = ordered(records)
+    rows = [_eigenvalues(value) for value in found.values()]
+    table = np.full((len(rows), max((row.size for row in rows), default=0)), np.nan)
+    for place, row in enumerate(rows):
+        table[place, : row.size] = row
+    steps = np.array(list(found), dtype=np.float64)
+    why = reason(found.values())
+    return {f"λ{n}": Line(steps, column, why) for n, column in enumerate(table.T, start=1)}
+
+
+def _eigenvalues(value: Any) -> Floats:
+    found = value.get("eigenvalues") if isinstance(value, Mapping) else None
+    usable = isinstance(found, (np.ndarray, list))
+    return np.asarray(found if usable else [], dtype=np.float64).ravel()
+
+
+def _unconverged(value: Any) -> bool:
+    return isinstance(value, Mapping) and not value.get("converged", True)
+
+
+def _hollow(ax: Axes, axis: StepAxis, one: Line, steps: Floats) -> Artist:
+    chosen = np.isin(one.steps, steps)
+    shown = thin(one.steps[chosen], one.values[chosen], columns=100, warp=axis.warp)
+    (artist,) = ax.plot(
+        *shown, linestyle="none", marker="o", markersize=3.2, markerfacecolor=PAPER,
+        markeredgecolor=MUTED, markeredgewidth=0.8, zorder=4,
+    )  # fmt: skip
+    return artist
