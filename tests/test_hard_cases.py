@@ -86,10 +86,11 @@ def test_gradients_that_are_views_of_autograds_own_stay_as_they_are() -> None:
     model = nn.Sequential(nn.Linear(4, 4), Shift(), nn.Linear(4, 2))
     inputs = torch.randn(5, 3, 4)
     other = copy.deepcopy(model)
-    other(inputs).square().mean().backward()
+    other(inputs).square().mean((1, 2)).mean().backward()
     cockpit = Cockpit(model, gradlens.configuration("full"))
-    loss = model(inputs).square().mean()
-    with cockpit(0, loss=loss):
+    losses = model(inputs).square().mean((1, 2))
+    loss = losses.mean()
+    with cockpit(0, loss=loss, info={"individual_losses": losses}):
         loss.backward()
     for found, expected in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(found.grad, expected.grad)
