@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.individual.gathering import LossReduction
+from gradlens.individual.gathering import LossReduction, layer_of
 from gradlens.individual.reductions import Reduction
 
 
@@ -95,11 +95,6 @@ NOTHING_COVERED = (
     "no layer gave individual gradients at step {step}: extend the model (gradlens.extend, or "
     "Cockpit(model, ...)) before its forward pass, and call backward on the loss inside the context"
 )
-
-
-def layer_of(parameter_name: str) -> str:
-    """The layer that a parameter belongs to: its name up to the last dot."""
-    return parameter_name.rpartition(".")[0] or parameter_name
 
 
 def _on_host(value: Any) -> Any:

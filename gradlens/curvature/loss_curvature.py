@@ -12,7 +12,13 @@ from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.individual.gathering import LossReduction
 from gradlens.individual.recomputed import batch_axis
-from gradlens.individual.tap import CallListener, LayerCall, listen, stop_listening
+from gradlens.individual.tap import (
+    CallListener,
+    LayerCall,
+    known_gradient,
+    listen,
+    stop_listening,
+)
 
 
 class LossCurvature:
@@ -89,6 +95,6 @@ class _BatchCounter(CallListener):
         self.batch_size: int | None = None
 
     def receive(self, call: LayerCall) -> None:
-        index, gradient = next((i, g) for i, g in enumerate(call.grad_outputs) if g is not None)
+        index, gradient = known_gradient(call)
         if self.batch_size is None:
             self.batch_size = gradient.shape[batch_axis(call.module, index)]

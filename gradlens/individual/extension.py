@@ -9,13 +9,14 @@ from backpack.extensions.backprop_extension import FAIL_SILENT
 from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
 from torch import Tensor, nn
 
-from gradlens.individual.gathering import LossReduction, autocast_off, known_gradient
+from gradlens.individual.gathering import LossReduction, autocast_off
 from gradlens.individual.recomputed import batch_axis
 from gradlens.individual.rules import operators_of
 from gradlens.individual.summed import summed
 from gradlens.individual.tap import (
     CallListener,
     LayerCall,
+    known_gradient,
     stored_inputs,
     trainable_parameters,
 )

@@ -14,7 +14,7 @@ from gradlens.individual.recomputed import CannotRecomputeError, batch_axis
 from gradlens.individual.reductions import ParameterGradients, Reduction
 from gradlens.individual.rules import BatchAxisError, couples_samples, operators_of
 from gradlens.individual.summed import summed
-from gradlens.individual.tap import CallListener, LayerCall
+from gradlens.individual.tap import CallListener, LayerCall, known_gradient
 
 LossReduction: TypeAlias = Literal["mean", "sum"]
 
@@ -66,7 +66,7 @@ class Gathering(CallListener):
             self._miss(names.values(), call.flaw)
             return
         if couples_samples(call):
-            self.coupling.add(_layer(next(iter(names.values()))))
+            self.coupling.add(layer_of(next(iter(names.values()))))
         scale = self._scale(call)
         self.epsilon = max(self.epsilon, torch.finfo(known_gradient(call)[1].dtype).eps)
         operators = operators_of(call, scale)
@@ -200,21 +200,17 @@ class ReducedGradients(Gathering):
         self._handles = []
 
 
-def known_gradient(call: LayerCall) -> tuple[int, Tensor]:
-    """The first output that the loss depends on, and the gradient at it."""
-    return next((i, g) for i, g in enumerate(call.grad_outputs) if g is not None)
-
-
 def autocast_off(tensor: Tensor) -> torch.autocast:
     """Precision as given, on the tensor's device."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
-def _layer(parameter_name: str) -> str:
+def layer_of(parameter_name: str) -> str:
+    """The layer that a parameter belongs to: its name up to the last dot."""
     return parameter_name.rpartition(".")[0] or parameter_name
 
 
 def _named(error: Exception, module: nn.Module, parameter_name: str) -> Exception:
     if not isinstance(error, BatchAxisError):
         return error
-    return BatchAxisError(f"layer {_layer(parameter_name)!r} ({type(module).__name__}): {error}")
+    return BatchAxisError(f"layer {layer_of(parameter_name)!r} ({type(module).__name__}): {error}")

@@ -16,7 +16,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gradlens.individual.operator import GradientOperator, accumulable
-from gradlens.individual.tap import LayerCall
+from gradlens.individual.tap import LayerCall, known_gradient
 
 
 class CannotRecomputeError(Exception):
@@ -153,7 +153,7 @@ def batch_axis(module: nn.Module, index: int = 0) -> int:
 
 
 def _batch_size(call: LayerCall) -> int:
-    index, known = next((i, g) for i, g in enumerate(call.grad_outputs) if g is not None)
+    index, known = known_gradient(call)
     return known.shape[batch_axis(call.module, index)]
 
 

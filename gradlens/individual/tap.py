@@ -47,6 +47,11 @@ class LayerCall:
     flaw: str = ""
 
 
+def known_gradient(call: LayerCall) -> tuple[int, Tensor]:
+    """The first output that the loss depends on, and the gradient at it."""
+    return next((i, g) for i, g in enumerate(call.grad_outputs) if g is not None)
+
+
 class CallListener(ABC):
     """Whoever wants to hear of completed calls."""
 
