@@ -46,7 +46,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "GradHist1d": {"bins": BINS_1D, "range": RANGE_1D},
     "GradHist2d": {"bins": BINS_2D, "range": RANGE_2D},
     "HessMaxEV": {"use_power": False},
-    "TICDiag": {"curvature": "diag_h"},
+    "TICDiag": {"curvature": "diag_ggn_exact"},
     "TICTrace": {"curvature": "diag_h"},
 }
 

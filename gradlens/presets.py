@@ -22,8 +22,14 @@ _ECONOMY: _Classes = (
     quantities.Distance,
     quantities.UpdateSize,
 )
-_BUSINESS: _Classes = (*_ECONOMY, quantities.MeanGSNR, quantities.GradCovariance)
-_FULL: _Classes = (*_BUSINESS, quantities.GradHist2d)
+_BUSINESS: _Classes = (
+    *_ECONOMY,
+    quantities.MeanGSNR,
+    quantities.GradCovariance,
+    quantities.TICDiag,
+    quantities.HessTrace,
+)
+_FULL: _Classes = (*_BUSINESS, quantities.HessMaxEV, quantities.GradHist2d)
 
 PRESETS: dict[str, _Classes] = {
     "economy": _ECONOMY,

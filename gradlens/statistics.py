@@ -102,6 +102,38 @@ def early_stopping(mean: Tensor, sum_of_squares: Tensor, n: int, eps: float) -> 
     return n * squared_mean / (variance + eps)
 
 
+def takeuchi_by_diagonal(
+    second_moments: Sequence[Tensor], curvatures: Sequence[Tensor], eps: float
+) -> float:
+    """Takeuchi's information criterion Σⱼ sⱼ/(cⱼ + ε) with the diagonals of both matrices.
+
+    From sⱼ = Σₙgₙⱼ²/N and the curvature cⱼ, tensor by tensor (Thomas et al., 2020,
+    arXiv:1906.07774). NaN where cⱼ isn't positive although sⱼ is.
+    """
+    pairs = list(zip(second_moments, curvatures, strict=True))
+    flat = sum(int(((c <= 0) & (s > 0)).sum()) for s, c in pairs)
+    if flat:
+        elements = sum(c.numel() for c in curvatures)
+        return Undefined(
+            f"the curvature is not positive at {flat} of {elements} elements (that of "
+            "diag_ggn_exact can't be negative)"
+        )
+    total = float(torch.stack([(s / (c + eps)).sum() for s, c in pairs]).sum())
+    return total if math.isfinite(total) else Undefined(NOT_FINITE)
+
+
+def takeuchi_by_trace(
+    second_moments: Sequence[Tensor], curvatures: Sequence[Tensor], eps: float
+) -> float:
+    """Takeuchi's information criterion Σⱼsⱼ/(Σⱼcⱼ + ε), as ``takeuchi_by_diagonal``."""
+    moment = float(torch.stack([s.sum() for s in second_moments]).sum())
+    trace = float(torch.stack([c.sum() for c in curvatures]).sum())
+    if trace <= 0 < moment:
+        return Undefined(f"the trace of the curvature is not positive: {trace:.4g}")
+    ratio = moment / (trace + eps)
+    return ratio if math.isfinite(ratio) else Undefined(NOT_FINITE)
+
+
 @dataclass(frozen=True)
 class NoiseScale:
     """Simple gradient noise scale B = tr(Σ)/‖G‖² with its 95 % confidence interval.

@@ -11,8 +11,10 @@ import torch
 from backpack import backpack
 from backpack.context import CTX
 from backpack.extensions.backprop_extension import BackpropExtension
+from backpack.extensions.secondorder.base import SecondOrderBackpropExtension
 from torch import Tensor, nn
 
+from gradlens.curvature.backpack_graph import extended_by_backpack
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.individual.consistency import Discrepancy, inconsistent, remark_on
 from gradlens.individual.context import UNSEEN
@@ -24,6 +26,7 @@ from gradlens.individual.tap import listen, stop_listening
 from gradlens.plain import to_plain
 from gradlens.quantities.quantity import (
     CurvatureQuantity,
+    GradientCurvatureQuantity,
     Quantity,
     SingleStepQuantity,
     TwoPointQuantity,
@@ -33,6 +36,9 @@ from gradlens.step import Step
 
 if TYPE_CHECKING:
     from gradlens.cockpit import Cockpit
+
+
+_CURVED = (CurvatureQuantity, GradientCurvatureQuantity)
 
 
 class TrackedStep:
@@ -56,6 +62,7 @@ class TrackedStep:
         self._losses: IndividualLosses | None = None
         self._savefields: set[str] = set()
         self._values: dict[str, Any] = {}
+        self._seen: dict[str, Any] = {}
         self._failures = _Failures()
         self._exit = ExitStack()
 
@@ -71,9 +78,10 @@ class TrackedStep:
         if self._debug:
             print(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
         try:
-            self._compute_curvature()
+            extensions, hooks = self._wanted_extensions()
+            self._compute_curvature(_distinct(extensions))
             with self._exit as stack:
-                self._enter_extensions(stack)
+                self._enter_extensions(stack, extensions, hooks)
                 self._exit = stack.pop_all()
         except BaseException:
             self._release()
@@ -121,11 +129,17 @@ class TrackedStep:
                 "backward is called on (loss.mean() or loss.sum() of individual losses)"
             )
 
-    def _compute_curvature(self) -> None:
+    def _compute_curvature(self, extensions: Sequence[BackpropExtension]) -> None:
         step, cockpit, info = self._global_step, self._cockpit, self._info
-        active = [q for q in self._active if isinstance(q, CurvatureQuantity)]
-        if not active:
+        active = [q for q in self._active if isinstance(q, _CURVED)]
+        apart = [e for e in extensions if self._runs_apart(e)]
+        if not active and not apart:
             return
+        if "loss" not in info:
+            raise ValueError(
+                f"{type(apart[0]).__name__} is of second order and needs the loss: pass loss=... "
+                "to the context"
+            )
         curvature = LossCurvature(
             step,
             info["loss"],
@@ -138,29 +152,54 @@ class TrackedStep:
         )
         # BackPACK's own hooks run in these backward passes too; they must keep what they store.
         with backpack(retain_graph=True):
+            for extension in apart:
+                curvature.run(extension)
             for quantity in active:
                 with self._failures:
-                    value = recordable(quantity, step, quantity.compute(curvature))
-                    self._values[quantity.name] = value
+                    self._look(quantity, curvature)
+        for remark in curvature.remarks:
+            cockpit._note(step, remark)
 
-    def _enter_extensions(self, stack: ExitStack) -> None:
+    def _runs_apart(self, extension: BackpropExtension) -> bool:
+        """Whether it needs more of the network than is kept of it, and so a pass of its own."""
+        model = self._cockpit.model
+        return (
+            isinstance(extension, SecondOrderBackpropExtension)
+            and model is not None
+            and not extended_by_backpack(model)
+        )
+
+    def _look(self, quantity: Quantity, curvature: LossCurvature) -> None:
+        if isinstance(quantity, GradientCurvatureQuantity):
+            self._seen[quantity.name] = quantity.look(curvature)
+        elif isinstance(quantity, CurvatureQuantity):
+            value = quantity.compute(curvature)
+            self._values[quantity.name] = recordable(quantity, self._global_step, value)
+
+    def _enter_extensions(
+        self,
+        stack: ExitStack,
+        extensions: Sequence[BackpropExtension],
+        hooks: Sequence[Callable[[nn.Module], None]],
+    ) -> None:
         cockpit = self._cockpit
-        extensions, hooks = self._wanted_extensions()
-        foreign = _distinct([ext for ext in extensions if not isinstance(ext, IndividualGradients)])
+        ours = [ext for ext in extensions if isinstance(ext, IndividualGradients)]
+        foreign = _distinct([extension for extension in extensions if extension not in ours])
+        within = [extension for extension in foreign if not self._runs_apart(extension)]
         if self._needs_individual_losses():
             self._losses = IndividualLosses(cockpit.loss_reduction)
-            foreign.append(self._losses)
-        if len(foreign) < len(extensions) or cockpit._interval is not None:
+            within.append(self._losses)
+        if ours or cockpit._interval is not None:
             self._gradients = self._reduced_gradients()
             stack.callback(self._stop_listening)
             if cockpit.model is not None:
                 listen(cockpit.model, self._gradients)
             else:
-                foreign.append(IndividualGradients(cockpit.loss_reduction, self._gradients))
-        if foreign or hooks:
-            stack.enter_context(_within_backpack(foreign, hooks, self._debug))
-            users = {extension.savefield for extension in self._extensions}
-            self._savefields = {extension.savefield for extension in foreign} - users
+                within.append(IndividualGradients(cockpit.loss_reduction, self._gradients))
+        if within or hooks:
+            stack.enter_context(_within_backpack(within, hooks, self._debug))
+        users = {extension.savefield for extension in self._extensions}
+        self._savefields = {extension.savefield for extension in foreign} - users
 
     def _wanted_extensions(
         self,
@@ -221,6 +260,9 @@ class TrackedStep:
     def _compute(self, quantity: Quantity, step: Step, values: dict[str, Any]) -> None:
         if isinstance(quantity, SingleStepQuantity) and quantity.should_compute(step.global_step):
             value = quantity.compute(step)
+            values[quantity.name] = recordable(quantity, step.global_step, value)
+        if isinstance(quantity, GradientCurvatureQuantity) and quantity.name in self._seen:
+            value = quantity.compute(step, self._seen.pop(quantity.name))
             values[quantity.name] = recordable(quantity, step.global_step, value)
         quantity.adapt_to(step)
 

@@ -53,10 +53,17 @@ def batches(count: int, n: int = 5) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
+CURVED = quantities.CurvatureQuantity | quantities.GradientCurvatureQuantity
+
+
 def every_quantity() -> list[Quantity]:
     """All that need neither individual losses nor an optimizer nor second derivatives."""
     return [
-        *(q for q in gradlens.configuration("full") if q.name != "Alpha"),
+        *(
+            q
+            for q in gradlens.configuration("full")
+            if not isinstance(q, CURVED | quantities.Alpha)
+        ),
         quantities.Parameters(),
         quantities.EarlyStopping(),
         quantities.GradNoiseScale(),
@@ -73,6 +80,8 @@ def everything() -> list[Quantity]:
         quantities.HessEigenvalues(k=2, max_products=20),
         quantities.HessMaxEV(max_products=20),
         quantities.HessTrace(samples=2),
+        quantities.TICDiag(samples=2, curvature="diag_ggn_exact"),
+        quantities.TICTrace(samples=2, curvature="diag_ggn_mc"),
         quantities.SpectralDensity(probes=2, steps=5),
         quantities.Stability(max_products=20),
     ]
@@ -125,6 +134,7 @@ def assert_bit_identical(found: Any, expected: Any) -> None:
         assert found == expected
 
 
+@pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
 def test_training_is_bit_identical_and_leaves_nothing_behind() -> None:
     with pytest.warns(UserWarning, match="normalisation over the batch"):
         tracked = train(tracked=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gradlens.curvature.products import Products
@@ -21,3 +24,16 @@ def rademacher(products: Products, generator: np.random.Generator) -> Tensor:
 def gaussian(products: Products, generator: np.random.Generator) -> Tensor:
     """Independent standard normal numbers, ``[D]``: any direction is as likely as any other."""
     return products.place(generator.standard_normal(products.size))
+
+
+@contextmanager
+def private_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
+    """Whoever draws from torch's global generators inside the context leaves them as they were."""
+    if device.type == "cpu":
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            yield
+        return
+    with torch.random.fork_rng(devices=[device], device_type=device.type):
+        torch.get_device_module(device).manual_seed(seed)
+        yield

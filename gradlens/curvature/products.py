@@ -56,14 +56,18 @@ class Products:
         return torch.tensor(vector).to(self.device, torch.float64)
 
 
+def float64_device(device: torch.device) -> torch.device:
+    """The device itself, or the host where it has no float64."""
+    return torch.device("cpu") if device.type in _WITHOUT_FLOAT64 else device
+
+
 _Adapted: TypeAlias = tuple[Callable[[Tensor], Tensor], torch.device, int, float]
 
 
 def _adapted(matrix: SymmetricMatrix) -> _Adapted:
     if isinstance(matrix, CurvatureOperator):
-        lacking = matrix.device.type in _WITHOUT_FLOAT64
-        device = torch.device("cpu") if lacking else matrix.device
-        return matrix.multiply, device, matrix.shape[0], torch.finfo(matrix.torch_dtype).eps
+        eps = torch.finfo(matrix.torch_dtype).eps
+        return matrix.multiply, float64_device(matrix.device), matrix.shape[0], eps
     if isinstance(matrix, np.ndarray):
         matrix = matrix.astype(np.float64)
     operator: Any = aslinearoperator(cast("Any", matrix))

@@ -40,11 +40,13 @@ class Estimate:
         Student's t with Hall's correction for skewed samples. Raises ``ValueError`` for a level
         outside (0, 1).
         """
+        # No error, no interval, however few samples.
+        samples = max(self.samples, 2) if self.standard_error == 0 else self.samples
         low, high = confidence_interval(
             np.array(self.value),
             np.array(self.standard_error),
             np.array(self.skewness),
-            self.samples,
+            samples,
             level,
         )
         return float(low), float(high)
@@ -76,9 +78,8 @@ def hutchinson_blocks(
             terms = probe * products(probe)
             mean.add(torch.stack([terms[block].sum() for block in blocks.values()]))
     except NotFiniteError as error:
-        undefined = _undefined(products, samples, str(error))
-        return dict.fromkeys(blocks, undefined)
-    return dict(zip(blocks, _estimates(mean, products), strict=True))
+        return dict.fromkeys(blocks, undefined_estimate(samples, products.count, str(error)))
+    return dict(zip(blocks, estimates(mean, products.count), strict=True))
 
 
 def hutch_plus_plus(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Estimate:
@@ -101,8 +102,8 @@ def hutch_plus_plus(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Es
             rest = projected_out(rademacher(products, generator), basis)
             mean.add((rest @ products(rest))[None])
     except NotFiniteError as error:
-        return _undefined(products, samples, str(error))
-    (rest_estimate,) = _estimates(mean, products)
+        return undefined_estimate(samples, products.count, str(error))
+    (rest_estimate,) = estimates(mean, products.count)
     return replace(rest_estimate, value=exact + rest_estimate.value)
 
 
@@ -122,18 +123,20 @@ def _generator(samples: int, seed: Seed) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def _estimates(mean: RunningMean, products: Products) -> list[Estimate]:
+def estimates(mean: RunningMean, products: int) -> list[Estimate]:
+    """One for each element of a mean ``[K]`` of independent samples."""
     moments = torch.stack([mean.mean, mean.standard_error(), mean.skewness()], dim=1).tolist()
     return [
-        Estimate(value, _defined(standard_error), skewness, mean.samples, products.count)
+        Estimate(value, _defined(standard_error), skewness, mean.samples, products)
         for value, standard_error, skewness in moments
     ]
 
 
+def undefined_estimate(samples: int, products: int, reason: str) -> Estimate:
+    """What there is instead of an estimate."""
+    nan = Undefined(reason)
+    return Estimate(nan, nan, nan, samples, products)
+
+
 def _defined(standard_error: float) -> float:
     return Undefined(ONE_SAMPLE) if np.isnan(standard_error) else standard_error
-
-
-def _undefined(products: Products, samples: int, reason: str) -> Estimate:
-    nan = Undefined(reason)
-    return Estimate(nan, nan, nan, samples, products.count)

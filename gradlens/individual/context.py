@@ -62,6 +62,16 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     def __len__(self) -> int:
         return len(self._operators)
 
+    @property
+    def coupling(self) -> frozenset[str]:
+        """Layers that mix samples, whose individual gradients are contributions to the batch's."""
+        return frozenset(self._gathering.coupling)
+
+    @property
+    def batch_size(self) -> int | None:
+        """N, as the layers have seen it; ``None`` before the backward pass."""
+        return self._gathering.batch_size
+
     def _why_absent(self, name: str) -> str:
         if name not in self._parameters:
             known = ", ".join(self._parameters)

@@ -22,6 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
+_WATCHED = (_Loss, nn.Dropout)
+"""What is watched although it has no parameters."""
+
 OVERWRITTEN = "an in-place operation has overwritten the layer's input"
 ENTANGLED = "one of its layer's outputs is computed from another"
 
@@ -30,11 +33,12 @@ ENTANGLED = "one of its layer's outputs is computed from another"
 class LayerCall:
     """One call of a module, complete once the gradient at its output is known.
 
-    ``args`` and ``kwargs`` are what the module was called with, tensors detached;
-    ``grad_outputs`` holds, for each output tensor that needs a gradient, ∂L/∂output, or ``None``
-    where the loss doesn't depend on it. ``trainable`` are the module's parameters that needed a
-    gradient, ``training`` its mode and ``autocast`` the precision of autocast, at the time of the
-    call. ``flaw`` says why nothing can be made of the call, if so.
+    ``args`` and ``kwargs`` are what the module was called with, tensors detached, except for those
+    of a loss module; ``output`` is kept of dropout alone, whose mask it tells. ``grad_outputs``
+    holds, for each output tensor that needs a gradient, ∂L/∂output, or ``None`` where the loss
+    doesn't depend on it. ``trainable`` are the module's parameters that needed a gradient,
+    ``training`` its mode and ``autocast`` the precision of autocast, at the time of the call.
+    ``flaw`` says why nothing can be made of the call, if so.
     """
 
     module: nn.Module
@@ -45,6 +49,7 @@ class LayerCall:
     training: bool
     autocast: torch.dtype | None = None
     flaw: str = ""
+    output: Tensor | None = None
 
 
 def known_gradient(call: LayerCall) -> tuple[int, Tensor]:
@@ -78,7 +83,7 @@ class Tap:
         if not torch.is_grad_enabled():
             return
         trainable = trainable_parameters(module)
-        if not trainable and not isinstance(module, _Loss):
+        if not (trainable or isinstance(module, _Loss) or _is_dropping(module)):
             return
         outputs = _differentiable(output)
         if not outputs:
@@ -90,7 +95,7 @@ class Tap:
             torch.autograd.graph.register_multi_grad_hook(outputs, partial(self._fire, memory))
 
     def _fire(self, memory: _Memory, grad_outputs: tuple[Tensor | None, ...]) -> None:
-        by_backpack = _left_to_us_by_backpack(memory.module)
+        by_backpack = memory.output is None and _left_to_us_by_backpack(memory.module)
         if (self.listeners or by_backpack) and not memory.released:
             call = memory.call(tuple(grad_outputs))
             for listener in tuple(self.listeners):
@@ -127,8 +132,14 @@ class _Memory:
         self._training = module.training
         self._autocast = _autocast_dtype(outputs[0].device.type)
         self._flaw = "" if len(outputs) == 1 else _entanglement(outputs, args, kwargs)
-        if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):
-            self._inputs: Any = ((args[0].detach(),), {})
+        self.output = outputs[0].detach() if isinstance(module, nn.Dropout) else None
+        if isinstance(module, nn.Dropout):
+            self._inputs: Any = ((), {})
+        elif isinstance(module, _Loss):
+            # Its inputs are the network's outputs, which the loss's curvature is taken at.
+            self._inputs = (args, kwargs)
+        elif not kwargs and len(args) == 1 and isinstance(args[0], Tensor):
+            self._inputs = ((args[0].detach(),), {})
         else:
             self._inputs = tree_map(_hold, (args, kwargs))
         self._versions = self._current_versions()
@@ -146,18 +157,24 @@ class _Memory:
             self._training,
             self._autocast,
             flaw,
+            self.output,
         )
 
     def release(self) -> None:
-        self._inputs = ((), {})
+        self._inputs, self.output = ((), {}), None
         self.released = True
 
     def _current_versions(self) -> list[int]:
-        tensors = [leaf for leaf in tree_leaves(self._inputs) if isinstance(leaf, Tensor)]
+        leaves = tree_leaves((self._inputs, self.output))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+def _is_dropping(module: nn.Module) -> bool:
+    return isinstance(module, nn.Dropout) and module.training
 
 
 def _hold(argument: Any) -> Any:
@@ -226,7 +243,7 @@ def tap_of(module: nn.Module) -> Tap | None:
 
 
 def tappable_modules(model: nn.Module) -> list[nn.Module]:
-    """Leaf modules with parameters of their own, and loss modules."""
+    """Leaf modules with parameters of their own, dropout, and loss modules."""
     hidden = {
         id(inner)
         for module in model.modules()
@@ -236,7 +253,7 @@ def tappable_modules(model: nn.Module) -> list[nn.Module]:
     return [
         module
         for module in model.modules()
-        if (isinstance(module, _Loss) or any(True for _ in module.parameters(recurse=False)))
+        if (isinstance(module, _WATCHED) or any(True for _ in module.parameters(recurse=False)))
         and not any(True for _ in module.children())
         and id(module) not in hidden
     ]

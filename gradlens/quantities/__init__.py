@@ -17,6 +17,7 @@ from gradlens.quantities.mean_gsnr import MeanGSNR
 from gradlens.quantities.parameters import Parameters
 from gradlens.quantities.quantity import (
     CurvatureQuantity,
+    GradientCurvatureQuantity,
     Quantity,
     SingleStepQuantity,
     TwoPointQuantity,
@@ -24,6 +25,7 @@ from gradlens.quantities.quantity import (
 )
 from gradlens.quantities.spectral_density import SpectralDensity
 from gradlens.quantities.stability import Stability
+from gradlens.quantities.tic import TICDiag, TICTrace
 from gradlens.quantities.time import Time
 from gradlens.quantities.update_size import UpdateSize
 
@@ -38,6 +40,7 @@ __all__ = [
     "GradHist2d",
     "GradNoiseScale",
     "GradNorm",
+    "GradientCurvatureQuantity",
     "HessEigenvalues",
     "HessMaxEV",
     "HessTrace",
@@ -51,6 +54,8 @@ __all__ = [
     "SingleStepQuantity",
     "SpectralDensity",
     "Stability",
+    "TICDiag",
+    "TICTrace",
     "Time",
     "TwoPointQuantity",
     "UpdateQuantity",

@@ -5,18 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from gradlens.curvature.loss_curvature import LossCurvature
-from gradlens.curvature.trace import Estimate, hutchinson_blocks
+from gradlens.curvature.loss_diagonal import DiagonalKind, check_kind
+from gradlens.curvature.trace import Estimate
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
 from gradlens.view import View
 
 
 class HessTrace(CurvatureQuantity):
-    """Trace of the mini-batch Hessian by Hutchinson's method, with its error.
+    """Trace of the mini-batch Hessian, or of the generalised Gauss-Newton matrix.
+
+    ``curvature`` is ``"diag_h"``, ``"diag_ggn_exact"`` or ``"diag_ggn_mc"``, exact for the first
+    two where BackPACK's rules hold: networks that are a sequence of its modules, with an extended
+    loss module. Elsewhere it is estimated by Hutchinson's method with ``samples`` products, and
+    the Monte-Carlo diagonal with as many sampled targets.
 
     A value holds the ``"trace"``, its ``"standard_error"``, the ends ``"low"`` and ``"high"`` of a
-    95 % confidence interval, and under ``"parameters"`` the same for each parameter's block by
-    name, from the same ``samples`` Hessian products.
+    95 % confidence interval, the ``"method"`` (``"exact"``, ``"Monte Carlo"`` or
+    ``"Hutchinson"``), and under ``"parameters"`` the first four for each parameter's block.
     """
 
     view = View("Hessian trace", group="curvature", yscale="symlog", label="tr(H)")
@@ -25,22 +31,22 @@ class HessTrace(CurvatureQuantity):
         self,
         track_schedule: Schedule | None = None,
         verbose: bool = False,
+        curvature: DiagonalKind = "diag_h",
         samples: int = 10,
         *,
         name: str | None = None,
     ) -> None:
         super().__init__(track_schedule, verbose, name=name)
+        check_kind(self.name, curvature)
         if samples < 2:
             raise ValueError(f"{self.name}: samples={samples} leaves no error: use 2 or more")
+        self.curvature: DiagonalKind = curvature
         self.samples = samples
 
     def compute(self, curvature: LossCurvature) -> dict[str, Any]:
-        hessian = curvature.hessian
-        slices = list(hessian.slices.items())
-        blocks = {"": slice(None), **{f".{name}": block for name, block in slices}}
-        found = hutchinson_blocks(hessian, blocks, self.samples, curvature.seed)
-        parameters = {name: _fields(found[f".{name}"]) for name, _ in slices}
-        return {**_fields(found[""]), "parameters": parameters}
+        found = curvature.diagonal(self.curvature, self.samples)
+        parameters = {name: _fields(trace) for name, trace in found.traces.items()}
+        return {**_fields(found.trace), "method": found.method, "parameters": parameters}
 
 
 def _fields(estimate: Estimate) -> dict[str, float]:

@@ -104,6 +104,20 @@ class CurvatureQuantity(Quantity):
         """The value at a step for which ``should_compute`` is true; called on entering."""
 
 
+class GradientCurvatureQuantity(Quantity):
+    """A quantity of the loss's curvature and of the gradients that backward finds after it."""
+
+    needs: ClassVar[Sequence[Needed]] = ("loss",)
+
+    @abstractmethod
+    def look(self, curvature: LossCurvature) -> Any:
+        """What ``compute`` must know of the curvature; called on entering."""
+
+    @abstractmethod
+    def compute(self, step: Step, seen: Any) -> Any:
+        """The value, from the step after backward and what ``look`` has returned."""
+
+
 class UpdateQuantity(Quantity):
     """A quantity whose value needs the parameter update that follows the step.
 

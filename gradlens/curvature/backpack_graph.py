@@ -1,0 +1,249 @@
+"""Where BackPACK's second-order rules hold.
+
+BackPACK's own hooks must be on model and loss before the forward pass, cost on every step, and
+forbid in-place operations. Without them a chain of modules is run once more, on copies that share
+the parameters: the input of the first layer and the masks of dropout are known from the step's own
+forward pass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from backpack import backpack, hook_run_extensions
+from backpack.extensions.backprop_extension import BackpropExtension
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from gradlens.curvature.calls import Calls, LossCall
+from gradlens.curvature.differentiation import derivative
+from gradlens.individual.recomputed import without_hooks
+from gradlens.individual.tap import LayerCall, trainable_parameters
+
+_CURVED = (nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.LogSigmoid)
+"""Activations whose second derivative takes matrices of its own in BackPACK's Hessian."""
+
+
+class BeyondBackpackError(RuntimeError):
+    """Why BackPACK's second-order rules can't be used on a graph."""
+
+
+class BackpackGraph(ABC):
+    """A loss's graph that BackPACK's second-order extensions can be run on.
+
+    ``factor`` is what the loss module's output was multiplied by: results are for that output.
+    """
+
+    factor: float = 1.0
+
+    @abstractmethod
+    def run(self, extension: BackpropExtension) -> None:
+        """Let the extension save its results on the parameters.
+
+        ``BeyondBackpackError`` where BackPACK has no rule.
+        """
+
+    @abstractmethod
+    def bytes_for(self, exact: bool, hessian: bool) -> int:
+        """About what BackPACK's backpropagated matrices take; 0 where that isn't known."""
+
+
+def backpack_graph(
+    loss: Tensor, parameters: Mapping[str, nn.Parameter], model: nn.Module | None, calls: Calls
+) -> BackpackGraph:
+    """The graph behind ``loss``; ``BeyondBackpackError`` says why there is none."""
+    call = _the_loss_call(calls)
+    if extended_by_backpack(call.module) and (model is None or extended_by_backpack(model)):
+        return _Extended(loss, parameters, call)
+    if model is None:
+        raise BeyondBackpackError(
+            "pass the model to the cockpit, or extend model and loss module by BackPACK's extend"
+        )
+    with _explained():
+        return _Chain(loss, parameters, model, calls, call)
+
+
+@final
+class _Extended(BackpackGraph):
+    """A graph of modules that BackPACK itself has extended."""
+
+    def __init__(
+        self, loss: Tensor, parameters: Mapping[str, nn.Parameter], call: LossCall
+    ) -> None:
+        with torch.no_grad():
+            _compare(loss, without_hooks(call.module).forward(*call.inputs))
+        self._loss = loss
+        self._parameters = list(parameters.values())
+
+    def run(self, extension: BackpropExtension) -> None:
+        with backpack(extension, retain_graph=True), _explained():
+            derivative([self._loss], self._parameters, [torch.ones_like(self._loss)])
+
+    def bytes_for(self, exact: bool, hessian: bool) -> int:
+        return 0
+
+
+@final
+class _Chain(BackpackGraph):
+    """Copies of modules that the network calls one after another."""
+
+    def __init__(
+        self,
+        loss: Tensor,
+        parameters: Mapping[str, nn.Parameter],
+        model: nn.Module,
+        calls: Calls,
+        loss_call: LossCall,
+    ) -> None:
+        self.factor = float(loss_call.grad_output)
+        modules = _behind_first_layer(model, parameters)
+        layer_calls = [_the_call(module, calls) for module in modules]
+        (x,) = _tensors(layer_calls[0])
+        links = []
+        with torch.enable_grad():
+            for module, call in zip(modules, layer_calls, strict=True):
+                links.append(_link(module, (x,), call))
+                x = links[-1].output
+            links.append(_link(loss_call.module, (x, *loss_call.inputs[1:]), None))
+            output = links[-1].output
+            _compare(loss, output * self.factor)
+            gradients = torch.autograd.grad(output, [link.output for link in links])
+        self._links: list[tuple[Any, Tensor]] = list(zip(links, gradients, strict=True))
+
+    def run(self, extension: BackpropExtension) -> None:
+        with torch.no_grad(), _explained():
+            for module, gradient in reversed(self._links):
+                extension(module, (), (gradient,))  # type: ignore[arg-type]
+
+    def bytes_for(self, exact: bool, hessian: bool) -> int:
+        modules: list[Any] = [module for module, _ in self._links]
+        *layers, last = modules
+        outputs = last.input0
+        columns = outputs[0].numel() if exact else 1
+        if hessian:
+            curved: list[Tensor] = [m.output for m in layers if type(m) in _CURVED]
+            columns += 2 * sum(output[0].numel() for output in curved)
+        widest = max(module.output.numel() for module in layers)
+        return int(columns * widest * outputs.element_size())
+
+
+def _the_loss_call(calls: Calls) -> LossCall:
+    if len(calls.of_losses) != 1:
+        raise BeyondBackpackError(
+            f"the loss must come from one extended loss module, here from {len(calls.of_losses)} "
+            "(loss_function = gradlens.extend(loss_function), before the forward pass)"
+        )
+    (call,) = calls.of_losses
+    if call.grad_output.numel() != 1:
+        raise BeyondBackpackError("the loss module returns one loss for each sample, not their sum")
+    ignored = getattr(call.module, "ignore_index", None)
+    if ignored is not None and bool((call.inputs[1] == ignored).any()):
+        raise BeyondBackpackError("BackPACK has no rule for ignored targets")
+    return call
+
+
+def extended_by_backpack(model: nn.Module) -> bool:
+    """Whether BackPACK's own hooks are on every layer."""
+    return all(
+        hook_run_extensions in module._backward_hooks.values()
+        for module in model.modules()
+        if not any(True for _ in module.children())
+    )
+
+
+def _behind_first_layer(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter]
+) -> list[nn.Module]:
+    """Modules of a sequential network, from the first trainable layer on."""
+    modules = list(_sequence(model))
+    places = [place for place, module in enumerate(modules) if trainable_parameters(module)]
+    owned = [p for module in modules for p in module._parameters.values() if p is not None]
+    if len({id(p) for p in owned}) < len(owned):
+        raise BeyondBackpackError("layers share a parameter")
+    elsewhere = [n for n, p in parameters.items() if id(p) not in {id(own) for own in owned}]
+    if elsewhere or not places:
+        raise BeyondBackpackError(f"{', '.join(elsewhere) or 'nothing'} is a layer's own parameter")
+    return modules[places[0] :]
+
+
+def _sequence(module: nn.Module) -> Iterator[nn.Module]:
+    if type(module) is nn.Sequential:
+        for child in module:
+            yield from _sequence(child)
+    elif any(True for _ in module.children()):
+        raise BeyondBackpackError(f"{type(module).__name__} has a forward of its own")
+    else:
+        _check(module)
+        yield module
+
+
+def _the_call(module: nn.Module, calls: Calls) -> LayerCall | None:
+    """The call of a module that is watched: a layer, or dropout at work."""
+    dropping = isinstance(module, nn.Dropout) and module.training
+    if not trainable_parameters(module) and not dropping:
+        return None
+    found = calls.of.get(module, [])
+    if len(found) != 1:
+        raise BeyondBackpackError(f"{type(module).__name__} was called {len(found)} times")
+    (call,) = found
+    if call.flaw or call.autocast is not None:
+        raise BeyondBackpackError(call.flaw or "autocast changes the precision of its layers")
+    return call
+
+
+def _check(module: nn.Module) -> None:
+    """Refuse what a second run would change, and what BackPACK gets wrong without a word."""
+    name = type(module).__name__
+    if not type(module).__module__.startswith("torch.nn."):
+        raise BeyondBackpackError(f"BackPACK has no rule for {name}")
+    if isinstance(module, _NormBase) and module.training:
+        raise BeyondBackpackError(f"{name} in train mode is not a function of each sample")
+    if getattr(module, "padding_mode", "zeros") != "zeros":
+        raise BeyondBackpackError(f"BackPACK has no rule for padding_mode={module.padding_mode!r}")
+
+
+def _tensors(call: LayerCall | None) -> tuple[Tensor, ...]:
+    assert call is not None
+    arguments = (*call.args, *call.kwargs.values())
+    if len(arguments) != 1 or not isinstance(arguments[0], Tensor):
+        raise BeyondBackpackError(f"{type(call.module).__name__} takes more than one tensor")
+    return arguments
+
+
+def _link(module: nn.Module, inputs: Sequence[Any], call: LayerCall | None) -> Any:
+    """A copy of the module that stores ``input0``, ... and ``output`` as BackPACK's would."""
+    copy: Any = without_hooks(module)
+    copy.inplace = False
+    for index, argument in enumerate(inputs):
+        setattr(copy, f"input{index}", argument)
+    if call is not None and call.output is not None:
+        kept = (call.output != 0).to(call.output.dtype)
+        copy.output = inputs[0] * (kept / (1 - copy.p))
+    else:
+        copy.output = copy.forward(*inputs)
+    return copy
+
+
+def _compare(loss: Tensor, again: Tensor) -> None:
+    difference = (loss.detach() - again.detach()).abs()
+    if not bool(difference <= torch.finfo(loss.dtype).eps ** 0.5 * loss.detach().abs()):
+        raise BeyondBackpackError(
+            "the loss is not what the loss module returns for the network's modules one after "
+            "another: something is added to it, or done between them"
+        )
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """BackPACK and torch say in many ways that they can't."""
+    try:
+        yield
+    except BeyondBackpackError:
+        raise
+    except Exception as error:
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        raise BeyondBackpackError(f"BackPACK says: {first}") from error
