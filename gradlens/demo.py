@@ -13,7 +13,14 @@ from gradlens.individual.tap import extend
 from gradlens.plotter import CockpitPlotter
 from gradlens.presets import configuration
 from gradlens.progress import progress
-from gradlens.quantities import GradHist1d, GradHist2d, Quantity
+from gradlens.quantities import (
+    GradHist1d,
+    GradHist2d,
+    HessMaxEV,
+    HessTrace,
+    Quantity,
+    TICDiag,
+)
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from gradlens.schedules import linear
 
@@ -41,7 +48,7 @@ class Outcome:
 
 
 def demo(directory: Path, steps: int = 300, seed: int = 0) -> Outcome:
-    """Train with everything tracked at every step, write ``run.jsonl`` and ``cockpit.png``."""
+    """Train with almost everything tracked at every step, write ``run.jsonl`` and ``cockpit.png``."""
     digits = load_digits()
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
@@ -75,13 +82,16 @@ def network() -> nn.Module:
 
 
 def tracked() -> list[Quantity]:
-    """The full preset, with histograms whose ranges follow the gradients."""
+    """The full preset, curvature now and then, histograms whose ranges follow the gradients."""
     often = linear(10)
-    histograms = [
+    changed: list[Quantity] = [
         GradHist1d(adapt=GradAbsMax(often)),
         GradHist2d(adapt=(GradAbsMax(often), ParamAbsMax(often))),
+        TICDiag(often),
+        HessTrace(often),
+        HessMaxEV(often),
     ]
-    replaced = {histogram.name: histogram for histogram in histograms}
+    replaced = {quantity.name: quantity for quantity in changed}
     return [replaced.get(quantity.name, quantity) for quantity in configuration("full")]
 
 
