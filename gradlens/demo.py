@@ -48,7 +48,7 @@ class Outcome:
 
 
 def demo(directory: Path, steps: int = 300, seed: int = 0) -> Outcome:
-    """Train with almost everything tracked at every step, write ``run.jsonl`` and ``cockpit.png``."""
+    """Train with everything tracked, write ``run.jsonl`` and ``cockpit.png``."""
     digits = load_digits()
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
