@@ -21,6 +21,7 @@ from gradlens.individual.context import UNSEEN
 from gradlens.individual.coverage import remark_on_coupling, remark_on_missing
 from gradlens.individual.extension import IndividualGradients
 from gradlens.individual.gathering import ReducedGradients
+from gradlens.individual.graph_uses import GraphUses, watch_graph
 from gradlens.individual.losses import IndividualLosses
 from gradlens.individual.tap import listen, stop_listening
 from gradlens.plain import to_plain
@@ -59,6 +60,7 @@ class TrackedStep:
         self._debug = debug
         self._active: list[Quantity] = []
         self._gradients: ReducedGradients | None = None
+        self._in_graph: GraphUses | None = None
         self._losses: IndividualLosses | None = None
         self._savefields: set[str] = set()
         self._values: dict[str, Any] = {}
@@ -194,12 +196,18 @@ class TrackedStep:
             stack.callback(self._stop_listening)
             if cockpit.model is not None:
                 listen(cockpit.model, self._gradients)
+                self._watch_graph(cockpit.model, self._gradients)
             else:
                 within.append(IndividualGradients(cockpit.loss_reduction, self._gradients))
         if within or hooks:
             stack.enter_context(_within_backpack(within, hooks, self._debug))
         users = {extension.savefield for extension in self._extensions}
         self._savefields = {extension.savefield for extension in foreign} - users
+
+    def _watch_graph(self, model: nn.Module, gradients: ReducedGradients) -> None:
+        if "loss" in self._info:
+            names, loss = self._cockpit.parameters, self._info["loss"]
+            self._in_graph = watch_graph(loss, model, names, gradients)
 
     def _wanted_extensions(
         self,
@@ -234,6 +242,9 @@ class TrackedStep:
     def _stop_listening(self) -> None:
         if self._cockpit.model is not None and self._gradients is not None:
             stop_listening(self._cockpit.model, self._gradients)
+        if self._in_graph is not None:
+            self._in_graph.stop()
+            self._in_graph = None
 
     # On leaving, after a backward pass without exceptions.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradlens.individual.gathering import Gathering, LossReduction
+from gradlens.individual.graph_uses import GraphUses, watch_graph
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.tap import listen, stop_listening, tap_of, tappable_modules
 
@@ -17,23 +18,34 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
 
     ``model`` has been extended with ``gradlens.extend`` before its forward pass. The operators
     stay valid after the context, and keep the layers' inputs and output gradients alive as long
-    as they are. ``KeyError`` says why a parameter has none; ``BatchAxisError`` names a layer whose
-    leading axis isn't the batch.
+    as they are. ``loss`` is needed for parameters that no layer of their own holds, such as a
+    class token or the packed projections of attention. ``KeyError`` says why a parameter has none.
     """
 
-    def __init__(self, model: nn.Module, loss_reduction: LossReduction = "mean") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_reduction: LossReduction = "mean",
+        loss: Tensor | None = None,
+        batch_size: int | None = None,
+    ) -> None:
         check_loss_reduction(loss_reduction)
         require_extended(model)
         self._model = model
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._loss_reduction: LossReduction = loss_reduction
+        self._loss = loss
+        self._batch_size = batch_size
         self._gathering = Gathering(self._parameters, loss_reduction)
+        self._in_graph: GraphUses | None = None
         self._operators: dict[str, GradientOperator] = {}
 
     def __enter__(self) -> individual_gradients:
         self._operators = {}
-        self._gathering = Gathering(self._parameters, self._loss_reduction)
+        self._gathering = Gathering(self._parameters, self._loss_reduction, self._batch_size)
         listen(self._model, self._gathering)
+        if self._loss is not None:
+            self._in_graph = watch_graph(self._loss, self._model, self._parameters, self._gathering)
         return self
 
     def __exit__(
@@ -43,6 +55,9 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         traceback: TracebackType | None,
     ) -> None:
         stop_listening(self._model, self._gathering)
+        if self._in_graph is not None:
+            self._in_graph.stop()
+        self._gathering.explain_missing()
         if error is None and self._gathering.error is not None:
             raise self._gathering.error
         gathered = set(self._gathering.names)
@@ -82,7 +97,8 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
 
 UNSEEN = (
     "no layer that holds it took part in the backward pass (it was not used, the backward pass "
-    "was outside the context, or it is used in another way than by calling its layer)"
+    "was outside the context, or it is used in another way than by calling its layer, which is "
+    "seen if the loss is passed to the context)"
 )
 
 

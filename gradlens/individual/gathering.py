@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.individual.operator import GradientOperator
-from gradlens.individual.recomputed import CannotRecomputeError, batch_axis
+from gradlens.individual.recomputed import CannotRecomputeError, Recomputed, batch_axis
 from gradlens.individual.reductions import ParameterGradients, Reduction
 from gradlens.individual.rules import BatchAxisError, couples_samples, operators_of
 from gradlens.individual.summed import summed
@@ -22,9 +22,11 @@ LossReduction: TypeAlias = Literal["mean", "sum"]
 class Gathering(CallListener):
     """Operators of backward passes, by parameter name.
 
-    Errors don't interrupt a backward pass: ``error`` keeps the first one until somebody asks,
-    ``missing`` says why a parameter has no operator, ``coupling`` names layers that mix samples,
-    ``epsilon`` is the relative rounding error of the least precise output gradient.
+    What a known layer's calls tell goes before what the loss's graph tells, unless that knows of
+    more uses, and both go before recomputing a layer. Errors don't interrupt a backward pass:
+    ``error`` keeps the first one until somebody asks, ``missing`` says why a parameter has no
+    operator, ``coupling`` names layers that mix samples, ``epsilon`` is the relative rounding error
+    of the least precise output gradient.
     """
 
     def __init__(
@@ -39,10 +41,13 @@ class Gathering(CallListener):
         self.epsilon = 0.0
         self.error: Exception | None = None
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._loss_reduction = loss_reduction
+        self.loss_reduction: LossReduction = loss_reduction
         # By name and backward pass: a gradient that the user asks for inside the context, without
         # accumulating it into the parameters, must not be mixed with the one that is.
         self._uses: dict[str, dict[int, list[GradientOperator]]] = {}
+        self._uses_in_graph: dict[str, dict[int, list[GradientOperator]]] = {}
+        self._missing_in_graph: dict[str, str] = {}
+        self.left_to_graph: set[str] = set()
 
     def receive(self, call: LayerCall) -> None:
         """Take in a completed call of a layer that holds some of the parameters."""
@@ -51,15 +56,25 @@ class Gathering(CallListener):
             for key, parameter in call.module._parameters.items()
             if key in call.trainable and id(parameter) in self._names
         }
+        names = {key: name for key, name in names.items() if name not in self.left_to_graph}
         if not names or self.error is not None:
             return
         try:
             with torch.no_grad(), autocast_off(known_gradient(call)[1]):
                 self._take_in(call, names)
-        except CannotRecomputeError as reason:
+        except (CannotRecomputeError, BatchAxisError) as reason:
             self._miss(names.values(), str(reason))
         except Exception as error:  # the user's backward pass goes on
-            self.error = _named(error, call.module, next(iter(names.values())))
+            self.error = error
+
+    def receive_use(self, name: str, operator: GradientOperator) -> None:
+        """Take in one use of a parameter, found in the graph of the backward pass."""
+        uses = self._uses_in_graph.setdefault(name, {})
+        uses.setdefault(torch._C._current_graph_task_id(), []).append(operator)
+
+    def miss_use(self, name: str, reason: str) -> None:
+        """Say why the graph doesn't tell a parameter's individual gradients."""
+        self._missing_in_graph[name] = reason
 
     def _take_in(self, call: LayerCall, names: Mapping[str, str]) -> None:
         if call.flaw:
@@ -93,19 +108,37 @@ class Gathering(CallListener):
                 f"batch, N = {self.batch_size}: put the batch first and keep it apart from other "
                 "axes within the network"
             )
-        return float(length) if self._loss_reduction == "mean" else 1.0
+        return float(length) if self.loss_reduction == "mean" else 1.0
 
     def take(self, name: str, backward_pass: int | None = None) -> GradientOperator | None:
         """Remove and return a parameter's operator, its uses in one or all passes added up."""
-        by_pass = self._uses.pop(name, {})
-        wanted = by_pass if backward_pass is None else by_pass.keys() & {backward_pass}
-        uses = [use for known in wanted for use in by_pass[known]]
-        return None if not uses or name in self.missing else summed(uses)
+        by_calls = _of_pass(self._uses.pop(name, {}), backward_pass)
+        in_graph = _of_pass(self._uses_in_graph.pop(name, {}), backward_pass)
+        if name in self._missing_in_graph:
+            in_graph = []
+        known = name not in self.missing and not any(isinstance(u, Recomputed) for u in by_calls)
+        if in_graph and not (known and len(by_calls) >= len(in_graph)):
+            self.missing.pop(name, None)
+            return summed(in_graph)
+        return summed(by_calls) if by_calls and name not in self.missing else None
+
+    def explain_missing(self) -> None:
+        """Say of parameters that no layer has told about what the graph has."""
+        for name, reason in self._missing_in_graph.items():
+            if name not in self._uses:
+                self.missing.setdefault(name, reason)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Parameters that have operators."""
-        return tuple(self._uses)
+        return tuple({**self._uses, **self._uses_in_graph})
+
+
+def _of_pass(
+    uses: dict[int, list[GradientOperator]], backward_pass: int | None
+) -> list[GradientOperator]:
+    wanted = uses if backward_pass is None else uses.keys() & {backward_pass}
+    return [use for known in wanted for use in uses[known]]
 
 
 class ReducedGradients(Gathering):
@@ -141,7 +174,7 @@ class ReducedGradients(Gathering):
         return lambda _: self._complete(name, torch._C._current_graph_task_id())
 
     def _complete(self, name: str, backward_pass: int) -> None:
-        if self.error is not None or name not in self._uses:
+        if self.error is not None or name not in self.names:
             return
         parameter = self._parameters[name]
         try:
@@ -181,17 +214,24 @@ class ReducedGradients(Gathering):
 
     def finish(self) -> None:
         """Reduce what autograd didn't accumulate (``torch.autograd.grad``), and stop listening."""
+        self.explain_missing()
         for name in self.names:
             if name in self.covered:
-                self._uses.pop(name)
+                self._drop(name)
             else:
-                self._complete(name, max(self._uses[name]))
+                passes = {**self._uses.get(name, {}), **self._uses_in_graph.get(name, {})}
+                self._complete(name, max(passes))
         self._remove_hooks()
+
+    def _drop(self, name: str) -> None:
+        self._uses.pop(name, None)
+        self._uses_in_graph.pop(name, None)
 
     def stop(self) -> None:
         """Stop listening and let go of all gradients."""
         self._remove_hooks()
         self._uses.clear()
+        self._uses_in_graph.clear()
         self.retained = {}
 
     def _remove_hooks(self) -> None:
@@ -208,9 +248,3 @@ def autocast_off(tensor: Tensor) -> torch.autocast:
 def layer_of(parameter_name: str) -> str:
     """The layer that a parameter belongs to: its name up to the last dot."""
     return parameter_name.rpartition(".")[0] or parameter_name
-
-
-def _named(error: Exception, module: nn.Module, parameter_name: str) -> Exception:
-    if not isinstance(error, BatchAxisError):
-        return error
-    return BatchAxisError(f"layer {layer_of(parameter_name)!r} ({type(module).__name__}): {error}")

@@ -151,6 +151,13 @@ _RULES: dict[type[nn.Module], Rule] = {
     nn.BatchNorm3d: _batch_norm,
     nn.SyncBatchNorm: _batch_norm,
 }
+
+
+def has_rule(module: nn.Module) -> bool:
+    """Whether the individual gradients of the module's parameters follow from its class."""
+    return _rule_for(module) is not None
+
+
 _METHODS_THAT_COMPUTE = ("forward", "_conv_forward", "__call__")
 
 

@@ -76,6 +76,13 @@ class Tap:
 
     def __init__(self) -> None:
         self.listeners: list[CallListener] = []
+        self._latest: weakref.ref[_Memory] | None = None
+
+    @property
+    def latest(self) -> _Memory | None:
+        """The module's latest call, as long as it is part of a graph."""
+        memory = None if self._latest is None else self._latest()
+        return None if memory is None or memory.released else memory
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -89,6 +96,7 @@ class Tap:
         if not outputs:
             return
         memory = _Memory(module, args, kwargs, trainable, outputs)
+        self._latest = weakref.ref(memory)
         if len(outputs) == 1:
             outputs[0].register_hook(lambda gradient: self._fire(memory, (gradient,)))
         else:
@@ -128,6 +136,8 @@ class _Memory:
     ) -> None:
         self.module = module
         self.released = False
+        self.sequence = _sequence_number(outputs[0])
+        self.output_shape = tuple(outputs[0].shape)
         self._trainable = trainable
         self._training = module.training
         self._autocast = _autocast_dtype(outputs[0].device.type)
@@ -171,6 +181,12 @@ class _Memory:
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+def _sequence_number(output: Tensor) -> int:
+    """Nodes of a graph are numbered as they are made."""
+    assert output.grad_fn is not None
+    return output.grad_fn._sequence_nr()
 
 
 def _is_dropping(module: nn.Module) -> bool:

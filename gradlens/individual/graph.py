@@ -1,0 +1,165 @@
+"""A loss's autograd graph, and where in it parameters meet the samples."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Node: TypeAlias = Any
+"""A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't know."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One node between a use and the parameter: which of its outputs and inputs are on the way."""
+
+    node: Node
+    output: int
+    input: int
+
+
+@dataclass(frozen=True)
+class Use:
+    """Where a parameter meets the samples: ``node`` computes with it as input number ``index``.
+
+    ``shape`` is that input's; ``chain`` leads from it down to the parameter.
+    """
+
+    node: Node
+    index: int
+    shape: tuple[int, ...]
+    chain: tuple[Link, ...]
+
+
+class Graph:
+    """A loss's graph, walked once.
+
+    Nodes are held, since torch makes their Python objects on demand.
+    """
+
+    def __init__(self, loss: Tensor) -> None:
+        self._consumers: dict[Node, list[tuple[Node, int, int]]] = defaultdict(list)
+        self._in_order: list[Node] = []
+        self._leaves: dict[int, Node] = {}
+        if loss.grad_fn is not None:
+            self._walk(loss.grad_fn)
+
+    def _walk(self, root: Node) -> None:
+        """Depth first: a node comes after all that it consumes."""
+        seen: set[Node] = set()
+        stack = [(root, False)]
+        while stack:
+            node, done = stack.pop()
+            if done:
+                self._in_order.append(node)
+                continue
+            if node in seen:
+                continue
+            seen.add(node)
+            stack.append((node, True))
+            if kind(node) == "AccumulateGrad":
+                self._leaves[id(node.variable)] = node
+            for index, (child, output) in enumerate(node.next_functions):
+                if child is not None:
+                    self._consumers[child].append((node, index, output))
+                    stack.append((child, False))
+
+    def __contains__(self, parameter: Tensor) -> bool:
+        return id(parameter) in self._leaves
+
+    def of_parameters_alone(self, samples: int) -> set[Node]:
+        """Nodes that none of N ``samples`` has entered."""
+        alone: set[Node] = set()
+        for node in self._in_order:
+            children = [child for child, _ in node.next_functions if child is not None]
+            if all(child in alone for child in children) and not samples_enter(node, samples):
+                alone.add(node)
+        return alone
+
+    def uses(self, parameter: Tensor, alone: set[Node]) -> Iterator[Use]:
+        """All ways from the parameter to a node that isn't of parameters alone."""
+        leaf = self._leaves[id(parameter)]
+        stack: list[tuple[Node, int | None, tuple[Link, ...]]] = [(leaf, None, ())]
+        while stack:
+            node, index, chain = stack.pop()
+            for consumer, place, output in self._consumers[node]:
+                links = chain if index is None else (Link(node, output, index), *chain)
+                if consumer in alone:
+                    stack.append((consumer, place, links))
+                else:
+                    yield Use(consumer, place, output_shape(node, output), links)
+
+    def layout_around(self, node: Node, rows: int) -> tuple[int, ...] | None:
+        """The axes that ``rows`` of a matrix were folded from, or are unfolded to."""
+        unfolded = [output_shape(consumer, 0) for consumer, _, _ in self._consumers[node]]
+        children = [child for child, _ in node.next_functions if child is not None]
+        folded = [_shape_before(child) for child in children if "View" in kind(child)]
+        for shape in (*unfolded, *folded):
+            leading = shape[:-1]
+            if len(leading) > 1 and torch.Size(leading).numel() == rows:
+                return tuple(leading)
+        return None
+
+
+def kind(node: Node) -> str:
+    """The node's name, such as ``"AddmmBackward0"``."""
+    return str(node.name()).rpartition("::")[2]
+
+
+def output_shape(node: Node, output: int) -> tuple[int, ...]:
+    """Shape of a node's output in the forward pass."""
+    if kind(node) == "AccumulateGrad":
+        return tuple(node.variable.shape)
+    return tuple(node._input_metadata[output].shape)
+
+
+def sample_axis(shape: tuple[int, ...], operand: tuple[int, ...], samples: int) -> int | None:
+    """The first axis of length N along which an operand is broadcast to ``shape``."""
+    own = (1,) * (len(shape) - len(operand)) + operand
+    missing = len(shape) - len(operand)
+    for axis, length in enumerate(shape):
+        if length == samples and own[axis] == 1 and (length > 1 or axis < missing or axis == 0):
+            return axis
+    return None
+
+
+_GROWING = {"ExpandBackward0", "RepeatBackward0"}
+_BROADCASTING = {
+    f"{name}Backward0" for name in ("Add", "Sub", "Mul", "Div", "Where", "Maximum", "Minimum")
+}
+
+
+def samples_enter(node: Node, samples: int) -> bool:
+    """Whether a node of parameters alone, to judge by its edges, computes with data.
+
+    Data that needs no gradient has no edge. It shows in the shape of what comes out.
+    """
+    children = node.next_functions
+    if kind(node) == "AccumulateGrad" or not children:
+        return False
+    shape = output_shape(node, 0)
+    constant = any(child is None for child, _ in children)
+    name = kind(node)
+    if name in _GROWING or (constant and name in _BROADCASTING):
+        operands = [output_shape(child, output) for child, output in children if child is not None]
+        return all(sample_axis(shape, operand, samples) is not None for operand in operands)
+    if name == "EmbeddingBackward0":
+        return len(shape) > 1 and shape[0] == samples
+    if name in ("AddmmBackward0", "MmBackward0"):
+        inputs, _ = children[-2]
+        return inputs is None and shape[0] % samples == 0
+    if name.startswith(("NativeLayerNorm", "NativeGroupNorm", "NativeBatchNorm")):
+        return children[0][0] is None and samples in shape[:-1]
+    if name.startswith("Convolution"):
+        return children[0][0] is None and shape[0] == samples
+    return False
+
+
+def _shape_before(view: Node) -> tuple[int, ...]:
+    child, output = view.next_functions[0]
+    return () if child is None else output_shape(child, output)

@@ -1,0 +1,167 @@
+"""Individual gradients of parameters outside known layers, by watching the loss's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gradlens.individual.gathering import Gathering, autocast_off
+from gradlens.individual.graph import Graph, Node, Use
+from gradlens.individual.recomputed import batch_axis
+from gradlens.individual.rules import has_rule
+from gradlens.individual.tap import tap_of
+from gradlens.individual.uses import (
+    Meeting,
+    Saved,
+    UnknownUseError,
+    flaw_of,
+    operator_of,
+    saved_tensors,
+)
+
+
+class GraphUses:
+    """Watches the nodes at which parameters meet N samples, for one backward pass.
+
+    What is found goes to ``gathering``.
+    """
+
+    def __init__(
+        self,
+        loss: Tensor,
+        model: nn.Module,
+        names: Iterable[str],
+        gathering: Gathering,
+        samples: int,
+    ) -> None:
+        self._gathering = gathering
+        self._samples = samples
+        self._axes = _axes_of_attention(model, names)
+        gathering.left_to_graph |= self._axes.keys()
+        self._graph = Graph(loss)
+        self._uses = self._settled(dict(model.named_parameters()), names)
+        self._saved = {node: saved_tensors(node) for node in self._uses}
+        self._handles: list[RemovableHandle] = [
+            node.register_prehook(partial(self._reach, node)) for node in self._uses
+        ]
+
+    def stop(self) -> None:
+        """Remove all hooks and let go of the graph."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._saved, self._uses = [], {}, {}
+        self._graph = Graph(torch.zeros(()))
+
+    def _settled(
+        self, parameters: Mapping[str, nn.Parameter], names: Iterable[str]
+    ) -> dict[Node, list[tuple[str, Use]]]:
+        alone = self._graph.of_parameters_alone(self._samples)
+        found: dict[Node, list[tuple[str, Use]]] = {}
+        for name in (name for name in names if parameters[name] in self._graph):
+            uses = list(self._graph.uses(parameters[name], alone))
+            flaws = [flaw_of(use, self._samples) for use in uses]
+            flaw = next((flaw for flaw in flaws if flaw), "")
+            if flaw:
+                self._gathering.miss_use(name, flaw)
+                continue
+            for use in uses:
+                found.setdefault(use.node, []).append((name, use))
+        return found
+
+    def _reach(self, node: Node, grad_outputs: tuple[Tensor | None, ...]) -> None:
+        gradient, gathering = grad_outputs[0], self._gathering
+        saved = self._saved.pop(node, {})
+        if gradient is None or gathering.error is not None:
+            return
+        with torch.no_grad(), autocast_off(gradient):
+            for name, use in self._uses.get(node, ()):
+                self._take(name, use, gradient.detach(), saved)
+
+    def _take(self, name: str, use: Use, gradient: Tensor, saved: Saved) -> None:
+        gathering, samples = self._gathering, self._samples
+        layout = self._graph.layout_around(use.node, len(gradient)) if gradient.dim() == 2 else None
+        scale = float(samples) if gathering.loss_reduction == "mean" else 1.0
+        axis = self._axes.get(name, 0)
+        meeting = Meeting(use, gradient, saved, layout, samples, scale, axis)
+        try:
+            operator = operator_of(meeting)
+        except UnknownUseError as reason:
+            gathering.miss_use(name, str(reason))
+        except Exception as error:  # the user's backward pass goes on
+            gathering.error = error
+        else:
+            if operator is not None:
+                gathering.receive_use(name, operator)
+
+
+def watch_graph(
+    loss: Tensor,
+    model: nn.Module,
+    names: Iterable[str],
+    gathering: Gathering,
+) -> GraphUses | None:
+    """Watch the parameters that the calls of layers may not tell all about, if there are any."""
+    elsewhere = _outside_known_layers(model, names)
+    samples = gathering.batch_size or samples_of_last_call(model)
+    if not elsewhere:
+        return None
+    if samples is None:
+        for name in elsewhere:
+            gathering.miss_use(
+                name, "the batch size isn't known: pass batch_size=... to the context"
+            )
+        return None
+    gathering.batch_size = samples
+    return GraphUses(loss, model, elsewhere, gathering, samples)
+
+
+def samples_of_last_call(model: nn.Module) -> int | None:
+    """N, by the layer that was called last."""
+    taps = [(module, tap_of(module)) for module in model.modules()]
+    pending = [(t.latest, m) for m, t in taps if t is not None and t.latest is not None]
+    if not pending:
+        return None
+    memory, module = max(pending, key=lambda pair: pair[0].sequence)
+    shape, axis = memory.output_shape, batch_axis(module)
+    return shape[axis] if len(shape) > axis else None
+
+
+def _outside_known_layers(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Parameters that the calls of layers may not tell all about.
+
+    Those of modules that are not called, have no rule, or whose leading axis may not be the batch.
+    """
+    batch_comes_second = any(
+        isinstance(module, nn.MultiheadAttention) and not module.batch_first
+        for module in model.modules()
+    )
+    inside: set[int] = set()
+    for module in model.modules() if not batch_comes_second else ():
+        tap = tap_of(module)
+        if tap is None or tap.latest is None:
+            continue
+        if isinstance(module, nn.RNNBase) or (
+            has_rule(module) and not isinstance(module, nn.Embedding)
+        ):
+            inside |= {id(p) for p in module._parameters.values() if p is not None}
+    named = dict(model.named_parameters())
+    return [name for name in names if id(named[name]) not in inside]
+
+
+def _axes_of_attention(model: nn.Module, names: Iterable[str]) -> dict[str, int]:
+    """Attention puts positions before samples, whatever order its inputs are in."""
+    prefixes = tuple(f"{name}." if name else "" for name in _batch_comes_second(model))
+    return {name: 1 for name in names if prefixes and name.startswith(prefixes)}
+
+
+def _batch_comes_second(model: nn.Module) -> Iterator[str]:
+    """Names of modules that compute on ``[T, N, D]``."""
+    layers = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+    for name, module in model.named_modules():
+        folded = isinstance(module, layers) and not module.self_attn.batch_first
+        if folded or isinstance(module, nn.MultiheadAttention):
+            yield name
