@@ -17,10 +17,11 @@ from matplotlib.lines import Line2D
 from gradlens.history import History
 from gradlens.instruments import LAYERS, MAIN, GenericInstrument, Instrument
 from gradlens.instruments.generic import drawable
-from gradlens.instruments.instrument import CELL, panel_box
-from gradlens.instruments.scales import number_label
+from gradlens.instruments.instrument import CELL, panel_box, step_axis
+from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.series import line
 from gradlens.instruments.style import FAINT, INK, MUTED, PAPER, shorten, text_width
+from gradlens.runs import load_run
 from gradlens.view import Group
 
 HEADER, HEADING, FOOTER, EDGE = 0.52, 0.2, 0.3, 0.12
@@ -28,6 +29,12 @@ HEADER, HEADING, FOOTER, EDGE = 0.52, 0.2, 0.3, 0.12
 
 ASPECT = 1.65
 """Width over height that a figure should come close to."""
+
+EPOCHS = "epoch_count"
+"""What ``Cockpit.log`` calls the epoch: it is said in words, for its line would say no more."""
+
+UNEQUAL = 1.6
+"""How many times as high as it needs to be a panel may become by its neighbours."""
 
 GROUPS: tuple[Group, ...] = (
     "performance",
@@ -150,7 +157,7 @@ class CockpitPlotter:
         if not screens.get("secondary", True):
             warnings.warn(
                 "there is nothing by layer or parameter to draw on a second screen: record "
-                "GradHist1d or GradCovariance for them",
+                "GradNorm, GradHist1d or GradCovariance for them",
                 stacklevel=3,
             )
         return screens
@@ -164,11 +171,7 @@ def read(source: Source) -> History:
     if isinstance(source, History):
         return source
     if isinstance(source, (str, Path)):
-        # ``Cockpit.write`` has put an ending behind the name that it was given.
-        with_ending = Path(f"{source}.json")
-        return History.load(
-            source if Path(source).exists() or not with_ending.exists() else with_ending
-        )
+        return load_run(source)
     if isinstance(source, HasHistory) and isinstance(source.history, History):
         return source.history
     raise TypeError(
@@ -201,7 +204,7 @@ def layer_panels(history: History) -> tuple[Panel, ...]:
 
 
 def _others(history: History) -> list[Instrument]:
-    claimed = {name for one in (*MAIN, *LAYERS) for name in one.series(history)}
+    claimed = {name for one in MAIN for name in one.series(history)} | {EPOCHS}
     names = [n for n in history.names if n not in claimed and drawable(history[n])]
     return [GenericInstrument((name,)) for name in names]
 
@@ -251,6 +254,9 @@ def facts(history: History) -> tuple[str, ...]:
     for name in history.of_kind("Loss")[:1]:
         one = line(history[name])
         parts += [f"last loss {number_label(one.latest)}"] if one.steps.size else []
+    if EPOCHS in history:
+        one = line(history[EPOCHS])
+        parts += [f"epoch {number_label(one.latest)}"] if one.steps.size else []
     return (*parts, _count(len(steps), "recorded step"))
 
 
@@ -282,7 +288,7 @@ def arrange(panels: Sequence[Panel]) -> tuple[Row, ...]:
 def _raggedness(rows: Sequence[Row]) -> float:
     uneven = sum(_row_width(row) ** 2 for row in rows)
     torn = sum(a[-1].group == b[0].group for a, b in itertools.pairwise(rows))
-    mixed = sum(len({panel.height for panel in row}) - 1 for row in rows)
+    mixed = sum(_row_height(row) > UNEQUAL * min(panel.height for panel in row) for row in rows)
     return uneven + 0.6 * torn + 100 * mixed
 
 
@@ -329,14 +335,14 @@ def draw(
     cell = (figure.get_figheight() - fixed) / cells
     _header(figure, title, facts(history))
     _notes(figure, history)
-    top = HEADER
+    top, axis = HEADER, step_axis(history, log_step)
     for row in rows:
-        _draw_row(figure, history, row, top, cell * _row_height(row), log_step)
+        _draw_row(figure, history, row, top, cell * _row_height(row), axis)
         top += HEADING + cell * _row_height(row)
 
 
 def _draw_row(
-    figure: Figure, history: History, row: Row, top: float, height: float, log_step: bool
+    figure: Figure, history: History, row: Row, top: float, height: float, axis: StepAxis
 ) -> None:
     unit = (float(figure.get_figwidth()) - 2 * EDGE) / _row_width(row)
     lefts = itertools.accumulate((panel.width * unit for panel in row), initial=EDGE)
@@ -347,7 +353,7 @@ def _draw_row(
     for panel, left, width in cells:
         box = panel_box(left, top + HEADING, width, height, figure)
         ax = figure.add_axes((box[0], box[1], box[2], box[3]))
-        panel.instrument.plot(history, ax, log_step)
+        panel.instrument.draw(history, ax, axis)
 
 
 def _group_heading(figure: Figure, group: Group, left: float, right: float, top: float) -> None:

@@ -37,6 +37,8 @@ VIEWS: dict[str, View] = {
     "InnerTest": View("Inner product test θ", group="gradients", yscale="log"),
     "OrthoTest": View("Orthogonality test ν", group="gradients", yscale="log"),
     "GradHist1d": View("Gradient elements", group="gradients"),
+    "UpdateSize": View("Update size", group="step size", yscale="log", label="‖θₙ₊₁ − θₙ‖"),
+    "Distance": View("Distance from the start", group="step size", label="‖θ − θ₀‖"),
     "GradHist2d": View("Gradients and parameters", group="gradients"),
     "MeanGSNR": View("Mean GSNR", group="noise", yscale="log"),
     "GradCovariance": View("Gradient covariance", group="noise", yscale="log"),
@@ -44,8 +46,13 @@ VIEWS: dict[str, View] = {
     "HessTrace": View("Hessian trace", group="curvature", yscale="symlog"),
     "HessEigenvalues": View("Curvature eigenvalues", group="curvature", yscale="symlog"),
     "SpectralDensity": View("Spectral density of the Hessian", group="curvature", yscale="log"),
+    "HessMaxEV": View("Largest Hessian eigenvalue", group="curvature", yscale="symlog"),
+    "TICDiag": View("TIC, diagonal", group="curvature", yscale="log"),
+    "TICTrace": View("TIC, trace", group="curvature", yscale="log"),
     "Stability": View("Edge of stability", group="curvature", yscale="symlog"),
     "GradNoiseScale": View("Gradient noise scale", group="noise", yscale="log"),
+    "EarlyStopping": View("Early stopping", group="noise", label="criterion"),
+    "CABS": View("CABS batch size", group="noise", yscale="log", label="batch size"),
     "MyQuantity": View("Sharpness", group="curvature", yscale="log", label="my own"),
 }
 """Kinds of quantities, and how they wish to be shown."""
@@ -53,9 +60,13 @@ VIEWS: dict[str, View] = {
 LOGGED: dict[str, float] = {
     "train_loss": 1.0, "valid_loss": 1.1, "test_loss": 1.2,
     "train_accuracy": 1.0, "valid_accuracy": 0.9, "test_accuracy": 0.85,
-    "learning_rate": 0.1,
+    "learning_rate": 0.1, "batch_size": 64.0,
 }  # fmt: skip
 """What ``Cockpit.log`` records, which comes from no quantity, and a size for each."""
+
+
+NOISE = np.random.default_rng(1).lognormal(0, 0.25, 997)
+"""What every step is off by."""
 
 
 def shapes(layers: int = 3) -> dict[str, tuple[int, ...]]:
@@ -70,7 +81,7 @@ def value(kind: str, step: int, last: int, names: Mapping[str, tuple[int, ...]],
     """A believable value: the loss decays, gradients shrink, noise takes over."""
     time = step / max(last, 1)
     decay = math.exp(-4 * time)
-    noise = float(np.random.default_rng(step).lognormal(0, 0.25))
+    noise = float(NOISE[step % NOISE.size])
     ratio = 0.2 * noise / (0.05 + decay)
     factories: dict[str, Callable[[], Any]] = {
         "Loss": lambda: 0.05 + 2.3 * decay * noise,
@@ -81,10 +92,9 @@ def value(kind: str, step: int, last: int, names: Mapping[str, tuple[int, ...]],
             / (place + 2)
             for place, (n, shape) in enumerate(names.items())
         },
-        "GradNorm": lambda: {
-            n: float(0.5 ** (place / 3) * (decay + 0.02) * rng.lognormal(0, 0.4))
-            for place, n in enumerate(names)
-        },
+        "GradNorm": lambda: norms(decay + 0.02, names, rng),
+        "UpdateSize": lambda: norms(0.1 * (decay + 0.02), names, rng),
+        "Distance": lambda: norms(3 * math.sqrt(time), names, rng, spread=0.0),
         "NormTest": lambda: 1.044 * ratio,
         "InnerTest": lambda: 0.3 * ratio,
         "OrthoTest": lambda: ratio,
@@ -95,6 +105,7 @@ def value(kind: str, step: int, last: int, names: Mapping[str, tuple[int, ...]],
         "Alpha": lambda: -0.3 + 0.5 * time + rng.normal(0, 0.3),
         "HessTrace": lambda: {
             **error_band(30 * time * noise - 2, 4.0),
+            "method": "Hutchinson",
             "parameters": {n: error_band(time, 1.0) for n in names},
         },
         "HessEigenvalues": lambda: {
@@ -104,6 +115,11 @@ def value(kind: str, step: int, last: int, names: Mapping[str, tuple[int, ...]],
             "products": 40,
             "reason": "" if step % 3 != 1 else "stopped after 40 products",
         },
+        "HessMaxEV": lambda: 40 * time * noise - 3,
+        "TICDiag": lambda: 4e4 * ratio * noise,
+        "TICTrace": lambda: 30 * ratio,
+        "EarlyStopping": lambda: 0.8 * time - 0.5 * noise,
+        "CABS": lambda: 5 / (0.05 + decay) * noise,
         "SpectralDensity": lambda: spectral_density(1 + time),
         "Stability": lambda: {
             "sharpness": 50 * time * noise,
@@ -119,7 +135,17 @@ def value(kind: str, step: int, last: int, names: Mapping[str, tuple[int, ...]],
 
 def logged(name: str, decay: float) -> float:
     """What a training loop says of itself."""
+    if name in ("learning_rate", "batch_size"):
+        return LOGGED[name]
     return LOGGED[name] * (decay + 0.02 if "loss" in name else 1 - 0.5 * decay)
+
+
+def norms(size: float, names: Mapping[str, Any], rng: Any, spread: float = 0.4) -> dict[str, float]:
+    """A norm for each parameter, smaller with every layer."""
+    return {
+        n: float(0.5 ** (place / 3) * size * rng.lognormal(0, spread))
+        for place, n in enumerate(names)
+    }
 
 
 def error_band(trace: float, error: float) -> dict[str, float]:
@@ -190,7 +216,7 @@ def spectrum(size: float, rng: Any) -> dict[str, Any]:
 
 
 HEAVY = {"GradHist1d": 10, "GradHist2d": 10, "GradCovariance": 5, "Parameters": 2, "HessTrace": 5,
-         "HessEigenvalues": 5, "Stability": 5, "SpectralDensity": 10}  # fmt: skip
+         "HessEigenvalues": 5, "HessMaxEV": 5, "Stability": 5, "SpectralDensity": 10}  # fmt: skip
 """What nobody records at every step."""
 
 
@@ -214,6 +240,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "TimeInstrument": ("Time",),
     "ParametersInstrument": ("Parameters",),
     "GradNormInstrument": ("GradNorm",),
+    "UpdateSizeInstrument": ("UpdateSize",),
+    "DistanceInstrument": ("Distance",),
     "GradientTestsInstrument": ("NormTest", "InnerTest", "OrthoTest"),
     "Histogram1dInstrument": ("GradHist1d",),
     "Histogram2dInstrument": ("GradHist2d",),
@@ -224,19 +252,23 @@ CASES: dict[str, tuple[str, ...]] = {
     "HessEigenvaluesInstrument": ("HessEigenvalues",),
     "SpectralDensityInstrument": ("SpectralDensity",),
     "HessTraceInstrument": ("HessTrace",),
+    "HessMaxEVInstrument": ("HessMaxEV",),
+    "TICInstrument": ("TICDiag", "TICTrace"),
     "StabilityInstrument": ("Stability",),
+    "EarlyStoppingInstrument": ("EarlyStopping",),
+    "BatchSizeInstrument": ("CABS", "batch_size"),
     "GradNoiseScaleInstrument": ("GradNoiseScale",),
     "LossesInstrument": ("train_loss", "valid_loss", "test_loss"),
     "AccuracyInstrument": ("train_accuracy", "valid_accuracy", "test_accuracy"),
     "LearningRateInstrument": ("learning_rate",),
-    "LayerTraceInstrument": ("GradCovariance",),
+    "LayerMapInstrument": ("GradNorm",),
     "LayerRanksInstrument": ("GradCovariance",),
     "LayerHistogramsInstrument": ("GradHist1d",),
     "GenericInstrument": ("MyQuantity",),
 }
 """What each instrument is shown in the tests that all of them share."""
 
-BY_LAYER = {"LayerTraceInstrument", "LayerRanksInstrument", "LayerHistogramsInstrument"}
+BY_LAYER = {"LayerMapInstrument", "LayerRanksInstrument", "LayerHistogramsInstrument"}
 NOT_OVER_STEPS = {
     "Histogram1dInstrument",
     "Histogram2dInstrument",
@@ -244,6 +276,7 @@ NOT_OVER_STEPS = {
     "SpectralDensityInstrument",
 }
 REASON = "one sample has no spread"
+NONE = Undefined(REASON)
 
 
 def instrument(name: str) -> Instrument:
@@ -264,7 +297,7 @@ def twice(history: History) -> History:
     """The history with a second quantity of each kind."""
     more = {f"{kind} 2": Source(kind, VIEWS[kind]) for kind in history.sources}
     double = History({**history.sources, **more}, history.parameters)
-    for name in double.names:
+    for name in (*double.names, *(name for name in history.names if name not in history.sources)):
         for step, old in history[name.removesuffix(" 2")].items():
             double.append(step, {name: old})
     return double
@@ -357,11 +390,12 @@ def test_gives_the_reason_if_nothing_is_a_number(case: str) -> None:
 
 @pytest.mark.parametrize("case", sorted(BY_LAYER))
 def test_has_no_data_without_layers(case: str) -> None:
-    part = instrument(case).part
+    one = instrument(case)
     whole = same(
-        realistic(20, CASES[case]), lambda step, old: {k: v for k, v in old.items() if k != part}
+        realistic(20, CASES[case]),
+        lambda step, old: {k: v for k, v in old.items() if k != one.part and not one.by_layer},
     )
-    assert not instrument(case).has_data(whole)
+    assert not one.has_data(whole)
 
 
 @every_case
@@ -379,6 +413,11 @@ def test_logarithmic_step_axis(case: str) -> None:
     assert data_axes(drawing).get_xscale() == "symlog"
     assert data_axes(drawing).get_xlim()[0] == 0
     drawing.figure.savefig(io.BytesIO())
+
+
+@every_case
+def test_many_layers(case: str) -> None:
+    instrument(case).plot(realistic(11, CASES[case], layers=40)).figure.savefig(io.BytesIO())
 
 
 @every_case
@@ -407,7 +446,7 @@ def test_two_quantities_of_a_kind(case: str) -> None:
     assert len(one.panels(double)) == (1 if one.together else 2)
     both, alone = one.plot(double), instrument(case).plot(single)
     assert len(both.artists) > len(alone.artists)
-    assert all(any(f"{kind} 2" in name for name in both.artists) for kind in kinds)
+    assert all(any(f"{kind} 2" in name for name in both.artists) for kind in single.sources)
     both.figure.savefig(io.BytesIO())
 
 
@@ -465,6 +504,116 @@ def test_total_gradient_norm_skips_absent_and_keeps_undefined_parameters() -> No
     np.testing.assert_allclose(line_data(drawing.artists["total"])[1], [5, 3, math.nan])
 
 
+@pytest.mark.parametrize("kind", ["GradNorm", "UpdateSize", "Distance"])
+def test_norms_have_a_total_and_a_line_for_each_parameter(kind: str) -> None:
+    history = recorded(kind, {0: {"w": 3.0, "b": 4.0}, 1: {"w": 6.0, "b": 8.0}})
+    drawing = getattr(instruments, f"{kind}Instrument")().plot(history)
+    assert line_data(drawing.artists["total"])[1] == [5, 10]
+    assert line_data(drawing.artists["w"])[1] == [3, 6]
+    assert drawing.ax.get_title(loc="right") == "10"
+    assert drawing.ax.get_yscale() == ("linear" if kind == "Distance" else "log")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "lines", "words"),
+    [
+        (("TICDiag", "TICTrace"), {"diagonal", "trace"}, {"diagonal", "trace"}),
+        (("TICDiag",), {"diagonal"}, {"Takeuchi's information criterion, diagonal"}),
+        (("TICTrace",), {"trace"}, {"Takeuchi's information criterion, trace"}),
+    ],
+)
+def test_tic_says_which_one_it_is(kinds: tuple[str, ...], lines: set[str], words: set[str]) -> None:
+    drawing = instruments.TICInstrument().plot(realistic(20, kinds))
+    assert {name for name, one in drawing.artists.items() if isinstance(one, Line2D)} == lines
+    assert words <= shown_texts(drawing.ax)
+
+
+def trace(value: float, error: float, **more: Any) -> dict[str, Any]:
+    """A record of ``HessTrace``."""
+    return {**error_band(value, error), "parameters": {}, **more}
+
+
+@pytest.mark.parametrize(
+    ("records", "words", "band"),
+    [
+        ({0: trace(1, 0, method="exact"), 1: trace(2, 0, method="exact")}, "exact", False),
+        ({0: trace(1, 1, method="Hutchinson")}, "Hutchinson · band: error of the estimate", True),
+        (
+            {0: trace(1, 1, method="Monte Carlo"), 5: NONE, 7: trace(2, 0, method="exact")},
+            "Monte Carlo, exact from step 7 · band: error of the estimate",
+            True,
+        ),
+        ({0: trace(1, 1)}, "band: error of the estimate", True),
+    ],
+)  # fmt: skip
+def test_trace_says_where_it_comes_from(records: dict[int, Any], words: str, band: bool) -> None:
+    drawing = instruments.HessTraceInstrument().plot(recorded("HessTrace", records))
+    assert words in shown_texts(drawing.ax)
+    assert ("band" in drawing.artists) == band
+
+
+def test_negative_eigenvalues_are_below_a_line_at_zero() -> None:
+    values = {0: -5.0, 1: -0.1, 2: 2.0, 3: 8.0}
+    drawing = instruments.HessMaxEVInstrument().plot(recorded("HessMaxEV", values))
+    assert line_data(drawing.artists["λ₁"])[1] == [-5, -0.1, 2, 8]
+    assert "zero" in drawing.artists
+    assert drawing.ax.get_ylim()[0] < -5
+    assert any(drawing.ax.get_ylim()[0] < tick < 0 for tick in drawing.ax.get_yticks())
+
+
+def test_largest_eigenvalue_has_the_threshold_of_the_logged_learning_rate() -> None:
+    history = recorded("HessMaxEV", {0: 3.0, 10: 5.0, 20: 30.0})
+    name = "2/η of gradient descent"
+    assert name not in instruments.HessMaxEVInstrument().plot(history).artists
+    for step, rate in ((5, 0.5), (20, 0.1)):
+        history.append(step, {"learning_rate": rate})
+    threshold = instruments.HessMaxEVInstrument().plot(history).artists[name]
+    assert line_data(threshold) == ([10, 20], [4, 20])
+
+
+def test_undefined_eigenvalues_have_a_reason_despite_a_threshold() -> None:
+    history = recorded("HessMaxEV", {0: Undefined(REASON)})
+    history.append(0, {"learning_rate": 0.1})
+    assert REASON in shown_texts(instruments.HessMaxEVInstrument().plot(history).ax)
+
+
+@pytest.mark.parametrize(("latest", "stop"), [(-0.5, False), (0.1, True), (math.nan, True)])
+def test_early_stopping_is_an_alarm_above_zero(latest: float, stop: bool) -> None:
+    history = recorded("EarlyStopping", {0: -1.0, 1: -0.3, 2: latest})
+    drawing = instruments.EarlyStoppingInstrument().plot(history)
+    words = drawing.ax.get_title(loc="right")
+    (readout,) = (text for text in drawing.ax.findobj(Text) if text.get_text() == words)
+    assert (readout.get_color() == style.ALARM) == stop
+    tinted = drawing.artists["stop"]
+    assert isinstance(tinted, Rectangle)
+    assert tinted.get_y() == 0
+    assert tinted.get_height() == pytest.approx(drawing.ax.get_ylim()[1])
+
+
+def test_early_stopping_is_not_squeezed_by_single_steps() -> None:
+    values = {step: -1e6 if step == 50 else math.sin(step) for step in range(100)}
+    drawing = instruments.EarlyStoppingInstrument().plot(recorded("EarlyStopping", values))
+    assert drawing.ax.get_ylim()[0] > -3
+
+
+def test_batch_size_in_use_is_beside_the_suggested_one() -> None:
+    history = recorded("CABS", {0: 10.0, 10: 20.0, 20: 40.0})
+    alone = instruments.BatchSizeInstrument().plot(history)
+    assert "suggested by CABS" in shown_texts(alone.ax)
+    history.append(0, {"batch_size": 64})
+    history.append(15, {"batch_size": 128})
+    drawing = instruments.BatchSizeInstrument().plot(history)
+    assert line_data(drawing.artists["in use"]) == ([0, 10, 20], [64, 64, 128])
+    assert drawing.ax.get_title(loc="right") == "40"
+
+
+def test_batch_size_that_was_only_logged() -> None:
+    history = History()
+    history.append(0, {"batch_size": 64})
+    drawing = instruments.BatchSizeInstrument().plot(history)
+    assert "in use" in shown_texts(drawing.ax)
+
+
 def test_gradient_tests_are_a_circle_and_two_bands() -> None:
     history = realistic(5, ("NormTest", "InnerTest", "OrthoTest"))
     artists = instruments.GradientTestsInstrument().plot(history).artists
@@ -506,6 +655,23 @@ def test_layer_histograms_go_from_input_to_output() -> None:
     drawing = instruments.LayerHistogramsInstrument().plot(history)
     titles = [ax.get_title(loc="left") for ax in drawing.axes[1:]]
     assert titles == [*history.parameters]
+
+
+def test_layer_histograms_share_their_range() -> None:
+    drawing = instruments.LayerHistogramsInstrument().plot(realistic(1, ("GradHist1d",)))
+    ranges = {ax.get_xlim() for ax in drawing.axes[1:]}
+    assert len(ranges) == 1
+
+
+def test_narrow_layer_histograms_keep_their_names() -> None:
+    counts = {"hist": np.ones(3, int), "below": 1, "above": 0, "nan": 1}
+    parts = dict.fromkeys(shapes(3), counts)
+    history = recorded("GradHist1d", {0: counts | {"edges": np.arange(4.0), "parameters": parts}})
+    figure = Figure(figsize=(5, 2))
+    drawing = instruments.LayerHistogramsInstrument().plot(history, figure.subplots())
+    small = drawing.axes[1:]
+    assert [ax.get_title(loc="right") for ax in small] == [""] * 6
+    assert all(ax.get_title(loc="left") for ax in small)
 
 
 def test_many_layer_histograms_need_a_higher_panel() -> None:
@@ -593,6 +759,41 @@ def test_trend_follows_a_line_and_ignores_spikes(warp: series.Warp | None) -> No
     expected = 1 + found.steps / 1000
     late = found.steps > 100
     np.testing.assert_allclose(found.values[late], expected[late], rtol=0.1)
+
+
+def test_what_is_in_force_is_what_was_last_logged() -> None:
+    history = History()
+    for step, rate in {10: 1.0, 20: 2.0}.items():
+        history.append(step, {"rate": rate})
+    found = series.in_force("rate", np.array([5.0, 10, 19, 25]), history)
+    assert found.steps.tolist() == [10, 19, 25]
+    assert found.values.tolist() == [1, 1, 2]
+    assert series.in_force("other", np.array([5.0]), history).steps.size == 0
+
+
+def test_keys_of_different_records_are_in_the_order_of_their_appearance() -> None:
+    records = {2: {"b": 1, "c": 2}, 1: {"b": 1, "a": 0}, 3: math.nan}
+    assert series.keys(records) == ("b", "a", "c")
+
+
+@pytest.mark.parametrize("most", [None, 2])
+def test_rows_of_different_lengths_are_padded(most: int | None) -> None:
+    table = series.rows([np.arange(3.0), None, [5.0], []], most)
+    expected = np.array([[0, 1, 2], [math.nan] * 3, [5, math.nan, math.nan], [math.nan] * 3])
+    np.testing.assert_array_equal(table, expected[:, :most])
+
+
+@pytest.mark.parametrize(
+    ("values", "numbers"),
+    [
+        ([1, True, 2.5], [1, 1, 2.5]),
+        ([1.0, "2", None], [1, math.nan, math.nan]),
+        ([Undefined(REASON), np.float32(2)], [math.nan, 2]),
+        ([[1.0], {"a": 1.0}], [math.nan, math.nan]),
+    ],
+)
+def test_only_numbers_become_numbers(values: list[Any], numbers: list[float]) -> None:
+    np.testing.assert_array_equal(series.line(dict(enumerate(values))).values, numbers)
 
 
 def test_trend_has_the_gaps_of_its_line() -> None:

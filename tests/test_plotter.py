@@ -177,7 +177,7 @@ def test_second_screen_shows_layers() -> None:
 
 def test_second_screen_without_layers_is_a_warning() -> None:
     plotter = CockpitPlotter(secondary_screen=True)
-    with pytest.warns(UserWarning, match="record GradHist1d"):
+    with pytest.warns(UserWarning, match="record GradNorm, GradHist1d"):
         plotter.plot(realistic(5, ("Loss",)), show_plot=False)
     assert plotter.secondary_figure is None
 

@@ -5,21 +5,24 @@ instrument, write its class in a file of its own and enter it in one of the two.
 """
 
 from gradlens.instruments.alpha import AlphaInstrument
+from gradlens.instruments.batch_size import BatchSizeInstrument
 from gradlens.instruments.covariance import (
     CovarianceRanksInstrument,
     CovarianceSpectrumInstrument,
 )
+from gradlens.instruments.early_stopping import EarlyStoppingInstrument
 from gradlens.instruments.generic import GenericInstrument
 from gradlens.instruments.grad_noise_scale import GradNoiseScaleInstrument
-from gradlens.instruments.grad_norm import GradNormInstrument
 from gradlens.instruments.gradient_tests import GradientTestsInstrument
 from gradlens.instruments.hess_eigenvalues import HessEigenvaluesInstrument
+from gradlens.instruments.hess_max_ev import HessMaxEVInstrument
 from gradlens.instruments.hess_trace import HessTraceInstrument
 from gradlens.instruments.histogram_1d import Histogram1dInstrument
 from gradlens.instruments.histogram_2d import Histogram2dInstrument
 from gradlens.instruments.instrument import Drawing, Instrument
-from gradlens.instruments.layer_covariance import LayerRanksInstrument, LayerTraceInstrument
+from gradlens.instruments.layer_covariance import LayerRanksInstrument
 from gradlens.instruments.layer_histograms import LayerHistogramsInstrument
+from gradlens.instruments.layer_map import LayerMapInstrument
 from gradlens.instruments.logged import (
     AccuracyInstrument,
     LearningRateInstrument,
@@ -27,10 +30,12 @@ from gradlens.instruments.logged import (
 )
 from gradlens.instruments.loss import LossInstrument
 from gradlens.instruments.mean_gsnr import MeanGSNRInstrument
+from gradlens.instruments.norms import DistanceInstrument, GradNormInstrument, UpdateSizeInstrument
 from gradlens.instruments.parameters import ParametersInstrument
 from gradlens.instruments.spectral_density import SpectralDensityInstrument
 from gradlens.instruments.stability import StabilityInstrument
 from gradlens.instruments.step_time import TimeInstrument
+from gradlens.instruments.tic import TICInstrument
 
 MAIN: tuple[Instrument, ...] = (
     LossInstrument(),
@@ -39,23 +44,29 @@ MAIN: tuple[Instrument, ...] = (
     LearningRateInstrument(),
     TimeInstrument(),
     ParametersInstrument(),
-    GradNormInstrument(),
     AlphaInstrument(),
+    GradNormInstrument(),
+    UpdateSizeInstrument(),
+    DistanceInstrument(),
     GradientTestsInstrument(),
     Histogram1dInstrument(),
     Histogram2dInstrument(),
-    HessEigenvaluesInstrument(),
-    SpectralDensityInstrument(),
-    HessTraceInstrument(),
+    HessMaxEVInstrument(),
     StabilityInstrument(),
+    HessEigenvaluesInstrument(),
+    HessTraceInstrument(),
+    SpectralDensityInstrument(),
+    TICInstrument(),
     MeanGSNRInstrument(),
+    EarlyStoppingInstrument(),
+    BatchSizeInstrument(),
     GradNoiseScaleInstrument(),
     CovarianceSpectrumInstrument(),
     CovarianceRanksInstrument(),
 )
 
 LAYERS: tuple[Instrument, ...] = (
-    LayerTraceInstrument(),
+    LayerMapInstrument(),
     LayerRanksInstrument(),
     LayerHistogramsInstrument(),
 )
@@ -65,21 +76,25 @@ __all__ = [
     "MAIN",
     "AccuracyInstrument",
     "AlphaInstrument",
+    "BatchSizeInstrument",
     "CovarianceRanksInstrument",
     "CovarianceSpectrumInstrument",
+    "DistanceInstrument",
     "Drawing",
+    "EarlyStoppingInstrument",
     "GenericInstrument",
     "GradNoiseScaleInstrument",
     "GradNormInstrument",
     "GradientTestsInstrument",
     "HessEigenvaluesInstrument",
+    "HessMaxEVInstrument",
     "HessTraceInstrument",
     "Histogram1dInstrument",
     "Histogram2dInstrument",
     "Instrument",
     "LayerHistogramsInstrument",
+    "LayerMapInstrument",
     "LayerRanksInstrument",
-    "LayerTraceInstrument",
     "LearningRateInstrument",
     "LossInstrument",
     "LossesInstrument",
@@ -87,5 +102,7 @@ __all__ = [
     "ParametersInstrument",
     "SpectralDensityInstrument",
     "StabilityInstrument",
+    "TICInstrument",
     "TimeInstrument",
+    "UpdateSizeInstrument",
 ]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +11,15 @@ from gradlens.history import History
 from gradlens.instruments.drawing import Artists, curves, readout, threads
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, log_if_wide
-from gradlens.instruments.series import Line, Records, entry, keys, line, ordered, reason
+from gradlens.instruments.series import (
+    Line,
+    Records,
+    column,
+    field_line,
+    ordered,
+    reason,
+    rows,
+)
 from gradlens.instruments.style import BLUE, INK, ORANGE, title
 
 MOST = 10
@@ -50,12 +57,6 @@ class CovarianceRanksInstrument(Instrument):
         return curves(ax, axis, lines, [BLUE, ORANGE], scale)
 
 
-def field_line(records: Records, name: str) -> Line:
-    """One number of each record; a record that is no dict is a NaN with its reason."""
-    found = ordered(records)
-    return line({step: v.get(name) if isinstance(v, Mapping) else v for step, v in found.items()})
-
-
 def eigenvalue_lines(records: Records, most: int = MOST) -> dict[str, Line]:
     """The largest eigenvalues as lines ``λ1``, ``λ2``, ...; NaN where a record has fewer.
 
@@ -64,22 +65,8 @@ def eigenvalue_lines(records: Records, most: int = MOST) -> dict[str, Line]:
     """
     found = ordered(records)
     steps = np.array(list(found), dtype=np.float64)
-    rows = [_row(value, most) for value in found.values()]
-    table = np.array(rows).reshape(len(rows), most)
-    columns = [Line(steps, column, reason(found.values())) for column in table.T]
+    table = rows(column(found.values(), "eigenvalues"), most)
+    largest = np.nanmax(np.abs(table), axis=1, initial=0.0, keepdims=True)
+    table = np.where(table > 1e-6 * largest, table, np.nan)
+    columns = [Line(steps, values, reason(found.values())) for values in table.T]
     return {f"λ{n}": one for n, one in enumerate(columns, start=1) if one.finite.any()}
-
-
-def _row(value: Any, most: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    row = np.full(most, np.nan)
-    found = value.get("eigenvalues") if isinstance(value, Mapping) else None
-    if isinstance(found, (np.ndarray, list)) and len(found):
-        top = np.asarray(found, dtype=np.float64)[:most]
-        row[: top.size] = np.where(top > 1e-6 * np.nanmax(np.abs(top), initial=0.0), top, np.nan)
-    return row
-
-
-def layer_lines(records: Records, name: str) -> dict[str, Line]:
-    """One number of each layer as lines by layer."""
-    layers = entry(records, "layers")
-    return {layer: field_line(entry(layers, layer), name) for layer in keys(layers)}

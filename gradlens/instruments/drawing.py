@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from numpy.typing import NDArray
 
 from gradlens.instruments.scales import Scale, StepAxis, fit, number_label
 from gradlens.instruments.series import Floats, Line, thin, trend
 from gradlens.instruments.style import (
     ALARM,
+    MUTED,
+    TICK_SIZE,
     Color,
     Entry,
     key,
@@ -121,6 +125,14 @@ def missing(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
     return {"missing": artist}
 
 
+def zero_line(ax: Axes) -> Artists:
+    """A dashed line at zero if the value axis has values on both sides of it."""
+    low, high = ax.get_ylim()
+    if not low < 0 < high:
+        return {}
+    return {"zero": ax.axhline(0, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)}
+
+
 def explain_empty(ax: Axes, lines: Sequence[Line]) -> Artists:
     """Say why there is nothing to draw, in the words of the value itself if it has any."""
     reasons = [line.reason for line in lines if line.reason]
@@ -199,3 +211,19 @@ def threads(
     shown = sequence_key(ax, list(lines), [Entry(n, shade) for n, (_, shade) in front.items()])
     artists |= {"key": shown} if shown else {}
     return artists | missing(ax, axis, drawn)
+
+
+def row_stride(count: int, height: float) -> int:
+    """Every how many-th of ``count`` rows in ``height`` points has room for a label."""
+    return max(1, math.ceil(1.35 * TICK_SIZE * count / height))
+
+
+def label_rows(ax: Axes, labels: Sequence[str], stride: int, count: int) -> None:
+    """Make the value axis one of ``count`` rows, the first on top, each ``stride``-th labelled."""
+    ax.set_yscale("linear")
+    ax.set_ylim(count, 0)
+    ax.set_ylabel("")
+    ax.grid(visible=False)
+    ax.yaxis.set_major_locator(FixedLocator([row + 0.5 for row in range(0, count, stride)]))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FixedFormatter(labels))

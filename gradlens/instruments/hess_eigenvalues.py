@@ -11,10 +11,24 @@ from matplotlib.axes import Axes
 
 from gradlens.history import History
 from gradlens.instruments.drawing import Artists, readout, threads
+from gradlens.instruments.histograms import percent
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import Floats, Line, Records, line, ordered, reason, thin
+from gradlens.instruments.series import (
+    Floats,
+    Line,
+    Records,
+    column,
+    line,
+    ordered,
+    reason,
+    rows,
+    thin,
+)
 from gradlens.instruments.style import MUTED, PAPER, title
+
+FEW = 15
+"""Columns for hollow points: more of them would hide the lines."""
 
 
 class HessEigenvaluesInstrument(Instrument):
@@ -30,7 +44,8 @@ class HessEigenvaluesInstrument(Instrument):
         failed = [step for step, value in ordered(records).items() if _unconverged(value)]
         if lines:
             text, alarm = readout(lines["λ1"])
-            text = f"{len(failed)} of {len(records)} not converged" if failed else f"λ1 {text}"
+            share = percent(len(failed) / len(records))
+            text = f"{share} unconverged" if failed else f"λ1 {text}"
             title(ax, self._heading(history), text, alarm)
         artists = threads(ax, axis, lines or {"λ": line(records)}, "log")
         steps = np.array(failed, dtype=np.float64)
@@ -42,19 +57,9 @@ class HessEigenvaluesInstrument(Instrument):
 def curvature_lines(records: Records) -> dict[str, Line]:
     """Eigenvalues as lines ``λ1``, ``λ2``, ...; NaN where a record has fewer."""
     found = ordered(records)
-    rows = [_eigenvalues(value) for value in found.values()]
-    table = np.full((len(rows), max((row.size for row in rows), default=0)), np.nan)
-    for place, row in enumerate(rows):
-        table[place, : row.size] = row
     steps = np.array(list(found), dtype=np.float64)
-    why = reason(found.values())
-    return {f"λ{n}": Line(steps, column, why) for n, column in enumerate(table.T, start=1)}
-
-
-def _eigenvalues(value: Any) -> Floats:
-    found = value.get("eigenvalues") if isinstance(value, Mapping) else None
-    usable = isinstance(found, (np.ndarray, list))
-    return np.asarray(found if usable else [], dtype=np.float64).ravel()
+    table, why = rows(column(found.values(), "eigenvalues")), reason(found.values())
+    return {f"λ{n}": Line(steps, values, why) for n, values in enumerate(table.T, start=1)}
 
 
 def _unconverged(value: Any) -> bool:
@@ -63,9 +68,9 @@ def _unconverged(value: Any) -> bool:
 
 def _hollow(ax: Axes, axis: StepAxis, one: Line, steps: Floats) -> Artist:
     chosen = np.isin(one.steps, steps)
-    shown = thin(one.steps[chosen], one.values[chosen], columns=100, warp=axis.warp)
+    shown = thin(one.steps[chosen], one.values[chosen], columns=FEW, warp=axis.warp)
     (artist,) = ax.plot(
-        *shown, linestyle="none", marker="o", markersize=3.2, markerfacecolor=PAPER,
+        *shown, linestyle="none", marker="o", markersize=2.8, markerfacecolor=PAPER,
         markeredgecolor=MUTED, markeredgewidth=0.8, zorder=4,
     )  # fmt: skip
     return artist

@@ -1,14 +1,14 @@
-"""Estimated trace of the Hessian."""
+"""Trace of the Hessian."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, ClassVar
 
-import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history import History
-from gradlens.instruments.covariance import field_line
 from gradlens.instruments.drawing import (
     Artists,
     any_finite,
@@ -17,15 +17,16 @@ from gradlens.instruments.drawing import (
     explain_empty,
     missing,
     readout,
+    zero_line,
 )
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import Scale, StepAxis, fit
-from gradlens.instruments.series import Floats
-from gradlens.instruments.style import BLUE, MUTED, subtitle, title
+from gradlens.instruments.scales import StepAxis, fit, log_if_far, step_label
+from gradlens.instruments.series import Line, Records, field_line, ordered
+from gradlens.instruments.style import BLUE, subtitle, title
 
 
 class HessTraceInstrument(Instrument):
-    """Trace of the Hessian with the band of its estimation error."""
+    """Trace of the Hessian with the band of its estimation error, unless it is exact."""
 
     kinds: ClassVar[tuple[str, ...]] = ("HessTrace",)
     title: ClassVar[str] = "Hessian trace"
@@ -39,15 +40,30 @@ class HessTraceInstrument(Instrument):
         if not any_finite([trace]):
             return explain_empty(ax, [trace])
         artists = curve(ax, axis, trace, BLUE, "trace")
-        fit(ax, [trace.values, low.values, high.values], _scale(trace.values))
-        artists["band"] = band(ax, axis, low, high, BLUE)
-        if ax.get_ylim()[0] < 0 < ax.get_ylim()[1]:
-            artists["zero"] = ax.axhline(0, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
-        artists["subtitle"] = subtitle(ax, "band: error of the estimate")
-        return artists | missing(ax, axis, [trace])
+        fit(ax, [trace.values, low.values, high.values], log_if_far([trace.values]))
+        estimated = _has_width(low, high)
+        if estimated:
+            artists["band"] = band(ax, axis, low, high, BLUE)
+        words = [*_methods(records), *(["band: error of the estimate"] if estimated else [])]
+        if words:
+            artists["subtitle"] = subtitle(ax, " · ".join(words))
+        return artists | zero_line(ax) | missing(ax, axis, [trace])
 
 
-def _scale(values: Floats) -> Scale:
-    # Against the median: noise may bring single traces close to zero.
-    sizes = np.abs(values[np.isfinite(values)])
-    return "log" if sizes.max() > 30 * np.median(sizes) else "linear"
+def _has_width(low: Line, high: Line) -> bool:
+    return bool((high.values > low.values).any())
+
+
+def _methods(records: Records) -> list[str]:
+    """What the traces come from; each change with the step from which on it holds."""
+    found = {s: v["method"] for s, v in ordered(records).items() if _names_method(v)}
+    pairs = pairwise([(0, ""), *found.items()])
+    changes = [now for before, now in pairs if now[1] != before[1]]
+    if not changes:
+        return []
+    later = [f"{method} from step {step_label(step)}" for step, method in changes[1:]]
+    return [", ".join([changes[0][1], *later])]
+
+
+def _names_method(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value.get("method"))

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from gradlens.history import History
 from gradlens.instruments.drawing import Artists, explain_empty
-from gradlens.instruments.histograms import Histogram, histograms, percent
+from gradlens.instruments.histograms import Histogram, ends, percent
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import NumberLabels, StepAxis, fit
 from gradlens.instruments.series import line
@@ -41,7 +41,7 @@ class Histogram1dInstrument(Instrument):
     together: ClassVar[bool] = False
 
     def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        found = [one for one in histograms(history[self.names[0]]) if one.counts.any()]
+        found = ends(history[self.names[0]])
         if not found:
             ax.set_xticks([])
             return explain_empty(ax, [line(history[self.names[0]])])

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from gradlens.history import History
 from gradlens.instruments.drawing import Artists, explain_empty
-from gradlens.instruments.histograms import Histogram, histograms
+from gradlens.instruments.histograms import Histogram, ends
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import NumberLabels, StepAxis, number_label
 from gradlens.instruments.series import Floats, line
@@ -35,11 +35,11 @@ class Histogram2dInstrument(Instrument):
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("GradHist2d",)
-    title: ClassVar[str] = "Gradients and parameters"
+    title: ClassVar[str] = "Joint histogram"
     together: ClassVar[bool] = False
 
     def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        found = [one for one in histograms(history[self.names[0]]) if one.counts.any()]
+        found = ends(history[self.names[0]])
         if not found:
             ax.set_xticks([])
             return explain_empty(ax, [line(history[self.names[0]])])

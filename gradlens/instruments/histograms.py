@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,10 +67,18 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
 
-def histograms(records: Records) -> list[Histogram]:
-    """All recorded histograms by ascending step."""
-    found = ordered(records).items()
-    return [histogram(step, value) for step, value in found if isinstance(value, Mapping)]
+def ends(records: Records) -> list[Histogram]:
+    """The first and the last recorded histogram that counts something, or the only one."""
+    found = ordered(records)
+    first = _first_filled(found.items())
+    last = _first_filled(reversed(found.items()))
+    return [*first, *(one for one in last if one.step != first[0].step)]
+
+
+def _first_filled(found: Iterable[tuple[int, Any]]) -> list[Histogram]:
+    read = (histogram(step, value) for step, value in found if isinstance(value, Mapping))
+    one = next((one for one in read if one.counts.any()), None)
+    return [] if one is None else [one]
 
 
 def histogram(step: int, value: Mapping[str, Any], edges: Any = None) -> Histogram:

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 
 from gradlens.history import History
 from gradlens.instruments.drawing import Artists
+from gradlens.instruments.layers import layout, row_names
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import entry, keys
+from gradlens.instruments.series import Records, entry, keys
 from gradlens.instruments.style import PAPER, dress, inside, message, title
 from gradlens.view import Group
 
@@ -53,7 +54,8 @@ class Instrument(ABC):
     of quantities, and those that ``Cockpit.log`` records under the names ``logged``, which are
     of the group ``home``. Several series share a panel if ``together``, and otherwise get one each.
     With ``part``, only dicts that have this entry can be drawn; with ``columns``, its entries are
-    small panels in so many columns, and the whole is as high as their rows need.
+    small panels in so many columns, and the whole is as high as their rows need. ``by_layer`` takes
+    series of every kind that hold numbers by parameter or layer, and is as high as these need.
     """
 
     names: tuple[str, ...] = ()
@@ -66,6 +68,7 @@ class Instrument(ABC):
     part: ClassVar[str] = ""
     width: ClassVar[float] = 1.0
     columns: ClassVar[int] = 0
+    by_layer: ClassVar[bool] = False
 
     @final
     def series(self, history: History) -> tuple[str, ...]:
@@ -73,11 +76,13 @@ class Instrument(ABC):
         names = self.names or (*self._measured(history), *self._logged(history))
         known = [name for name in names if name in history]
         found = [name for name in known if history[name]]
-        return tuple(
-            n for n in found if not self.part or any(entry(history[n], self.part).values())
-        )
+        if self.by_layer:
+            return tuple(n for n in found if layout(history[n], history) is not None)
+        return tuple(n for n in found if not self.part or _has(history[n], self.part))
 
     def _measured(self, history: History) -> tuple[str, ...]:
+        if self.by_layer:
+            return history.names
         return tuple(name for kind in self.kinds for name in history.of_kind(kind))
 
     def _logged(self, history: History) -> tuple[str, ...]:
@@ -109,10 +114,14 @@ class Instrument(ABC):
 
         ``log_step`` makes the step axis logarithmic. Nothing but the axis changes.
         """
+        ax = _new_axes(max(1, len(self.panels(history))), self.size(history)) if ax is None else ax
+        return self.draw(history, ax, step_axis(history, log_step))
+
+    @final
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Drawing:
+        """Draw on ``ax``, with the steps of an axis that other panels have too."""
         panels = self.panels(history)
-        ax = _new_axes(max(1, len(panels)), self.size(history)) if ax is None else ax
         dress(ax)
-        axis = step_axis(history, log_step)
         if not panels:
             title(ax, self.title)
             ax.set_xticks([])
@@ -128,12 +137,20 @@ class Instrument(ABC):
     @final
     def size(self, history: History) -> tuple[float, float]:
         """Width and height in cells of a figure that suit what there is to draw."""
-        if not self.columns:
-            return self.width, 1.0
-        entries = [keys(entry(history[name], self.part)) for name in self.series(history)]
-        rows = max((math.ceil(len(names) / self.columns) for names in entries), default=1)
-        # Beyond that, nobody sees the whole at once.
-        return self.width, min(max(1.0, 0.25 + 0.5 * rows), 4.25)
+        height = 1.0
+        for name in self.series(history):
+            height = max(height, self._height(history, name))
+        return self.width, height
+
+    def _height(self, history: History, name: str) -> float:
+        # Beyond the limits, nobody sees the whole at once.
+        if self.columns:
+            entries = keys(entry(history[name], self.part))
+            return min(0.25 + 0.5 * math.ceil(len(entries) / self.columns), 4.25)
+        found = layout(history[name], history) if self.by_layer else None
+        if found is None:
+            return 1.0
+        return min(0.5 + 0.25 * math.ceil(len(row_names(history[name], found)) / 4), 2.5)
 
     @final
     def _titled(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
@@ -151,6 +168,10 @@ class Instrument(ABC):
     @abstractmethod
     def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         """Draw ``self.names``, all of which have records, on a dressed and titled axis."""
+
+
+def _has(records: Records, part: str) -> bool:
+    return any(isinstance(value, Mapping) and value.get(part) for value in records.values())
 
 
 def step_axis(history: History, log: bool = False) -> StepAxis:

@@ -1,4 +1,4 @@
-"""Size and rank of the gradient covariance for each layer."""
+"""Rank of the gradient covariance for each layer."""
 
 from __future__ import annotations
 
@@ -7,23 +7,13 @@ from typing import ClassVar
 from matplotlib.axes import Axes
 
 from gradlens.history import History
-from gradlens.instruments.covariance import layer_lines
 from gradlens.instruments.drawing import Artists, threads
 from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.layers import Layout, table
 from gradlens.instruments.scales import StepAxis, log_if_wide
+from gradlens.instruments.series import Line
 
-
-class LayerTraceInstrument(Instrument):
-    """Trace of the gradient covariance of each layer, from input to output."""
-
-    kinds: ClassVar[tuple[str, ...]] = ("GradCovariance",)
-    title: ClassVar[str] = "Covariance trace by layer"
-    together: ClassVar[bool] = False
-    part: ClassVar[str] = "layers"
-    width: ClassVar[float] = 2.0
-
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        return threads(ax, axis, layer_lines(history[self.names[0]], "trace"), "log")
+RANKS = Layout(part="layers", field="effective_rank", noun="layer")
 
 
 class LayerRanksInstrument(Instrument):
@@ -36,6 +26,10 @@ class LayerRanksInstrument(Instrument):
     width: ClassVar[float] = 2.0
 
     def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        lines = layer_lines(history[self.names[0]], "effective_rank")
+        found = table(history[self.names[0]], RANKS, history)
+        lines = {
+            name: Line(found.steps, values, found.reason)
+            for name, values in zip(found.names, found.values, strict=True)
+        }
         scale = log_if_wide([one.values for one in lines.values()])
         return threads(ax, axis, lines, scale)

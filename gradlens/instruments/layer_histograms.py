@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from gradlens.history import History
-from gradlens.instruments.drawing import Artists
+from gradlens.instruments.drawing import Artists, label_rows, row_stride
 from gradlens.instruments.histogram_1d import fill, label_elements, show_elements
 from gradlens.instruments.histograms import Histogram, by_parameter, latest
 from gradlens.instruments.instrument import Instrument
@@ -45,6 +45,7 @@ MOST = 48
 class LayerHistogramsInstrument(Instrument):
     """Density of gradient elements at the latest step, a small panel for each parameter.
 
+    All panels have the same range of elements, so that those of a vanishing gradient are narrow.
     Networks of very many parameters are a carpet with a row for each: colour is log density.
     """
 
@@ -65,15 +66,18 @@ class LayerHistogramsInstrument(Instrument):
             return _carpet(ax, ordered) | {"subtitle": subtitle(ax, words)}
         artists: Artists = {}
         panels = _grid(ax, len(ordered), self.columns)
+        shown = _common_range(list(ordered.values()))
         for panel, (name, one) in zip(panels, ordered.items(), strict=True):
-            artists |= {f"{name}: {key}": drawn for key, drawn in _small(panel, name, one).items()}
+            drawn = _small(panel, name, one, shown)
+            artists |= {f"{name}: {key}": artist for key, artist in drawn.items()}
         words = f"step {step:,} · density, log · orange: clipped · from input to output"
         return artists | {"subtitle": subtitle(ax, words)}
 
 
 def _carpet(ax: Axes, parts: Mapping[str, Histogram]) -> Artists:
     width, height = size_in_points(ax)
-    labels = [shorten(name, 0.3 * width, TICK_SIZE) for name in parts]
+    stride = row_stride(len(parts), height)
+    labels = [shorten(name, 0.3 * width, TICK_SIZE) for name in [*parts][::stride]]
     left = (max(text_width(label, TICK_SIZE) for label in labels) - 24) / width
     inner = inside(ax, max(left, 0.0), 0, 1 - max(left, 0.0), 1)
     densities = np.array([one.density for one in parts.values()])
@@ -90,18 +94,8 @@ def _carpet(ax: Axes, parts: Mapping[str, Histogram]) -> Artists:
     )
     show_elements(inner, list(parts.values()))
     label_elements(inner)
-    _rows(inner, labels, height)
+    label_rows(inner, labels, stride, len(parts))
     return {"carpet": mesh}
-
-
-def _rows(ax: Axes, labels: Sequence[str], height: float) -> None:
-    stride = math.ceil(1.35 * TICK_SIZE * len(labels) / height)
-    ax.set_yscale("linear")
-    ax.set_ylim(len(labels), 0)
-    ax.set_ylabel("")
-    ax.grid(visible=False)
-    ax.yaxis.set_major_locator(FixedLocator([row + 0.5 for row in range(0, len(labels), stride)]))
-    ax.yaxis.set_major_formatter(FixedFormatter(labels[::stride]))
 
 
 def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:
@@ -119,29 +113,41 @@ def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:
     ]
 
 
-def _small(ax: Axes, name: str, one: Histogram) -> Artists:
-    excess = one.excess()
-    alarm = ALARM if one.nan else MUTED
-    place: dict[str, Any] = {"fontsize": TEXT_SIZE, "pad": 3.0}
-    room = size_in_points(ax)[0] - text_width(excess, TEXT_SIZE) - (6 if excess else 0)
-    ax.set_title(shorten(name, room, TEXT_SIZE), loc="left", color=INK, **place)
-    ax.set_title(excess, loc="right", color=alarm, **place)
+def _common_range(parts: Sequence[Histogram]) -> tuple[float, float]:
+    filled = [one.occupied(0) for one in parts if one.counts.any()] or [(-1.0, 1.0)]
+    return min(low for low, _ in filled), max(high for _, high in filled)
+
+
+def _small(ax: Axes, name: str, one: Histogram, shown: tuple[float, float]) -> Artists:
+    _heading(ax, name, one)
     if not one.counts.any():
         ax.set_xticks([])
         return {"message": message(ax, "no finite element")}
     artists = fill(ax, one)
     show_elements(ax, [one])
+    ax.set_xlim(shown)
     ax.yaxis.set_major_locator(NullLocator())
     ax.axvline(0, color=FAINT, linewidth=0.7, zorder=5)
-    _ends(ax, one)
+    _ends(ax, shown)
     return artists
 
 
-def _ends(ax: Axes, one: Histogram) -> None:
+def _heading(ax: Axes, name: str, one: Histogram) -> None:
+    place: dict[str, Any] = {"fontsize": TEXT_SIZE, "y": 1.0, "pad": 3.0}
+    width, excess = size_in_points(ax)[0], one.excess()
+    room = width - text_width(excess, TEXT_SIZE) - 6
+    if room < 0.5 * width:
+        # The colours of bins and words have to do.
+        room, excess = width, ""
+    ax.set_title(shorten(name, room, TEXT_SIZE), loc="left", color=INK, **place)
+    ax.set_title(excess, loc="right", color=ALARM if one.nan else MUTED, **place)
+
+
+def _ends(ax: Axes, shown: tuple[float, float]) -> None:
     # The two ends only: there is no room for more, and they say what the range is.
-    low, high = one.occupied(0)
-    ax.xaxis.set_major_locator(FixedLocator([low, high]))
-    ax.xaxis.set_major_formatter(FixedFormatter([number_label(low, 2), number_label(high, 2)]))
+    labels = [number_label(end, 2) for end in shown]
+    ax.xaxis.set_major_locator(FixedLocator(shown))
+    ax.xaxis.set_major_formatter(FixedFormatter(labels))
     ax.tick_params(axis="x", labelsize=TICK_SIZE - 0.5)
     left, right = ax.get_xticklabels()
     left.set_horizontalalignment("left")

@@ -32,6 +32,10 @@ class StepAxis:
         """Places on the axis, up to shift and scale."""
         return np.log10(1 + np.maximum(steps, 0)) if self.log else steps
 
+    def unwarp(self, places: Floats) -> Floats:
+        """Steps, which needn't be whole, at places on the axis."""
+        return 10.0**places - 1 if self.log else places
+
     def apply(self, ax: Axes) -> None:
         """Give an axis this range."""
         if self.log:
@@ -61,6 +65,14 @@ def log_if_wide(values: Sequence[Floats], ratio: float = 30) -> Scale:
     if not positive.size or positive.min() <= 0:
         return "linear"
     return "log" if positive.max() > ratio * positive.min() else "linear"
+
+
+def log_if_far(values: Sequence[Floats], ratio: float = 30) -> Scale:
+    """Logarithmic for values of either sign if the largest sizes are far from the usual ones."""
+    # Against the median: noise may bring single values close to zero.
+    sizes = np.abs(_finite(values))
+    sizes = sizes[sizes > 0]
+    return "log" if sizes.size and sizes.max() > ratio * np.median(sizes) else "linear"
 
 
 def without_spikes(values: Floats, log: bool = False) -> Floats:

@@ -9,11 +9,10 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from gradlens.history import History
-from gradlens.instruments.covariance import field_line
 from gradlens.instruments.drawing import SMOOTH_FROM, Artists, curves, readout
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import Line, thin, trend
+from gradlens.instruments.series import Line, field_line, thin, trend
 from gradlens.instruments.style import ALARM, BLUE, MUTED, tint, title
 
 

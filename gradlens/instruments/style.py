@@ -61,6 +61,16 @@ def density_colormap() -> Colormap:
     return LinearSegmentedColormap.from_list("gradlens density", list(colors))
 
 
+def size_colormap() -> Colormap:
+    """Dark to light for sizes, in even steps for every kind of sight."""
+    return matplotlib.colormaps["viridis"]
+
+
+def signed_colormap() -> Colormap:
+    """Blue below zero, red above, pale between."""
+    return matplotlib.colormaps["RdBu_r"]
+
+
 def sequence_colors(count: int) -> list[RGB]:
     """Colours for ``count`` things with an order, the first one darkest."""
     shades = sequence_colormap()(np.linspace(0, 1, max(count, 2)))
@@ -139,7 +149,8 @@ def shorten(text: str, width: float, size: float, weight: str = "normal") -> str
 def title(ax: Axes, text: str, readout: str = "", alarm: bool = False) -> None:
     """Bold title on the left; on the right the value that somebody glances at."""
     width = size_in_points(ax)[0]
-    place: dict[str, Any] = {"pad": TITLE_GAP, "fontsize": TITLE_SIZE}
+    # With a height of its own, matplotlib needn't look for labels that it might have to avoid.
+    place: dict[str, Any] = {"y": 1.0, "pad": TITLE_GAP, "fontsize": TITLE_SIZE}
     left = width - text_width(readout, TITLE_SIZE) - (8 if readout else 0)
     shown = shorten(text, left, TITLE_SIZE, "bold")
     ax.set_title(shown, loc="left", fontweight="bold", color=INK, **place)

@@ -1,0 +1,218 @@
+"""What is known of each parameter or layer, over time, as a map: layers × steps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection, QuadMesh
+from matplotlib.colorbar import Colorbar
+from matplotlib.colors import LogNorm, Normalize, SymLogNorm
+from matplotlib.ticker import Locator, MaxNLocator
+from numpy.typing import NDArray
+
+from gradlens.history import History, Source
+from gradlens.instruments.drawing import (
+    Artists,
+    explain_empty,
+    label_rows,
+    missing,
+    row_stride,
+)
+from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.layers import LayerTable, Layout, columns, layout, table
+from gradlens.instruments.scales import (
+    LogTicks,
+    NumberLabels,
+    Scale,
+    StepAxis,
+    SymlogTicks,
+    log_if_wide,
+)
+from gradlens.instruments.series import Floats, Line
+from gradlens.instruments.style import (
+    ALARM,
+    PAPER,
+    TICK_SIZE,
+    inside,
+    shorten,
+    signed_colormap,
+    size_colormap,
+    size_in_points,
+    subtitle,
+    text_width,
+    title,
+)
+from gradlens.view import View
+
+COLUMNS = 240
+"""Most columns of a map; of several steps in one, the value furthest from zero is shown."""
+DECADES = 12.0
+"""Most decades of a colour scale: what is further below the largest value has the last colour."""
+SEPARATED = 60
+"""Most rows between which there are lines where a module ends."""
+BAR = (6.0, 34.0)
+"""Points for the colour bar, and for it together with its labels."""
+
+
+class LayerMapInstrument(Instrument):
+    """A number for each parameter or layer over time: rows from input to output, colour its size.
+
+    Draws every series of dicts by parameter or layer, and of dicts whose entry ``"parameters"`` or
+    ``"layers"`` is one. They hold numbers, or dicts with a ``"value"`` or a ``"trace"``. Colour is
+    logarithmic unless the view is linear and the values are of one size. Hatched is what was
+    recorded as no number, blank what wasn't recorded.
+    """
+
+    together: ClassVar[bool] = False
+    by_layer: ClassVar[bool] = True
+    width: ClassVar[float] = 2.0
+
+    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        records = history[self.names[0]]
+        found = layout(records, history)
+        assert found is not None  # or else the series would not be one of this instrument's
+        source = history.sources.get(self.names[0], Source("", View("")))
+        title(ax, f"{self._heading(history)} by {found.noun}")
+        whole = table(records, found, history)
+        if not np.isfinite(whole.values).any():
+            axis.apply(ax)
+            return explain_empty(ax, [Line(whole.steps, whole.values[0], whole.reason)])
+        thinned, places = columns(whole, COLUMNS, axis.warp)
+        inner, bar = _axes(ax, thinned.names)
+        axis.apply(inner)
+        norm, edges = colour_norm(thinned.values, source.view.yscale), axis.unwarp(places)
+        mesh = _mesh(inner, edges, thinned, norm)
+        artists = _undefined(inner, edges, thinned)
+        words = _words(found, source, norm, bool(artists))
+        artists |= {
+            "map": mesh,
+            "colours": _colours(bar, mesh, norm),
+            "subtitle": subtitle(ax, words),
+        }
+        return artists | missing(inner, axis, [_worst(whole)])
+
+
+def _words(found: Layout, source: Source, norm: Normalize, undefined: bool) -> str:
+    what = found.field or source.view.label or "value"
+    scale = ", log" if isinstance(norm, (LogNorm, SymLogNorm)) else ""
+    hatched = " · hatched: not a number" if undefined else ""
+    return f"colour: {what}{scale} · from input (top) to output{hatched}"
+
+
+def _axes(ax: Axes, names: Sequence[str]) -> tuple[Axes, Axes]:
+    """An axis for the map with its rows labelled, and one for the colours."""
+    width, height = size_in_points(ax)
+    stride = row_stride(len(names), height)
+    labels = [shorten(name, 0.3 * width, TICK_SIZE) for name in short_names(names)[::stride]]
+    left = max(0.0, max(text_width(label, TICK_SIZE) for label in labels) - 24) / width
+    bar = inside(ax, 1 - (BAR[1] - 8) / width, 0, BAR[0] / width, 1)
+    inner = inside(ax, left, 0, 1 - left - BAR[1] / width, 1)
+    label_rows(inner, labels, stride, len(names))
+    return inner, bar
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """The names without the modules that all of them are in."""
+    modules = [name.split(".")[:-1] for name in names]
+    common = itertools.takewhile(lambda words: len({*words}) == 1, zip(*modules, strict=False))
+    start = "".join(f"{words[0]}." for words in common) if len(names) > 1 else ""
+    return [name.removeprefix(start) for name in names]
+
+
+def _mesh(ax: Axes, edges: Floats, found: LayerTable, norm: Normalize) -> QuadMesh:
+    low = norm.vmin or 0.0
+    # A logarithm has no place for zero, which is the smallest of sizes.
+    values = np.maximum(found.values, low) if isinstance(norm, LogNorm) else found.values
+    mesh = ax.pcolormesh(
+        edges,
+        np.arange(len(found.names) + 1),
+        np.ma.masked_invalid(values),
+        norm=norm,
+        cmap=signed_colormap() if low < 0 else size_colormap(),
+        rasterized=True,
+        zorder=2,
+    )
+    modules = [name.rpartition(".")[0] for name in found.names]
+    for row in range(1, len(modules)) if len(modules) <= SEPARATED else ():
+        if modules[row] != modules[row - 1]:
+            ax.axhline(row, color=PAPER, linewidth=0.8, zorder=3)
+    return mesh
+
+
+def colour_norm(values: Floats, wish: Scale) -> Normalize:
+    """The scale of colours for finite numbers of one or both signs; NaN is left out.
+
+    Logarithmic, and linear only if that is wished for and there are no sizes that it would hide.
+    Of both signs, the scale is symmetric.
+    """
+    found = values[np.isfinite(values)]
+    sizes = np.abs(found[found != 0])
+    if not sizes.size:
+        return Normalize(0, 1)
+    low, high = float(sizes.min()), float(sizes.max())
+    linear = wish == "linear" and log_if_wide([sizes]) == "linear"
+    if (found < 0).any():
+        return Normalize(-high, high) if linear else _symmetric(low, high)
+    if linear:
+        start = 0.0 if (found == 0).any() or low == high else low
+        return Normalize(start, high)
+    low = max(low / 10 if (found == 0).any() else low, high * 10**-DECADES)
+    # At least a decade: a map of noise is not worth all colours.
+    return LogNorm(min(low, high / 10), high)
+
+
+def _symmetric(low: float, high: float) -> Normalize:
+    threshold = 10.0 ** math.floor(math.log10(max(low, 1e-3 * high)))
+    return SymLogNorm(threshold, linscale=0.5, vmin=-high, vmax=high, base=10)
+
+
+def _colours(ax: Axes, mesh: QuadMesh, norm: Normalize) -> Artist:
+    bar = Colorbar(ax, mesh, ticks=_ticks(norm), format=NumberLabels())
+    bar.minorticks_off()
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    ax.tick_params(length=0, pad=2.5, labelsize=TICK_SIZE)
+    assert bar.solids is not None  # it was drawn for a mesh
+    return bar.solids
+
+
+def _ticks(norm: Normalize) -> Locator:
+    if isinstance(norm, LogNorm):
+        return LogTicks(5)
+    if isinstance(norm, SymLogNorm):
+        return SymlogTicks(norm.linthresh)
+    return MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10])
+
+
+def _undefined(ax: Axes, edges: Floats, found: LayerTable) -> Artists:
+    """Hatch the cells in which there is a record, but no number."""
+    hatched = found.recorded & ~np.isfinite(found.values)
+    boxes = [
+        [(edges[a], row), (edges[b], row), (edges[b], row + 1), (edges[a], row + 1)]
+        for row, cells in enumerate(hatched)
+        for a, b in _runs(cells)
+    ]
+    if not boxes:
+        return {}
+    look = PolyCollection(
+        boxes, facecolors=PAPER, edgecolors=ALARM, hatch="/////", linewidths=0, zorder=2.5
+    )
+    return {"undefined": ax.add_collection(look, autolim=False)}
+
+
+def _runs(cells: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """First place, and the place after the last one, of each piece of ``True``."""
+    changes = np.flatnonzero(np.diff(np.concatenate(([False], cells, [False])).astype(np.int8)))
+    return [(int(a), int(b)) for a, b in changes.reshape(-1, 2)]
+
+
+def _worst(found: LayerTable) -> Line:
+    """One line that is no number wherever a record has one that isn't."""
+    broken = (found.recorded & ~np.isfinite(found.values)).any(axis=0)
+    return Line(found.steps, np.where(broken, np.nan, 0.0))

@@ -1,0 +1,172 @@
+"""Numbers by parameter or layer as tables of layers × steps: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradlens.history import History
+from gradlens.instruments.series import (
+    PLAIN,
+    Floats,
+    Records,
+    Warp,
+    column,
+    input_to_output,
+    keys,
+    lines,
+    network_order,
+    number,
+    ordered,
+    types,
+)
+
+NOUNS = {"parameters": "parameter", "layers": "layer"}
+"""Entries of a record that hold what is known of each parameter or layer."""
+FIELDS = ("value", "trace")
+"""Of several numbers for a parameter, the first of these is shown."""
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """``values`` ``[R, K]`` of R parameters or layers, from input to output, at K ``steps``.
+
+    NaN where a value isn't a finite number, and where there is none: ``recorded`` ``[R, K]`` tells
+    the two apart.
+    """
+
+    names: tuple[str, ...]
+    steps: Floats
+    values: Floats
+    recorded: NDArray[np.bool_]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the records of a series keep their numbers by parameter or layer.
+
+    ``part`` is an entry of theirs, or empty if it is the records themselves; ``field`` is an entry
+    of what is there for each parameter, or empty if that is a number.
+    """
+
+    part: str
+    field: str
+    noun: str
+
+
+def layout(records: Records, history: History) -> Layout | None:
+    """How a series holds numbers by parameter or layer; ``None`` if it doesn't.
+
+    The first record that is a dict with entries tells it. One that has no part for parameters or
+    layers must have names of the network's as its keys: else it is something else that it counts.
+    """
+    if types(records.values()) <= PLAIN:
+        return None
+    first: Mapping[str, Any] = next((value for value in records.values() if _filled(value)), {})
+    part = next((name for name in NOUNS if _filled(first.get(name))), "")
+    if not part:
+        return _of_whole(first, history)
+    field = _field(first[part])
+    return None if field is None else Layout(part, field, NOUNS[part])
+
+
+def _of_whole(value: Mapping[str, Any], history: History) -> Layout | None:
+    field = _field(value) if value else None
+    if field is None or not {*value} <= {*network_order(history)}:
+        return None
+    return Layout("", field, "parameter" if {*value} <= {*history.parameters} else "layer")
+
+
+def _filled(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value)
+
+
+def _field(parts: Mapping[str, Any]) -> str | None:
+    first = next(iter(parts.values()))
+    if not isinstance(first, Mapping):
+        return "" if all(_is_number(part) for part in parts.values()) else None
+    return next((field for field in FIELDS if _is_number(first.get(field))), None)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or not np.isnan(number(value))
+
+
+def row_names(records: Records, found: Layout) -> tuple[str, ...]:
+    """Names of all parameters or layers in a series."""
+    return keys(_parts(records, found))
+
+
+def table(records: Records, found: Layout, history: History) -> LayerTable:
+    """The numbers of a series by parameter or layer."""
+    parts = _parts(records, found)
+    by_name = lines(parts, found.field)
+    names = input_to_output(tuple(by_name), history)
+    rows = [by_name[name] for name in names]
+    values = np.array([one.values for one in rows]).reshape(len(names), len(parts))
+    return LayerTable(
+        names,
+        np.array([*parts], dtype=np.float64),
+        np.where(np.isfinite(values), values, np.nan),
+        _recorded(values, names, [*parts.values()]),
+        next((one.reason for one in rows if one.reason), ""),
+    )
+
+
+def _parts(records: Records, found: Layout) -> dict[int, Any]:
+    entries = ordered(records)
+    if not found.part:
+        return entries
+    return dict(zip(entries, column(entries.values(), found.part), strict=True))
+
+
+def _recorded(values: Floats, names: Sequence[str], parts: Sequence[Any]) -> NDArray[np.bool_]:
+    recorded = np.ones(values.shape, dtype=np.bool_)
+    for row, place in np.argwhere(np.isnan(values)):
+        part = parts[place]
+        recorded[row, place] = names[row] in part if isinstance(part, Mapping) else part is not None
+    return recorded
+
+
+def columns(found: LayerTable, most: int, warp: Warp) -> tuple[LayerTable, Floats]:
+    """The table in at most ``most`` columns, and their edges ``[K + 1]`` as places on the axis.
+
+    Columns are as wide on the step axis as it takes; of each, the values furthest from zero stay,
+    and it is only recorded as no number where there is none in it.
+    """
+    places = warp(found.steps)
+    span = places[-1] - places[0]
+    if places.size > most:
+        number_of = np.minimum((places - places[0]) / span * most, most - 1).astype(np.int64)
+    else:
+        number_of = np.arange(places.size)
+    first = np.flatnonzero(np.diff(number_of, prepend=-1))
+    last = np.append(first[1:], places.size) - 1
+    thinned = LayerTable(
+        found.names,
+        found.steps[last],
+        _extremes(found.values, first),
+        np.logical_or.reduceat(found.recorded, first, axis=1),
+        found.reason,
+    )
+    return thinned, _edges(places[first], places[last])
+
+
+def _extremes(values: Floats, first: NDArray[np.int64]) -> Floats:
+    known = np.isfinite(values)
+    top = np.maximum.reduceat(np.where(known, values, -np.inf), first, axis=1)
+    bottom = np.minimum.reduceat(np.where(known, values, np.inf), first, axis=1)
+    furthest = np.where(-bottom > top, bottom, top)
+    return np.where(np.isfinite(furthest), furthest, np.nan)
+
+
+def _edges(first: Floats, last: Floats) -> Floats:
+    inner = (last[:-1] + first[1:]) / 2
+    if not inner.size:
+        return np.array([first[0] - 0.5, last[-1] + 0.5])
+    return np.concatenate(([2 * first[0] - inner[0]], inner, [2 * last[-1] - inner[-1]]))

@@ -1,0 +1,46 @@
+"""Files that are whole, or not there at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+FIGURES = (".png", ".pdf", ".svg")
+DPI = 200
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of ``path`` once that has succeeded.
+
+    Whoever reads ``path`` meanwhile sees the old file, or the new one. Folders are made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder, for only there a file can be renamed at once; the ending tells formats.
+    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def check_suffix(path: Path, known: Sequence[str]) -> str:
+    """The ending of a file in lower case; ``ValueError`` lists the known ones."""
+    suffix = path.suffix.lower()
+    if suffix not in known:
+        wrong = f"the ending {path.suffix}" if suffix else "no ending"
+        raise ValueError(f"{path} has {wrong}: use one of {', '.join(known)}")
+    return suffix
+
+
+def write_figure(figure: Figure, path: Path) -> None:
+    """Write a figure in the format that the ending of ``path`` says."""
+    suffix = check_suffix(path, FIGURES)
+    with replacing(path) as partial:
+        color = figure.get_facecolor()
+        figure.savefig(partial, format=suffix.removeprefix("."), dpi=DPI, facecolor=color)
