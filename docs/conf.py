@@ -1,17 +1,27 @@
 """Sphinx configuration."""
 
+import sys
+from pathlib import Path
+
 import gradlens
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 project = "gradlens"
 author = "The gradlens developers"
 copyright = "2026, the gradlens developers"
 version = release = gradlens.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.mathjax"]
+extensions = ["run_gallery", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.mathjax"]
 html_theme = "furo"
 html_title = "gradlens"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 exclude_patterns = ["_build"]
 nitpicky = False
-autodoc_typehints = "description"
+autodoc_typehints = "signature"
+# Its own names are unknown where it is used.
+autodoc_type_aliases = {"SymmetricMatrix": "gradlens.curvature.products.SymmetricMatrix"}
+python_maximum_signature_line_length = 140
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": True}

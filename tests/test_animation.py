@@ -89,7 +89,7 @@ def test_axes_over_steps_are_those_of_the_whole_run() -> None:
 
 
 def test_frames_show_the_run_up_to_their_step() -> None:
-    history = grown()
+    history = realistic(40, ("Loss",))
     shown = {step: latest_data(one) for step, one in frames(history, Screen("A run"), [4, 17])}
     assert shown == {4: 4.0, 17: 17.0}
 

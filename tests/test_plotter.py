@@ -6,6 +6,8 @@ import io
 import itertools
 import subprocess
 import sys
+import time
+import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from matplotlib.text import Text
 
 from gradlens.history import History, Note, Source
 from gradlens.plotter import CockpitPlotter, Panel, arrange, draw, layer_panels, main_panels
+from gradlens.presets import configuration
 from gradlens.undefined import Undefined
 from gradlens.view import View
 from tests.test_instruments import VIEWS, realistic, recorded, same, twice
@@ -75,6 +78,7 @@ def troubled() -> History:
     return history
 
 
+MAPPED = ("GradNorm", "UpdateSize", "Distance", "HessTrace", "GradCovariance")
 SCENES = {
     "standard": lambda: realistic(100),
     "long": lambda: realistic(1200),
@@ -82,6 +86,7 @@ SCENES = {
     "two panels": lambda: realistic(50, ("Loss", "GradHist1d")),
     "one step": lambda: realistic(1),
     "many layers": lambda: realistic(30, layers=15),
+    "maps of very many layers": lambda: realistic(3, MAPPED, layers=60),
     "very many layers": lambda: realistic(3, ("GradHist1d",), layers=60),
     "signed": lambda: recorded(
         "Mine", {n: (-10.0) ** (n % 7 - 3) for n in range(20)}, yscale="symlog"
@@ -156,6 +161,24 @@ def test_a_series_without_a_source_appears() -> None:
     assert titles(drawn(history)) == ["anything"]
 
 
+def test_a_quantity_of_the_user_by_parameter_has_a_line_panel_and_a_map() -> None:
+    history = History({"Mine": Source("Mine", View("Mine"))}, {"a.weight": (1,), "b.weight": (1,)})
+    for step in range(5):
+        history.append(step, {"Mine": {"a.weight": 1.0 + step, "b.weight": 2.0}})
+    plotter = CockpitPlotter(secondary_screen=True)
+    assert titles(plotter.plot(history, show_plot=False)) == ["Mine"]
+    assert plotter.secondary_figure is not None
+    assert titles(plotter.secondary_figure) == ["Mine by parameter"]
+
+
+def test_epochs_are_said_in_words() -> None:
+    history = realistic(20, ("Loss",))
+    history.append(10, {"epoch_count": 3})
+    figure = drawn(history)
+    assert titles(figure) == ["Loss"]
+    assert any("epoch 3" in text for text in words(figure))
+
+
 def test_series_of_layers_move_to_the_second_screen() -> None:
     views = {"a": View("a", group="layers"), "b": View("b", group="noise")}
     history = History({name: Source(name, view) for name, view in views.items()})
@@ -172,7 +195,13 @@ def test_second_screen_shows_layers() -> None:
     figure = plotter.plot(realistic(20), show_plot=False)
     assert figure is plotter.figure
     assert plotter.secondary_figure is not None
-    assert "Gradient elements by parameter" in titles(plotter.secondary_figure)
+    assert {
+        "Gradient norm by parameter",
+        "Update size by parameter",
+        "Hessian trace by parameter",
+        "Gradient covariance by layer",
+        "Gradient elements by parameter",
+    } <= {*titles(plotter.secondary_figure)}
 
 
 def test_second_screen_without_layers_is_a_warning() -> None:
@@ -246,8 +275,64 @@ def test_saves_next_to_the_run(tmp_path: Path) -> None:
     assert (tmp_path / "cockpit.png").exists()
 
 
-def test_ten_thousand_steps() -> None:
-    drawn(realistic(10_000)).savefig(io.BytesIO())
+FULL = (
+    *("Loss", "Time", "GradNorm", "NormTest", "InnerTest", "OrthoTest", "GradHist1d", "Alpha"),
+    *("Distance", "UpdateSize", "MeanGSNR", "GradCovariance", "TICDiag", "HessTrace"),
+    *("HessMaxEV", "GradHist2d"),
+)
+"""Kinds of the full preset."""
+
+
+def full_run(steps: int) -> History:
+    """Everything of the full preset at every step, for 14 parameters."""
+    seldom = realistic(steps, FULL, layers=7)
+    history = History(seldom.sources, seldom.parameters)
+    for name in FULL:
+        latest = None
+        for step in range(steps):
+            latest = seldom[name].get(step, latest)
+            history.append(step, {name: latest})
+    return history
+
+
+@pytest.fixture(scope="module")
+def long_run() -> History:
+    """Ten thousand steps."""
+    return full_run(10_000)
+
+
+def screens(history: History) -> None:
+    """Draw both screens into files."""
+    plotter = CockpitPlotter(secondary_screen=True)
+    plotter.plot(history, show_plot=False).savefig(io.BytesIO())
+    assert plotter.secondary_figure is not None
+    plotter.secondary_figure.savefig(io.BytesIO())
+
+
+def test_full_run_has_everything_of_the_preset() -> None:
+    assert {*FULL} == {quantity.name for quantity in configuration("full")}
+
+
+def test_ten_thousand_steps_take_little_longer_than_a_hundred(long_run: History) -> None:
+    def seconds(history: History) -> float:
+        start = time.process_time()
+        screens(history)
+        return time.process_time() - start
+
+    short_run = full_run(100)
+    pairs = [(seconds(long_run), seconds(short_run)) for _ in range(3)]
+    assert min(long for long, _ in pairs) < 3 * min(short for _, short in pairs)
+
+
+def test_memory_for_ten_thousand_steps_is_bounded(long_run: History) -> None:
+    screens(full_run(10))
+    tracemalloc.start()
+    try:
+        screens(long_run)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 60e6
 
 
 def test_debug_lists_what_is_drawn_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:

@@ -225,7 +225,7 @@ class NumberLabels(Formatter):
     def format_ticks(self, values: Sequence[float]) -> list[str]:
         sizes = [abs(value) for value in values if value]
         powers = bool(sizes) and (min(sizes) < 0.9e-3 or max(sizes) > 1.1e4)
-        powers = powers and max(sizes) >= 99 * min(sizes)
+        powers = powers and max(sizes) >= 9 * min(sizes)
         if powers and all(_is_power(size) for size in sizes):
             return [_power_label(value) for value in values]
         for digits in range(3, 9):

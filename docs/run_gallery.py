@@ -1,0 +1,97 @@
+"""Sphinx extension: runs scripts that draw pictures, and shows them.
+
+Each script of ``gallery/``, and ``instruments.py``, has a page beside it and a
+``main(folder: Path)`` that writes PNG files. It runs when it, or the package, has changed; the
+pictures are kept in the docs' own ``_build``, for all builders. A script that fails or warns ends
+the build.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.directives.patches import Figure
+from sphinx.errors import ExtensionError
+from sphinx.util import logging
+
+import gradlens
+
+PICTURES = "_build/pictures"
+STAMP = "made-from.txt"
+CALL = """
+import pathlib, runpy, sys
+runpy.run_path(sys.argv[1])["main"](pathlib.Path(sys.argv[2]))
+"""
+
+logger = logging.getLogger(__name__)
+
+
+class Picture(Figure):
+    """``.. picture:: script/name.png``: a figure that a script has drawn."""
+
+    def run(self) -> list[nodes.Node]:
+        self.arguments[0] = f"/{PICTURES}/{self.arguments[0]}"
+        # With a width, the picture is a link to itself in full size.
+        self.options.setdefault("width", "100%")
+        return super().run()
+
+
+def run_scripts(app: Sphinx) -> None:
+    """Run all scripts whose pictures are out of date, as many at once as there are cores."""
+    scripts = [Path(app.srcdir, "instruments.py"), *Path(app.srcdir, "gallery").glob("*.py")]
+    for script in scripts:
+        if not script.with_suffix(".rst").exists():
+            raise ExtensionError(f"{script} has no page: write {script.with_suffix('.rst').name}")
+    stamps = {script: stamp(script) for script in scripts}
+    folders = {script: Path(app.srcdir, PICTURES, script.stem) for script in scripts}
+    stale = [script for script in scripts if not is_from(folders[script], stamps[script])]
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        jobs = {s: workers.submit(partial(run, s, folders[s], stamps[s])) for s in stale}
+        for script, job in jobs.items():
+            logger.info("drawing the pictures of %s", script.name)
+            job.result()
+
+
+def run(script: Path, folder: Path, made_from: str) -> None:
+    """Run one script in a process of its own; its pictures appear all at once."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        command = [sys.executable, "-W", "error", "-c", CALL, script, temporary]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if done.returncode:
+            raise ExtensionError(f"{script} failed:\n{done.stderr[-4000:]}")
+        Path(temporary, STAMP).write_text(made_from)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(temporary, folder)
+
+
+def stamp(script: Path) -> str:
+    """Hash of a script and of the package's sources."""
+    package = Path(gradlens.__file__).parent
+    digest = hashlib.sha256(script.read_bytes())
+    for source in sorted(package.rglob("*.py")):
+        digest.update(str(source.relative_to(package)).encode() + source.read_bytes())
+    return digest.hexdigest()
+
+
+def is_from(folder: Path, made_from: str) -> bool:
+    """Whether a folder's pictures were made from such sources."""
+    file = folder / STAMP
+    return file.exists() and file.read_text() == made_from
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Called by Sphinx."""
+    app.add_directive("picture", Picture)
+    app.connect("builder-inited", run_scripts)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
