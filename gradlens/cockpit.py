@@ -16,6 +16,7 @@ from gradlens.individual.context import check_loss_reduction
 from gradlens.individual.gathering import LossReduction
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.tap import extend
+from gradlens.layer_tracking import LayerTracking
 from gradlens.pending import OpenInterval, PendingUpdate
 from gradlens.plain import to_plain
 from gradlens.presets import configuration
@@ -55,9 +56,11 @@ class Cockpit:
         self.loss_reduction: LossReduction = loss_reduction
         self.model = extend(params) if isinstance(params, nn.Module) else None
         self.parameters = _trainable(params)
+        self._layers = LayerTracking(self.model, self.parameters, self.quantities)
         self.history = self._history(run, resume)
         self._file = None if run is None else RunFile(run, self.history, resume)
         self._compared = False
+        self._used_elsewhere: set[str] = set()
         self._started = False
         self._pending: PendingUpdate | None = None
         self._interval: OpenInterval | None = None
@@ -137,6 +140,7 @@ class Cockpit:
         if self._pending is not None:
             self._pending.resolve()
         self._close_interval()
+        self._layers.close()
         if self._file is not None:
             self._file.close()
 

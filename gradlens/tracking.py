@@ -85,6 +85,7 @@ class TrackedStep:
             with self._exit as stack:
                 self._enter_extensions(stack, extensions, hooks)
                 self._exit = stack.pop_all()
+            cockpit._layers.begin(step)
         except BaseException:
             self._release()
             raise
@@ -100,6 +101,7 @@ class TrackedStep:
             if error is None and (self._active or self._cockpit._interval is not None):
                 self._finish()
         finally:
+            self._cockpit._layers.end(self._global_step)
             self._cockpit._close_interval()
             self._release()
 
@@ -206,8 +208,9 @@ class TrackedStep:
 
     def _watch_graph(self, model: nn.Module, gradients: ReducedGradients) -> None:
         if "loss" in self._info:
-            names, loss = self._cockpit.parameters, self._info["loss"]
-            self._in_graph = watch_graph(loss, model, names, gradients)
+            cockpit, loss = self._cockpit, self._info["loss"]
+            besides = cockpit._used_elsewhere if cockpit._compared else cockpit.parameters
+            self._in_graph = watch_graph(loss, model, cockpit.parameters, gradients, besides)
 
     def _wanted_extensions(
         self,
@@ -306,10 +309,13 @@ class TrackedStep:
             info.get("optimizer"),
             info,
             {} if gradients is None else gradients.values,
+            self._cockpit._layers.finish(self._global_step),
         )
 
     def _take_notes(self, step: Step) -> None:
         gradients, cockpit = self._gradients, self._cockpit
+        for remark in step.signals.remarks:
+            cockpit._note(step.global_step, remark)
         if gradients is None or gradients.error is not None or not gradients.covered:
             return
         if gradients.coupling:
@@ -319,6 +325,7 @@ class TrackedStep:
             reasons = {name: gradients.missing.get(name, UNSEEN) for name in absent}
             cockpit._note(step.global_step, remark_on_missing(cockpit.parameters, reasons))
         if not cockpit._compared:
+            cockpit._used_elsewhere |= gradients.told_by_graph
             wrong = inconsistent(step.by_parameter(Discrepancy()), gradients.epsilon)
             cockpit._compared = wrong is not None
             if wrong:

@@ -17,9 +17,13 @@ from torch import Tensor
 from gradlens.individual.reductions import ParameterGradients, Reduction
 
 
+ROUNDING = 100
+"""Rounding errors of a gradient, in units of the relative rounding error of all gradients."""
+
+
 @dataclass(frozen=True)
 class Discrepancy(Reduction):
-    """‖Σₙcₙ − p.grad‖ over the larger of ‖p.grad‖ and √Σₙ‖cₙ‖².
+    """‖Σₙcₙ − p.grad‖, and the larger of ‖p.grad‖ and √Σₙ‖cₙ‖²: a pair ``[2]``.
 
     cₙ are the samples' contributions to the batch gradient. ``None`` where the gradient of this
     backward pass alone isn't known.
@@ -35,7 +39,7 @@ class Discrepancy(Reduction):
         difference = torch.linalg.vector_norm(individual.sum() / individual.scale - gradient)
         spread = individual.squared_norms().sum().sqrt() / individual.scale
         size = torch.maximum(torch.linalg.vector_norm(gradient), spread)
-        return difference / size
+        return torch.stack([difference, size])
 
 
 def inconsistent(
@@ -43,11 +47,18 @@ def inconsistent(
 ) -> tuple[str, ...] | None:
     """Names of the parameters whose gradients don't add up; ``None`` if that can't be told.
 
-    ``epsilon`` is the relative rounding error of the least precise number involved.
+    ``epsilon`` is the relative rounding error of the least precise number involved. A gradient that
+    is zero but for rounding, such as that of attention's key bias, is judged by the size of all.
     """
-    found = {n: math.nan if value is None else float(value) for n, value in discrepancies.items()}
-    wrong = tuple(name for name, value in found.items() if value > math.sqrt(epsilon))
-    unknown = any(math.isnan(value) for value in found.values())
+    known = {name: value.tolist() for name, value in discrepancies.items() if value is not None}
+    everything = math.hypot(*(size for _, size in known.values()))
+    noise = ROUNDING * epsilon * everything
+    wrong = tuple(
+        name
+        for name, (difference, size) in known.items()
+        if difference > math.sqrt(epsilon) * size and difference > noise
+    )
+    unknown = len(known) < len(discrepancies) or not everything > 0
     return None if unknown and not wrong else wrong
 
 

@@ -45,7 +45,8 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         self._gathering = Gathering(self._parameters, self._loss_reduction, self._batch_size)
         listen(self._model, self._gathering)
         if self._loss is not None:
-            self._in_graph = watch_graph(self._loss, self._model, self._parameters, self._gathering)
+            names = self._parameters
+            self._in_graph = watch_graph(self._loss, self._model, names, self._gathering, names)
         return self
 
     def __exit__(

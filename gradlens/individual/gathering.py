@@ -48,6 +48,7 @@ class Gathering(CallListener):
         self._uses_in_graph: dict[str, dict[int, list[GradientOperator]]] = {}
         self._missing_in_graph: dict[str, str] = {}
         self.left_to_graph: set[str] = set()
+        self.told_by_graph: set[str] = set()
 
     def receive(self, call: LayerCall) -> None:
         """Take in a completed call of a layer that holds some of the parameters."""
@@ -119,6 +120,7 @@ class Gathering(CallListener):
         known = name not in self.missing and not any(isinstance(u, Recomputed) for u in by_calls)
         if in_graph and not (known and len(by_calls) >= len(in_graph)):
             self.missing.pop(name, None)
+            self.told_by_graph.add(name)
             return summed(in_graph)
         return summed(by_calls) if by_calls and name not in self.missing else None
 

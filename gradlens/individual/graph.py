@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -39,10 +39,12 @@ class Use:
 class Graph:
     """A loss's graph, walked once.
 
-    Nodes are held, since torch makes their Python objects on demand.
+    ``parametrised`` are nodes known to compute with parameters alone. Nodes are held, since torch
+    makes their Python objects on demand.
     """
 
-    def __init__(self, loss: Tensor) -> None:
+    def __init__(self, loss: Tensor, parametrised: Sequence[Node] = ()) -> None:
+        self._parametrised = parametrised
         self._consumers: dict[Node, list[tuple[Node, int, int]]] = defaultdict(list)
         self._in_order: list[Node] = []
         self._leaves: dict[int, Node] = {}
@@ -74,12 +76,22 @@ class Graph:
 
     def of_parameters_alone(self, samples: int) -> set[Node]:
         """Nodes that none of N ``samples`` has entered."""
-        alone: set[Node] = set()
+        alone = self._below(self._parametrised)
         for node in self._in_order:
             children = [child for child, _ in node.next_functions if child is not None]
             if all(child in alone for child in children) and not samples_enter(node, samples):
                 alone.add(node)
         return alone
+
+    def _below(self, nodes: Sequence[Node]) -> set[Node]:
+        found, stack = set(), list(nodes)
+        while stack:
+            node = stack.pop()
+            if node in found:
+                continue
+            found.add(node)
+            stack += [child for child, _ in node.next_functions if child is not None]
+        return found
 
     def uses(self, parameter: Tensor, alone: set[Node]) -> Iterator[Use]:
         """All ways from the parameter to a node that isn't of parameters alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -42,7 +42,7 @@ class GraphUses:
         self._samples = samples
         self._axes = _axes_of_attention(model, names)
         gathering.left_to_graph |= self._axes.keys()
-        self._graph = Graph(loss)
+        self._graph = Graph(loss, _parametrised(model))
         self._uses = self._settled(dict(model.named_parameters()), names)
         self._saved = {node: saved_tensors(node) for node in self._uses}
         self._handles: list[RemovableHandle] = [
@@ -103,9 +103,15 @@ def watch_graph(
     model: nn.Module,
     names: Iterable[str],
     gathering: Gathering,
+    besides: Collection[str] = (),
 ) -> GraphUses | None:
-    """Watch the parameters that the calls of layers may not tell all about, if there are any."""
-    elsewhere = _outside_known_layers(model, names)
+    """Watch the parameters that the calls of layers may not tell all about, if there are any.
+
+    ``besides`` are parameters of known layers that may be used in another way, too.
+    """
+    outside = _outside_known_layers(model, names)
+    others = set(besides) - _of_recurrent_layers(model)
+    elsewhere = [name for name in names if name in outside or name in others]
     samples = gathering.batch_size or samples_of_last_call(model)
     if not elsewhere:
         return None
@@ -119,18 +125,37 @@ def watch_graph(
     return GraphUses(loss, model, elsewhere, gathering, samples)
 
 
+def _parametrised(model: nn.Module) -> list[Node]:
+    """Where weights come from that are computed from parameters, whatever their shapes."""
+    taps = [tap_of(module) for module in model.modules()]
+    return [tap.parametrised for tap in taps if tap is not None and tap.parametrised is not None]
+
+
 def samples_of_last_call(model: nn.Module) -> int | None:
     """N, by the layer that was called last."""
     taps = [(module, tap_of(module)) for module in model.modules()]
-    pending = [(t.latest, m) for m, t in taps if t is not None and t.latest is not None]
-    if not pending:
+    calls = [(tap.last_call, module, tap) for module, tap in taps if tap is not None]
+    seen = [(call, module, tap.latest) for call, module, tap in calls if call is not None]
+    if not seen:
         return None
-    memory, module = max(pending, key=lambda pair: pair[0].sequence)
-    shape, axis = memory.output_shape, batch_axis(module)
-    return shape[axis] if len(shape) > axis else None
+    # A frozen layer remembers no inputs, so nothing tells whether its call is part of the loss.
+    pending = [entry for entry in seen if entry[2] is not None] or seen
+    call, module, _ = max(pending, key=lambda entry: entry[0].number)
+    axis = batch_axis(module)
+    return call.shape[axis] if len(call.shape) > axis else None
 
 
-def _outside_known_layers(model: nn.Module, names: Iterable[str]) -> list[str]:
+def _of_recurrent_layers(model: nn.Module) -> set[str]:
+    """Names that are left to their layers: inside these, positions look like samples."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if isinstance(module, nn.RNNBase)
+        for name in module._parameters
+    }
+
+
+def _outside_known_layers(model: nn.Module, names: Iterable[str]) -> set[str]:
     """Parameters that the calls of layers may not tell all about.
 
     Those of modules that are not called, have no rule, or whose leading axis may not be the batch.
@@ -149,7 +174,7 @@ def _outside_known_layers(model: nn.Module, names: Iterable[str]) -> list[str]:
         ):
             inside |= {id(p) for p in module._parameters.values() if p is not None}
     named = dict(model.named_parameters())
-    return [name for name in names if id(named[name]) not in inside]
+    return {name for name in names if id(named[name]) not in inside}
 
 
 def _axes_of_attention(model: nn.Module, names: Iterable[str]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from backpack.context import CTX
 from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
 from backpack.utils.hooks import no_op
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.nn.modules.loss import _Loss
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves, tree_map
@@ -27,6 +29,17 @@ _WATCHED = (_Loss, nn.Dropout)
 
 OVERWRITTEN = "an in-place operation has overwritten the layer's input"
 ENTANGLED = "one of its layer's outputs is computed from another"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Shape of the first output of a call; ``number`` grows from call to call of all modules."""
+
+    number: int
+    shape: tuple[int, ...]
+
+
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,8 @@ class Tap:
 
     def __init__(self) -> None:
         self.listeners: list[CallListener] = []
+        self.last_call: Seen | None = None
+        self.parametrised: Node | None = None
         self._latest: weakref.ref[_Memory] | None = None
 
     @property
@@ -89,6 +104,10 @@ class Tap:
     ) -> None:
         if not torch.is_grad_enabled():
             return
+        if isinstance(module, ParametrizationList):
+            self.parametrised = output.grad_fn
+            return
+        self.last_call = Seen(next(_numbers), _shape_of(output))
         trainable = trainable_parameters(module)
         if not (trainable or isinstance(module, _Loss) or _is_dropping(module)):
             return
@@ -136,8 +155,6 @@ class _Memory:
     ) -> None:
         self.module = module
         self.released = False
-        self.sequence = _sequence_number(outputs[0])
-        self.output_shape = tuple(outputs[0].shape)
         self._trainable = trainable
         self._training = module.training
         self._autocast = _autocast_dtype(outputs[0].device.type)
@@ -183,10 +200,9 @@ class _Memory:
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
-def _sequence_number(output: Tensor) -> int:
-    """Nodes of a graph are numbered as they are made."""
-    assert output.grad_fn is not None
-    return output.grad_fn._sequence_nr()
+def _shape_of(output: Any) -> tuple[int, ...]:
+    leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
+    return next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)), ())
 
 
 def _is_dropping(module: nn.Module) -> bool:
@@ -259,20 +275,22 @@ def tap_of(module: nn.Module) -> Tap | None:
 
 
 def tappable_modules(model: nn.Module) -> list[nn.Module]:
-    """Leaf modules with parameters of their own, dropout, and loss modules."""
+    """Leaf modules with parameters of their own, dropout, loss modules, and parametrizations."""
     hidden = {
         id(inner)
         for module in model.modules()
         if isinstance(module, ParametrizationList)
         for inner in module.modules()
+        if inner is not module
     }
-    return [
-        module
-        for module in model.modules()
-        if (isinstance(module, _WATCHED) or any(True for _ in module.parameters(recurse=False)))
-        and not any(True for _ in module.children())
-        and id(module) not in hidden
-    ]
+    return [m for m in model.modules() if _is_tappable(m) and id(m) not in hidden]
+
+
+def _is_tappable(module: nn.Module) -> bool:
+    if isinstance(module, ParametrizationList):
+        return True
+    watched = isinstance(module, _WATCHED) or any(True for _ in module.parameters(recurse=False))
+    return watched and not any(True for _ in module.children())
 
 
 def listen(model: nn.Module, listener: CallListener) -> None:
