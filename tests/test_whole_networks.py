@@ -70,7 +70,7 @@ def assert_same_counts(found: Counts, expected: Tensor, bins: int, limits: Any) 
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("samples", [4, 1])
+@pytest.mark.parametrize("samples", [4, 3, 1])
 @pytest.mark.parametrize("name", WHOLE_NETWORKS)
 def test_every_reduction(name: str, samples: int, reduction: Any) -> None:
     network = WHOLE_NETWORKS[name]

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from backpack import backpack
-from backpack.extensions.backprop_extension import FAIL_SILENT
-from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
@@ -17,6 +15,7 @@ from gradlens.individual.recomputed import batch_axis
 from gradlens.individual.tap import (
     CallListener,
     LayerCall,
+    LossExtension,
     known_gradient,
     listen,
     stop_listening,
@@ -64,11 +63,11 @@ def recording(model: nn.Module | None) -> Iterator[Calls]:
         yield calls
 
 
-class _LossCalls(FirstOrderBackpropExtension):
+class _LossCalls(LossExtension):
     """BackPACK extension that changes nothing; loss modules needn't belong to the model."""
 
     def __init__(self, calls: Calls) -> None:
-        super().__init__("loss_calls", {}, fail_mode=FAIL_SILENT)
+        super().__init__("loss_calls")
         self._calls = calls
 
     def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from gradlens.curvature.recomputed_nodes import twice_differentiable_nodes
+
 _REMEDY = (
-    "Compute the loss with operations that torch can differentiate twice. If it uses attention, "
-    "choose the math kernel: `with torch.nn.attention.sdpa_kernel(SDPBackend.MATH): ...` around "
+    "Compute the loss with operations that torch can differentiate twice. If it uses attention "
+    "with dropout in a fused kernel, choose the math kernel: `with torch.nn.attention.sdpa_kernel(SDPBackend.MATH): ...` around "
     "the forward pass. If it uses cuDNN's recurrent layers, `with torch.backends.cudnn.flags("
     "enabled=False): ...`. A custom autograd.Function must not be once_differentiable, a "
     "checkpoint not reentrant, a model not compiled."
@@ -47,7 +49,7 @@ def differentiable_gradient(
     if not cotangent.requires_grad:
         # Otherwise torch marks a once-differentiable function only where its gradient varies.
         cotangent = cotangent.detach().requires_grad_()
-    with _muted(inputs), _explained():
+    with _muted(inputs), _explained(), twice_differentiable_nodes(output):
         found = torch.autograd.grad(output, inputs, cotangent, create_graph=True, allow_unused=True)
     gradients = [g if g is not None and g.requires_grad else None for g in found]
     _refuse_once_differentiable(g for g in gradients if g is not None)

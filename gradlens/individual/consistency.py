@@ -16,7 +16,6 @@ from torch import Tensor
 
 from gradlens.individual.reductions import ParameterGradients, Reduction
 
-
 ROUNDING = 100
 """Rounding errors of a gradient, in units of the relative rounding error of all gradients."""
 

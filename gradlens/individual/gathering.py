@@ -68,8 +68,12 @@ class Gathering(CallListener):
         except Exception as error:  # the user's backward pass goes on
             self.error = error
 
-    def receive_use(self, name: str, operator: GradientOperator) -> None:
-        """Take in one use of a parameter, found in the graph of the backward pass."""
+    def receive_use(self, name: str, operator: GradientOperator, precision: torch.dtype) -> None:
+        """Take in one use of a parameter, found in the graph of the backward pass.
+
+        ``precision`` is that of the output gradient it was made from.
+        """
+        self.epsilon = max(self.epsilon, torch.finfo(precision).eps)
         uses = self._uses_in_graph.setdefault(name, {})
         uses.setdefault(torch._C._current_graph_task_id(), []).append(operator)
 

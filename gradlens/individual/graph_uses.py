@@ -95,7 +95,7 @@ class GraphUses:
             gathering.error = error
         else:
             if operator is not None:
-                gathering.receive_use(name, operator)
+                gathering.receive_use(name, operator, gradient.dtype)
 
 
 def watch_graph(

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from backpack.extensions.backprop_extension import FAIL_SILENT
-from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
 from gradlens.individual.gathering import LossReduction
 from gradlens.individual.recomputed import without_hooks
-from gradlens.individual.tap import stored_inputs
+from gradlens.individual.tap import LossExtension, stored_inputs
 
 
-class IndividualLosses(FirstOrderBackpropExtension):
+class IndividualLosses(LossExtension):
     """BackPACK extension that finds ℓₙ when backprop passes a loss module that has been extended.
 
     ``values`` is ``[N]``: N times sample n's contribution to a mean loss, that contribution itself
@@ -24,7 +22,7 @@ class IndividualLosses(FirstOrderBackpropExtension):
     """
 
     def __init__(self, loss_reduction: LossReduction = "mean") -> None:
-        super().__init__("individual_losses", {}, fail_mode=FAIL_SILENT)
+        super().__init__("individual_losses")
         self.values: Tensor | None = None
         self._loss_reduction = loss_reduction
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from backpack import hook_run_extensions
 from backpack.context import CTX
+from backpack.extensions.backprop_extension import FAIL_SILENT
 from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
 from backpack.utils.hooks import no_op
 from torch import Tensor, nn
@@ -325,6 +326,13 @@ def trainable_parameters(module: nn.Module) -> frozenset[str]:
     return frozenset(n for n, p in module._parameters.items() if p is not None and p.requires_grad)
 
 
+class LossExtension(FirstOrderBackpropExtension):
+    """A BackPACK extension that looks at loss modules only."""
+
+    def __init__(self, savefield: str) -> None:
+        super().__init__(savefield, {}, fail_mode=FAIL_SILENT)
+
+
 def _left_to_us_by_backpack(module: nn.Module) -> bool:
     """Whether BackPACK is active, but won't run on this module by itself."""
     idle = len(CTX.get_active_exts()) == 0 and CTX.get_extension_hook() is no_op
@@ -335,7 +343,12 @@ def _run_backpack(call: LayerCall) -> None:
     """What BackPACK's hook does, with the inputs of this very call."""
     module, grad_outputs = call.module, call.grad_outputs
     active = CTX.get_active_exts()
-    extensions = [ext for ext in active if isinstance(ext, FirstOrderBackpropExtension)]
+    extensions = [
+        extension
+        for extension in active
+        if isinstance(extension, FirstOrderBackpropExtension)
+        and (isinstance(module, _Loss) or not isinstance(extension, LossExtension))
+    ]
     if extensions and isinstance(module, nn.RNNBase):
         raise NotImplementedError(
             f"BackPACK's rules for {type(module).__name__} need the module's output: extend the "

@@ -1,0 +1,120 @@
+"""Operations whose second derivative torch lacks or gets wrong, in a pass that needs it.
+
+Their nodes have saved their inputs, from which their gradients can be computed again in a way that
+can be differentiated. The user's forward and backward passes stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+Node: TypeAlias = Any
+"""A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't know."""
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """A node's inputs, in the order of its gradients, and its output as a function of them."""
+
+    inputs: Sequence[Tensor | None]
+    output: Tensor
+
+
+@contextmanager
+def twice_differentiable_nodes(output: Tensor) -> Iterator[None]:
+    """Gradients of ``output`` found inside the context can be differentiated."""
+    handles = [
+        node.register_hook(partial(_differentiable, node, recompute))
+        for node, recompute in _flawed(output)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _flawed(output: Tensor) -> list[tuple[Node, Callable[[Node], Recomputation | None]]]:
+    found, seen, waiting = [], {output.grad_fn}, [output.grad_fn]
+    while waiting:
+        node: Node = waiting.pop()
+        if node is None:
+            continue
+        name = node.name()
+        found += [(node, rule) for prefix, rule in _RULES.items() if name.startswith(prefix)]
+        following = {edge for edge, _ in node.next_functions} - seen
+        seen |= following
+        waiting.extend(following)
+    return found
+
+
+def _differentiable(
+    node: Node,
+    recompute: Callable[[Node], Recomputation | None],
+    grad_inputs: Sequence[Tensor | None],
+    grad_outputs: Sequence[Tensor | None],
+) -> tuple[Tensor | None, ...] | None:
+    """Other gradients of a node's inputs, with a graph of their own; ``None`` for no change."""
+    # While second derivatives are taken, the node is passed again, for a first one.
+    again = recompute(node) if torch.is_grad_enabled() and grad_outputs[0] is not None else None
+    if again is None:
+        return None
+    pairs = enumerate(again.inputs[: len(grad_inputs)])
+    needed = {i: tensor for i, tensor in pairs if tensor is not None and tensor.requires_grad}
+    found = torch.autograd.grad(
+        again.output, list(needed.values()), grad_outputs[0], create_graph=True
+    )
+    gradients = dict(zip(needed, found, strict=True))
+    return tuple(gradients.get(i, gradient) for i, gradient in enumerate(grad_inputs))
+
+
+def _attention(node: Node) -> Recomputation | None:
+    """Fused attention has no second derivative; the mask of its dropout is known to it alone."""
+    if node._saved_dropout_p > 0:
+        return None
+    query, key, value = node._saved_query, node._saved_key, node._saved_value
+    mask = _mask_of(node)
+    with sdpa_kernel(SDPBackend.MATH):
+        attended = scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            mask,
+            is_causal=node._saved_is_causal,
+            scale=node._saved_scale,
+            enable_gqa=query.shape[-3] != key.shape[-3],
+        )
+    return Recomputation((query, key, value, mask), attended)
+
+
+def _mask_of(node: Node) -> Tensor | None:
+    """The kernels have different names for it, and some have none."""
+    name = next((n for n in ("_saved_attn_mask", "_saved_attn_bias") if n in dir(node)), None)
+    mask: Tensor | None = None if name is None else getattr(node, name)
+    return mask
+
+
+def _weight_norm(node: Node) -> Recomputation:
+    """w = g·v/‖v‖; torch's second derivative with respect to v is wrong (as of 2.13)."""
+    direction, length = node._saved_v, node._saved_g
+    axes = [axis for axis in range(direction.dim()) if axis != node._saved_dim]
+    norm = torch.linalg.vector_norm(direction, dim=axes, keepdim=True)
+    return Recomputation((direction, length), length * direction / norm)
+
+
+_RULES: dict[str, Callable[[Node], Recomputation | None]] = {
+    "ScaledDotProductFlashAttention": _attention,
+    "ScaledDotProductEfficientAttention": _attention,
+    "ScaledDotProductCudnnAttention": _attention,
+    "WeightNormInterface": _weight_norm,
+}
+"""By the beginnings of the nodes' names."""
