@@ -1,7 +1,8 @@
 """Curvature and per-sample gradients of PyTorch networks, seen from inside the backward pass."""
 
-from gradlens import quantities, schedules
+from gradlens import quantities, recorders, schedules, signals
 from gradlens._version import __version__
+from gradlens.aggregation import Aggregate
 from gradlens.cockpit import Cockpit
 from gradlens.history import History
 from gradlens.individual.context import individual_gradients
@@ -9,10 +10,12 @@ from gradlens.individual.extension import IndividualGradients
 from gradlens.individual.tap import extend
 from gradlens.plotter import CockpitPlotter
 from gradlens.presets import configuration
+from gradlens.taiyi import from_taiyi
 from gradlens.undefined import Undefined
 from gradlens.view import View
 
 __all__ = [
+    "Aggregate",
     "Cockpit",
     "CockpitPlotter",
     "History",
@@ -22,7 +25,10 @@ __all__ = [
     "__version__",
     "configuration",
     "extend",
+    "from_taiyi",
     "individual_gradients",
     "quantities",
+    "recorders",
     "schedules",
+    "signals",
 ]

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradlens.aggregation import PUSHED, Aggregate, Aggregation
+from gradlens.coverage import Coverage, CoverageTable
+from gradlens.gradient_tracking import (
+    GradientTracking,
+    is_compiled,
+    process_group_of,
+    unwrapped,
+)
 from gradlens.history import History, Note, RunFile, Source
+from gradlens.individual.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.individual.context import check_loss_reduction
 from gradlens.individual.gathering import LossReduction
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.tap import extend
-from gradlens.layer_tracking import LayerTracking
+from gradlens.layer_tracking import EVALUATION, LayerTracking
 from gradlens.pending import OpenInterval, PendingUpdate
 from gradlens.plain import to_plain
 from gradlens.presets import configuration
+from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.quantities.quantity import Quantity, TwoPointQuantity, UpdateQuantity
 from gradlens.step import Step
 from gradlens.tracking import TrackedStep, recordable
@@ -45,22 +58,35 @@ class Cockpit:
     def __init__(
         self,
         params: nn.Module | Iterable[nn.Parameter],
-        quantities: Iterable[Quantity] | None = None,
+        quantities: Iterable[Quantity | Aggregate] | None = None,
         *,
         loss_reduction: LossReduction = "mean",
+        batchnorm: BatchNormPolicy = "coupled",
         run: str | Path | None = None,
         resume: bool = False,
     ) -> None:
         check_loss_reduction(loss_reduction)
-        self.quantities = _checked(configuration("economy") if quantities is None else quantities)
+        check_batchnorm(batchnorm)
+        chosen = configuration("economy") if quantities is None else quantities
+        self._aggregation = Aggregation(chosen)
+        self.quantities = _checked(self._aggregation.quantities)
         self.loss_reduction: LossReduction = loss_reduction
-        self.model = extend(params) if isinstance(params, nn.Module) else None
-        self.parameters = _trainable(params)
+        wrapped = params if isinstance(params, nn.Module) else None
+        model = None if wrapped is None else unwrapped(wrapped)
+        self.model = None if model is None else extend(model)
+        self.parameters = _trainable(params if model is None else model)
+        self._gradients = GradientTracking(
+            self.parameters,
+            self.model,
+            loss_reduction,
+            batchnorm,
+            None if wrapped is None else process_group_of(wrapped),
+            wrapped is not None and is_compiled(wrapped),
+        )
         self._layers = LayerTracking(self.model, self.parameters, self.quantities)
         self.history = self._history(run, resume)
-        self._file = None if run is None else RunFile(run, self.history, resume)
-        self._compared = False
-        self._used_elsewhere: set[str] = set()
+        writes = run is not None and self._gradients.is_first_process
+        self._file = RunFile(run, self.history, resume) if run is not None and writes else None
         self._started = False
         self._pending: PendingUpdate | None = None
         self._interval: OpenInterval | None = None
@@ -72,6 +98,8 @@ class Cockpit:
         loss: Tensor | None = None,
         optimizer: Optimizer | None = None,
         batch_size: int | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        accumulating: bool = False,
         info: Mapping[str, Any] | None = None,
         debug: bool = False,
     ) -> TrackedStep:
@@ -79,13 +107,39 @@ class Cockpit:
 
         ``extensions`` are BackPACK extensions of the user's own. ``loss`` and ``optimizer`` are
         needed by the quantities that say so; N is found without ``batch_size``, which is checked
-        if given. ``info`` may hold the same under these names, and anything for quantities of the
+        if given. ``scaler`` is the one whose scaled loss backward is called on, before it unscales
+        the gradients. ``accumulating`` says that another backward pass of the same step follows:
+        the step's values are those of all its micro-batches together, found at the last.
+        ``info`` may hold the same under these names, and anything for quantities of the
         user's own. ``debug`` prints what is active.
         """
         known = dict(info or {})
-        given = {"loss": loss, "optimizer": optimizer, "batch_size": batch_size}
+        given = {
+            "loss": loss,
+            "optimizer": optimizer,
+            "batch_size": batch_size,
+            "scaler": scaler,
+        }
         known |= {name: value for name, value in given.items() if value is not None}
-        return TrackedStep(self, int(global_step), extensions, known, debug)
+        return TrackedStep(self, int(global_step), extensions, known, accumulating, debug)
+
+    def forward(self, global_step: int) -> AbstractContextManager[None]:
+        """A context for a step's forward pass, where quantities of layers must be told the step.
+
+        Without it, steps are expected to follow each other as the last two did. The backward pass
+        has a context of its own, as ever.
+        """
+        return self._layers.forward(int(global_step))
+
+    def evaluation(self, global_step: int) -> AbstractContextManager[None]:
+        """A context for forward passes that no backward pass follows, such as a validation.
+
+        Quantities of layers' inputs and outputs take them all together, whatever their schedule,
+        and are recorded under "OutputNorm (evaluation)" and the like. ``ValueError`` if there are
+        none.
+        """
+        step = Step(int(global_step), self.parameters, self.loss_reduction)
+        return self._layers.evaluation(step, self._record_evaluation)
 
     def create_graph(self, global_step: int) -> bool:
         """Whether backward needs ``create_graph=True`` at this step: never."""
@@ -119,6 +173,29 @@ class Cockpit:
             {n: to_plain(value) for n, value in given.items() if value is not None},
         )
 
+    def push(self, **metrics: float) -> None:
+        """Add values of the training loop's own metrics, of which an epoch's statistics matter.
+
+        They are recorded under their names by ``tick_epoch``.
+        """
+        self._aggregation.push(metrics)
+
+    def tick_epoch(self, across_processes: bool = False) -> None:
+        """An epoch is over: record the statistics of each ``Aggregate`` over it.
+
+        They stand under the last step. ``across_processes`` takes in the values of all processes
+        of ``torch.distributed``'s default group, each of which must call it.
+        """
+        if self._pending is not None:
+            self._pending.resolve()
+        self._append_aggregated(*self._aggregation.end_epoch(across_processes))
+
+    def coverage(self) -> CoverageTable:
+        """Which parameters have individual gradients, as of the latest step; print it."""
+        coverages = self.history.coverages
+        latest = coverages[max(coverages)] if coverages else Coverage()
+        return CoverageTable(latest, self.history.parameters)
+
     def get_output(self) -> dict[int, dict[str, Any]]:
         """All values so far: global step -> name -> value."""
         history = self.history
@@ -140,29 +217,64 @@ class Cockpit:
         if self._pending is not None:
             self._pending.resolve()
         self._close_interval()
+        self._append_aggregated(*self._aggregation.rest())
         self._layers.close()
         if self._file is not None:
             self._file.close()
 
     def _history(self, run: str | Path | None, resume: bool) -> History:
-        sources = {q.name: Source(type(q).__name__, q.view) for q in self.quantities}
+        sources = self._aggregation.sources(self.quantities)
         shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
         history = History(sources, shapes)
         if run is not None and resume and Path(run).exists():
             past = History.load(run)
             history.sources = past.sources | sources
             history.notes.extend(past.notes)
+            history.coverages |= past.coverages
             for name in past.names:
                 for step, value in past[name].items():
                     history.append(step, {name: value})
         return history
 
     def _record(self, global_step: int, values: Mapping[str, Any]) -> None:
+        self._append(global_step, self._aggregation.take_in(global_step, values))
+
+    def _append(self, global_step: int, values: Mapping[str, Any]) -> None:
         if not values:
             return
         self.history.append(global_step, values)
         if self._file is not None:
             self._file.write_step(global_step, values)
+
+    def _record_evaluation(self, global_step: int, quantity: LayerQuantity, value: Any) -> None:
+        name = EVALUATION.format(quantity.name)
+        title = EVALUATION.format(quantity.view.title)
+        view = replace(quantity.view, title=title)
+        self._know(name, Source(type(quantity).__name__, view))
+        self._record(global_step, {name: recordable(quantity, global_step, value)})
+
+    def _append_aggregated(self, global_step: int, values: Mapping[str, Any]) -> None:
+        for name in values:
+            self._know(name, PUSHED)
+        self._append(global_step, values)
+
+    def _know(self, name: str, source: Source) -> None:
+        """Remember what a new series comes from."""
+        if name not in self.history.sources:
+            self.history.sources[name] = source
+            if self._file is not None:
+                self._file.write_sources(self.history)
+
+    def _cover(self, global_step: int, coverage: Coverage) -> None:
+        """Enter into the ledger what individual gradients there are, if that has changed."""
+        coverages = self.history.coverages
+        if coverages and coverages[max(coverages)] == coverage:
+            return
+        coverages[global_step] = coverage
+        if self._file is not None:
+            self._file.write_coverage(global_step, coverage)
+        for remark in coverage.remarks(self.history.parameters):
+            self._note(global_step, remark)
 
     def _note(self, global_step: int, text: str) -> None:
         """Say something once: as a warning, in the history and in the file."""

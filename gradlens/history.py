@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from gradlens.coverage import Coverage
 from gradlens.records import Value, from_line, to_line
 from gradlens.view import View
 
@@ -18,10 +19,14 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Source:
-    """What a series came from: the quantity's class name and how it wishes to be shown."""
+    """What a series came from: the quantity's class name and how it wishes to be shown.
+
+    ``of_samples`` says whether its values are made of individual gradients.
+    """
 
     kind: str
     view: View
+    of_samples: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,15 +42,17 @@ class History:
     """A run's values by name and step; knows no torch and no network.
 
     ``sources`` says for each name what it came from; ``parameters`` gives the shapes of the
-    network's parameters, from input to output; ``notes`` holds remarks such as parameters that
-    are not covered. A number that could not be computed is a NaN, and where its reason is known
-    it is an ``Undefined``. A later value for the same name and step replaces the earlier one.
+    network's parameters, from input to output; ``notes`` holds remarks. ``coverages`` says which
+    individual gradients there were, from each step on at which that changed. A number that could
+    not be computed is a NaN, and where its reason is known it is an ``Undefined``. A later value
+    for the same name and step replaces the earlier one.
     """
 
     sources: dict[str, Source] = field(default_factory=dict)
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     truncated: bool = False
+    coverages: dict[int, Coverage] = field(default_factory=dict)
     _values: dict[str, dict[int, Value]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -76,6 +83,14 @@ class History:
         """All steps for which anything was recorded, ascending."""
         return tuple(sorted({step for series in self._values.values() for step in series}))
 
+    def coverage(self, name: str, step: int) -> Coverage:
+        """Which parameters a record is about; all of them unless it has to do with samples."""
+        source = self.sources.get(name)
+        if source is None or not source.of_samples:
+            return Coverage()
+        known = [at for at in self.coverages if at <= step]
+        return self.coverages[max(known)] if known else Coverage()
+
     def append(self, step: int, values: Mapping[str, Value]) -> None:
         """Add one step's values by name."""
         for name, value in values.items():
@@ -86,6 +101,8 @@ class History:
         with RunFile(path, self) as file:
             for note in self.notes:
                 file.write_note(note)
+            for step, coverage in self.coverages.items():
+                file.write_coverage(step, coverage)
             for step in self.steps:
                 values = {n: series[step] for n, series in self._values.items() if step in series}
                 file.write_step(step, values)
@@ -112,7 +129,10 @@ class History:
 
 
 def _header(history: History) -> dict[str, Value]:
-    sources = {n: {"kind": s.kind, "view": asdict(s.view)} for n, s in history.sources.items()}
+    sources: dict[str, Value] = {
+        name: {"kind": source.kind, "view": asdict(source.view), "of_samples": source.of_samples}
+        for name, source in history.sources.items()
+    }
     parameters = {name: list(shape) for name, shape in history.parameters.items()}
     return {"gradlens_run": FORMAT, "sources": sources, "parameters": parameters}
 
@@ -134,7 +154,10 @@ def _from_header(line: bytes, path: str | Path, truncated: bool) -> History:
 
 
 def _sources(header: Mapping[str, Any]) -> dict[str, Source]:
-    return {n: Source(s["kind"], View(**s["view"])) for n, s in header["sources"].items()}
+    return {
+        name: Source(found["kind"], View(**found["view"]), found["of_samples"])
+        for name, found in header["sources"].items()
+    }
 
 
 def _take_in(history: History, record: Mapping[str, Any]) -> None:
@@ -142,6 +165,8 @@ def _take_in(history: History, record: Mapping[str, Any]) -> None:
         history.sources |= _sources(record)
     elif "note" in record:
         history.notes.append(Note(record["step"], record["note"]))
+    elif "coverage" in record:
+        history.coverages[record["step"]] = Coverage.from_plain(record["coverage"])
     else:
         history.append(record["step"], record["values"])
 
@@ -180,6 +205,14 @@ class RunFile:
     def write_step(self, step: int, values: Mapping[str, Value]) -> None:
         """Append one step's values."""
         self._write({"step": step, "values": values})
+
+    def write_sources(self, history: History) -> None:
+        """Append what the series come from, as far as it is known by now."""
+        self._write(_header(history))
+
+    def write_coverage(self, step: int, coverage: Coverage) -> None:
+        """Append which individual gradients there are from a step on."""
+        self._write({"step": step, "coverage": coverage.plain()})
 
     def write_note(self, note: Note) -> None:
         """Append a note."""

@@ -44,6 +44,18 @@ class Logarithmic:
         return global_step in self._points
 
 
+@dataclass(frozen=True)
+class Epochs:
+    """True at all steps of epochs ``offset``, ``offset + interval``, ... of ``length`` steps."""
+
+    interval: int
+    length: int
+    offset: int = 0
+
+    def __call__(self, global_step: int) -> bool:
+        return Linear(self.interval, self.offset)(global_step // self.length)
+
+
 class _DecidedOnce:
     """Asks a schedule once for each step, so that a random one has one answer."""
 
@@ -72,6 +84,13 @@ def linear(interval: int, offset: int = 0) -> Linear:
     if interval < 1:
         raise ValueError(f"interval={interval} tracks nothing: use 1 or more")
     return Linear(interval, offset)
+
+
+def epochs(interval: int, length: int, offset: int = 0) -> Epochs:
+    """Track all steps of every ``interval``-th epoch; epochs have ``length`` steps."""
+    if interval < 1 or length < 1:
+        raise ValueError(f"interval={interval}, length={length} track nothing: use 1 or more")
+    return Epochs(interval, length, offset)
 
 
 def logarithmic(

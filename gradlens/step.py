@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from gradlens.individual.gathering import LossReduction, layer_of
 from gradlens.individual.reductions import Reduction
+from gradlens.signals.layer_signals import LayerSignals
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,12 @@ class Step:
     optimizer: Optimizer | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
     reduced: Mapping[Reduction, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    signals: LayerSignals = field(default_factory=LayerSignals, repr=False)
 
     def without_gradients(self) -> Step:
         """What may be kept until the next step: numbers, but no gradients and no graph."""
         loss = None if self.loss is None else self.loss.detach().clone()
-        return replace(self, loss=loss, info={}, reduced={})
+        return replace(self, loss=loss, info={}, reduced={}, signals=LayerSignals())
 
     @property
     def samples(self) -> int:
@@ -77,7 +79,7 @@ class Step:
         return float(self.loss.detach()) / divisor
 
     def gradients(self) -> dict[str, Tensor]:
-        """``p.grad`` of every parameter that isn't frozen by now.
+        """Gradients of every parameter that isn't frozen by now: ``p.grad``, unscaled.
 
         ``ValueError`` names those that have none.
         """
@@ -88,7 +90,10 @@ class Step:
                 "depend on it, or a hook has cleared it; freeze it (requires_grad_(False)) or "
                 "leave it out of the cockpit"
             )
-        return {n: p.grad.detach() for n, p in self.parameters.items() if p.grad is not None}
+        scaler = self.info.get("scaler")
+        scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
+        found = {n: p.grad.detach() for n, p in self.parameters.items() if p.grad is not None}
+        return found if scale == 1 else {name: grad / scale for name, grad in found.items()}
 
 
 NOTHING_COVERED = (

@@ -16,14 +16,9 @@ from torch import Tensor, nn
 
 from gradlens.curvature.backpack_graph import extended_by_backpack
 from gradlens.curvature.loss_curvature import LossCurvature
-from gradlens.individual.consistency import Discrepancy, inconsistent, remark_on
-from gradlens.individual.context import UNSEEN
-from gradlens.individual.coverage import remark_on_coupling, remark_on_missing
+from gradlens.gradient_tracking import StepGradients
 from gradlens.individual.extension import IndividualGradients
-from gradlens.individual.gathering import ReducedGradients
-from gradlens.individual.graph_uses import GraphUses, watch_graph
 from gradlens.individual.losses import IndividualLosses
-from gradlens.individual.tap import listen, stop_listening
 from gradlens.plain import to_plain
 from gradlens.quantities.quantity import (
     CurvatureQuantity,
@@ -51,16 +46,17 @@ class TrackedStep:
         global_step: int,
         extensions: Sequence[BackpropExtension],
         info: Mapping[str, Any],
+        accumulating: bool,
         debug: bool,
     ) -> None:
         self._cockpit = cockpit
         self._global_step = global_step
         self._extensions = extensions
         self._info = info
+        self._accumulating = accumulating
         self._debug = debug
         self._active: list[Quantity] = []
-        self._gradients: ReducedGradients | None = None
-        self._in_graph: GraphUses | None = None
+        self._gradients: StepGradients | None = None
         self._losses: IndividualLosses | None = None
         self._savefields: set[str] = set()
         self._values: dict[str, Any] = {}
@@ -102,12 +98,13 @@ class TrackedStep:
                 self._finish()
         finally:
             self._cockpit._layers.end(self._global_step)
-            self._cockpit._close_interval()
+            if not self._accumulating:
+                self._cockpit._close_interval()
             self._release()
 
     def _release(self) -> None:
         if self._gradients is not None:
-            self._gradients.stop()
+            self._gradients.release()
         self._gradients = self._losses = None
         # Nothing that quantities have asked BackPACK for stays on parameters.
         for parameter in self._cockpit.parameters.values() if self._savefields else ():
@@ -135,7 +132,7 @@ class TrackedStep:
 
     def _compute_curvature(self, extensions: Sequence[BackpropExtension]) -> None:
         step, cockpit, info = self._global_step, self._cockpit, self._info
-        active = [q for q in self._active if isinstance(q, _CURVED)]
+        active = [q for q in self._active if isinstance(q, _CURVED) and not self._accumulating]
         apart = [e for e in extensions if self._runs_apart(e)]
         if not active and not apart:
             return
@@ -193,24 +190,17 @@ class TrackedStep:
         if self._needs_individual_losses():
             self._losses = IndividualLosses(cockpit.loss_reduction)
             within.append(self._losses)
-        if ours or cockpit._interval is not None:
-            self._gradients = self._reduced_gradients()
-            stack.callback(self._stop_listening)
-            if cockpit.model is not None:
-                listen(cockpit.model, self._gradients)
-                self._watch_graph(cockpit.model, self._gradients)
-            else:
-                within.append(IndividualGradients(cockpit.loss_reduction, self._gradients))
+        if ours or cockpit._interval is not None or cockpit._gradients.joins(self._accumulating):
+            self._gradients = self._step_gradients()
+            stack.callback(self._gradients.stop_listening)
+            self._gradients.listen()
+            if cockpit.model is None:
+                gathering = self._gradients.gathering
+                within.append(IndividualGradients(cockpit.loss_reduction, gathering))
         if within or hooks:
             stack.enter_context(_within_backpack(within, hooks, self._debug))
         users = {extension.savefield for extension in self._extensions}
         self._savefields = {extension.savefield for extension in foreign} - users
-
-    def _watch_graph(self, model: nn.Module, gradients: ReducedGradients) -> None:
-        if "loss" in self._info:
-            cockpit, loss = self._cockpit, self._info["loss"]
-            besides = cockpit._used_elsewhere if cockpit._compared else cockpit.parameters
-            self._in_graph = watch_graph(loss, model, cockpit.parameters, gradients, besides)
 
     def _wanted_extensions(
         self,
@@ -227,33 +217,22 @@ class TrackedStep:
         wanted = any("individual_losses" in q.needs for q in (*self._active, *waiting))
         return wanted and self._info.get("individual_losses") is None
 
-    def _reduced_gradients(self) -> ReducedGradients:
+    def _step_gradients(self) -> StepGradients:
         cockpit, step = self._cockpit, self._global_step
         wanted = {r for quantity in self._active for r in quantity.reductions_at(step)}
         if cockpit._interval is not None:
             wanted.add(cockpit._interval.reduction)
-        if not cockpit._compared:
-            wanted.add(Discrepancy())
-        return ReducedGradients(
-            cockpit.parameters,
-            cockpit.loss_reduction,
-            wanted,
-            self._info.get("batch_size"),
-            retain=any(q.retains_gradients and q.should_compute(step) for q in self._active),
-        )
-
-    def _stop_listening(self) -> None:
-        if self._cockpit.model is not None and self._gradients is not None:
-            stop_listening(self._cockpit.model, self._gradients)
-        if self._in_graph is not None:
-            self._in_graph.stop()
-            self._in_graph = None
+        retain = any(q.retains_gradients and q.should_compute(step) for q in self._active)
+        return cockpit._gradients.at_step(wanted, retain, self._info, self._accumulating)
 
     # On leaving, after a backward pass without exceptions.
 
     def _finish(self) -> None:
         if self._gradients is not None:
-            self._gradients.finish()
+            self._gradients.finish(self._individual_losses())
+        if self._accumulating:
+            self._raise_error_of_gradients()
+            return
         step, cockpit = self._step(), self._cockpit
         self._take_notes(step)
         failures, values = self._failures, self._values
@@ -267,9 +246,20 @@ class TrackedStep:
             cockpit._record(self._global_step, values)
             with failures:
                 self._await_update(step)
-        if self._gradients is not None and self._gradients.error is not None:
-            raise self._gradients.error
+        self._raise_error_of_gradients()
         failures.raise_first()
+
+    def _raise_error_of_gradients(self) -> None:
+        if self._gradients is not None and self._gradients.gathering.error is not None:
+            raise self._gradients.gathering.error
+
+    def _individual_losses(self) -> Tensor | None:
+        if self._losses is None:
+            known: Tensor | None = self._info.get("individual_losses")
+            return None if known is None else known.detach()
+        found, gradients = self._losses.values, self._gradients
+        factor = 1.0 if gradients is None else gradients.gathering.factor
+        return None if found is None else found / factor
 
     def _compute(self, quantity: Quantity, step: Step, values: dict[str, Any]) -> None:
         if isinstance(quantity, SingleStepQuantity) and quantity.should_compute(step.global_step):
@@ -293,22 +283,26 @@ class TrackedStep:
         if lacking and step.individual_losses is None:
             text = NO_INDIVIDUAL_LOSSES.format(quantities=", ".join(lacking))
             self._cockpit._note(step.global_step, text)
-        retained = {} if self._gradients is None else self._gradients.retained
+        retained = {} if self._gradients is None else self._gradients.gathering.retained
         self._cockpit._await_update(step, waiting, retained)
 
     def _step(self) -> Step:
-        gradients, losses, info = self._gradients, self._losses, self._info
-        individual_losses = info.get("individual_losses") if losses is None else losses.values
+        gradients, info = self._gradients, self._info
+        loss, individual_losses = info.get("loss"), self._individual_losses()
+        if gradients is not None and gradients.joined is not None:
+            whole = gradients.joined
+            individual_losses = whole.individual_losses
+            loss = None if whole.loss is None else torch.tensor(whole.loss, dtype=torch.float64)
         return Step(
             self._global_step,
             self._cockpit.parameters,
             self._cockpit.loss_reduction,
-            info.get("batch_size") if gradients is None else gradients.batch_size,
-            info.get("loss"),
-            None if individual_losses is None else individual_losses.detach(),
+            info.get("batch_size") if gradients is None else gradients.gathering.batch_size,
+            loss,
+            individual_losses,
             info.get("optimizer"),
             info,
-            {} if gradients is None else gradients.values,
+            {} if gradients is None else gradients.gathering.values,
             self._cockpit._layers.finish(self._global_step),
         )
 
@@ -316,20 +310,13 @@ class TrackedStep:
         gradients, cockpit = self._gradients, self._cockpit
         for remark in step.signals.remarks:
             cockpit._note(step.global_step, remark)
-        if gradients is None or gradients.error is not None or not gradients.covered:
+        # Where nothing is covered, whoever needs gradients raises an error that says so.
+        if gradients is None or gradients.gathering.error or not gradients.gathering.covered:
             return
-        if gradients.coupling:
-            cockpit._note(step.global_step, remark_on_coupling(gradients.coupling))
-        absent = [name for name in cockpit.parameters if name not in gradients.covered]
-        if absent:
-            reasons = {name: gradients.missing.get(name, UNSEEN) for name in absent}
-            cockpit._note(step.global_step, remark_on_missing(cockpit.parameters, reasons))
-        if not cockpit._compared:
-            cockpit._used_elsewhere |= gradients.told_by_graph
-            wrong = inconsistent(step.by_parameter(Discrepancy()), gradients.epsilon)
-            cockpit._compared = wrong is not None
-            if wrong:
-                cockpit._note(step.global_step, remark_on(wrong))
+        if gradients.gathering.values:
+            cockpit._cover(step.global_step, gradients.coverage)
+        for remark in gradients.remarks():
+            cockpit._note(step.global_step, remark)
 
 
 NO_INDIVIDUAL_LOSSES = (

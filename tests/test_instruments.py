@@ -27,6 +27,8 @@ from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import LogTicks, NumberLabels, Scale, StepAxis, fit, number_label
 from gradlens.undefined import Undefined
 from gradlens.view import View
+from tests import layer_records
+from tests.layer_records import layer_record
 
 VIEWS: dict[str, View] = {
     "Loss": View("Loss", group="performance"),
@@ -130,7 +132,7 @@ def value(kind: str, step: int, last: int, names: Mapping[str, tuple[int, ...]],
         **{n: partial(logged, n, decay) for n in LOGGED},
         "MyQuantity": lambda: 20 / (0.1 + decay) * noise,
     }
-    return factories[kind]()
+    return factories[kind]() if kind in factories else layer_record(kind, step, last, names, rng)
 
 
 def logged(name: str, decay: float) -> float:
@@ -216,7 +218,8 @@ def spectrum(size: float, rng: Any) -> dict[str, Any]:
 
 
 HEAVY = {"GradHist1d": 10, "GradHist2d": 10, "GradCovariance": 5, "Parameters": 2, "HessTrace": 5,
-         "HessEigenvalues": 5, "HessMaxEV": 5, "Stability": 5, "SpectralDensity": 10}  # fmt: skip
+         "HessEigenvalues": 5, "HessMaxEV": 5, "Stability": 5, "SpectralDensity": 10,
+         "InputCovariance": 5, "OutputGradientCovariance": 5}  # fmt: skip
 """What nobody records at every step."""
 
 
@@ -226,7 +229,8 @@ def realistic(
     """A run of all kinds of quantities at ``steps`` steps, the heavy ones less often."""
     rng = np.random.default_rng(0)
     names = shapes(layers)
-    history = History({k: Source(k, VIEWS[k]) for k in kinds if k in VIEWS}, names)
+    views = VIEWS | layer_records.VIEWS
+    history = History({k: Source(k, views[k]) for k in kinds if k in views}, names)
     for step in range(0, steps * every, every):
         for kind in kinds:
             pace = HEAVY.get(kind, 1) * max(1, steps // 400 if kind in HEAVY else 1)
@@ -264,11 +268,20 @@ CASES: dict[str, tuple[str, ...]] = {
     "LayerMapInstrument": ("GradNorm",),
     "LayerRanksInstrument": ("GradCovariance",),
     "LayerHistogramsInstrument": ("GradHist1d",),
+    "ActivationInstrument": ("OutputActivation",),
+    "LayerLinesInstrument": ("OutputNorm",),
+    "CorrelationsInstrument": ("UpdateGeometry",),
+    "LayerSharesInstrument": ("ParameterNorm",),
+    "LayerStableRanksInstrument": ("InputCovariance",),
+    "LayerConditionsInstrument": ("OutputGradientCovariance",),
+    "LayerSpectraInstrument": ("InputCovariance",),
+    "AggregateInstrument": ("Aggregate",),
     "GenericInstrument": ("MyQuantity",),
 }
 """What each instrument is shown in the tests that all of them share."""
 
-BY_LAYER = {"LayerMapInstrument", "LayerRanksInstrument", "LayerHistogramsInstrument"}
+BY_LAYER = {"LayerMapInstrument", "LayerRanksInstrument", "LayerHistogramsInstrument",
+            "LayerSpectraInstrument", "CorrelationsInstrument"}  # fmt: skip
 NOT_OVER_STEPS = {
     "Histogram1dInstrument",
     "Histogram2dInstrument",
@@ -295,7 +308,7 @@ def same(history: History, change: Callable[[int, Any], Any]) -> History:
 
 def twice(history: History) -> History:
     """The history with a second quantity of each kind."""
-    more = {f"{kind} 2": Source(kind, VIEWS[kind]) for kind in history.sources}
+    more = {f"{k} 2": Source(k, source.view) for k, source in history.sources.items()}
     double = History({**history.sources, **more}, history.parameters)
     for name in (*double.names, *(name for name in history.names if name not in history.sources)):
         for step, old in history[name.removesuffix(" 2")].items():

@@ -18,6 +18,7 @@ import gradlens
 from gradlens import quantities
 from gradlens.quantities import Quantity
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
+from gradlens.quantities.selective import Selective
 from gradlens.statistics import noise_scale
 from tests.networks import NETWORKS
 from tests.references import flat, individual_gradients_by_loop, squared_error
@@ -173,6 +174,8 @@ OF_CURVATURE = {"HessEigenvalues", "HessMaxEV", "SpectralDensity", "Stability"}
 OF_DIAGONALS = {"HessTrace", "TICDiag", "TICTrace"}
 """Tested in test_diagonals.py."""
 ABSTRACT = {name for name in quantities.__all__ if name.endswith("Quantity")}
+OF_LAYERS = {n for n in quantities.__all__ if issubclass(getattr(quantities, n), Selective)}
+"""Tested in test_layer_quantities.py."""
 SOME_NETWORKS = ["mlp", "conv2d", "linear, sequence", "tied weights", "module used twice", "lstm"]
 
 
@@ -228,7 +231,7 @@ def test_quantity(case: str, network: str, reduction: str, steps: int) -> None:
 
 def test_every_public_quantity_has_a_reference() -> None:
     here = {type(build()).__name__ for build, _ in CASES.values()}
-    elsewhere = IN_UPDATES | OF_CURVATURE | OF_DIAGONALS | WITHOUT_FORMULA
+    elsewhere = IN_UPDATES | OF_CURVATURE | OF_DIAGONALS | (OF_LAYERS - ABSTRACT) | WITHOUT_FORMULA
     assert set(quantities.__all__) - ABSTRACT == here | elsewhere
 
 

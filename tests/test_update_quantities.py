@@ -270,3 +270,12 @@ def test_concave_parabola_has_no_minimum() -> None:
     jitter = torch.tensor([-1e-3, 0, 1e-3], dtype=torch.float64)
     found = local_step_size((1 + jitter, jitter), (-0.5 + jitter, -1.5 + jitter), 1.0)
     assert "no minimum" in found.reason
+
+
+@pytest.mark.parametrize("network", ["lstm", "prelu"])
+def test_alpha_of_layers_that_are_recomputed(network: str) -> None:
+    """After the update, but with the parameters from before it."""
+    cockpit, records = run(network, "mean", "SGD", [quantities.Alpha()])
+    for step, (start, end) in enumerate(pairwise(records)):
+        expected = alpha(start, end)
+        assert cockpit.history["Alpha"][step] == pytest.approx(expected, rel=1e-7, nan_ok=True)

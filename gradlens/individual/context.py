@@ -7,10 +7,11 @@ from types import TracebackType
 
 from torch import Tensor, nn
 
+from gradlens.individual.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.individual.gathering import Gathering, LossReduction
-from gradlens.individual.graph_uses import GraphUses, watch_graph
+from gradlens.individual.listening import Listening
 from gradlens.individual.operator import GradientOperator
-from gradlens.individual.tap import listen, stop_listening, tap_of, tappable_modules
+from gradlens.individual.tap import tap_of, tappable_modules
 
 
 class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
@@ -19,7 +20,9 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     ``model`` has been extended with ``gradlens.extend`` before its forward pass. The operators
     stay valid after the context, and keep the layers' inputs and output gradients alive as long
     as they are. ``loss`` is needed for parameters that no layer of their own holds, such as a
-    class token or the packed projections of attention. ``KeyError`` says why a parameter has none.
+    class token or the packed projections of attention, and if backward is called on a multiple of
+    it. ``batchnorm`` says what a gradient is where samples are coupled
+    (``gradlens.individual.batchnorm``). ``KeyError`` says why a parameter has none.
     """
 
     def __init__(
@@ -28,8 +31,10 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         loss_reduction: LossReduction = "mean",
         loss: Tensor | None = None,
         batch_size: int | None = None,
+        batchnorm: BatchNormPolicy = "coupled",
     ) -> None:
         check_loss_reduction(loss_reduction)
+        check_batchnorm(batchnorm)
         require_extended(model)
         self._model = model
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -37,16 +42,21 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         self._loss = loss
         self._batch_size = batch_size
         self._gathering = Gathering(self._parameters, loss_reduction)
-        self._in_graph: GraphUses | None = None
+        self._batchnorm: BatchNormPolicy = batchnorm
         self._operators: dict[str, GradientOperator] = {}
 
     def __enter__(self) -> individual_gradients:
         self._operators = {}
         self._gathering = Gathering(self._parameters, self._loss_reduction, self._batch_size)
-        listen(self._model, self._gathering)
-        if self._loss is not None:
-            names = self._parameters
-            self._in_graph = watch_graph(self._loss, self._model, names, self._gathering, names)
+        self._listening = Listening(
+            self._model,
+            self._gathering,
+            self._parameters,
+            self._loss,
+            besides=self._parameters,
+            batchnorm=self._batchnorm,
+        )
+        self._listening.start()
         return self
 
     def __exit__(
@@ -55,9 +65,7 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        stop_listening(self._model, self._gathering)
-        if self._in_graph is not None:
-            self._in_graph.stop()
+        self._listening.stop()
         self._gathering.explain_missing()
         if error is None and self._gathering.error is not None:
             raise self._gathering.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -44,11 +45,33 @@ class Gathering(CallListener):
         self.loss_reduction: LossReduction = loss_reduction
         # By name and backward pass: a gradient that the user asks for inside the context, without
         # accumulating it into the parameters, must not be mixed with the one that is.
+        self.factor = 1.0
+        self._left_out: set[str] = set()
+        self.closed = False
         self._uses: dict[str, dict[int, list[GradientOperator]]] = {}
         self._uses_in_graph: dict[str, dict[int, list[GradientOperator]]] = {}
         self._missing_in_graph: dict[str, str] = {}
         self.left_to_graph: set[str] = set()
         self.told_by_graph: set[str] = set()
+
+    def leave_out(self, reasons: Mapping[str, str]) -> None:
+        """Give no gradients of some parameters, and say why."""
+        self._left_out |= reasons.keys()
+        self.missing |= reasons
+
+    def close(self) -> None:
+        """Take in nothing more."""
+        self.closed = True
+
+    def receive_loss_gradient(self, gradient: Tensor) -> None:
+        """Take in ∂(what backward is called on)/∂loss, a factor that gₙ must not contain."""
+        # All else waits for the loss's gradient, so on a GPU this costs no more than a launch.
+        self.factor = float(gradient.detach())
+
+    @property
+    def loss_scale(self) -> float:
+        """What samples' contributions are multiplied by to give gₙ, but for N."""
+        return 1 / self.factor if self.factor else math.nan
 
     def receive(self, call: LayerCall) -> None:
         """Take in a completed call of a layer that holds some of the parameters."""
@@ -57,8 +80,9 @@ class Gathering(CallListener):
             for key, parameter in call.module._parameters.items()
             if key in call.trainable and id(parameter) in self._names
         }
-        names = {key: name for key, name in names.items() if name not in self.left_to_graph}
-        if not names or self.error is not None:
+        elsewhere = self.left_to_graph | self._left_out
+        names = {key: name for key, name in names.items() if name not in elsewhere}
+        if not names or self.error is not None or self.closed:
             return
         try:
             with torch.no_grad(), autocast_off(known_gradient(call)[1]):
@@ -73,6 +97,8 @@ class Gathering(CallListener):
 
         ``precision`` is that of the output gradient it was made from.
         """
+        if self.closed or name in self._left_out:
+            return
         self.epsilon = max(self.epsilon, torch.finfo(precision).eps)
         uses = self._uses_in_graph.setdefault(name, {})
         uses.setdefault(torch._C._current_graph_task_id(), []).append(operator)
@@ -113,7 +139,7 @@ class Gathering(CallListener):
                 f"batch, N = {self.batch_size}: put the batch first and keep it apart from other "
                 "axes within the network"
             )
-        return float(length) if self.loss_reduction == "mean" else 1.0
+        return (float(length) if self.loss_reduction == "mean" else 1.0) * self.loss_scale
 
     def take(self, name: str, backward_pass: int | None = None) -> GradientOperator | None:
         """Remove and return a parameter's operator, its uses in one or all passes added up."""
@@ -162,12 +188,15 @@ class ReducedGradients(Gathering):
         reductions: Iterable[Reduction],
         batch_size: int | None = None,
         retain: bool = False,
+        waits: bool = False,
     ) -> None:
         super().__init__(parameters, loss_reduction, batch_size)
         self.values: dict[Reduction, dict[str, Any]] = {reduction: {} for reduction in reductions}
         self.covered: set[str] = set()
         self.retained: dict[str, GradientOperator] = {}
+        self.waiting: dict[str, GradientOperator] = {}
         self._retain = retain
+        self._waits = waits
         self._parameters = parameters
         self._without_gradient = {name for name, p in parameters.items() if p.grad is None}
         self._handles: list[RemovableHandle] = [
@@ -201,16 +230,48 @@ class ReducedGradients(Gathering):
                 f"parameter {name!r} got gradients from two backward passes inside one context: "
                 "add the losses and call backward once, or use a context for each"
             )
+        if self._waits:
+            self.waiting[name] = individual
+            self.covered.add(name)
+            return
         gradient = parameter.grad if name in self._without_gradient else None
         if gradient is not None and gradient.is_sparse:
             gradient = gradient.to_dense()
-        gradients = ParameterGradients(name, parameter, individual, gradient)
+        self._reduce_operator(name, individual, gradient)
+
+    def _reduce_operator(
+        self, name: str, individual: GradientOperator, gradient: Tensor | None = None
+    ) -> None:
+        gradients = ParameterGradients(name, self._parameters[name], individual, gradient)
         found = {reduction: reduction.reduce(gradients) for reduction in self.values}
         for reduction, value in found.items():
             self.values[reduction][name] = value
         self.covered.add(name)
         if self._retain:
+            individual.outlive_update()
             self.retained[name] = individual
+
+    def take_joined(
+        self,
+        operators: Mapping[str, GradientOperator],
+        missing: Mapping[str, str],
+        coupling: Iterable[str],
+    ) -> None:
+        """Reduce the whole batch instead of the part that was seen."""
+        self._waits, self.waiting, self.covered = False, {}, set()
+        self.missing, self.coupling = dict(missing), set(coupling)
+        for name, operator in operators.items():
+            parameter = self._parameters[name]
+            try:
+                with torch.no_grad(), autocast_off(parameter):
+                    self._reduce_operator(name, operator)
+            except CannotRecomputeError as reason:
+                self._forget(name, str(reason))
+
+    def close(self) -> None:
+        """Reduce what has been heard, and take in nothing more."""
+        self._reduce_rest()
+        super().close()
 
     def _forget(self, name: str, reason: str) -> None:
         self.missing[name] = reason
@@ -220,6 +281,10 @@ class ReducedGradients(Gathering):
 
     def finish(self) -> None:
         """Reduce what autograd didn't accumulate (``torch.autograd.grad``), and stop listening."""
+        self._reduce_rest()
+        self._remove_hooks()
+
+    def _reduce_rest(self) -> None:
         self.explain_missing()
         for name in self.names:
             if name in self.covered:
@@ -227,7 +292,6 @@ class ReducedGradients(Gathering):
             else:
                 passes = {**self._uses.get(name, {}), **self._uses_in_graph.get(name, {})}
                 self._complete(name, max(passes))
-        self._remove_hooks()
 
     def _drop(self, name: str) -> None:
         self._uses.pop(name, None)
@@ -238,7 +302,7 @@ class ReducedGradients(Gathering):
         self._remove_hooks()
         self._uses.clear()
         self._uses_in_graph.clear()
-        self.retained = {}
+        self.retained, self.waiting = {}, {}
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Node: TypeAlias = Any
 """A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't know."""
@@ -71,6 +71,16 @@ class Graph:
                     self._consumers[child].append((node, index, output))
                     stack.append((child, False))
 
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes, each after those that it consumes."""
+        return tuple(self._in_order)
+
+    def leaves_below(self, nodes: Sequence[Node]) -> set[int]:
+        """``id`` of all parameters that the nodes are computed from."""
+        below = self._below(nodes)
+        return {identity for identity, leaf in self._leaves.items() if leaf in below}
+
     def __contains__(self, parameter: Tensor) -> bool:
         return id(parameter) in self._leaves
 
@@ -78,8 +88,12 @@ class Graph:
         """Nodes that none of N ``samples`` has entered."""
         alone = self._below(self._parametrised)
         for node in self._in_order:
-            children = [child for child, _ in node.next_functions if child is not None]
-            if all(child in alone for child in children) and not samples_enter(node, samples):
+            if kind(node) == "AccumulateGrad":
+                known = isinstance(node.variable, nn.Parameter)
+            else:
+                children = [child for child, _ in node.next_functions if child is not None]
+                known = all(child in alone for child in children)
+            if known and not samples_enter(node, samples):
                 alone.add(node)
         return alone
 

@@ -85,6 +85,7 @@ class GraphUses:
         gathering, samples = self._gathering, self._samples
         layout = self._graph.layout_around(use.node, len(gradient)) if gradient.dim() == 2 else None
         scale = float(samples) if gathering.loss_reduction == "mean" else 1.0
+        scale *= gathering.loss_scale
         axis = self._axes.get(name, 0)
         meeting = Meeting(use, gradient, saved, layout, samples, scale, axis)
         try:

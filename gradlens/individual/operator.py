@@ -129,6 +129,9 @@ class GradientOperator(ABC):
                 dense[samples, rows] = self._block(samples, rows)
             return dense.mul_(self.scale).reshape(self.batch_size, *self.shape)
 
+    def outlive_update(self) -> None:  # noqa: B027 - most operators hold no parameters
+        """Stay what it is when the parameters change."""
+
     # To be stated, or replaced, by subclasses.
 
     @abstractmethod

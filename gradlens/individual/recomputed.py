@@ -56,6 +56,16 @@ class Recomputed(GradientOperator):
         ]
         self._together = True
 
+    def outlive_update(self) -> None:
+        self._parameter = self._parameter.clone()
+        for name, parameter in list(self._module._parameters.items()):
+            if parameter is not None:
+                copied = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+                setattr(self._module, name, copied)
+        for name, buffer in list(self._module._buffers.items()):
+            if buffer is not None:
+                self._module._buffers[name] = buffer.clone()
+
     def _workspace(self) -> int:
         inputs = sum(leaf.numel() for leaf, _ in self._batched_inputs())
         return self._rows * self._columns + inputs // max(self.batch_size, 1)

@@ -51,9 +51,16 @@ def operators_of(call: LayerCall, scale: float) -> Operators:
 
 def couples_samples(call: LayerCall) -> bool:
     """Whether the module mixes samples, so that none has a gradient of its own."""
-    if not isinstance(call.module, _BatchNorm):
-        return False
-    return call.training or call.module.running_mean is None
+    return _uses_batch_statistics(call.module, call.training)
+
+
+def has_batch_statistics(model: nn.Module) -> bool:
+    """Whether a layer of the model normalises over the batch, in the mode that it is in."""
+    return any(_uses_batch_statistics(module, module.training) for module in model.modules())
+
+
+def _uses_batch_statistics(module: nn.Module, training: bool) -> bool:
+    return isinstance(module, _BatchNorm) and (training or module.running_mean is None)
 
 
 def _linear(call: LayerCall, inputs: Tensor, grad_output: Tensor, scale: float) -> Operators:

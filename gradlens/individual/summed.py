@@ -21,6 +21,10 @@ class Summed(GradientOperator):
         self._uses = tuple(uses)
         super().__init__(first.batch_size, first.shape, first.scale, dtype, first.device)
 
+    def outlive_update(self) -> None:
+        for operator in self._uses:
+            operator.outlive_update()
+
     def _workspace(self) -> int:
         return self._rows * self._columns + max(use._workspace() for use in self._uses)
 

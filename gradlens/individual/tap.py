@@ -103,7 +103,8 @@ class Tap:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if not torch.is_grad_enabled():
+        # A compiled graph has no room for hooks on its tensors.
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         if isinstance(module, ParametrizationList):
             self.parametrised = output.grad_fn

@@ -4,6 +4,8 @@
 instrument, write its class in a file of its own and enter it in one of the two.
 """
 
+from gradlens.instruments.activation import ActivationInstrument
+from gradlens.instruments.aggregate import AggregateInstrument
 from gradlens.instruments.alpha import AlphaInstrument
 from gradlens.instruments.batch_size import BatchSizeInstrument
 from gradlens.instruments.covariance import (
@@ -22,7 +24,14 @@ from gradlens.instruments.histogram_2d import Histogram2dInstrument
 from gradlens.instruments.instrument import Drawing, Instrument
 from gradlens.instruments.layer_covariance import LayerRanksInstrument
 from gradlens.instruments.layer_histograms import LayerHistogramsInstrument
+from gradlens.instruments.layer_lines import CorrelationsInstrument, LayerLinesInstrument
 from gradlens.instruments.layer_map import LayerMapInstrument
+from gradlens.instruments.layer_shares import LayerSharesInstrument
+from gradlens.instruments.layer_spectra import (
+    LayerConditionsInstrument,
+    LayerSpectraInstrument,
+    LayerStableRanksInstrument,
+)
 from gradlens.instruments.logged import (
     AccuracyInstrument,
     LearningRateInstrument,
@@ -63,20 +72,31 @@ MAIN: tuple[Instrument, ...] = (
     GradNoiseScaleInstrument(),
     CovarianceSpectrumInstrument(),
     CovarianceRanksInstrument(),
+    ActivationInstrument(),
+    LayerLinesInstrument(),
+    CorrelationsInstrument(),
+    LayerStableRanksInstrument(),
+    LayerConditionsInstrument(),
+    AggregateInstrument(),
 )
 
 LAYERS: tuple[Instrument, ...] = (
     LayerMapInstrument(),
     LayerRanksInstrument(),
     LayerHistogramsInstrument(),
+    LayerSharesInstrument(),
+    LayerSpectraInstrument(),
 )
 
 __all__ = [
     "LAYERS",
     "MAIN",
     "AccuracyInstrument",
+    "ActivationInstrument",
+    "AggregateInstrument",
     "AlphaInstrument",
     "BatchSizeInstrument",
+    "CorrelationsInstrument",
     "CovarianceRanksInstrument",
     "CovarianceSpectrumInstrument",
     "DistanceInstrument",
@@ -92,9 +112,14 @@ __all__ = [
     "Histogram1dInstrument",
     "Histogram2dInstrument",
     "Instrument",
+    "LayerConditionsInstrument",
     "LayerHistogramsInstrument",
+    "LayerLinesInstrument",
     "LayerMapInstrument",
     "LayerRanksInstrument",
+    "LayerSharesInstrument",
+    "LayerSpectraInstrument",
+    "LayerStableRanksInstrument",
     "LearningRateInstrument",
     "LossInstrument",
     "LossesInstrument",

@@ -27,7 +27,7 @@ from gradlens.instruments.series import (
 
 NOUNS = {"parameters": "parameter", "layers": "layer"}
 """Entries of a record that hold what is known of each parameter or layer."""
-FIELDS = ("value", "trace")
+FIELDS = ("value", "trace", "norm", "rms", "dead", "mean", "median")
 """Of several numbers for a parameter, the first of these is shown."""
 
 
@@ -106,7 +106,7 @@ def table(records: Records, found: Layout, history: History) -> LayerTable:
     """The numbers of a series by parameter or layer."""
     parts = _parts(records, found)
     by_name = lines(parts, found.field)
-    names = input_to_output(tuple(by_name), history)
+    names = in_order(tuple(by_name), history)
     rows = [by_name[name] for name in names]
     values = np.array([one.values for one in rows]).reshape(len(names), len(parts))
     return LayerTable(
@@ -116,6 +116,17 @@ def table(records: Records, found: Layout, history: History) -> LayerTable:
         _recorded(values, names, [*parts.values()]),
         next((one.reason for one in rows if one.reason), ""),
     )
+
+
+def in_order(names: Sequence[str], history: History) -> tuple[str, ...]:
+    """Parameters or layers from input to output.
+
+    The network tells the place of those with parameters alone: where these were recorded in their
+    order, others keep their places between them.
+    """
+    order = network_order(history)
+    known = [order[name] for name in names if name in order]
+    return tuple(names) if known == sorted(known) else input_to_output(names, history)
 
 
 def _parts(records: Records, found: Layout) -> dict[int, Any]:

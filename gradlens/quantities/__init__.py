@@ -8,12 +8,19 @@ from gradlens.quantities.grad_covariance import GradCovariance
 from gradlens.quantities.grad_hist import GradHist1d, GradHist2d
 from gradlens.quantities.grad_noise_scale import GradNoiseScale
 from gradlens.quantities.grad_norm import GradNorm
+from gradlens.quantities.gradient_geometry import GradientActivation, GradientGeometry
 from gradlens.quantities.gradient_tests import InnerTest, NormTest, OrthoTest
 from gradlens.quantities.hess_eigenvalues import HessEigenvalues
 from gradlens.quantities.hess_max_ev import HessMaxEV
 from gradlens.quantities.hess_trace import HessTrace
+from gradlens.quantities.input_moments import InputMean, InputStd, MeanTID, VarTID
+from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.quantities.loss import Loss
 from gradlens.quantities.mean_gsnr import MeanGSNR
+from gradlens.quantities.output_activation import DeadNeurons, OutputActivation
+from gradlens.quantities.output_norm import InputNorm, OutputNorm
+from gradlens.quantities.parameter_norm import ConditionNumber, ParameterNorm, WeightSignFlips
+from gradlens.quantities.parameter_quantity import ParameterQuantity
 from gradlens.quantities.parameters import Parameters
 from gradlens.quantities.quantity import (
     CurvatureQuantity,
@@ -23,16 +30,21 @@ from gradlens.quantities.quantity import (
     TwoPointQuantity,
     UpdateQuantity,
 )
+from gradlens.quantities.signal_geometry import InputGradientGeometry, OutputGradientGeometry
+from gradlens.quantities.signal_spectra import InputCovariance, OutputGradientCovariance, RankMe
 from gradlens.quantities.spectral_density import SpectralDensity
 from gradlens.quantities.stability import Stability
 from gradlens.quantities.tic import TICDiag, TICTrace
 from gradlens.quantities.time import Time
+from gradlens.quantities.update_geometry import UpdateGeometry
 from gradlens.quantities.update_size import UpdateSize
 
 __all__ = [
     "CABS",
     "Alpha",
+    "ConditionNumber",
     "CurvatureQuantity",
+    "DeadNeurons",
     "Distance",
     "EarlyStopping",
     "GradCovariance",
@@ -40,17 +52,33 @@ __all__ = [
     "GradHist2d",
     "GradNoiseScale",
     "GradNorm",
+    "GradientActivation",
     "GradientCurvatureQuantity",
+    "GradientGeometry",
     "HessEigenvalues",
     "HessMaxEV",
     "HessTrace",
     "InnerTest",
+    "InputCovariance",
+    "InputGradientGeometry",
+    "InputMean",
+    "InputNorm",
+    "InputStd",
+    "LayerQuantity",
     "Loss",
     "MeanGSNR",
+    "MeanTID",
     "NormTest",
     "OrthoTest",
+    "OutputActivation",
+    "OutputGradientCovariance",
+    "OutputGradientGeometry",
+    "OutputNorm",
+    "ParameterNorm",
+    "ParameterQuantity",
     "Parameters",
     "Quantity",
+    "RankMe",
     "SingleStepQuantity",
     "SpectralDensity",
     "Stability",
@@ -58,6 +86,9 @@ __all__ = [
     "TICTrace",
     "Time",
     "TwoPointQuantity",
+    "UpdateGeometry",
     "UpdateQuantity",
     "UpdateSize",
+    "VarTID",
+    "WeightSignFlips",
 ]

@@ -49,6 +49,10 @@ class GradHist1d(SingleStepQuantity):
     def _histogram(self) -> Histogram1d:
         return Histogram1d(self.bins, self.range)
 
+    @property
+    def of_samples(self) -> bool:
+        return True
+
     def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
         own = (self._histogram,) if self.should_compute(global_step) else ()
         return (*own, *self.adapt.reductions_at(global_step))
@@ -91,6 +95,10 @@ class GradHist2d(SingleStepQuantity):
     @property
     def _histogram(self) -> Histogram2d:
         return Histogram2d(self.bins, self.range)
+
+    @property
+    def of_samples(self) -> bool:
+        return True
 
     def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
         own = (self._histogram,) if self.should_compute(global_step) else ()

@@ -62,6 +62,11 @@ class Quantity(ABC):  # noqa: B024 - its subclasses below say what a value depen
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.track_schedule!r}, name={self.name!r})"
 
+    @property
+    def of_samples(self) -> bool:
+        """Whether values are made of individual gradients."""
+        return bool(self.reductions) or self.retains_gradients
+
     def should_compute(self, global_step: int) -> bool:
         """Whether there is a value to find at this step."""
         return bool(self.track_schedule(global_step))

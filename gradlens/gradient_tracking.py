@@ -1,0 +1,254 @@
+"""Individual gradients of a cockpit's steps: from entering a context to their reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch._dynamo import OptimizedModule
+
+from gradlens.coverage import Coverage
+from gradlens.individual.batchnorm import BatchNormPolicy
+from gradlens.individual.consistency import Discrepancy, inconsistent, remark_on
+from gradlens.individual.context import UNSEEN
+from gradlens.individual.gathering import LossReduction, ReducedGradients
+from gradlens.individual.graph_uses import samples_of_last_call
+from gradlens.individual.listening import Listening
+from gradlens.individual.reductions import Reduction
+from gradlens.individual.shares import Share, exchanged, joined
+
+
+class GradientTracking:
+    """What is known from step to step.
+
+    ``waiting`` are the shares of micro-batches whose last one is still to come, ``group`` the
+    processes that train together.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        model: nn.Module | None,
+        loss_reduction: LossReduction,
+        batchnorm: BatchNormPolicy = "coupled",
+        group: dist.ProcessGroup | None = None,
+        compiled: bool = False,
+    ) -> None:
+        self.parameters = parameters
+        self.model = model
+        self.loss_reduction: LossReduction = loss_reduction
+        self.batchnorm: BatchNormPolicy = batchnorm
+        self.group = group
+        self._compiled = compiled
+        self.compared = False
+        self.used_elsewhere: set[str] = set()
+        self.waiting: list[Share] = []
+
+    def at_step(
+        self,
+        reductions: Iterable[Reduction],
+        retain: bool,
+        info: Mapping[str, Any],
+        accumulating: bool,
+    ) -> StepGradients:
+        """Those of the backward pass to come."""
+        return StepGradients(self, set(reductions), retain, info, accumulating)
+
+    @property
+    def is_first_process(self) -> bool:
+        """Whether this process speaks for its group."""
+        return self.group is None or dist.get_rank(self.group) == 0
+
+    def compiled_prefixes(self) -> tuple[str, ...]:
+        """How the names of parameters begin that belong to compiled modules."""
+        if self._compiled:
+            return ("",)
+        named = [] if self.model is None else self.model.named_modules()
+        compiled = [name for name, module in named if is_compiled(module)]
+        return tuple(f"{name}." if name else "" for name in compiled)
+
+    def joins(self, accumulating: bool) -> bool:
+        """Whether a backward pass is only a part of what a step is about."""
+        return accumulating or bool(self.waiting) or self.group is not None
+
+
+class StepGradients:
+    """Individual gradients of one backward pass.
+
+    ``gathering`` holds their reductions after ``finish``. ``loss`` and ``individual_losses`` are
+    those of the whole batch, where it has parts.
+    """
+
+    def __init__(
+        self,
+        tracking: GradientTracking,
+        reductions: set[Reduction],
+        retain: bool,
+        info: Mapping[str, Any],
+        accumulating: bool,
+    ) -> None:
+        self._tracking = tracking
+        self._info = info
+        self._joins = tracking.joins(accumulating)
+        self.accumulating = accumulating
+        if not (tracking.compared or self._joins):
+            reductions = reductions | {Discrepancy()}
+        self.gathering = ReducedGradients(
+            tracking.parameters,
+            tracking.loss_reduction,
+            reductions,
+            info.get("batch_size"),
+            retain,
+            waits=self._joins,
+        )
+        self._listening: Listening | None = None
+        self.joined: Share | None = None
+
+    def listen(self) -> None:
+        """To the model's backward pass; with frozen statistics, all is heard at once."""
+        tracking = self._tracking
+        if tracking.model is None:
+            return
+        besides = tracking.used_elsewhere if tracking.compared else tracking.parameters
+        self._listening = Listening(
+            tracking.model,
+            self.gathering,
+            tracking.parameters,
+            self._info.get("loss"),
+            besides,
+            tracking.batchnorm,
+        )
+        self._listening.start()
+
+    def stop_listening(self) -> None:
+        """The backward pass is over."""
+        if self._listening is not None:
+            self._listening.stop()
+        self._listening = None
+
+    def finish(self, individual_losses: Tensor | None) -> None:
+        """Reduce what is left, and join the parts of the batch if this was the last one."""
+        self.gathering.finish()
+        self._refuse_compiled()
+        if not self._joins:
+            return
+        tracking = self._tracking
+        share = self._share(individual_losses)
+        if self.accumulating:
+            tracking.waiting.append(share)
+            return
+        shares, tracking.waiting = [*tracking.waiting, share], []
+        whole = joined(shares, tracking.loss_reduction)
+        if tracking.group is not None:
+            device = next(iter(tracking.parameters.values())).device
+            everyone = exchanged(whole, device, tracking.group)
+            whole = joined(everyone, tracking.loss_reduction)
+        self.gathering.take_joined(whole.operators, whole.missing, whole.coupling)
+        self.gathering.batch_size = whole.batch_size
+        self.joined = whole
+
+    def _refuse_compiled(self) -> None:
+        """Nothing at all is seen of a model that is compiled as a whole."""
+        gathering = self.gathering
+        wanted = gathering.values.keys() - {Discrepancy()}
+        if wanted and not gathering.covered and self._tracking.compiled_prefixes():
+            gathering.error = gathering.error or RuntimeError(COMPILED[0].upper() + COMPILED[1:])
+
+    def _share(self, individual_losses: Tensor | None) -> Share:
+        gathering, loss, model = self.gathering, self._info.get("loss"), self._tracking.model
+        samples = gathering.batch_size
+        if samples is None and model is not None:
+            samples = samples_of_last_call(model)
+        return Share(
+            samples,
+            gathering.factor,
+            None if loss is None else float(loss.detach()),
+            individual_losses,
+            dict(gathering.waiting),
+            dict(self._absent()),
+            frozenset(gathering.coupling),
+        )
+
+    def _absent(self) -> dict[str, str]:
+        gathering = self.gathering
+        known = gathering.waiting.keys() | gathering.covered
+        return self._reasons(name for name in self._tracking.parameters if name not in known)
+
+    def _reasons(self, names: Iterable[str]) -> dict[str, str]:
+        missing, compiled = self.gathering.missing, self._tracking.compiled_prefixes()
+        unseen = {n: COMPILED if n.startswith(compiled) else UNSEEN for n in names}
+        return {name: missing.get(name, reason) for name, reason in unseen.items()}
+
+    @property
+    def coverage(self) -> Coverage:
+        """The ledger's entry for this step."""
+        gathering, tracking = self.gathering, self._tracking
+        absent = [name for name in tracking.parameters if name not in gathering.covered]
+        return Coverage(
+            self._reasons(absent),
+            tuple(sorted(gathering.coupling)),
+            tracking.batchnorm,
+        )
+
+    def remarks(self) -> Iterator[str]:
+        """What the user should know of this step."""
+        factor = self.gathering.factor
+        if factor > 1 and "scaler" not in self._info:
+            yield SCALED.format(factor=f"{factor:.6g}")
+        wrong = self._inconsistent()
+        if wrong:
+            yield remark_on(wrong)
+
+    def _inconsistent(self) -> tuple[str, ...]:
+        """Parameters whose samples' gradients don't add up; asked until that has been settled."""
+        tracking, gathering = self._tracking, self.gathering
+        if tracking.compared:
+            return ()
+        tracking.used_elsewhere |= gathering.told_by_graph
+        found = gathering.values.get(Discrepancy())
+        if found is None or gathering.closed:
+            tracking.compared = True
+            return ()
+        wrong = inconsistent(found, gathering.epsilon)
+        tracking.compared = wrong is not None
+        return wrong or ()
+
+    def release(self) -> None:
+        """Let go of all gradients."""
+        self.stop_listening()
+        self.gathering.stop()
+
+
+def process_group_of(model: nn.Module) -> dist.ProcessGroup | None:
+    """The processes that a model is trained by, if it is wrapped for several."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        group: dist.ProcessGroup = model.process_group
+        return group
+    return None
+
+
+SCALED = (
+    "backward was called on {factor} times the loss. Individual gradients are those of the loss "
+    "itself; GradNorm and others that look at p.grad see it as it is: with a GradScaler, pass "
+    "scaler=... to the context"
+)
+COMPILED = (
+    "its layer ran compiled, where individual gradients can't be seen: at tracked steps, run the "
+    'forward pass inside torch.compiler.set_stance("force_eager")'
+)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling the module runs what ``torch.compile`` has made of it."""
+    return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside ``DistributedDataParallel`` or ``torch.compile``."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return unwrapped(model.module)
+    if isinstance(model, OptimizedModule):
+        return unwrapped(model._orig_mod)
+    return model

@@ -1,0 +1,93 @@
+"""Normalisation over the batch: what an individual gradient is where samples are coupled.
+
+In train mode a sample's output depends on the statistics of the whole batch, so its loss is not a
+function of that sample alone. What stands for gₙ then is a choice (``BatchNormPolicy``):
+
+- ``"coupled"``: the contribution that flows through sample n's activations, δₙ times its inputs.
+  The contributions add up to the gradient that the optimizer gets, but those in front of a
+  normalisation contain what sample n does to the others through the statistics.
+- ``"frozen"``: the gradient of ℓₙ with the batch's statistics taken for constants, as if the layer
+  were in eval mode with these. A function of sample n alone, given the statistics; the mean is not
+  the gradient that the optimizer gets. Takes a backward pass of its own.
+- ``"skip"``: no value for parameters in front of a normalisation. Behind the last one, and for its
+  own weight and bias, gₙ is the same under all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from gradlens.individual.graph import Graph, Node, kind
+
+BatchNormPolicy: TypeAlias = Literal["coupled", "frozen", "skip"]
+
+SKIPPED = 'it is in front of a normalisation over the batch, and batchnorm="skip"'
+
+_KINDS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
+
+
+def check_batchnorm(policy: str) -> None:
+    """``ValueError`` unless it is one of the policies."""
+    if policy not in get_args(BatchNormPolicy):
+        raise ValueError(
+            f"batchnorm={policy!r} is unknown: use one of {', '.join(get_args(BatchNormPolicy))}"
+        )
+
+
+def coupling_nodes(graph: Graph, samples: int | None) -> list[Node]:
+    """Where statistics of the batch are computed and used."""
+    return [node for node in graph.nodes if _is_coupling(node, samples)]
+
+
+def in_front_of(
+    nodes: Sequence[Node], graph: Graph, parameters: Mapping[str, nn.Parameter]
+) -> tuple[str, ...]:
+    """Names of the parameters that the inputs of the nodes are computed from."""
+    inputs = [node.next_functions[0][0] for node in nodes]
+    leaves = graph.leaves_below([node for node in inputs if node is not None])
+    return tuple(name for name, parameter in parameters.items() if id(parameter) in leaves)
+
+
+@contextmanager
+def statistics_frozen(nodes: Sequence[Node]) -> Iterator[None]:
+    """In backward passes inside the context, the nodes' statistics are constants."""
+    handles = [node.register_hook(partial(_frozen, node)) for node in nodes]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _frozen(
+    node: Node, grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...] | None:
+    if grad_inputs[0] is None or grad_outputs[0] is None:
+        return None
+    factor, weight = node._saved_result2, node._saved_weight
+    if weight is not None:
+        factor = factor * weight.detach().to(factor.dtype)
+    by_channel = factor.reshape(-1, *[1] * (grad_inputs[0].dim() - 2))
+    return ((grad_outputs[0] * by_channel).to(grad_inputs[0].dtype), *grad_inputs[1:])
+
+
+def _is_coupling(node: Node, samples: int | None) -> bool:
+    """Instance normalisation computes the same on ``[1, N·C, ...]``, and couples nothing."""
+    if not (kind(node).startswith(_KINDS) and node._saved_training):
+        return False
+    length = len(node._saved_input)
+    return length == samples and (length > 1 or node._saved_running_mean is not None)
+
+
+def uncoupled_gradients(
+    loss: Tensor, nodes: Sequence[Node], parameters: Mapping[str, nn.Parameter]
+) -> None:
+    """A backward pass with frozen statistics, for those who listen; p.grad stays as it is."""
+    with statistics_frozen(nodes):
+        torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)

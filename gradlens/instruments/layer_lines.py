@@ -1,0 +1,163 @@
+"""A number of each layer or parameter over time, as lines or as a band."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from gradlens.history import History, Source
+from gradlens.instruments.drawing import (
+    Artists,
+    any_finite,
+    band,
+    curve,
+    explain_empty,
+    missing,
+    thread,
+    threads,
+    zero_line,
+)
+from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.layers import NOUNS, in_order
+from gradlens.instruments.scales import Scale, StepAxis, fit
+from gradlens.instruments.series import Floats, Line, Records, entry, lines, ordered, reason
+from gradlens.instruments.style import BLUE, INK, Entry, key, subtitle, tint, title
+from gradlens.view import View
+
+FEW = 8
+"""Up to so many layers have a line each."""
+
+SIZES = ("norm", "rms", "")
+"""Where a layer's record has the number to draw; the last one is where it is that number."""
+
+
+@dataclass(frozen=True)
+class LayerLines:
+    """A line for each layer or parameter, from input to output, all at the same steps."""
+
+    lines: Mapping[str, Line]
+    noun: str
+    field: str
+
+    @property
+    def table(self) -> Floats:
+        """``[R, K]``"""
+        return np.array([one.values for one in self.lines.values()])
+
+
+def layer_lines(records: Records, history: History, fields: Sequence[str]) -> LayerLines:
+    """The first of ``fields`` that the layers of some records have.
+
+    Records without layers are a line without a number, which says why.
+    """
+    part = next((name for name in NOUNS if entry(records, name)), "layers")
+    parts = {step: v[part] if _has(v, part) else v for step, v in ordered(records).items()}
+    for field in fields:
+        found = {name: one for name, one in lines(parts, field).items() if _told(one)}
+        if found:
+            names = in_order(tuple(found), history)
+            return LayerLines({name: found[name] for name in names}, NOUNS[part], field)
+    steps = np.array([*parts], dtype=np.float64)
+    nothing = Line(steps, np.full(steps.size, np.nan), reason(parts.values()))
+    return LayerLines({"": nothing}, NOUNS[part], "")
+
+
+def _has(value: object, part: str) -> bool:
+    return isinstance(value, Mapping) and part in value
+
+
+def _told(one: Line) -> bool:
+    return bool(one.finite.any()) or bool(one.reason)
+
+
+def draw_layers(ax: Axes, axis: StepAxis, found: LayerLines, scale: Scale) -> Artists:
+    """A line for each of a few layers; of many, the median and where the others are."""
+    if len(found.lines) <= FEW:
+        return threads(ax, axis, found.lines, scale)
+    axis.apply(ax)
+    every = list(found.lines.values())
+    if not any_finite(every):
+        return explain_empty(ax, every)
+    low, q1, middle, q3, high = _quantiles(found)
+    artists = curve(ax, axis, middle, INK, "median", z=5)
+    fit(ax, [one.values for one in (low, middle, high)], scale)
+    artists |= {
+        "range": band(ax, axis, low, high, tint(BLUE, 0.6)),
+        "quartiles": band(ax, axis, q1, q3, BLUE),
+    }
+    ends = list(found.lines.items())
+    for name, color in ((ends[0][0], BLUE), (ends[-1][0], tint(BLUE, 0.5))):
+        artists[name] = thread(ax, axis, found.lines[name], color, 0.7)
+    plural = f"{len(every)} {found.noun}s"
+    shown = key(
+        ax, [Entry(f"median of {plural}", INK), Entry("quartiles, all", tint(BLUE, 0.3), "box")]
+    )
+    artists |= {"key": shown} if shown else {}
+    return artists | missing(ax, axis, [middle])
+
+
+def _quantiles(found: LayerLines) -> list[Line]:
+    table = found.table
+    table = np.where(np.isfinite(table), table, np.nan)
+    known = np.isfinite(table).any(axis=0)
+    rows = np.full((5, table.shape[1]), np.nan)
+    rows[:, known] = np.nanquantile(table[:, known], (0, 0.25, 0.5, 0.75, 1), axis=0)
+    steps = next(iter(found.lines.values())).steps
+    return [Line(steps, row) for row in rows]
+
+
+class LayerLinesInstrument(Instrument):
+    """Size of what flows through each layer, or of each parameter and its gradient or update."""
+
+    kinds: ClassVar[tuple[str, ...]] = (
+        "OutputNorm",
+        "InputNorm",
+        "OutputGradientGeometry",
+        "InputGradientGeometry",
+        "GradientGeometry",
+        "UpdateGeometry",
+        "ParameterNorm",
+        "ConditionNumber",
+        "WeightSignFlips",
+        "InputMean",
+        "InputStd",
+        "DeadNeurons",
+        "MeanTID",
+        "VarTID",
+        "RankMe",
+    )
+    together: ClassVar[bool] = False
+
+    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        found = layer_lines(history[self.names[0]], history, SIZES)
+        view = history.sources.get(self.names[0], Source("", View(""))).view
+        artists = draw_layers(ax, axis, found, view.yscale)
+        if "message" not in artists and "key" not in artists:
+            artists["subtitle"] = subtitle(ax, view.label)
+        return artists
+
+
+class CorrelationsInstrument(Instrument):
+    """Cosine of the angle between consecutive gradients or updates, for each layer."""
+
+    kinds: ClassVar[tuple[str, ...]] = (
+        "OutputGradientGeometry",
+        "InputGradientGeometry",
+        "GradientGeometry",
+        "UpdateGeometry",
+    )
+    together: ClassVar[bool] = False
+    part: ClassVar[str] = "correlation"
+
+    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        found = layer_lines(history[self.names[0]], history, ("correlation",))
+        title(ax, f"{self._heading(history)}: turns")
+        artists = draw_layers(ax, axis, found, "linear")
+        if "message" in artists:
+            return artists
+        ax.set_ylim(-1.05, 1.05)
+        return artists | zero_line(ax)

@@ -1,0 +1,62 @@
+"""What share each layer has of the sum over all layers."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from gradlens.history import History
+from gradlens.instruments.drawing import SMOOTH_FROM, Artists, any_finite, explain_empty, missing
+from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.layer_lines import SIZES, LayerLines, layer_lines
+from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.series import Floats, trend
+from gradlens.instruments.style import PAPER, sequence_colors, sequence_key, title
+
+
+class LayerSharesInstrument(Instrument):
+    """Each layer's share of the sum of norms, stacked from input (bottom) to output (top)."""
+
+    kinds: ClassVar[tuple[str, ...]] = (
+        "OutputNorm",
+        "InputNorm",
+        "OutputGradientGeometry",
+        "InputGradientGeometry",
+        "GradientGeometry",
+        "UpdateGeometry",
+        "ParameterNorm",
+    )
+    together: ClassVar[bool] = False
+    width: ClassVar[float] = 2.0
+
+    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        found = layer_lines(history[self.names[0]], history, SIZES)
+        title(ax, f"{self._heading(history)}: shares")
+        axis.apply(ax)
+        every = list(found.lines.values())
+        if not any_finite(every):
+            return explain_empty(ax, every)
+        steps, shares = _shares(found, axis)
+        areas = ax.stackplot(
+            steps, shares, colors=sequence_colors(len(shares)), edgecolor=PAPER, linewidth=0.3
+        )
+        ax.set_ylim(0, 1)
+        ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
+        ax.grid(visible=False)
+        artists: Artists = dict(zip(found.lines, areas, strict=True))
+        shown = sequence_key(ax, list(found.lines))
+        artists |= {"key": shown} if shown else {}
+        return artists | missing(ax, axis, every)
+
+
+def _shares(found: LayerLines, axis: StepAxis) -> tuple[Floats, Floats]:
+    """Steps ``[K]`` and shares ``[R, K]``; layers without a number have none."""
+    lines = list(found.lines.values())
+    if len(lines[0].steps) >= SMOOTH_FROM:
+        lines = [trend(one, axis.warp, bridge=True) for one in lines]
+    sizes = np.array([np.where(np.isfinite(one.values), one.values, 0.0) for one in lines])
+    total = sizes.sum(axis=0)
+    shares: Floats = np.divide(sizes, total, out=np.zeros_like(sizes), where=total > 0)
+    return lines[0].steps, shares

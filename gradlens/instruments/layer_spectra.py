@@ -1,0 +1,143 @@
+"""Covariance of what flows through layers: ranks, condition, spectra."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from gradlens.history import History
+from gradlens.instruments.covariance import eigenvalue_lines
+from gradlens.instruments.drawing import SMOOTH_FROM, Artists, curves, thread
+from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.layer_lines import draw_layers, layer_lines
+from gradlens.instruments.layers import in_order
+from gradlens.instruments.scales import StepAxis, fit, log_if_wide
+from gradlens.instruments.series import Line, Records, column, entry, keys, ordered, trend
+from gradlens.instruments.style import (
+    BLUE,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    TEXT_SIZE,
+    inside,
+    message,
+    sequence_colors,
+    shorten,
+    size_in_points,
+    subtitle,
+    title,
+)
+
+COVARIANCES = ("InputCovariance", "OutputGradientCovariance")
+CONDITIONS = {
+    "to 20 %": "condition_20",
+    "to 50 %": "condition_50",
+    "to 80 %": "condition_80",
+    "all": "condition",
+}
+GAP = (30.0, 32.0)
+"""Points between small panels, across and up."""
+
+
+class LayerStableRanksInstrument(Instrument):
+    """Stable rank of the covariance of each layer's inputs, or gradients at its outputs."""
+
+    kinds: ClassVar[tuple[str, ...]] = COVARIANCES
+    together: ClassVar[bool] = False
+
+    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        found = layer_lines(history[self.names[0]], history, ("stable_rank",))
+        title(ax, f"{self._heading(history)}: stable rank")
+        return draw_layers(ax, axis, found, log_if_wide([found.table.ravel()]))
+
+
+class LayerConditionsInstrument(Instrument):
+    """Condition numbers of the covariance, the median over layers."""
+
+    kinds: ClassVar[tuple[str, ...]] = COVARIANCES
+    together: ClassVar[bool] = False
+
+    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        records = history[self.names[0]]
+        title(ax, f"{self._heading(history)}: condition")
+        lines = {name: _median(records, history, field) for name, field in CONDITIONS.items()}
+        return curves(ax, axis, lines, [SKY, BLUE, PURPLE, ORANGE], "log")
+
+
+def _median(records: Records, history: History, field: str) -> Line:
+    found = layer_lines(records, history, (field,))
+    first = next(iter(found.lines.values()))
+    # Infinite is larger than all others, and a median of them may be.
+    table = np.sort(found.table, axis=0)
+    counts = np.isnan(table).shape[0] - np.isnan(table).sum(axis=0)
+    middle = np.array([
+        np.median(values[:count]) if count else math.nan
+        for values, count in zip(table.T, counts, strict=True)
+    ])  # fmt: skip
+    return Line(first.steps, np.where(np.isinf(middle), np.nan, middle), first.reason)
+
+
+class LayerSpectraInstrument(Instrument):
+    """The largest eigenvalues of the covariance of each layer over time, in small panels."""
+
+    kinds: ClassVar[tuple[str, ...]] = COVARIANCES
+    together: ClassVar[bool] = False
+    part: ClassVar[str] = "layers"
+    columns: ClassVar[int] = 4
+    width: ClassVar[float] = 4.0
+
+    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        records = entry(history[self.names[0]], self.part)
+        title(ax, f"{self._heading(history)}: spectra")
+        names = in_order(keys(records), history)
+        found = {name: _spectrum(records, name) for name in names}
+        shown = [one.values for lines in found.values() for one in lines.values()]
+        artists: Artists = {}
+        for panel, (name, lines) in zip(
+            _grid(ax, len(found), self.columns), found.items(), strict=True
+        ):
+            drawn = _small(panel, axis, name, lines, shown)
+            artists |= {f"{name}: {key}": artist for key, artist in drawn.items()}
+        most = max((len(lines) for lines in found.values()), default=0)
+        words = f"eigenvalues λ1 (dark) to λ{most} · all panels have one scale"
+        return artists | {"subtitle": subtitle(ax, words)}
+
+
+def _spectrum(records: Mapping[int, Any], layer: str) -> dict[str, Line]:
+    found = ordered(records)
+    return eigenvalue_lines(dict(zip(found, column(list(found.values()), layer), strict=True)))
+
+
+def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:
+    rows = math.ceil(count / columns)
+    columns = math.ceil(count / rows)
+    across, up = size_in_points(ax)
+    gap_x, gap_y, head = GAP[0] / across, GAP[1] / up, 16 / up
+    width = (1 - gap_x * (columns - 1)) / columns
+    height = max((1 - head - gap_y * (rows - 1)) / rows, 0.2 / rows)
+    places = [(number % columns, number // columns) for number in range(count)]
+    return [
+        inside(ax, x * (width + gap_x), 1 - head - height - y * (height + gap_y), width, height)
+        for x, y in places
+    ]
+
+
+def _small(
+    ax: Axes, axis: StepAxis, name: str, lines: Mapping[str, Line], shown: list[Any]
+) -> Artists:
+    label = shorten(name, size_in_points(ax)[0], TEXT_SIZE)
+    ax.set_title(label, loc="left", color=INK, fontsize=TEXT_SIZE, y=1.0, pad=3.0)
+    axis.apply(ax)
+    if not lines:
+        return {"message": message(ax, "no eigenvalue is a number")}
+    artists: Artists = {}
+    for (which, one), color in zip(lines.items(), sequence_colors(len(lines)), strict=True):
+        many = one.finite.sum() >= SMOOTH_FROM
+        artists[which] = thread(ax, axis, trend(one, axis.warp) if many else one, color, 1.0)
+    fit(ax, shown, "log", 3)
+    return artists

@@ -1,0 +1,94 @@
+"""What a step has in common with the one before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradlens.norms import norm
+from gradlens.undefined import Undefined
+
+FIRST = "there is no step before to compare with"
+
+
+class Consecutive:
+    """Tensors of one step by name, compared with those of the step before.
+
+    It keeps one step's tensors: as much memory as they have.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[str, Tensor] = {}
+        self._now: dict[str, Tensor] = {}
+
+    def forget(self) -> None:
+        """Start anew."""
+        self._before, self._now = {}, {}
+
+    def end_step(self) -> None:
+        """The tensors of this step become those of the step before."""
+        self._before, self._now = self._now, {}
+
+    def before(self, name: str, tensor: Tensor) -> Tensor | Undefined:
+        """What ``name`` was at the step before; ``tensor``, kept as it is, is what it is now."""
+        self._now[name] = tensor
+        before = self._before.get(name)
+        if before is None:
+            return Undefined(FIRST)
+        if before.shape != tensor.shape:
+            return Undefined("its shape is another one than at the step before")
+        return before
+
+    def correlation(self, name: str, tensor: Tensor) -> float:
+        """Cosine of the angle between ``tensor`` and the one of the step before."""
+        before = self.before(name, tensor)
+        if isinstance(before, Undefined):
+            return before
+        return cosine(before, tensor)
+
+
+def cosine(first: Tensor, second: Tensor) -> float:
+    """⟨a, b⟩/(‖a‖·‖b‖)."""
+    lengths = [torch.linalg.vector_norm(one.flatten(), dtype=_precision(one)) for one in
+               (first, second)]  # fmt: skip
+    if not all(float(length) for length in lengths):
+        return Undefined("one of the two steps is zero")
+    units = [one.flatten().to(length.dtype) / length for one, length in
+             zip((first, second), lengths, strict=True)]  # fmt: skip
+    value = float(torch.dot(*units))
+    if math.isnan(value):
+        return Undefined("one of the two steps has NaN or Inf")
+    return min(max(value, -1.0), 1.0)
+
+
+def _precision(tensor: Tensor) -> torch.dtype:
+    half = tensor.dtype in (torch.float16, torch.bfloat16)
+    return torch.float32 if half else tensor.dtype
+
+
+def geometry(
+    name: str, tensor: Tensor, normalize: bool, steps: Consecutive | None
+) -> dict[str, Any]:
+    """Norm or RMS of a tensor; with ``steps``, which will keep it, also its correlation."""
+    size = norm(tensor)
+    found: dict[str, Any] = {"norm": size}
+    if normalize:
+        found = {"rms": size / max(tensor.numel(), 1) ** 0.5}
+    return found if steps is None else found | {"correlation": steps.correlation(name, tensor)}
+
+
+def mean_correlation(parts: Mapping[str, Any]) -> dict[str, float]:
+    """The mean over all layers or parameters that have a correlation, if one is asked for."""
+    found = [part["correlation"] for part in parts.values() if _correlates(part)]
+    if not found:
+        return {}
+    known = [value for value in found if not math.isnan(value)]
+    return {"correlation": sum(known) / len(known) if known else found[0]}
+
+
+def _correlates(part: Any) -> bool:
+    return isinstance(part, Mapping) and "correlation" in part

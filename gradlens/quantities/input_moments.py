@@ -1,0 +1,120 @@
+"""Mean and spread of what goes into layers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradlens.quantities.layer_quantity import LayerQuantity
+from gradlens.schedules import Schedule
+from gradlens.signals.predicates import is_batch_norm
+from gradlens.signals.reductions import FeatureMoments, Moments
+from gradlens.signals.selection import Selection, Selectors
+from gradlens.signals.signal import Signal
+from gradlens.undefined import Undefined
+from gradlens.view import View
+
+EMPTY = "the batch is empty"
+NO_RUNNING_STATISTICS = "the layer keeps no running mean and variance"
+
+
+class _InputMoment(LayerQuantity, ABC):
+    signal = Signal.INPUT
+    reduction = Moments()
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        by_feature: bool = False,
+        *,
+        layers: Selectors | Selection | None = None,
+        exclude: Selectors = (),
+        channel_last: bool | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            track_schedule, verbose, layers=layers, exclude=exclude, channel_last=channel_last,
+            name=name,
+        )  # fmt: skip
+        self.by_feature = by_feature
+
+    def layer_value(self, layer: str, module: nn.Module, seen: FeatureMoments) -> Any:
+        return self._moment(seen) if seen.count else Undefined(EMPTY)
+
+    @abstractmethod
+    def _moment(self, seen: FeatureMoments) -> Tensor: ...
+
+
+class InputMean(_InputMoment):
+    """Mean of each layer's input over all elements, or ``by_feature`` of each feature, ``[F]``."""
+
+    view = View("Input mean", group="layers", yscale="symlog", label="mean")
+
+    def _moment(self, seen: FeatureMoments) -> Tensor:
+        return seen.mean if self.by_feature else seen.mean.mean()
+
+
+class InputStd(_InputMoment):
+    """Standard deviation of each layer's input over all elements, or ``by_feature``, ``[F]``.
+
+    That of the population: squares are divided by the number of elements.
+    """
+
+    view = View("Input standard deviation", group="layers", yscale="log", label="std")
+
+    def _moment(self, seen: FeatureMoments) -> Tensor:
+        if self.by_feature:
+            return seen.variance.sqrt()
+        return (seen.variance.mean() + seen.mean.var(correction=0)).sqrt()
+
+
+class _Discrepancy(LayerQuantity, ABC):
+    signal = Signal.INPUT
+    reduction = Moments()
+    default_layers = Selection((is_batch_norm,))
+
+    def layer_value(self, layer: str, module: nn.Module, seen: FeatureMoments) -> Any:
+        mean, variance = module.running_mean, module.running_var
+        if not isinstance(mean, Tensor) or not isinstance(variance, Tensor):
+            return Undefined(NO_RUNNING_STATISTICS)
+        if not seen.count:
+            return Undefined(EMPTY)
+        deviation = variance.detach().cpu().double().sqrt()
+        size = torch.linalg.vector_norm(deviation)
+        if not float(size):
+            return Undefined("the running variance is zero")
+        difference = self._difference(seen, mean.detach().cpu().double(), deviation)
+        return torch.linalg.vector_norm(difference) / size
+
+    @abstractmethod
+    def _difference(self, seen: FeatureMoments, mean: Tensor, deviation: Tensor) -> Tensor: ...
+
+
+class MeanTID(_Discrepancy):
+    """‖μ_B − μ‖₂/‖σ‖₂ of each batch normalisation: how far its batch is from what it will use.
+
+    Training inference discrepancy of the mean (Wang et al., 2022, arXiv:2210.05153): μ_B ``[C]``
+    is the batch's mean, μ and σ are the running mean and standard deviation after the step's
+    forward pass. Their mean over steps is a matter of aggregation.
+    """
+
+    view = View("Mean TID", group="layers", yscale="log", label="‖μ_B − μ‖/‖σ‖")
+
+    def _difference(self, seen: FeatureMoments, mean: Tensor, deviation: Tensor) -> Tensor:
+        return seen.mean - mean
+
+
+class VarTID(_Discrepancy):
+    """‖σ_B − σ‖₂/‖σ‖₂ of each batch normalisation: as ``MeanTID``, of the standard deviation.
+
+    σ_B² is the batch's population variance, by which the layer divides.
+    """
+
+    view = View("Variance TID", group="layers", yscale="log", label="‖σ_B − σ‖/‖σ‖")
+
+    def _difference(self, seen: FeatureMoments, mean: Tensor, deviation: Tensor) -> Tensor:
+        return seen.variance.sqrt() - deviation

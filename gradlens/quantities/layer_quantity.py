@@ -1,0 +1,92 @@
+"""Quantities of what flows through layers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, final
+
+from torch import nn
+
+from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.selective import Selective, select_for
+from gradlens.schedules import Schedule
+from gradlens.signals.reductions import SignalReduction
+from gradlens.signals.selection import Selection, Selectors, selection
+from gradlens.signals.signal import Request, Signal
+from gradlens.step import Step
+from gradlens.undefined import Undefined
+
+
+class LayerQuantity(SingleStepQuantity, Selective):
+    """A quantity with a value for each layer, from signals that were reduced as they flowed.
+
+    States as data which ``signal`` it needs and its ``reduction``, and which layers it looks at by
+    default. A record is ``{"layers": {name: value}}``, with a number or a dict for each layer that
+    was called, and what ``summary`` says of all of them. Layers called several times in a step
+    count once, with all their calls together.
+    """
+
+    signal: ClassVar[Signal]
+    reduction: SignalReduction[Any]
+    default_layers: ClassVar[Selection] = Selection()
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        *,
+        layers: Selectors | Selection | None = None,
+        exclude: Selectors = (),
+        channel_last: bool | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Look at ``layers`` but for those to ``exclude``: see ``gradlens.signals.Selection``.
+
+        ``channel_last`` says whether features are the last axis or axis 1; without it, that is
+        found from the kinds of layers.
+        """
+        super().__init__(track_schedule, verbose, name=name)
+        self.selection = _chosen(self.default_layers, layers, exclude)
+        self.channel_last = channel_last
+        self.modules: dict[str, nn.Module] = {}
+
+    @property
+    @final
+    def request(self) -> Request:
+        """What it asks of each of its layers."""
+        return Request(self.signal, self.reduction, self.channel_last)
+
+    @final
+    def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.modules = select_for(self.name, model, self.selection)
+
+    @final
+    def compute(self, step: Step) -> dict[str, Any]:
+        signals, layers = step.signals.values, {}
+        for name, module in self.modules.items():
+            if self.request in signals.get(name, {}):
+                seen = signals[name][self.request]
+                undefined = isinstance(seen, Undefined)
+                layers[name] = seen if undefined else self.layer_value(name, module, seen)
+        self.all_seen()
+        return {"layers": layers, **self.summary(layers)}
+
+    @abstractmethod
+    def layer_value(self, layer: str, module: nn.Module, seen: Any) -> Any:
+        """The value for one layer, from what its signal was reduced to."""
+
+    def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
+        """What to record besides, of all layers together; by default, nothing."""
+        return {}
+
+    def all_seen(self) -> None:
+        """Called after the last layer of a step; by default, do nothing."""
+
+
+def _chosen(
+    default: Selection, layers: Selectors | Selection | None, exclude: Selectors
+) -> Selection:
+    chosen = default if layers is None else selection(layers)
+    return replace(chosen, exclude=(*chosen.exclude, *selection((), exclude).exclude))

@@ -1,0 +1,118 @@
+"""Which units of a layer are active, and which are dead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from gradlens.quantities.layer_quantity import LayerQuantity
+from gradlens.schedules import Schedule
+from gradlens.signals.predicates import is_activation, is_affine
+from gradlens.signals.reductions import Active, FeatureCounts, Maxima
+from gradlens.signals.selection import Selection, Selectors
+from gradlens.signals.signal import Signal
+from gradlens.undefined import Undefined
+from gradlens.view import View
+
+EMPTY = "the batch is empty"
+
+
+class OutputActivation(LayerQuantity):
+    """Share of active outputs and of dead units of each layer, by default of activations.
+
+    A unit is a feature, or a channel of a convolution; an output is active if its absolute value
+    is above ``threshold``. For each layer, ``"active"`` is the mean over units of the share of
+    samples and positions at which they are active, ``"dead"`` the share of units that never are,
+    and ``"least"`` the share of the least active unit, whose index is ``"least_unit"``. Besides,
+    there are the means of the first two over layers, and ``"worst"``, the largest share of dead
+    units in any layer.
+    """
+
+    signal = Signal.OUTPUT
+    default_layers = Selection((is_activation,))
+    view = View("Active and dead units", group="layers", label="share")
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        threshold: float = 1e-8,
+        *,
+        layers: Selectors | Selection | None = None,
+        exclude: Selectors = (),
+        channel_last: bool | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            track_schedule, verbose, layers=layers, exclude=exclude, channel_last=channel_last,
+            name=name,
+        )  # fmt: skip
+        self.reduction = Active(threshold)
+
+    def layer_value(self, layer: str, module: nn.Module, seen: FeatureCounts) -> Any:
+        if not seen.count:
+            return Undefined(EMPTY)
+        return activation(seen.active.double() / seen.count)
+
+    def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
+        return over_parts(layers)
+
+
+def activation(rates: Tensor) -> dict[str, float]:
+    """What to say of units that are active at these ``rates`` ``[F]``, in float64."""
+    least, unit = rates.min(0)
+    return {
+        "active": float(rates.mean()),
+        "dead": float((rates == 0).double().mean()),
+        "least": float(least),
+        "least_unit": int(unit),
+    }
+
+
+def over_parts(parts: Mapping[str, Any]) -> dict[str, float]:
+    """Of all layers together, or all parameters; those without values are left out."""
+    known = [part for part in parts.values() if isinstance(part, Mapping)]
+    if not known:
+        return {}
+    dead = [float(part["dead"]) for part in known]
+    return {
+        "active": sum(float(part["active"]) for part in known) / len(known),
+        "dead": sum(dead) / len(dead),
+        "worst": max(dead),
+    }
+
+
+class DeadNeurons(LayerQuantity):
+    """Share of each layer's features whose outputs are all ≤ ``threshold``, by default all ≤ 0.
+
+    Meant for layers in front of a ReLU, which lets nothing through of such a feature.
+    """
+
+    signal = Signal.OUTPUT
+    reduction = Maxima()
+    default_layers = Selection((is_affine,))
+    view = View("Dead neurons", group="layers", label="share of features")
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        threshold: float = 0.0,
+        *,
+        layers: Selectors | Selection | None = None,
+        exclude: Selectors = (),
+        channel_last: bool | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            track_schedule, verbose, layers=layers, exclude=exclude, channel_last=channel_last,
+            name=name,
+        )  # fmt: skip
+        self.threshold = threshold
+
+    def layer_value(self, layer: str, module: nn.Module, seen: Tensor) -> float:
+        if bool((seen == -float("inf")).all()):
+            return Undefined(EMPTY)
+        return float((seen <= self.threshold).double().mean())

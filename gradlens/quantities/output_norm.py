@@ -1,0 +1,55 @@
+"""The size of what goes into layers and comes out of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from gradlens.quantities.layer_quantity import LayerQuantity
+from gradlens.schedules import Schedule
+from gradlens.signals.reductions import Norms, Size
+from gradlens.signals.selection import Selection, Selectors
+from gradlens.signals.signal import Signal
+from gradlens.undefined import Undefined
+from gradlens.view import View
+
+
+class OutputNorm(LayerQuantity):
+    """Mean over samples of ‖out_n‖₂ for each layer, all features and positions flattened.
+
+    With ``normalize``, it is the root mean square of each sample's elements instead.
+    """
+
+    signal = Signal.OUTPUT
+    reduction = Size()
+    view = View("Output norm", group="layers", yscale="log", label="‖output‖")
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        normalize: bool = False,
+        *,
+        layers: Selectors | Selection | None = None,
+        exclude: Selectors = (),
+        name: str | None = None,
+    ) -> None:
+        super().__init__(track_schedule, verbose, layers=layers, exclude=exclude, name=name)
+        self.normalize = normalize
+
+    def layer_value(self, layer: str, module: nn.Module, seen: Norms) -> Any:
+        if not seen.count:
+            return Undefined("the batch is empty")
+        return (seen.sample_rms if self.normalize else seen.sample_norms) / seen.count
+
+
+class InputNorm(LayerQuantity):
+    """‖x‖₂ of each layer's whole input, all samples together."""
+
+    signal = Signal.INPUT
+    reduction = Size()
+    view = View("Input norm", group="layers", yscale="log", label="‖input‖")
+
+    def layer_value(self, layer: str, module: nn.Module, seen: Norms) -> Tensor:
+        return seen.norm

@@ -1,0 +1,104 @@
+"""Size, condition and sign changes of parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradlens.norms import norm
+from gradlens.quantities.consecutive import Consecutive
+from gradlens.quantities.parameter_quantity import ParameterQuantity
+from gradlens.schedules import Schedule
+from gradlens.signals.reductions import precise
+from gradlens.signals.selection import Selection, Selectors
+from gradlens.undefined import Undefined
+from gradlens.view import View
+
+
+class ParameterNorm(ParameterQuantity):
+    """‖p‖₂ of each parameter, or with ``normalize`` the root mean square of its elements."""
+
+    view = View("Parameter norm", group="layers", yscale="log", label="‖θ‖")
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        normalize: bool = False,
+        *,
+        parameters: str | Iterable[str] | None = None,
+        layers: Selectors | Selection | None = None,
+        exclude: Selectors = (),
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            track_schedule, verbose, parameters=parameters, layers=layers, exclude=exclude,
+            name=name,
+        )  # fmt: skip
+        self.normalize = normalize
+
+    def parameter_value(self, name: str, parameter: nn.Parameter) -> Tensor:
+        size = norm(parameter.detach())
+        return size / max(parameter.numel(), 1) ** 0.5 if self.normalize else size
+
+
+class ConditionNumber(ParameterQuantity):
+    """σ₁/σₖ, largest over smallest singular value, of each parameter with two axes or more.
+
+    Of more than two, the first one is that of the rows. Infinite for a matrix without full rank,
+    to rounding.
+    """
+
+    view = View("Condition number", group="layers", yscale="log", label="σ₁/σₖ")
+
+    def suits(self, parameter: nn.Parameter) -> bool:
+        return parameter.dim() >= 2
+
+    def parameter_value(self, name: str, parameter: nn.Parameter) -> float:
+        matrix = precise(parameter.detach().flatten(1))
+        if not bool(matrix.isfinite().all()):
+            return Undefined("the parameter has NaN or Inf")
+        values = torch.linalg.svdvals(matrix)
+        largest, smallest = float(values[0]), float(values[-1])
+        rounding = max(matrix.shape) * torch.finfo(matrix.dtype).eps * largest
+        return largest / smallest if smallest > rounding else math.inf
+
+
+class WeightSignFlips(ParameterQuantity):
+    """How many elements of each parameter have changed their sign since the step tracked before.
+
+    Elements w with wₜ·wₜ₋₁ < 0; undefined at the first step. One byte for each element is kept.
+    """
+
+    view = View("Sign flips", group="layers", label="elements")
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        *,
+        parameters: str | Iterable[str] | None = None,
+        layers: Selectors | Selection | None = None,
+        exclude: Selectors = (),
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            track_schedule, verbose, parameters=parameters, layers=layers, exclude=exclude,
+            name=name,
+        )  # fmt: skip
+        self._steps = Consecutive()
+
+    def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._steps.forget()
+
+    def parameter_value(self, name: str, parameter: nn.Parameter) -> Any:
+        signs = parameter.detach().sign().nan_to_num_().to(torch.int8)
+        before = self._steps.before(name, signs)
+        return before if isinstance(before, Undefined) else int((before * signs < 0).sum())
+
+    def all_seen(self) -> None:
+        self._steps.end_step()

@@ -1,0 +1,85 @@
+"""Quantities of single parameters."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.selective import Selective, choose_parameters
+from gradlens.schedules import Schedule
+from gradlens.signals.selection import Selection, Selectors, selection
+from gradlens.step import Step
+from gradlens.undefined import Undefined
+
+NO_GRADIENT = "it has no gradient: the loss doesn't depend on it"
+
+
+class ParameterQuantity(SingleStepQuantity, Selective):
+    """A quantity with a value for each trainable parameter of the selected layers.
+
+    A record is ``{"parameters": {name: value}}``, and what ``summary`` says of all of them.
+    """
+
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        *,
+        parameters: str | Iterable[str] | None = None,
+        layers: Selectors | Selection | None = None,
+        exclude: Selectors = (),
+        name: str | None = None,
+    ) -> None:
+        """Look at the ``parameters`` of these own names, such as ``"weight"``, by default all.
+
+        ``layers`` and ``exclude`` select the layers that they are in: see
+        ``gradlens.signals.Selection``.
+        """
+        super().__init__(track_schedule, verbose, name=name)
+        self.own_names = parameters
+        self.selection = parameter_layers(layers, exclude)
+        self.chosen: tuple[str, ...] = ()
+
+    @final
+    def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
+        suitable = {name: p for name, p in parameters.items() if self.suits(p)}
+        self.chosen = choose_parameters(self.name, model, suitable, self.selection, self.own_names)
+
+    def suits(self, parameter: nn.Parameter) -> bool:
+        """Whether the quantity has a value for such parameters; by default, for all."""
+        return True
+
+    @final
+    def compute(self, step: Step) -> dict[str, Any]:
+        parameters = {name: step.parameters[name] for name in self.chosen}
+        values = {name: self.parameter_value(name, p) for name, p in parameters.items()}
+        self.all_seen()
+        return {"parameters": values, **self.summary(values)}
+
+    @abstractmethod
+    def parameter_value(self, name: str, parameter: nn.Parameter) -> Any:
+        """The value for one parameter, after backward."""
+
+    def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
+        """What to record besides, of all parameters together; by default, nothing."""
+        return {}
+
+    def all_seen(self) -> None:
+        """Called after the last parameter of a step; by default, do nothing."""
+
+
+def parameter_layers(layers: Selectors | Selection | None, exclude: Selectors) -> Selection | None:
+    """The selection of layers whose parameters are meant; ``None`` for all."""
+    chosen = selection(layers, exclude)
+    return None if chosen == Selection() else chosen
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor | Undefined:
+    """``p.grad``, dense."""
+    if parameter.grad is None:
+        return Undefined(NO_GRADIENT)
+    return parameter.grad.detach().to_dense()

@@ -1,0 +1,71 @@
+"""Quantities that look at a part of the model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+
+from torch import nn
+
+from gradlens.signals.selection import Selection, near, select
+
+
+class Selective(ABC):
+    """What has to choose its part of the model before the first step."""
+
+    @abstractmethod
+    def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Choose among the layers of the model and its trainable parameters by name.
+
+        ``ValueError`` if nothing fits; ``model`` is ``None`` where only parameters are known.
+        """
+
+
+def choose_parameters(
+    quantity: str,
+    model: nn.Module | None,
+    parameters: Mapping[str, nn.Parameter],
+    layers: Selection | None,
+    own_names: str | Iterable[str] | None,
+) -> tuple[str, ...]:
+    """Names of the parameters of the selected layers, all without a selection.
+
+    Of these, those that go by one of ``own_names`` in their layers, such as ``"weight"``.
+    """
+    names = tuple(parameters)
+    if layers is not None:
+        modules = select_for(quantity, model, layers)
+        inside = {f"{layer}." for layer, module in modules.items() if module is not model}
+        whole = len(inside) < len(modules)
+        names = tuple(n for n in names if whole or any(n.startswith(start) for start in inside))
+    for own_name in () if own_names is None else _several(own_names):
+        known = {_own_name(name) for name in names}
+        if own_name not in known:
+            hint = near(own_name, sorted(known))
+            raise ValueError(f"{quantity}: no layer has a trainable parameter {own_name!r}{hint}")
+    if own_names is not None:
+        names = tuple(name for name in names if _own_name(name) in _several(own_names))
+    if not names:
+        raise ValueError(f"{quantity}: the selected layers have no trainable parameters")
+    return names
+
+
+def select_for(quantity: str, model: nn.Module | None, layers: Selection) -> dict[str, nn.Module]:
+    """As ``select``; ``ValueError`` names the quantity, also if there is no model to look in."""
+    if model is None:
+        raise ValueError(
+            f"{quantity} looks for layers: pass the model, as in Cockpit(model, ...), instead of "
+            "its parameters"
+        )
+    try:
+        return select(model, layers)
+    except ValueError as error:
+        raise ValueError(f"{quantity}: {error}") from None
+
+
+def _several(names: str | Iterable[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _own_name(parameter: str) -> str:
+    return parameter.removesuffix(".original").rpartition(".")[2]

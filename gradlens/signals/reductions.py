@@ -1,0 +1,250 @@
+"""What signals of layers are reduced to, right in the hook that sees them.
+
+A reduction is a frozen description: equal ones run once for each layer and signal, whoever asks.
+Values stay on the device; nothing here waits for it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from gradlens.undefined import Undefined
+
+Value = TypeVar("Value")
+
+PIECE = 2**21
+"""Elements that are converted to a higher precision at once."""
+
+
+class SignalReduction(ABC, Generic[Value]):
+    """Turns a tensor into something small; subclasses are frozen dataclasses.
+
+    Values are tensors, or dataclasses of these. They are moved to the host, in float64, before
+    they are merged, unless they aren't ``small``.
+    """
+
+    small: ClassVar[bool] = True
+
+    @abstractmethod
+    def reduce(self, samples: Tensor) -> Value:
+        """The value for one call of a layer, from ``[N, S, F]``: samples, positions, features."""
+
+    @abstractmethod
+    def merge(self, values: Sequence[Value]) -> Value | Undefined:
+        """One value for all calls of a layer in a step."""
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """In float64 where the device has it, in float32 elsewhere."""
+    return tensor.to(_precision(tensor))
+
+
+def _precision(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
+def _at_least_single(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Sizes of a tensor with ``count`` samples and ``elements`` numbers.
+
+    ``norm`` is ‖x‖₂ of the whole, ``sample_norms`` Σₙ‖xₙ‖₂, and ``sample_rms`` Σₙ‖xₙ‖₂/√numel(xₙ).
+    """
+
+    norm: Tensor
+    sample_norms: Tensor
+    sample_rms: Tensor
+    count: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class Size(SignalReduction[Norms]):
+    """Norms of the whole tensor and of each sample."""
+
+    def reduce(self, samples: Tensor) -> Norms:
+        flat = _at_least_single(samples).flatten(1)
+        norms = torch.linalg.vector_norm(flat, dim=1)
+        total = precise(norms).sum()
+        return Norms(
+            torch.linalg.vector_norm(precise(norms)),
+            total,
+            total / max(flat.shape[1], 1) ** 0.5,
+            flat.shape[0],
+            flat.numel(),
+        )
+
+    def merge(self, values: Sequence[Norms]) -> Norms:
+        return Norms(
+            torch.stack([value.norm for value in values]).square().sum().sqrt(),
+            torch.stack([value.sample_norms for value in values]).sum(),
+            torch.stack([value.sample_rms for value in values]).sum(),
+            sum(value.count for value in values),
+            sum(value.elements for value in values),
+        )
+
+
+@dataclass(frozen=True)
+class FeatureCounts:
+    """``active`` ``[F]``: at how many of ``count`` samples and positions each feature is."""
+
+    active: Tensor
+    count: int
+
+
+@dataclass(frozen=True)
+class Active(SignalReduction[FeatureCounts]):
+    """How often the absolute value of each feature is above ``threshold``."""
+
+    threshold: float = 1e-8
+
+    def reduce(self, samples: Tensor) -> FeatureCounts:
+        active = torch.count_nonzero(samples.abs() > self.threshold, dim=(0, 1))
+        return FeatureCounts(active, samples.shape[0] * samples.shape[1])
+
+    def merge(self, values: Sequence[FeatureCounts]) -> FeatureCounts | Undefined:
+        if not _alike([value.active for value in values]):
+            return Undefined(DIFFERENT_FEATURES)
+        active = torch.stack([value.active for value in values]).sum(0)
+        return FeatureCounts(active, sum(value.count for value in values))
+
+
+@dataclass(frozen=True)
+class Maxima(SignalReduction[Tensor]):
+    """The largest value of each feature, ``[F]``."""
+
+    def reduce(self, samples: Tensor) -> Tensor:
+        if not samples.shape[0] * samples.shape[1]:
+            return samples.new_full(samples.shape[-1:], -torch.inf)
+        return samples.amax((0, 1))
+
+    def merge(self, values: Sequence[Tensor]) -> Tensor | Undefined:
+        return torch.stack(list(values)).amax(0) if _alike(values) else _different()
+
+
+@dataclass(frozen=True)
+class FeatureMoments:
+    """``mean`` and population ``variance`` of each feature, ``[F]``, over ``count`` positions."""
+
+    mean: Tensor
+    variance: Tensor
+    count: int
+
+
+@dataclass(frozen=True)
+class Moments(SignalReduction[FeatureMoments]):
+    """Mean and variance of each feature over samples and positions."""
+
+    def reduce(self, samples: Tensor) -> FeatureMoments:
+        values, count = _at_least_single(samples), samples.shape[0] * samples.shape[1]
+        if not count:
+            none = values.new_zeros(values.shape[-1])
+            return FeatureMoments(none, none, 0)
+        variance, mean = torch.var_mean(values, dim=(0, 1), correction=0)
+        return FeatureMoments(mean, variance, count)
+
+    def merge(self, values: Sequence[FeatureMoments]) -> FeatureMoments | Undefined:
+        if not _alike([value.mean for value in values]):
+            return Undefined(DIFFERENT_FEATURES)
+        values = [value for value in values if value.count] or values[:1]
+        count = sum(value.count for value in values)
+        shares = [value.count / count if count else 1.0 for value in values]
+        mean = torch.stack([s * v.mean for s, v in zip(shares, values, strict=True)]).sum(0)
+        # Within the calls and between them (Chan et al., 1979).
+        parts = [
+            s * (v.variance + (v.mean - mean).square()) for s, v in zip(shares, values, strict=True)
+        ]
+        return FeatureMoments(mean, torch.stack(parts).sum(0), count)
+
+
+@dataclass(frozen=True)
+class Products:
+    """Products of x ``[M, F]``, with M = ``positions``, whose matrix is the smaller one.
+
+    ``matrix`` is xᵀx ``[F, F]`` and ``total`` Σₘxₘ ``[F]``; if M < F, it is xxᵀ ``[M, M]`` and
+    there is no total.
+    """
+
+    matrix: Tensor
+    total: Tensor | None
+    positions: int
+    features: int
+
+
+@dataclass(frozen=True)
+class Gram(SignalReduction[Products]):
+    """The smaller of the two Gram matrices, of features or of samples and positions.
+
+    In double precision, for the eigenvalues of its matrix are the squares of singular values.
+    """
+
+    def reduce(self, samples: Tensor) -> Products:
+        rows = samples.reshape(-1, samples.shape[-1])
+        positions, features = rows.shape
+        if positions < features:
+            return Products(_product(rows.T), None, positions, features)
+        total = rows.sum(0, dtype=_precision(rows))
+        return Products(_product(rows), total, positions, features)
+
+    def merge(self, values: Sequence[Products]) -> Products | Undefined:
+        if len(values) == 1:
+            return values[0]
+        if not _alike([value.matrix for value in values]) or len({v.features for v in values}) > 1:
+            return _different()
+        totals = [value.total for value in values if value.total is not None]
+        if len(totals) < len(values):
+            return Undefined(
+                "the layer was called several times, with fewer samples and positions than it has "
+                "features: use larger batches, or one call"
+            )
+        return Products(
+            torch.stack([value.matrix for value in values]).sum(0),
+            torch.stack(totals).sum(0),
+            sum(value.positions for value in values),
+            values[0].features,
+        )
+
+
+def _product(rows: Tensor) -> Tensor:
+    """xᵀx of x ``[R, C]``, converted piece by piece."""
+    total = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=_precision(rows))
+    for piece in rows.split(max(1, PIECE // max(rows.shape[1], 1))):
+        part = precise(piece)
+        total.addmm_(part.T, part)
+    return total
+
+
+@dataclass(frozen=True)
+class Copies(SignalReduction[Tensor]):
+    """The tensor itself, flat: the one reduction whose value isn't small.
+
+    For what compares a step with the one before.
+    """
+
+    small: ClassVar[bool] = False
+
+    def reduce(self, samples: Tensor) -> Tensor:
+        return samples.detach().clone().reshape(-1)
+
+    def merge(self, values: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(values))
+
+
+DIFFERENT_FEATURES = "the layer was called with different numbers of features"
+
+
+def _different() -> Undefined:
+    return Undefined(DIFFERENT_FEATURES)
+
+
+def _alike(tensors: Sequence[Tensor]) -> bool:
+    return len({tensor.shape for tensor in tensors}) == 1

@@ -1,0 +1,56 @@
+"""What can be seen at a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from torch import Tensor
+
+from gradlens.signals.reductions import SignalReduction
+
+
+class Signal(Enum):
+    """A tensor that flows through a layer, forward or backward."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    OUTPUT_GRADIENT = "gradient at the output"
+    INPUT_GRADIENT = "gradient at the input"
+
+    @property
+    def of_input(self) -> bool:
+        """Whether it is that of what goes into the layer."""
+        return self in (Signal.INPUT, Signal.INPUT_GRADIENT)
+
+    @property
+    def needs_backward(self) -> bool:
+        """Whether there is none before the backward pass."""
+        return self in (Signal.OUTPUT_GRADIENT, Signal.INPUT_GRADIENT)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A signal and what it is reduced to; equal ones are made once a step, whoever asks.
+
+    ``channel_last`` says where the features are; ``None`` leaves it to the layer, as in
+    ``gradlens.signals.axes.find_axes``.
+    """
+
+    signal: Signal
+    reduction: SignalReduction[Any]
+    channel_last: bool | None = None
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first floating-point tensor in nested tuples, lists and dicts; ``None`` without one."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    parts: Sequence[Any] = ()
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    elif isinstance(value, (tuple, list)):
+        parts = value
+    return next((found for part in parts if (found := first_tensor(part)) is not None), None)
