@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+FEW = 6
+"""No more names than this are listed in a remark."""
 
 COUPLING = {
     "coupled": (
@@ -46,12 +49,12 @@ class Coverage:
         """What the user should know, in words."""
         if self.coupled:
             yield (
-                f"normalisation over the batch couples the samples in {', '.join(self.coupled)}: "
+                f"normalisation over the batch couples the samples in {few(self.coupled)}: "
                 f"{COUPLING[self.batchnorm]}"
             )
         if self.missing:
             details = "; ".join(
-                f"{', '.join(names)}: {reason}" for reason, names in self.by_reason().items()
+                f"{few(names)}: {reason}" for reason, names in self.by_reason().items()
             )
             yield (
                 f"individual gradients cover {percent(self.share(shapes))} of the trainable "
@@ -89,23 +92,47 @@ class CoverageTable:
         return self.coverage.share(self.shapes)
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
-
-    def lines(self) -> list[str]:
-        """A line for each layer, those alike together, and a total."""
+        """A line for each parameter, and one for all."""
         width = max((len(name) for name in self.shapes), default=9)
-        lines = [f"{'parameter':{width}}  {'elements':>10}  individual gradients"]
-        for name, shape in self.shapes.items():
-            why = self.coverage.missing.get(name)
-            layer = name.rpartition(".")[0] or name
-            what = f"none: {why}" if why else _kind(self.coverage, layer)
-            lines.append(f"{name:{width}}  {math.prod(shape):>10,}  {what}")
-        total = sum(math.prod(shape) for shape in self.shapes.values())
-        lines.append(f"{'all':{width}}  {total:>10,}  {percent(self.share)} covered")
-        if self.coverage.coupled:
-            lines.append("")
-            lines.append(next(self.coverage.remarks(self.shapes)))
-        return lines
+        lines = [f"{'parameter':{width}}  {'elements':>12}  individual gradients"]
+        lines += [
+            f"{name:{width}}  {math.prod(shape):>12,}  {self._what(name)}"
+            for name, shape in self.shapes.items()
+        ]
+        lines.append(f"{'all':{width}}  {self._elements(self.shapes):>12,}  {self._of_all()}")
+        return "\n".join([*lines, *self._remarks()])
+
+    def short(self) -> list[str]:
+        """Lines, one for all parameters of which the same can be said."""
+        groups: dict[str, list[str]] = {}
+        for name in self.shapes:
+            groups.setdefault(self._what(name), []).append(name)
+        lines = [f"individual gradients of {self._of_all()}"]
+        for what, names in groups.items():
+            lines.append(f"{self._elements(names):>12,} elements ({few(names)}): {what}")
+        return [*lines, *self._remarks()]
+
+    def _what(self, name: str) -> str:
+        why = self.coverage.missing.get(name)
+        return f"none: {why}" if why else "covered"
+
+    def _of_all(self) -> str:
+        return f"{percent(self.share)} of the trainable parameters"
+
+    def _elements(self, names: Iterable[str]) -> int:
+        return sum(math.prod(self.shapes[name]) for name in names)
+
+    def _remarks(self) -> list[str]:
+        if not self.coverage.coupled:
+            return []
+        return [next(self.coverage.remarks(self.shapes))]
+
+
+def few(names: Sequence[str]) -> str:
+    """Names, or the first and last of many with their number."""
+    if len(names) <= FEW:
+        return ", ".join(names)
+    return f"{names[0]} to {names[-1]}, {len(names)} altogether"
 
 
 def percent(share: float) -> str:
@@ -114,7 +141,3 @@ def percent(share: float) -> str:
     if share < 1 and shown == "100 %":
         return "almost 100 %"
     return shown
-
-
-def _kind(coverage: Coverage, layer: str) -> str:
-    return "covered; couples the samples" if layer in coverage.coupled else "covered"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradlens.coverage import CoverageTable
 from gradlens.history import History, Note
 from gradlens.instruments.series import Floats, Line
 from gradlens.scalars import Scalar, scalars
@@ -48,7 +49,8 @@ class Row:
 class Summary:
     """The rows of a run, its notes, and the series that no single numbers tell.
 
-    ``others`` gives these series with their numbers of records.
+    ``others`` gives these series with their numbers of records. ``coverage`` is the latest, or
+    ``None`` if nothing was made of individual gradients.
     """
 
     steps: tuple[int, ...]
@@ -56,6 +58,7 @@ class Summary:
     rows: tuple[Row, ...]
     others: tuple[tuple[str, int], ...]
     notes: tuple[Note, ...]
+    coverage: CoverageTable | None = None
 
 
 def summarize(history: History) -> Summary:
@@ -64,7 +67,10 @@ def summarize(history: History) -> Summary:
     told = {scalar.series for scalar in found}
     others = tuple((name, len(history[name])) for name in history.names if name not in told)
     rows = tuple(_row(scalar) for scalar in found)
-    return Summary(history.steps, history.truncated, rows, others, tuple(history.notes))
+    latest = history.coverages[max(history.coverages)] if history.coverages else None
+    coverage = None if latest is None else CoverageTable(latest, history.parameters)
+    notes = tuple(history.notes)
+    return Summary(history.steps, history.truncated, rows, others, notes, coverage)
 
 
 def relative_change(values: Floats) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gradlens.coverage import CoverageTable
 from gradlens.history import Note
 from gradlens.instruments.scales import number_label
 from gradlens.instruments.series import Line
@@ -43,6 +44,7 @@ def render(summary: Summary, width: int = 80, title: str = "", plain: bool = Fal
             _series_without("single numbers", [n for n, count in summary.others if count])
         ),
         page.wrapped(_series_without("records", [n for n, count in summary.others if not count])),
+        page.coverage(summary.coverage),
         page.notes(summary.notes),
     )
     return "\n\n".join("\n".join(section) for section in sections if section)
@@ -108,6 +110,12 @@ class _Page:
         remarks = [self.wrapped(_undefined(row), "    ") for row in rows]
         body = (line for row in zip(lines[1:], remarks, strict=True) for line in (row[0], *row[1]))
         return [lines[0], *body]
+
+    def coverage(self, table: CoverageTable | None) -> list[str]:
+        if table is None:
+            return []
+        first, *rest = table.short()
+        return [*self.wrapped(first), *(line for row in rest for line in self.wrapped(row, "  "))]
 
     def notes(self, notes: Sequence[Note]) -> list[str]:
         if not notes:

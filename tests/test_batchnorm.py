@@ -181,7 +181,7 @@ def test_the_record_says_what_it_is(policy: Any, tmp_path: Any) -> None:
     assert coverage.share(history.parameters) == (45 / 60 if policy == "skip" else 1)
     assert history.coverage("GradNorm", 0) == Coverage()
     table = str(cockpit.coverage())
-    assert ("75 % covered" if policy == "skip" else "100 % covered") in table
+    assert ("75 % of the" if policy == "skip" else "100 % of the") in table
     assert "front.weight" in table
 
 

@@ -15,6 +15,7 @@ from gradlens.individual import operator as operator_module
 from gradlens.individual.convolution import Convolution
 from gradlens.individual.dense import Dense
 from gradlens.individual.gathering import LossReduction
+from gradlens.individual.joined import Joined
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.individual.recomputed import Recomputed
@@ -255,7 +256,27 @@ def test_every_operator_occurs_in_the_networks_above() -> None:
         with gradlens.individual_gradients(model) as gradients:
             model(network.inputs(2)).square().mean().backward()
         seen |= {type(operator) for operator in gradients.values()}
-    assert seen == all_subclasses(GradientOperator) - {GradientOperator}
+    assert seen == all_subclasses(GradientOperator) - {GradientOperator, Joined}
+
+
+@pytest.mark.parametrize("piece_bytes", [1, operator_module.PIECE_BYTES], ids=["tiny", "default"])
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_joined(network: Network, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches as one, each times its factor."""
+    monkeypatch.setattr("gradlens.individual.operator.PIECE_BYTES", piece_bytes)
+    torch.manual_seed(0)
+    model = gradlens.extend(network.build().double())
+    parts = []
+    for samples in (2, 1):
+        with gradlens.individual_gradients(model) as gradients:
+            model(network.inputs(samples)).square().sum().backward()
+        parts.append(dict(gradients))
+    for name in parts[0]:
+        operators = [part[name] for part in parts]
+        joined = Joined(operators, [0.5, 3.0])
+        expected = [f * o.dense() for f, o in zip((0.5, 3.0), operators, strict=True)]
+        assert_close(joined.dense(), torch.cat(expected))
+        assert_equals_dense_twin(joined)
 
 
 def test_structure_is_kept_where_there_is_a_rule() -> None:
