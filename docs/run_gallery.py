@@ -29,6 +29,7 @@ PICTURES = "_build/pictures"
 STAMP = "made-from.txt"
 CALL = """
 import pathlib, runpy, sys
+sys.modules["torchvision"] = None  # some builds of it don't match the CPU build of torch
 runpy.run_path(sys.argv[1])["main"](pathlib.Path(sys.argv[2]))
 """
 
