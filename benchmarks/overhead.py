@@ -1,92 +1,158 @@
-"""What tracking costs: steps with gradlens over plain steps, interleaved in one run.
+"""What tracking costs: steps of gradlens and its peers over plain steps, interleaved in one run.
 
-``python -m benchmarks.overhead [PROBLEM ...] [--steps K] [--batch N]``
+``python -m benchmarks.overhead [PROBLEM ...] [--only WORD] [--steps K] [--device D] [--write]``
+prints ratios of each contender's steps to the plain steps beside them, their quartiles, and the
+peak memory above a plain step's. ``--write`` makes docs/overhead.json of it, from which the
+documentation's table and figure are drawn.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
-from statistics import median
+import json
+import os
+import platform
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median, quantiles
 
 import torch
-from torch import nn
 
-import gradlens
-from benchmarks.problems import PROBLEMS, Problem
-from gradlens import quantities
-from gradlens.quantities import Quantity
-from gradlens.schedules import linear
+from benchmarks.contenders import (
+    COCKPIT_PYTHON,
+    TRACKED,
+    Contender,
+    Setting,
+    peer,
+    tracked_by_cockpit,
+    tracked_by_gradlens,
+)
+from benchmarks.peers import PEERS
+from benchmarks.problems import PROBLEMS
 
+# transformers imports it wherever it is installed, and some builds don't match that of torch.
+sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
+
+RESULTS = Path(__file__).parent.parent / "docs" / "overhead.json"
 WARM_UP = 2
-VARIANTS: dict[str, Callable[[], list[Quantity]]] = {
-    "nothing scheduled": lambda: [quantities.NormTest(linear(1, offset=10**9))],
-    "NormTest": lambda: [quantities.NormTest()],
-    "InnerTest": lambda: [quantities.InnerTest()],
-    "MeanGSNR": lambda: [quantities.MeanGSNR()],
-    "GradCovariance": lambda: [quantities.GradCovariance()],
-    "GradHist1d": lambda: [quantities.GradHist1d()],
-    "GradHist2d": lambda: [quantities.GradHist2d()],
-    "economy": lambda: gradlens.configuration("economy"),
-    "business": lambda: gradlens.configuration("business"),
-    "full": lambda: gradlens.configuration("full"),
-}
+INTERVALS = (4, 16, 64)
+SECONDS = 40.0
+"""No more than this is spent on a contender's measured steps, if there are three of them."""
+PRESETS = ("economy", "business", "full")
 
 
-class Training:
-    """A network with its optimizer, tracked or not, and the seconds of its steps."""
+@dataclass(frozen=True)
+class Measurement:
+    """Ratios to the plain step: median and quartiles; bytes above the plain step's peak."""
 
-    def __init__(self, problem: Problem, batch_size: int, tracked: list[Quantity] | None) -> None:
-        torch.manual_seed(0)
-        self.model = problem.build()
-        self.inputs, self.labels = problem.batch(batch_size)
-        self.loss_function = gradlens.extend(nn.CrossEntropyLoss())
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.cockpit = None if tracked is None else gradlens.Cockpit(self.model, tracked)
-        self.seconds: list[float] = []
-
-    def step(self) -> None:
-        start = time.perf_counter()
-        self.optimizer.zero_grad()
-        loss = self.loss_function(self.model(self.inputs), self.labels)
-        if self.cockpit is None:
-            loss.backward()
-        else:
-            with self.cockpit(len(self.seconds), loss=loss, optimizer=self.optimizer):
-                loss.backward()
-        self.optimizer.step()
-        self.seconds.append(time.perf_counter() - start)
+    problem: str
+    contender: str
+    plain_seconds: float
+    ratio: float
+    low: float
+    high: float
+    megabytes: float | None
 
 
-def overhead(problem: Problem, variant: str, batch_size: int, steps: int) -> tuple[float, float]:
-    """Median seconds of a plain step, and median ratio of a tracked one to its neighbour."""
-    plain = Training(problem, batch_size, None)
-    tracked = Training(problem, batch_size, VARIANTS[variant]())
-    for _ in range(WARM_UP + steps):
-        plain.step()
-        tracked.step()
-    pairs = zip(tracked.seconds[WARM_UP:], plain.seconds[WARM_UP:], strict=True)
-    return median(plain.seconds[WARM_UP:]), median(slow / fast for slow, fast in pairs)
+def contenders(problem: str) -> Iterator[tuple[str, Contender, int]]:
+    """Name, contender, and the number of steps that belong together."""
+    yield "nothing scheduled", tracked_by_gradlens("NormTest", 0), 1
+    yield from ((name, tracked_by_gradlens(name), 1) for name in TRACKED)
+    for interval in INTERVALS:
+        for preset in PRESETS:
+            contender = tracked_by_gradlens(preset, interval)
+            yield f"{preset}, every {interval} steps", contender, interval
+    yield from ((name, peer(name), 1) for name in PEERS)
+    if COCKPIT_PYTHON.exists():
+        for preset in PRESETS:
+            yield f"cockpit 1.0.2 {preset}", tracked_by_cockpit(problem, preset), 1
+
+
+def ratios(
+    contender: Contender, setting: Setting, steps: int, together: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of plain steps, and each tracked step's ratio to the plain step beside it."""
+    plain, tracked = peer("plain")(setting), contender(setting)
+    for _ in range(WARM_UP):
+        plain()
+        tracked()
+    seconds: list[float] = []
+    found: list[float] = []
+    spent = 0.0
+    while len(found) < steps and (spent < SECONDS or len(found) < 3):
+        # The plain steps surround the others, so that a machine that slows down favours neither.
+        pairs = [(plain(), tracked()) for _ in range(together)]
+        before, slow = (sum(column) for column in zip(*pairs, strict=True))
+        seconds.append(before / together)
+        found.append(slow / before)
+        spent += slow
+    return seconds, found
+
+
+def peak_memory(problem: str, contender: str, batch_size: int, device: str) -> float:
+    """Peak bytes of a few steps above what was there before, in a process of its own."""
+    module = "benchmarks.memory"
+    command = [sys.executable, "-m", module, problem, contender, str(batch_size), device]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return float(done.stdout.split()[-1]) if done.returncode == 0 and done.stdout else float("nan")
+
+
+def measure(problem: str, only: str, steps: int, device: str, batch: int) -> Iterator[Measurement]:
+    """All contenders on one problem."""
+    batch_size = batch or PROBLEMS[problem].batch_size
+    setting = Setting(PROBLEMS[problem], batch_size, torch.device(device))
+    plain_memory = peak_memory(problem, "plain", batch_size, device)
+    for name, contender, together in contenders(problem):
+        if only not in name:
+            continue
+        try:
+            seconds, found = ratios(contender, setting, steps, together)
+        except Exception as error:
+            print(f"  {name:28} can't: {type(error).__name__}: {str(error)[:60]}", flush=True)
+            continue
+        memory = None
+        if "every" not in name and "cockpit" not in name:
+            memory = (peak_memory(problem, name, batch_size, device) - plain_memory) / 1e6
+        quartiles = quantiles(found, n=4) if len(found) > 1 else [found[0]] * 3
+        yield Measurement(
+            problem, name, median(seconds), median(found), quartiles[0], quartiles[2], memory
+        )
 
 
 def main() -> None:
     """Print a table of ratios."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", help=", ".join(PROBLEMS))
+    parser.add_argument("--only", default="", help="contenders whose names contain this")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=0, help="default: the problem's own")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
     options = parser.parse_args()
     unknown = set(options.problems) - PROBLEMS.keys()
     if unknown:
-        parser.error(
-            f"no problem is called {', '.join(unknown)}: choose from {', '.join(PROBLEMS)}"
-        )
-    for name in options.problems or PROBLEMS:
-        print(f"{name}, batch {options.batch}")
-        for variant in VARIANTS:
-            plain, ratio = overhead(PROBLEMS[name], variant, options.batch, options.steps)
-            print(f"  {variant:20} {ratio:8.2f} plain steps of {1e3 * plain:.1f} ms", flush=True)
+        parser.error(f"no problem is called {', '.join(unknown)}: choose of {', '.join(PROBLEMS)}")
+    warnings.simplefilter("ignore")
+    everything = []
+    for problem in options.problems or PROBLEMS:
+        print(f"{problem}, batch {options.batch or PROBLEMS[problem].batch_size}")
+        for one in measure(problem, options.only, options.steps, options.device, options.batch):
+            everything.append(one)
+            memory = "" if one.megabytes is None else f"{one.megabytes:8.0f} MB"
+            print(
+                f"  {one.contender:28} {one.ratio:8.2f} ({one.low:.2f} to {one.high:.2f}) plain "
+                f"steps of {1e3 * one.plain_seconds:.1f} ms {memory}",
+                flush=True,
+            )
+    if options.write:
+        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+        described = {"machine": machine, "torch": torch.__version__, "device": options.device}
+        rows = [asdict(one) for one in everything]
+        RESULTS.write_text(json.dumps({**described, "measurements": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

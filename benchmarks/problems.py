@@ -15,15 +15,23 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Problem:
-    """``build()`` gives the network, ``shape`` is that of one sample."""
+    """``build()`` gives the network, ``shape`` is that of one sample.
+
+    Its elements are real numbers, or with ``words`` so many different words.
+    """
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
     classes: int = 10
+    batch_size: int = 128
+    words: int = 0
 
     def batch(self, n: int) -> tuple[Tensor, Tensor]:
         """Inputs ``[n, *shape]`` and labels ``[n]``."""
-        return torch.randn(n, *self.shape), torch.randint(self.classes, (n,))
+        labels = torch.randint(self.classes, (n,))
+        if self.words:
+            return torch.randint(self.words, (n, *self.shape)), labels
+        return torch.randn(n, *self.shape), labels
 
 
 def logistic_regression() -> nn.Module:
@@ -56,9 +64,73 @@ def c3d3() -> nn.Module:
     )
 
 
+def all_cnn_c() -> nn.Module:
+    """Springenberg et al., 2015 (arXiv:1412.6806)."""
+    inside, layers = 3, list[nn.Module]()
+    for outside, kernel, stride, padding in (
+        *((96, 3, 1, 1), (96, 3, 1, 1), (96, 3, 2, 1)),
+        *((192, 3, 1, 1), (192, 3, 1, 1), (192, 3, 2, 1)),
+        *((192, 3, 1, 0), (192, 1, 1, 0), (100, 1, 1, 0)),
+    ):
+        layers += [nn.Conv2d(inside, outside, kernel, stride, padding), nn.ReLU()]
+        inside = outside
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+class Residual(nn.Module):
+    """A basic block of He et al., 2016 (arXiv:1512.03385)."""
+
+    def __init__(self, inside: int, outside: int) -> None:
+        super().__init__()
+        stride = 1 if inside == outside else 2
+        self.inner = nn.Sequential(
+            *(nn.Conv2d(inside, outside, 3, stride, 1, bias=False), nn.BatchNorm2d(outside)),
+            *(nn.ReLU(), nn.Conv2d(outside, outside, 3, 1, 1, bias=False)),
+            nn.BatchNorm2d(outside),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1:
+            convolution = nn.Conv2d(inside, outside, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(convolution, nn.BatchNorm2d(outside))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, C, H, W]``."""
+        return torch.relu(self.inner(x) + self.shortcut(x))
+
+
+def resnet18() -> nn.Module:
+    """With a stem for small images."""
+    widths = (64, 64, 128, 256, 512)
+    blocks = [block for i, o in pairwise(widths) for block in (Residual(i, o), Residual(o, o))]
+    stem = (nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+class GPT2(nn.Module):
+    """The transformers library's, with a label for each text; four blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import GPT2Config, GPT2ForSequenceClassification
+
+        options = {"n_layer": 4, "n_head": 4, "n_embd": 128, "n_positions": 128, "pad_token_id": 0}
+        dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        ends = {"bos_token_id": 1, "eos_token_id": 1}
+        config = GPT2Config(vocab_size=1000, num_labels=10, **options, **dropout, **ends)
+        self.inner = GPT2ForSequenceClassification(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, T]``."""
+        logits: Tensor = self.inner(input_ids=x).logits
+        return logits
+
+
 PROBLEMS: dict[str, Problem] = {
     "logistic regression": Problem(logistic_regression, (1, 28, 28)),
     "MLP": Problem(mlp, (1, 28, 28)),
     "2c2d": Problem(c2d2, (1, 28, 28)),
     "3c3d": Problem(c3d3, (3, 32, 32)),
+    "All-CNN-C": Problem(all_cnn_c, (3, 32, 32), classes=100, batch_size=32),
+    "GPT-2": Problem(GPT2, (64,), batch_size=16, words=1000),
+    "ResNet-18": Problem(resnet18, (3, 32, 32), batch_size=16),
 }

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gradlens.curvature.backpack_graph import extended_by_backpack
 from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.undisturbed import undisturbed
 from gradlens.gradient_tracking import StepGradients
 from gradlens.individual.extension import IndividualGradients
 from gradlens.individual.losses import IndividualLosses
@@ -152,7 +153,7 @@ class TrackedStep:
             batch_size=info.get("batch_size"),
         )
         # BackPACK's own hooks run in these backward passes too; they must keep what they store.
-        with backpack(retain_graph=True):
+        with backpack(retain_graph=True), undisturbed(cockpit.model):
             for extension in apart:
                 curvature.run(extension)
             for quantity in active:
@@ -160,6 +161,8 @@ class TrackedStep:
                     self._look(quantity, curvature)
         for remark in curvature.remarks:
             cockpit._note(step, remark)
+        if active and cockpit._gradients.joins(self._accumulating):
+            cockpit._note(step, CURVATURE_OF_A_PART)
 
     def _runs_apart(self, extension: BackpropExtension) -> bool:
         """Whether it needs more of the network than is kept of it, and so a pass of its own."""
@@ -319,6 +322,10 @@ class TrackedStep:
             cockpit._note(step.global_step, remark)
 
 
+CURVATURE_OF_A_PART = (
+    "the batch comes in parts, from micro-batches or processes; its curvature is that of the last "
+    "part of the first process alone"
+)
 NO_INDIVIDUAL_LOSSES = (
     "{quantities} can't be found without individual losses: extend the loss module before the "
     "forward pass (loss_function = gradlens.extend(loss_function)), or pass them as "

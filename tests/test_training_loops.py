@@ -165,6 +165,24 @@ def test_micro_batches_with_steps_of_their_own() -> None:
     assert_same_histories(cockpit.history, alone.history)
 
 
+def test_curvature_is_that_of_the_last_micro_batch() -> None:
+    model, (x, y) = network(), data()
+    cockpit = gradlens.Cockpit(model, [quantities.HessMaxEV()])
+    last = gradlens.Cockpit(network(), [quantities.HessMaxEV()])
+    assert last.model is not None
+    for part, more in ((slice(0, 6), True), (slice(6, 12), False)):
+        loss = nn.functional.cross_entropy(model(x[part]), y[part])
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with cockpit(0, loss=loss, accumulating=more):
+                (loss / 2).backward()
+    assert any("in parts" in str(one.message) for one in said)
+    loss = nn.functional.cross_entropy(last.model(x[6:]), y[6:])
+    with last(0, loss=loss):
+        loss.backward()
+    assert_same_histories(cockpit.history, last.history)
+
+
 def with_scaler(
     cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
 ) -> None:

@@ -1,0 +1,48 @@
+"""Training steps under cockpit-for-pytorch 1.0.2, one for each line of the standard input.
+
+``python cockpit_worker.py PROBLEM PRESET BATCH``, in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+
+import torch
+from backpack import extend
+from cockpit import Cockpit
+from cockpit.utils.configuration import configuration
+from problems import PROBLEMS
+
+
+def main() -> None:
+    """Answer each line with the seconds of a step."""
+    warnings.simplefilter("ignore")
+    name, preset, batch_size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    torch.manual_seed(0)
+    model = extend(PROBLEMS[name].build())
+    inputs, labels = PROBLEMS[name].batch(batch_size)
+    loss_function = extend(torch.nn.CrossEntropyLoss())
+    individual = torch.nn.CrossEntropyLoss(reduction="none")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    cockpit = Cockpit(model.parameters(), quantities=configuration(preset))
+    for step, _ in enumerate(sys.stdin):
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        outputs = model(inputs)
+        loss = loss_function(outputs, labels)
+        info = {
+            "batch_size": batch_size,
+            "individual_losses": individual(outputs, labels),
+            "loss": loss,
+            "optimizer": optimizer,
+        }
+        with cockpit(step, info=info):
+            loss.backward(create_graph=cockpit.create_graph(step))
+        optimizer.step()
+        print(time.perf_counter() - start, flush=True)
+
+
+if __name__ == "__main__":
+    main()
