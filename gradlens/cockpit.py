@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradlens.aggregation import PUSHED, Aggregate, Aggregation
+from gradlens.budget import Budget
 from gradlens.coverage import Coverage, CoverageTable
 from gradlens.gradient_tracking import (
     GradientTracking,
@@ -47,7 +48,9 @@ class Cockpit:
     BackPACK's ``extend``. Parameters that need no gradient are left out. ``loss_reduction`` says
     whether the loss is a ``"mean"`` or a ``"sum"`` over the samples. ``run`` is the path of a file
     that values are written to as they come; an existing one is continued with ``resume=True`` and
-    is an error otherwise.
+    is an error otherwise. ``batchnorm`` says what an individual gradient is where samples are
+    coupled (``gradlens.individual.batchnorm``). ``budget`` is the share of the training time that
+    tracking may take, such as 0.05: schedules are thinned to keep to it.
 
     The context is entered at each step, around the backward pass::
 
@@ -62,6 +65,7 @@ class Cockpit:
         *,
         loss_reduction: LossReduction = "mean",
         batchnorm: BatchNormPolicy = "coupled",
+        budget: float | None = None,
         run: str | Path | None = None,
         resume: bool = False,
     ) -> None:
@@ -75,6 +79,7 @@ class Cockpit:
         model = None if wrapped is None else unwrapped(wrapped)
         self.model = None if model is None else extend(model)
         self.parameters = _trainable(params if model is None else model)
+        self._budget = None if budget is None else Budget(budget, self.quantities)
         self._gradients = GradientTracking(
             self.parameters,
             self.model,
@@ -219,6 +224,8 @@ class Cockpit:
         self._close_interval()
         self._append_aggregated(*self._aggregation.rest())
         self._layers.close()
+        if self._budget is not None:
+            self._budget.restore()
         if self._file is not None:
             self._file.close()
 
@@ -289,13 +296,16 @@ class Cockpit:
     # Quantities that span the optimizer's step: pending until it is taken, and some of them open
     # until the step after.
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, global_step: int) -> None:
+        if self._budget is not None:
+            self._budget.begin_step(global_step)
         if not self._started:
             self._started = True
             for quantity in self.quantities:
                 quantity.start(self.parameters)
         if self._pending is not None:
             self._pending.resolve()
+        self._layers.pause()
 
     def _await_update(
         self,

@@ -53,6 +53,11 @@ class LayerTracking:
             self._capture = SignalCapture(model, modules, self._everything)
             self._capture.expect(self._everything)
 
+    def pause(self) -> None:
+        """Whatever runs until the step begins is of no interest, such as curvature's passes."""
+        if self._capture is not None:
+            self._capture.pause()
+
     def begin(self, global_step: int) -> None:
         """A step's context is entered, and what runs before its backward pass has run."""
         if self._capture is not None:

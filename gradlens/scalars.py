@@ -13,6 +13,7 @@ import numpy as np
 from gradlens.history import History
 from gradlens.instruments import MAIN
 from gradlens.instruments.histograms import histogram
+from gradlens.instruments.layers import NOUNS
 from gradlens.instruments.series import Line, Records, keys, line, number, quantile_lines, rms
 from gradlens.instruments.step_time import durations
 from gradlens.undefined import Undefined
@@ -184,7 +185,57 @@ def _first_eigenvalue(value: Mapping[str, Any]) -> float:
     return number(next(iter(value.get("eigenvalues", ())), None))
 
 
+def _typical(fields: tuple[str, ...], value: Mapping[str, Any]) -> float:
+    """The median over layers or parameters; NaN if none of them has a number.
+
+    Of a dict for each of them, the first of ``fields`` that it has counts.
+    """
+    by_name = (value[noun] for noun in NOUNS if isinstance(value.get(noun), Mapping))
+    sizes = [_size(_first(part, fields)) for part in [*next(by_name, {}).values()]]
+    known = [size for size in sizes if not math.isnan(size)]
+    return float(np.median(known)) if known else next(iter(sizes), math.nan)
+
+
+def _first(part: Any, fields: tuple[str, ...]) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    return next((part[field] for field in fields if field in part), None)
+
+
+_MEDIAN = (Part("median", read=partial(_typical, ())),)
+_GEOMETRY = (
+    Part("median", read=partial(_typical, ("norm", "rms"))),
+    Part("correlation", "correlation"),
+)
+_COVARIANCE = (
+    Part("median trace", read=partial(_typical, ("trace",))),
+    Part("median stable rank", read=partial(_typical, ("stable_rank",))),
+)
+
+OF_LAYERS: Mapping[str, tuple[Part, ...]] = {
+    "OutputNorm": _MEDIAN,
+    "InputNorm": _MEDIAN,
+    "InputMean": _MEDIAN,
+    "InputStd": _MEDIAN,
+    "DeadNeurons": _MEDIAN,
+    "RankMe": _MEDIAN,
+    "MeanTID": _MEDIAN,
+    "VarTID": _MEDIAN,
+    "ParameterNorm": _MEDIAN,
+    "ConditionNumber": _MEDIAN,
+    "WeightSignFlips": _MEDIAN,
+    "OutputGradientGeometry": _GEOMETRY,
+    "InputGradientGeometry": _GEOMETRY,
+    "GradientGeometry": _GEOMETRY,
+    "UpdateGeometry": _GEOMETRY,
+    "InputCovariance": _COVARIANCE,
+    "OutputGradientCovariance": _COVARIANCE,
+    "Aggregate": (Part("mean", "mean"), Part("median", "median")),
+}
+"""What is worth telling of records by layer, and of aggregates."""
+
 KNOWN: Mapping[str, tuple[Part, ...]] = {
+    **OF_LAYERS,
     "GradNorm": (Part(read=_norm),),
     "Distance": (Part(read=_norm),),
     "UpdateSize": (Part(read=_norm),),

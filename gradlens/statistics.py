@@ -15,9 +15,6 @@ from torch import Tensor
 
 from gradlens.undefined import Undefined
 
-CHUNK = 2**19
-"""Elements that are binned at once: small enough to stay in a processor's cache."""
-
 ONE_SAMPLE = "N = 1: a variance over samples needs two of them"
 ZERO_MEAN = "the mean gradient is zero"
 NOT_FINITE = "the individual gradients contain NaN or Inf"
@@ -103,33 +100,32 @@ def early_stopping(mean: Tensor, sum_of_squares: Tensor, n: int, eps: float) -> 
 
 
 def takeuchi_by_diagonal(
-    second_moments: Sequence[Tensor], curvatures: Sequence[Tensor], eps: float
+    second_moments: Sequence[Tensor], curvatures: Sequence[Tensor], eps: float, remedy: str
 ) -> float:
     """Takeuchi's information criterion Σⱼ sⱼ/(cⱼ + ε) with the diagonals of both matrices.
 
     From sⱼ = Σₙgₙⱼ²/N and the curvature cⱼ, tensor by tensor (Thomas et al., 2020,
-    arXiv:1906.07774). NaN where cⱼ isn't positive although sⱼ is.
+    arXiv:1906.07774). NaN where cⱼ isn't positive although sⱼ is; ``remedy`` says what to do then.
     """
     pairs = list(zip(second_moments, curvatures, strict=True))
     flat = sum(int(((c <= 0) & (s > 0)).sum()) for s, c in pairs)
     if flat:
         elements = sum(c.numel() for c in curvatures)
         return Undefined(
-            f"the curvature is not positive at {flat} of {elements} elements (that of "
-            "diag_ggn_exact can't be negative)"
+            f"the curvature is not positive at {flat} of {elements} elements ({remedy})"
         )
     total = float(torch.stack([(s / (c + eps)).sum() for s, c in pairs]).sum())
     return total if math.isfinite(total) else Undefined(NOT_FINITE)
 
 
 def takeuchi_by_trace(
-    second_moments: Sequence[Tensor], curvatures: Sequence[Tensor], eps: float
+    second_moments: Sequence[Tensor], curvatures: Sequence[Tensor], eps: float, remedy: str
 ) -> float:
     """Takeuchi's information criterion Σⱼsⱼ/(Σⱼcⱼ + ε), as ``takeuchi_by_diagonal``."""
     moment = float(torch.stack([s.sum() for s in second_moments]).sum())
     trace = float(torch.stack([c.sum() for c in curvatures]).sum())
     if trace <= 0 < moment:
-        return Undefined(f"the trace of the curvature is not positive: {trace:.4g}")
+        return Undefined(f"the trace of the curvature is not positive: {trace:.4g} ({remedy})")
     ratio = moment / (trace + eps)
     return ratio if math.isfinite(ratio) else Undefined(NOT_FINITE)
 
@@ -274,84 +270,3 @@ def covariance_spectrum(gram: Tensor, k: int) -> Covariance:
 def _undefined_covariance(reason: str, k: int) -> Covariance:
     nan = Undefined(reason)
     return Covariance([nan] * k, nan, nan, nan)
-
-
-@dataclass(frozen=True)
-class Counts:
-    """A histogram's integer counts, of any dimension.
-
-    ``below`` and ``above`` count, for each axis, the values outside the range, which are also in
-    the outer bins; ``nan`` counts what is in no bin. All are int64 tensors.
-    """
-
-    hist: Tensor
-    below: Tensor
-    above: Tensor
-    nan: Tensor
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.hist + other.hist,
-            self.below + other.below,
-            self.above + other.above,
-            self.nan + other.nan,
-        )
-
-
-def histogram_1d(values: Tensor, bins: int, range_: tuple[float, float]) -> Counts:
-    """Counts of all elements of ``values`` in equal bins, the last one closed on the right."""
-    hist = torch.zeros(bins + 1, dtype=torch.int64, device=values.device)
-    below, above = torch.zeros_like(hist[:1]), torch.zeros_like(hist[:1])
-    for chunk in values.reshape(-1).split(CHUNK):
-        hist += _count(_bin(chunk, bins, range_), bins + 1)
-        below += torch.count_nonzero(chunk < range_[0])
-        above += torch.count_nonzero(chunk > range_[1])
-    return Counts(hist[:-1], below, above, hist[-1])
-
-
-def histogram_2d(
-    values: Tensor,
-    companions: Tensor,
-    bins: tuple[int, int],
-    range_: tuple[tuple[float, float], tuple[float, float]],
-) -> Counts:
-    """Joint counts of ``values`` ``[n, *Q]`` with ``companions`` ``[*Q]``, the same for all n."""
-    inside = bins[0] * bins[1]
-    hist = torch.zeros(inside + 1, dtype=torch.int64, device=values.device)
-    flat = companions.reshape(-1)
-    second = _bin(flat, bins[1], range_[1]).long()
-    below, above = torch.zeros(2, 2, dtype=torch.int64, device=values.device)
-    rows = values.reshape(len(values), len(flat))
-    for chunk in rows.split(max(CHUNK // max(rows.shape[1], 1), 1)):
-        first = _bin(chunk, bins[0], range_[0]).long()
-        joint = (first * bins[1] + second).masked_fill_(
-            (first == bins[0]) | (second == bins[1]), inside
-        )
-        hist += _count(joint.reshape(-1), inside + 1)
-        below[0] += torch.count_nonzero(chunk < range_[0][0])
-        above[0] += torch.count_nonzero(chunk > range_[0][1])
-    below[1] = torch.count_nonzero(flat < range_[1][0]) * len(rows)
-    above[1] = torch.count_nonzero(flat > range_[1][1]) * len(rows)
-    return Counts(hist[:-1].reshape(bins), below, above, hist[-1])
-
-
-def _bin(values: Tensor, bins: int, range_: tuple[float, float]) -> Tensor:
-    """Index of each value's bin, clipped into the outer ones; ``bins`` for a NaN.
-
-    In float64, since in lower precision a small number less than ``low`` loses even its sign.
-    """
-    low, high = range_
-    position = (values.double() - low).mul_(bins / (high - low))
-    # A NaN passes the clamp and can't be cast.
-    position = position.clamp_(0, bins - 1).nan_to_num_(nan=bins)
-    return position.to(torch.uint8 if bins < 256 else torch.int32)
-
-
-def _count(indices: Tensor, length: int) -> Tensor:
-    if indices.device.type == "cpu":
-        return torch.bincount(indices, minlength=length)
-    # bincount reads the largest index back to the host.
-    ones = torch.ones((), dtype=torch.int64, device=indices.device).expand(len(indices))
-    return torch.zeros(length, dtype=torch.int64, device=indices.device).scatter_add_(
-        0, indices.long(), ones
-    )

@@ -67,7 +67,7 @@ class TrackedStep:
 
     def __enter__(self) -> None:
         step, cockpit = self._global_step, self._cockpit
-        cockpit._begin_step()
+        cockpit._begin_step(step)
         self._active = [
             q for q in cockpit.quantities if q.should_compute(step) or q.reductions_at(step)
         ]

@@ -18,8 +18,8 @@ from torch.nn.utils import clip_grad_norm_, prune
 
 import gradlens
 from gradlens import Cockpit, quantities
+from gradlens.histograms import histogram_1d, histogram_2d
 from gradlens.quantities import SingleStepQuantity
-from gradlens.statistics import histogram_1d, histogram_2d
 from gradlens.step import Step
 from tests.references import individual_gradients_by_loop, squared_error
 

@@ -23,6 +23,7 @@ from gradlens.instruments import (
 )
 from gradlens.instruments.layers import in_order, layout, table
 from gradlens.plotter import layer_panels, main_panels
+from gradlens.scalars import OF_LAYERS, scalars
 from gradlens.undefined import Undefined
 from gradlens.view import View
 from tests.layer_records import activation, statistics
@@ -73,10 +74,14 @@ def test_maps_of_dicts_show_what_matters(part: dict[str, float], field: str) -> 
 
 
 def test_few_layers_have_a_line_each() -> None:
-    records = {s: {"layers": {"0": 1.0 + s, "1": 2.0, "2": Undefined("why")}} for s in (0, 1)}
+    no = Undefined("why")
+    records: dict[int, Any] = {
+        0: {"layers": {"0": 1.0, "1": no, "2": no}}, 1: {"layers": {"0": 2.0, "1": 2.0, "2": no}}
+    }  # fmt: skip
     drawing = LayerLinesInstrument().plot(recorded("OutputNorm", records, yscale="log"))
     assert heights(drawing, "0") == [1, 2]
-    assert heights(drawing, "1") == [2, 2]
+    np.testing.assert_array_equal(heights(drawing, "1"), [math.nan, 2])
+    assert "2" not in drawing.artists
     assert drawing.ax.get_yscale() == "log"
     assert "missing" in drawing.artists
 
@@ -88,7 +93,7 @@ def test_many_layers_are_a_band() -> None:
     paths = {name: drawing.artists[name].get_paths()[0] for name in ("range", "quartiles")}  # type: ignore[attr-defined]
     assert [paths["range"].get_extents().ymin, paths["range"].get_extents().ymax] == [1, 22]
     assert [paths["quartiles"].get_extents().ymin, paths["quartiles"].get_extents().ymax] == [6, 17]
-    assert "median of 21 layers" in shown_texts(drawing.figure)
+    assert "median of 21" in shown_texts(drawing.figure)
 
 
 def test_correlations_are_between_minus_one_and_one() -> None:
@@ -120,15 +125,20 @@ def test_dead_units_are_told_and_an_alarm_if_they_are_many(dead: float, alarm: b
 def test_shares_add_up_to_one() -> None:
     records = {s: {"layers": {"0": 1.0, "1": 3.0, "2": Undefined("why")}} for s in (0, 1)}
     drawing = LayerSharesInstrument().plot(recorded("OutputNorm", records))
-    tops = [drawing.artists[n].get_paths()[0].get_extents().ymax for n in ("0", "1", "2")]  # type: ignore[attr-defined]
-    assert tops == [0.25, 1, 1]
+    tops = [drawing.artists[n].get_paths()[0].get_extents().ymax for n in ("0", "1")]  # type: ignore[attr-defined]
+    assert tops == [0.25, 1]
+    assert "2" not in drawing.artists
 
 
 def test_infinite_condition_numbers_are_missing() -> None:
     history = realistic(10, ("InputCovariance",))
     drawing = LayerConditionsInstrument().plot(history)
-    assert not np.isfinite(heights(drawing, "all")).any()
-    assert np.isfinite(heights(drawing, "to 50 %")).all()
+    assert np.isfinite(heights(drawing, "50 %")).all()
+    assert "all" not in drawing.artists
+    for layer in history["InputCovariance"][0]["layers"].values():
+        layer["condition"] = 7.0
+    drawing = LayerConditionsInstrument().plot(history)
+    assert heights(drawing, "all")[0] == 7
     assert "missing" in drawing.artists
 
 
@@ -180,3 +190,47 @@ def test_layers_are_on_the_second_screen() -> None:
             "LayerSharesInstrument", "LayerSpectraInstrument"} <= {*shown}  # fmt: skip
     names = [type(panel.instrument).__name__ for panel in main_panels(history)]
     assert names.count("GenericInstrument") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "record", "told"),
+    [
+        ("OutputNorm", {"layers": {"0": 1.0, "1": 3.0, "2": Undefined("why")}}, {"median": 2}),
+        ("ParameterNorm", {"parameters": {"0.weight": 3.0}}, {"median": 3}),
+        (
+            "UpdateGeometry",
+            {"parameters": {"0.weight": {"norm": 3.0, "correlation": 0.5}}, "correlation": 0.5},
+            {"median": 3, "correlation": 0.5},
+        ),
+        (
+            "InputCovariance",
+            {"layers": {"0": {"trace": 4.0, "stable_rank": 2.0}, "2": Undefined("why")}},
+            {"median trace": 4, "median stable rank": 2},
+        ),
+        (
+            "OutputActivation",
+            activation({"1": 0.0, "3": 0.5}),
+            {"active": 0.45, "dead": 0.25, "worst": 0.5},
+        ),
+        ("Aggregate", statistics(2.0), {"mean": 2, "median": 2}),
+    ],
+)
+def test_numbers_for_comparisons(kind: str, record: Any, told: dict[str, float]) -> None:
+    found = {one.part: one.line.latest for one in scalars(recorded(kind, {0: record}))}
+    assert found == pytest.approx(told)
+
+
+@pytest.mark.parametrize("kind", OF_LAYERS)
+def test_every_kind_of_layers_tells_something(kind: str) -> None:
+    parts = {"norm": 1.0, "trace": 1.0, "stable_rank": 1.0}
+    record = {"layers": {"0": parts}, "correlation": 0.5, "mean": 1.0, "median": 1.0}
+    if OF_LAYERS[kind][0].name == "median" and len(OF_LAYERS[kind]) == 1:
+        record = {"layers": {"0": 1.0}}
+    found = scalars(recorded(kind, {0: record}))
+    assert len(found) == len(OF_LAYERS[kind])
+    assert all(one.line.finite.all() for one in found)
+
+
+def test_layers_without_numbers_lend_their_reason() -> None:
+    (one,) = scalars(recorded("OutputNorm", {0: {"layers": {"0": Undefined("why")}}}))
+    assert one.line.reason == "why"

@@ -22,6 +22,7 @@ from gradlens import Cockpit, History, quantities, schedules
 from gradlens.quantities import InputNorm, OutputGradientGeometry, OutputNorm, Quantity
 from gradlens.signals import Active, Gram, Maxima, Moments, SignalReduction, Size
 from gradlens.signals.axes import find_axes
+from gradlens.signals.signal import first_tensor
 from gradlens.undefined import Undefined
 from tests.test_cockpit import assert_bit_identical
 from tests.test_layer_quantities import everything
@@ -62,6 +63,23 @@ def mean_norm(outputs: Tensor) -> float:
 
 
 # Which layers, and which of their tensors -------------------------------------------------------
+
+
+def count_calls(cockpit: Cockpit) -> dict[str, int]:
+    """How many calls of each layer make up its values, once a step is over."""
+    capture = cockpit._layers._capture
+    assert capture is not None
+    counted, found = capture._counted, dict[str, int]()
+
+    def count() -> Any:
+        calls = counted()
+        found.update({call.layer: 0 for call in calls})
+        for call in calls:
+            found[call.layer] += 1
+        return calls
+
+    capture._counted = count  # type: ignore[method-assign]
+    return found
 
 
 class Recurrent(nn.Module):
@@ -127,6 +145,21 @@ def test_the_first_tensor_of_a_dict_counts_and_odd_layers_are_noted() -> None:
         "there are no floating-point tensors to look at in the output of length",
     ]
     assert len(caught) == 2
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.arange(3), torch.eye(3).to_sparse(), torch.nested.as_nested_tensor([torch.ones(2)]),
+        torch.ones(2, dtype=torch.complex64), None, "text", [], {"a": ()},
+    ],
+    ids=lambda odd: str(type(odd).__name__),
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_is_no_dense_tensor_is_looked_past(odd: Any) -> None:
+    assert first_tensor(odd) is None
+    tensor = torch.ones(2)
+    assert first_tensor((odd, {"b": [odd, tensor]})) is tensor
 
 
 def test_inputs_that_are_indices_are_noted() -> None:
@@ -338,8 +371,14 @@ def test_a_branch_without_influence_has_no_gradient() -> None:
     assert norms(cockpit.history, 0)["ignored"] > 0
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoints_count_once(model: nn.Sequential, reentrant: bool) -> None:
+@pytest.mark.parametrize(
+    ("reentrant", "besides"),
+    [(True, []), (False, []), (False, [quantities.HessMaxEV])],
+    ids=["reentrant", "not reentrant", "with curvature"],
+)
+def test_checkpoints_count_once(
+    model: nn.Sequential, reentrant: bool, besides: list[Callable[[], Quantity]]
+) -> None:
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -349,8 +388,10 @@ def test_checkpoints_count_once(model: nn.Sequential, reentrant: bool) -> None:
             return checkpoint(self.rest, self.first(x), use_reentrant=reentrant)
 
     whole, inputs = Checkpointed(), torch.randn(5, 4)
-    cockpit = Cockpit(whole, [OutputNorm(), quantities.OutputActivation(layers="*")])
+    cockpit = Cockpit(whole, [quantities.InputMean(), OutputNorm(), *(b() for b in besides)])
+    reduced = count_calls(cockpit)
     step(cockpit, 0, inputs)
+    assert reduced == dict.fromkeys(["first", "rest.0", "rest.1", "rest.2"], 1)
     hidden = model[0](whole.first(inputs))
     assert norms(cockpit.history, 0)["rest.0"] == pytest.approx(mean_norm(hidden))
     assert norms(cockpit.history, 0)["first"] == pytest.approx(mean_norm(whole.first(inputs)))
@@ -429,6 +470,13 @@ def test_a_step_can_be_announced(model: nn.Sequential, where: str) -> None:
     assert [*cockpit.history["OutputNorm"]] == [0, 10]
     expected = mean_norm(model[0](inputs))
     assert norms(cockpit.history, 10)["0"] == pytest.approx(expected)
+
+
+def test_a_step_without_a_forward_pass_is_noted(model: nn.Sequential) -> None:
+    cockpit = Cockpit(model, [OutputNorm()])
+    with pytest.warns(UserWarning, match="make the cockpit first"), cockpit(0):
+        nn.functional.linear(torch.ones(2, 4), model[0].weight).sum().backward()
+    assert norms(cockpit.history, 0) == {}
 
 
 def test_without_a_backward_pass_there_is_no_value(model: nn.Sequential) -> None:
@@ -670,3 +718,16 @@ def test_frozen_modules_in_transforms_are_left_alone() -> None:
         step(cockpit, 0, inputs)
     assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(model[0](inputs)))
     assert cockpit.history["NormTest"][0] > 0
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # inside torch, which hides it
+def test_a_model_can_be_compiled_once_the_cockpit_is_there(model: nn.Sequential) -> None:
+    cockpit = Cockpit(model, [OutputNorm(schedules.linear(3)), OutputGradientGeometry()])
+    compiled = torch.compile(model, backend="eager")
+    for number in range(4):
+        inputs = torch.randn(5, 4)
+        loss = compiled(inputs).square().mean()
+        with cockpit(number, loss=loss):
+            loss.backward()
+    assert norms(cockpit.history, 3)["0"] == pytest.approx(mean_norm(model[0](inputs)))
+    assert all(v["norm"] > 0 for v in norms(cockpit.history, 2, "OutputGradientGeometry").values())

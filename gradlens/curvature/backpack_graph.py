@@ -35,9 +35,13 @@ class BeyondBackpackError(RuntimeError):
 class BackpackGraph(ABC):
     """A loss's graph that BackPACK's second-order extensions can be run on.
 
-    ``factor`` is what the loss module's output was multiplied by: results are for that output.
+    What it stands for is the ``loss`` as a function of the network's ``outputs``; whether that is
+    the user's loss remains to be seen. ``factor`` is what the loss module's output was multiplied
+    by: results are for that output.
     """
 
+    loss: Tensor
+    outputs: Tensor
     factor: float = 1.0
 
     @abstractmethod
@@ -57,14 +61,14 @@ def backpack_graph(
 ) -> BackpackGraph:
     """The graph behind ``loss``; ``BeyondBackpackError`` says why there is none."""
     call = _the_loss_call(calls)
-    if extended_by_backpack(call.module) and (model is None or extended_by_backpack(model)):
-        return _Extended(loss, parameters, call)
-    if model is None:
-        raise BeyondBackpackError(
-            "pass the model to the cockpit, or extend model and loss module by BackPACK's extend"
-        )
     with _explained():
-        return _Chain(loss, parameters, model, calls, call)
+        if extended_by_backpack(call.module) and (model is None or extended_by_backpack(model)):
+            return _Extended(loss, parameters, call)
+        if model is not None:
+            return _Chain(parameters, model, calls, call)
+    raise BeyondBackpackError(
+        "pass the model to the cockpit, or extend model and loss module by BackPACK's extend"
+    )
 
 
 @final
@@ -74,14 +78,15 @@ class _Extended(BackpackGraph):
     def __init__(
         self, loss: Tensor, parameters: Mapping[str, nn.Parameter], call: LossCall
     ) -> None:
-        with torch.no_grad():
-            _compare(loss, without_hooks(call.module).forward(*call.inputs))
-        self._loss = loss
+        with torch.enable_grad():
+            self.loss = without_hooks(call.module).forward(*call.inputs)
+        self.outputs = call.inputs[0]
+        self._users_loss = loss
         self._parameters = list(parameters.values())
 
     def run(self, extension: BackpropExtension) -> None:
         with backpack(extension, retain_graph=True), _explained():
-            derivative([self._loss], self._parameters, [torch.ones_like(self._loss)])
+            derivative([self._users_loss], self._parameters, [torch.ones_like(self._users_loss)])
 
     def bytes_for(self, exact: bool, hessian: bool) -> int:
         return 0
@@ -93,7 +98,6 @@ class _Chain(BackpackGraph):
 
     def __init__(
         self,
-        loss: Tensor,
         parameters: Mapping[str, nn.Parameter],
         model: nn.Module,
         calls: Calls,
@@ -108,10 +112,14 @@ class _Chain(BackpackGraph):
             for module, call in zip(modules, layer_calls, strict=True):
                 links.append(_link(module, (x,), call))
                 x = links[-1].output
+            if x.shape != loss_call.inputs[0].shape:
+                raise BeyondBackpackError("something is done between the last module and the loss")
             links.append(_link(loss_call.module, (x, *loss_call.inputs[1:]), None))
             output = links[-1].output
-            _compare(loss, output * self.factor)
-            gradients = torch.autograd.grad(output, [link.output for link in links])
+            self.outputs, self.loss = x, output * self.factor
+            gradients = torch.autograd.grad(
+                output, [link.output for link in links], retain_graph=True
+            )
         self._links: list[tuple[Any, Tensor]] = list(zip(links, gradients, strict=True))
 
     def run(self, extension: BackpropExtension) -> None:
@@ -143,6 +151,8 @@ def _the_loss_call(calls: Calls) -> LossCall:
     ignored = getattr(call.module, "ignore_index", None)
     if ignored is not None and bool((call.inputs[1] == ignored).any()):
         raise BeyondBackpackError("BackPACK has no rule for ignored targets")
+    if isinstance(call.module, nn.CrossEntropyLoss) and call.inputs[1].is_floating_point():
+        raise BeyondBackpackError("BackPACK has no rule for probabilities as targets")
     return call
 
 
@@ -226,15 +236,6 @@ def _link(module: nn.Module, inputs: Sequence[Any], call: LayerCall | None) -> A
     else:
         copy.output = copy.forward(*inputs)
     return copy
-
-
-def _compare(loss: Tensor, again: Tensor) -> None:
-    difference = (loss.detach() - again.detach()).abs()
-    if not bool(difference <= torch.finfo(loss.dtype).eps ** 0.5 * loss.detach().abs()):
-        raise BeyondBackpackError(
-            "the loss is not what the loss module returns for the network's modules one after "
-            "another: something is added to it, or done between them"
-        )
 
 
 @contextmanager

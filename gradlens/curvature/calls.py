@@ -35,20 +35,23 @@ class LossCall:
 class Calls(CallListener):
     """What one backward pass has gone through, as far as it has been extended.
 
-    ``of`` lists the calls of each layer of the model, ``of_losses`` those of loss modules;
-    ``batch_size`` is the number of samples that the layers got.
+    ``of`` lists the calls of each layer of the model, ``of_losses`` those of loss modules.
     """
 
     def __init__(self) -> None:
         self.of: dict[nn.Module, list[LayerCall]] = {}
         self.of_losses: list[LossCall] = []
-        self.batch_size: int | None = None
 
     def receive(self, call: LayerCall) -> None:
         self.of.setdefault(call.module, []).append(call)
-        if self.batch_size is None and call.output is None:
-            index, gradient = known_gradient(call)
-            self.batch_size = gradient.shape[batch_axis(call.module, index)]
+
+    @property
+    def batch_sizes(self) -> set[int]:
+        """How many samples layers have got; one number, unless some fold other axes into it."""
+        calls = [call for calls in self.of.values() for call in calls]
+        gradients = [(call.module, *known_gradient(call)) for call in calls]
+        axes = [(gradient, batch_axis(module, index)) for module, index, gradient in gradients]
+        return {gradient.shape[axis] for gradient, axis in axes if gradient.dim() > axis}
 
 
 @contextmanager

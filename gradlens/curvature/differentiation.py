@@ -14,7 +14,8 @@ _REMEDY = (
     "Compute the loss with operations that torch can differentiate twice. If it uses attention "
     "with dropout in a fused kernel, choose the math kernel: "
     "`with torch.nn.attention.sdpa_kernel(SDPBackend.MATH): ...` around the forward pass. If "
-    "it uses cuDNN's recurrent layers, `with torch.backends.cudnn.flags(enabled=False): ...`. A custom autograd.Function must not be once_differentiable, a "
+    "it uses cuDNN's recurrent layers, `with torch.backends.cudnn.flags(enabled=False): ...`. A "
+    "custom autograd.Function must not be once_differentiable, a "
     "checkpoint not reentrant, a model not compiled."
 )
 _TORCH_SAYS = (

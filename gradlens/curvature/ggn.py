@@ -17,6 +17,10 @@ from gradlens.curvature.hessian import check_loss
 from gradlens.curvature.operator import CurvatureOperator
 
 
+class NoOutputsError(ValueError):
+    """Why there is no generalised Gauss-Newton matrix: it takes the network's outputs."""
+
+
 @final
 class GGNOperator(CurvatureOperator):
     """The generalized Gauss-Newton matrix Jᵀ(∇²ℓ)J ``[D, D]``, times ``scale``.
@@ -25,8 +29,9 @@ class GGNOperator(CurvatureOperator):
     respect to them (Schraudolph, 2002, Sec. 3). Both graphs must be alive. What the loss contains
     beside its dependence on the outputs, such as a regulariser, does not enter.
 
-    Raises ``NotTwiceDifferentiableError`` here or with the first product, and ``ValueError`` for
-    a loss that is not a scalar, has no graph, or doesn't depend on the outputs.
+    Raises ``NotTwiceDifferentiableError`` here or with the first product, ``ValueError`` for a
+    loss that is not a scalar or has no graph, and ``NoOutputsError``, which is one, for outputs
+    that have no graph or that it doesn't depend on.
     """
 
     def __init__(
@@ -39,7 +44,7 @@ class GGNOperator(CurvatureOperator):
         super().__init__(parameters, scale)
         check_loss(loss)
         _check_outputs(loss, outputs)
-        self._outputs = outputs
+        self.outputs = outputs
         self._loss_gradient = differentiable_gradient(loss, [outputs])
         # J times v is the derivative of Jᵀu with respect to u, which is linear in it.
         self._cotangent = torch.zeros_like(outputs, requires_grad=True)
@@ -47,14 +52,25 @@ class GGNOperator(CurvatureOperator):
             outputs, list(self.parameters.values()), self._cotangent
         )
 
+    def jacobian_product(self, vectors: list[Tensor]) -> Tensor:
+        """Jv, of the outputs' shape; v is one tensor for each parameter, of its shape."""
+        (pushed_forward,) = derivative(self._pulled_back, [self._cotangent], vectors)
+        return pushed_forward
+
+    def loss_hessian_product(self, direction: Tensor) -> Tensor:
+        """(∇²ℓ)u without the ``scale``; u and the result are of the outputs' shape."""
+        (curved,) = derivative(self._loss_gradient, [self.outputs], [direction])
+        return curved
+
     def _product(self, vectors: list[Tensor]) -> list[Tensor]:
-        pushed_forward = derivative(self._pulled_back, [self._cotangent], vectors)
-        curved = derivative(self._loss_gradient, [self._outputs], pushed_forward)
-        return derivative([self._outputs], list(self.parameters.values()), curved)
+        curved = self.loss_hessian_product(self.jacobian_product(vectors))
+        return derivative([self.outputs], list(self.parameters.values()), [curved])
 
 
 def _check_outputs(loss: Tensor, outputs: Tensor) -> None:
     if not outputs.requires_grad:
-        raise ValueError("the outputs have no graph: compute them with gradients enabled")
+        raise NoOutputsError("the outputs have no graph: compute them with gradients enabled")
     if not depends_on(loss, outputs):
-        raise ValueError("the loss doesn't depend on the outputs: pass the tensor that it is given")
+        raise NoOutputsError(
+            "the loss doesn't depend on the outputs: pass the tensor that it is given"
+        )

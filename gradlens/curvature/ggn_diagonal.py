@@ -8,13 +8,17 @@ individual gradients, at the cost of one backward pass for each output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradlens.curvature.differentiation import derivative, differentiable_gradient
+from gradlens.curvature.differentiation import derivative
+from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.products import NotFiniteError
 from gradlens.individual.context import individual_gradients
+from gradlens.individual.operator import accumulable
 
 MAX_OUTPUTS = 256
 """More outputs for each sample than these are too many for a Hessian of all their pairs."""
@@ -24,28 +28,32 @@ class NoRootError(RuntimeError):
     """Why the diagonal can't be found from individual gradients."""
 
 
-def roots(loss: Tensor, outputs: Tensor) -> Tensor:
-    """Columns sₙₖ of a root of the loss's Hessian at ``outputs`` ``[N, *C]``, ``[K, N, *C]``.
+def roots(ggn: GGNOperator, generator: np.random.Generator) -> Tensor:
+    """Columns sₙₖ of a root of the loss's Hessian at outputs ``[N, *C]``, ``[K, N, *C]``.
 
     ``NoRootError`` if the loss isn't a sum over samples or isn't convex, or if there are more
-    than ``MAX_OUTPUTS`` outputs for each sample.
+    than ``MAX_OUTPUTS`` outputs for each sample; ``NotFiniteError`` for a Hessian with NaN or Inf.
     """
+    outputs = ggn.outputs
+    if outputs.numel() == 0 or outputs.dim() == 0:
+        raise NoRootError(f"outputs of shape {list(outputs.shape)} have no samples")
     n, size = len(outputs), outputs[0].numel()
     if size > MAX_OUTPUTS:
         raise NoRootError(f"{size} outputs for each sample are more than {MAX_OUTPUTS}")
-    gradient = differentiable_gradient(loss, [outputs])
+
+    def product(direction: Tensor) -> Tensor:
+        found = ggn.loss_hessian_product(direction.reshape(outputs.shape).to(outputs.dtype))
+        return accumulable(found).reshape(n, size)
+
     units = torch.eye(size, dtype=outputs.dtype, device=outputs.device)
-    rows = [
-        derivative(gradient, [outputs], [unit.expand(n, size).reshape(outputs.shape)])[0]
-        for unit in units
-    ]
-    hessians = torch.stack([row.reshape(n, size) for row in rows], dim=1)
-    signs = torch.eye(n, size, dtype=outputs.dtype, device=outputs.device) * 2 - 1
-    (product,) = derivative(gradient, [outputs], [signs.reshape(outputs.shape)])
-    block_product = (hessians @ signs[:, :, None]).reshape(outputs.shape)
+    hessians = torch.stack([product(unit.expand(n, size)) for unit in units], dim=1)
+    if not bool(hessians.isfinite().all()):
+        raise NotFiniteError("the loss's Hessian at the network's outputs contains NaN or Inf")
     values, vectors = torch.linalg.eigh((hessians + hessians.mT) / 2)
-    rounding = 10 * size * n * torch.finfo(outputs.dtype).eps * values.abs().max()
-    if bool(((product - block_product).abs() > rounding).any()):
+    rounding = torch.finfo(outputs.dtype).eps ** 0.5 * values.abs().max()
+    probe = accumulable(_normal(outputs, generator)).reshape(n, size)
+    coupled = product(probe) - (hessians.mT @ probe[:, :, None])[:, :, 0]
+    if bool((coupled.abs() > rounding).any()):
         raise NoRootError("the loss is not a sum over samples")
     if bool((values < -rounding).any()):
         raise NoRootError("the loss is not convex in the network's outputs")
@@ -53,22 +61,80 @@ def roots(loss: Tensor, outputs: Tensor) -> Tensor:
     return columns.reshape(size, *outputs.shape).to(outputs.dtype)
 
 
-def pulled_back(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], outputs: Tensor, start: Tensor
-) -> dict[str, Tensor]:
-    """Σₙ(Jₙᵀsₙ)² for each parameter, of its shape; ``start`` is sₙ ``[N, *C]``.
+def samples_jacobians(
+    model: nn.Module, ggn: GGNOperator, loss: Tensor, generator: np.random.Generator
+) -> SamplesJacobians:
+    """Jₙ of every sample, checked; ``NoRootError`` where individual gradients don't give them."""
+    by_calls = SamplesJacobians(model, ggn)
+    try:
+        by_calls.check(generator)
+    except NoRootError:
+        in_graph = SamplesJacobians(model, ggn, loss)
+        in_graph.check(generator)
+        return in_graph
+    return by_calls
 
-    ``NoRootError`` names a parameter that has no individual gradients.
+
+@dataclass(frozen=True)
+class SamplesJacobians:
+    """Jₙ of every sample, by the individual gradients of backward passes through the network.
+
+    The ``loss`` is needed if parameters are used outside their layers, which its graph tells.
     """
-    with individual_gradients(model, loss_reduction="sum") as gradients:
-        found = derivative([outputs], list(parameters.values()), [start])
-    if gradients.coupling or gradients.batch_size != len(outputs):
-        raise NoRootError("its layers don't treat samples one by one")
-    used = [name for name, part in zip(parameters, found, strict=True) if bool(part.any())]
-    absent = [name for name in used if name not in gradients]
-    if absent:
-        raise NoRootError(f"there are no individual gradients of {', '.join(absent)}")
-    return {
-        name: gradients[name].sum_of_squares() if name in gradients else torch.zeros_like(p)
-        for name, p in parameters.items()
-    }
+
+    model: nn.Module
+    ggn: GGNOperator
+    loss: Tensor | None = None
+
+    def squared(self, start: Tensor) -> dict[str, Tensor]:
+        """Σₙ(Jₙᵀsₙ)² for each parameter, of its shape; ``start`` is sₙ ``[N, *C]``."""
+        gradients, _ = self._pulled_back(start)
+        return {
+            name: gradients[name].sum_of_squares() if name in gradients else torch.zeros_like(p)
+            for name, p in self.ggn.parameters.items()
+        }
+
+    def check(self, generator: np.random.Generator) -> None:
+        """``NoRootError`` unless individual gradients are all that there is of Jₙᵀsₙ.
+
+        ⟨Jₙᵀsₙ, v⟩ = ⟨sₙ, Jₙv⟩ for a random direction v is fulfilled by other vectors with
+        probability zero. They are others if a use of a parameter isn't seen, or if samples meet
+        inside the network.
+        """
+        ggn = self.ggn
+        start = _normal(ggn.outputs, generator)
+        direction = {name: _normal(p, generator) for name, p in ggn.parameters.items()}
+        pushed_forward = ggn.jacobian_product(list(direction.values()))
+        expected = torch.linalg.vecdot(
+            accumulable(start).flatten(1), accumulable(pushed_forward).flatten(1)
+        )
+        gradients, whole = self._pulled_back(start)
+        absent = [n for n, part in whole.items() if bool(part.any()) and n not in gradients]
+        if absent:
+            raise NoRootError(f"there are no individual gradients of {', '.join(absent)}")
+        dots = [gradients[name].dot(direction[name]).cpu().double() for name in gradients]
+        norms = [gradients[name].squared_norms().cpu().double() for name in gradients]
+        difference = torch.stack(dots).sum(0) - expected.cpu().double()
+        dtypes = {ggn.outputs.dtype, *(p.dtype for p in ggn.parameters.values())}
+        rounding = max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5
+        if not bool(difference.norm() <= rounding * torch.stack(norms).sum().sqrt()):
+            raise NoRootError(
+                "the samples' gradients are not those of their own outputs: samples meet inside "
+                "the network, or a parameter is used where it can't be seen"
+            )
+
+    def _pulled_back(self, start: Tensor) -> tuple[individual_gradients, dict[str, Tensor]]:
+        """Individual gradients, and their sums by autograd."""
+        parameters, outputs = self.ggn.parameters, self.ggn.outputs
+        with individual_gradients(self.model, loss_reduction="sum", loss=self.loss) as gradients:
+            whole = derivative([outputs], list(parameters.values()), [start])
+        if gradients.batch_size != len(outputs):
+            raise NoRootError(
+                f"its layers got {gradients.batch_size} samples, its outputs have {len(outputs)} "
+                "rows"
+            )
+        return gradients, dict(zip(parameters, whole, strict=True))
+
+
+def _normal(like: Tensor, generator: np.random.Generator) -> Tensor:
+    return torch.tensor(generator.standard_normal(tuple(like.shape))).to(like.device, like.dtype)

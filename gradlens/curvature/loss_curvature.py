@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradlens.curvature.agreement import has_diagonal, same_matrix
 from gradlens.curvature.backpack_graph import BackpackGraph, BeyondBackpackError, backpack_graph
 from gradlens.curvature.calls import Calls, recording
-from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.differentiation import NotTwiceDifferentiableError, derivative
+from gradlens.curvature.ggn import GGNOperator, NoOutputsError
 from gradlens.curvature.ggn_diagonal import NoRootError
-from gradlens.curvature.hessian import HessianOperator
+from gradlens.curvature.hessian import HessianOperator, check_loss
 from gradlens.curvature.loss_diagonal import (
     DiagonalKind,
     LossDiagonal,
     diagonal_by_backpack,
     diagonal_by_hutchinson,
     diagonal_by_individual_gradients,
+    undefined_diagonal,
+)
+from gradlens.curvature.network_outputs import (
+    LINEAR_IN_OUTPUTS,
+    bypass_error,
+    bypassing,
+    checked_outputs,
+    outputs_by_calls,
+    remark_on_bypass,
 )
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probes import private_random_numbers
+from gradlens.curvature.products import NotFiniteError
 from gradlens.individual.gathering import LossReduction
+from gradlens.individual.graph_uses import samples_of_last_call
 
 
 class LossCurvature:
     """Curvature matrices of the mean mini-batch loss, while its graph is alive.
 
     Built when first asked for, with ``torch.autograd.grad``: gradients stay where they are.
+    BackPACK's context is global, so threads can't look at the curvature of their losses at once.
     ``seed`` is for probes, and differs from step to step. Under a sum loss N is needed: it is
     found if the model is extended, and otherwise must be told. ``remarks`` are what the user
     should know of how it was found.
@@ -43,7 +58,7 @@ class LossCurvature:
         parameters: Mapping[str, nn.Parameter],
         *,
         model: nn.Module | None = None,
-        outputs: Tensor | None = None,
+        outputs: Any = None,
         optimizer: Optimizer | None = None,
         loss_reduction: LossReduction = "mean",
         batch_size: int | None = None,
@@ -57,31 +72,37 @@ class LossCurvature:
         self._outputs = outputs
         self._loss_reduction = loss_reduction
         self._batch_size = batch_size
-        self._calls: Calls | None = None
         self._diagonals: dict[tuple[DiagonalKind, int], LossDiagonal] = {}
         self.remarks: list[str] = []
 
     @cached_property
     def hessian(self) -> HessianOperator:
         """The Hessian; ``NotTwiceDifferentiableError`` if there is none."""
-        with recording(self._model) as self._calls:
-            operator = HessianOperator(self.loss, self.parameters)
-        operator.scale = self._scale(self._calls.batch_size)
-        return operator
+        return HessianOperator(self.loss, self.parameters, self._scale)
 
     @cached_property
     def ggn(self) -> GGNOperator:
-        """The generalised Gauss-Newton matrix; ``ValueError`` without the network's outputs."""
+        """The generalised Gauss-Newton matrix.
+
+        ``NoOutputsError``, a ``ValueError``, without the one tensor of outputs that it takes.
+        """
         outputs = self._network_outputs()
-        return GGNOperator(self.loss, outputs, self.parameters, self._scale(len(outputs)))
+        operator = GGNOperator(self.loss, outputs, self.parameters, self._scale)
+        bypassed = bypassing(self.loss, outputs, self.parameters)
+        if bypassed and self._outputs is None:
+            raise bypass_error(bypassed)
+        if bypassed:
+            self.remarks.append(remark_on_bypass(bypassed))
+        return operator
 
     def diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
         """Exact by BackPACK's rules where they hold, and estimated with ``samples`` elsewhere.
 
         ``"diag_ggn_mc"`` is an estimate everywhere. Quantities that ask for the same share it.
+        Without a method, it is undefined, and its traces say why.
         """
         if (kind, samples) not in self._diagonals:
-            self._diagonals[kind, samples] = self._diagonal(kind, samples)
+            self._diagonals[kind, samples] = self._defined_diagonal(kind, samples)
         return self._diagonals[kind, samples]
 
     def run(self, extension: BackpropExtension) -> None:
@@ -90,13 +111,21 @@ class LossCurvature:
         ``BeyondBackpackError`` where BackPACK has no rules.
         """
         try:
-            self._graph.run(extension)
+            self._checked_graph("diag_h").run(extension)
         except BeyondBackpackError as reason:
             raise BeyondBackpackError(
                 f"{type(extension).__name__} can't be run on this network: {reason}"
             ) from reason
 
+    def _defined_diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
+        try:
+            return self._diagonal(kind, samples)
+        except (NoOutputsError, NotTwiceDifferentiableError, NotFiniteError) as error:
+            reason = " ".join(str(error).split())
+            return undefined_diagonal(self.parameters, samples, f"{kind} is undefined: {reason}")
+
     def _diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
+        matrix = self._matrix(kind)
         reasons, finders = [], [self._by_backpack]
         if kind != "diag_h" and self._model is not None:
             finders.append(self._by_individual_gradients)
@@ -109,31 +138,37 @@ class LossCurvature:
             f"{kind} is estimated, by Hutchinson's method with {samples} products: "
             + "; ".join(reasons)
         )
-        return diagonal_by_hutchinson(self._matrix(kind), self.parameters, samples, self.seed)
+        return diagonal_by_hutchinson(matrix, self.parameters, samples, self.seed)
 
     def _by_backpack(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
-        found = diagonal_by_backpack(
-            kind, self._graph, self.parameters, self.hessian.scale, samples, self.seed
-        )
-        if found.method == "exact" and not self._agrees(kind, found):
+        graph, matrix = self._checked_graph(kind), self._matrix(kind)
+        found = diagonal_by_backpack(kind, graph, self.parameters, matrix.scale, samples, self.seed)
+        if found.method == "exact" and not has_diagonal(matrix, found.values, self.seed):
             raise BeyondBackpackError("BackPACK's diagonal isn't that of the loss")
         return found
 
     def _by_individual_gradients(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
         assert self._model is not None
-        found = diagonal_by_individual_gradients(
-            kind,
-            self.loss,
-            self._network_outputs(),
-            self._model,
-            self.parameters,
-            self.ggn.scale,
-            samples,
-            self.seed,
+        return diagonal_by_individual_gradients(
+            kind, self.loss, self.ggn, self._model, self.parameters, samples, self.seed
         )
-        if found.method == "exact" and not self._agrees(kind, found):
-            raise NoRootError("the diagonal from individual gradients isn't that of the loss")
-        return found
+
+    def _matrix(self, kind: DiagonalKind) -> CurvatureOperator:
+        return self.hessian if kind == "diag_h" else self.ggn
+
+    def _matrix_of(self, kind: DiagonalKind, graph: BackpackGraph) -> CurvatureOperator:
+        if kind == "diag_h":
+            return HessianOperator(graph.loss, self.parameters, self._scale)
+        return GGNOperator(graph.loss, graph.outputs, self.parameters, self._scale)
+
+    def _checked_graph(self, kind: DiagonalKind) -> BackpackGraph:
+        graph = self._graph
+        if not same_matrix(self._matrix(kind), self._matrix_of(kind, graph), self.seed):
+            raise BeyondBackpackError(
+                "the loss is not what the loss module returns for the network's modules one after "
+                "another: something is added to it, or done between them, or dropout has met zeros"
+            )
+        return graph
 
     @cached_property
     def _graph(self) -> BackpackGraph:
@@ -141,49 +176,50 @@ class LossCurvature:
         with private_random_numbers(self.loss.device, self.seed):
             return backpack_graph(self.loss, self.parameters, self._model, calls)
 
-    @property
+    @cached_property
     def _recorded(self) -> Calls:
-        _ = self.hessian
-        assert self._calls is not None
-        return self._calls
-
-    def _matrix(self, kind: DiagonalKind) -> CurvatureOperator:
-        return self.hessian if kind == "diag_h" else self.ggn
+        check_loss(self.loss)
+        with recording(self._model) as calls:
+            derivative([self.loss], list(self.parameters.values()), [torch.ones_like(self.loss)])
+        return calls
 
     def _network_outputs(self) -> Tensor:
-        """What the user has passed, or otherwise the input of the one extended loss module."""
-        calls = [] if self._outputs is not None else self._recorded.of_losses
-        found = calls[0].inputs[0] if len(calls) == 1 else self._outputs
-        if found is None or not found.requires_grad:
-            raise ValueError(
-                "the generalised Gauss-Newton matrix takes the network's outputs: pass "
-                "info={'outputs': ...} to the context, or extend the loss module"
-            )
-        outputs: Tensor = found
-        return outputs
+        """What the user has passed, or otherwise the input of the extended loss module."""
+        if self._outputs is not None:
+            return checked_outputs(self._outputs)
+        calls = self._recorded.of_losses
+        if any(isinstance(call.module, nn.NLLLoss) for call in calls):
+            self.remarks.append(LINEAR_IN_OUTPUTS)
+        return outputs_by_calls(calls)
 
-    def _scale(self, found: int | None) -> float:
-        if self._loss_reduction == "mean":
-            return 1.0
-        batch_size = self._batch_size or found
-        if batch_size is None:
+    @cached_property
+    def _scale(self) -> float:
+        """1/N under a sum loss, of which the matrices are those of the mean."""
+        return 1.0 if self._loss_reduction == "mean" else 1 / self._samples()
+
+    def _samples(self) -> int:
+        """N, as individual gradients have it."""
+        by_model = None if self._model is None else samples_of_last_call(self._model)
+        samples = self._batch_size or by_model
+        if samples is None:
             raise ValueError(
                 "the curvature of a sum loss takes the batch size: pass batch_size=... to the "
                 "context, or the model to the cockpit"
             )
-        return 1 / batch_size
+        seen = self._recorded.batch_sizes
+        if self._batch_size and seen and samples not in seen:
+            raise ValueError(
+                f"batch_size={samples}, but the network's layers got {_listed(seen)} samples: pass "
+                "the number of samples in the batch, or leave it out"
+            )
+        if len(seen) > 1 and self._batch_size is None:
+            self.remarks.append(
+                f"the network's layers got {_listed(seen)} samples: the curvature of the sum loss "
+                f"is divided by {samples}, which is what the last one got, unless another number "
+                "is passed as batch_size=... to the context"
+            )
+        return samples
 
-    def _agrees(self, kind: DiagonalKind, found: LossDiagonal) -> bool:
-        """Compare the largest element of one parameter, another one at each step."""
-        matrix = self._matrix(kind)
-        names = list(found.values)
-        name = names[self.global_step % len(names)]
-        diagonal = found.values[name].flatten()
-        place = int(diagonal.abs().argmax())
-        unit = torch.zeros(matrix.shape[0], dtype=matrix.torch_dtype, device=matrix.device)
-        unit[matrix.slices[name].start + place] = 1
-        truth = float(matrix.multiply(unit)[matrix.slices[name]][place])
-        largest = max(float(values.abs().max()) for values in found.values.values())
-        eps = torch.finfo(matrix.torch_dtype).eps
-        difference = abs(float(diagonal[place]) - truth)
-        return not difference > 10 * (eps**0.5 * abs(truth) + eps * largest)
+
+def _listed(numbers: Iterable[int]) -> str:
+    return " or ".join(str(number) for number in sorted(numbers))

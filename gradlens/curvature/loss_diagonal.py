@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -13,18 +14,19 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
 from gradlens.curvature.backpack_graph import BackpackGraph, BeyondBackpackError
-from gradlens.curvature.ggn_diagonal import pulled_back, roots
+from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.ggn_diagonal import roots, samples_jacobians
 from gradlens.curvature.operator import CurvatureOperator, parameter_slices
 from gradlens.curvature.probes import private_random_numbers, rademacher
 from gradlens.curvature.products import NotFiniteError, Products, float64_device
 from gradlens.curvature.running import RunningMean
 from gradlens.curvature.trace import Estimate, estimates, undefined_estimate
-from gradlens.undefined import Undefined
 
 DiagonalKind: TypeAlias = Literal["diag_h", "diag_ggn_exact", "diag_ggn_mc"]
 """Of the Hessian, or of the generalised Gauss-Newton matrix; the last one samples targets."""
 
-Method: TypeAlias = Literal["exact", "Monte Carlo", "Hutchinson"]
+Method: TypeAlias = Literal["exact", "Monte Carlo", "Hutchinson", ""]
+"""Where a diagonal comes from; nothing where there is none."""
 
 MAX_BYTES = 2**31
 """More memory than this is not taken for BackPACK's matrices."""
@@ -36,11 +38,13 @@ _EXTENSIONS: dict[DiagonalKind, Callable[[], BackpropExtension]] = {
 }
 
 
-def check_kind(name: str, kind: str) -> None:
-    """``ValueError`` on behalf of ``name`` for a kind that there isn't."""
+def check_request(name: str, kind: str, samples: int, least: int) -> None:
+    """``ValueError`` on behalf of ``name`` for a kind that there isn't, or too few samples."""
     if kind not in _EXTENSIONS:
         known = ", ".join(repr(known) for known in _EXTENSIONS)
         raise ValueError(f"{name}: curvature={kind!r} is unknown: use one of {known}")
+    if samples < least:
+        raise ValueError(f"{name}: samples={samples} is too few: use {least} or more")
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,9 @@ def diagonal_by_backpack(
 
     def draw() -> Tensor:
         extension = _EXTENSIONS[kind]()
-        try:
+        with _field_kept(parameters.values(), extension.savefield):
             graph.run(extension)
             parts = [_saved(name, p, extension.savefield) for name, p in parameters.items()]
-        finally:
-            for parameter in parameters.values():
-                vars(parameter).pop(extension.savefield, None)
         return torch.cat(parts) * (scale * graph.factor)
 
     with private_random_numbers(next(iter(parameters.values())).device, seed):
@@ -92,10 +93,9 @@ def diagonal_by_backpack(
 def diagonal_by_individual_gradients(
     kind: DiagonalKind,
     loss: Tensor,
-    outputs: Tensor,
+    ggn: GGNOperator,
     model: nn.Module,
     parameters: Mapping[str, nn.Parameter],
-    scale: float,
     samples: int,
     seed: int,
 ) -> LossDiagonal:
@@ -104,19 +104,20 @@ def diagonal_by_individual_gradients(
     For ``diag_ggn_mc`` it is one for each of ``samples`` random signings of the root's columns.
     ``NoRootError`` where there are no individual gradients, or too many outputs.
     """
-    columns = roots(loss, outputs)
     generator = np.random.default_rng(seed)
+    columns = roots(ggn, generator)
+    jacobians = samples_jacobians(model, ggn, loss, generator)
 
     def squared(start: Tensor) -> Tensor:
-        found = pulled_back(model, parameters, outputs, start)
-        return torch.cat([_flat64(part) for part in found.values()]) * scale
+        found = jacobians.squared(start)
+        return torch.cat([_flat64(part) for part in found.values()]) * ggn.scale
 
     def exact() -> Tensor:
         return torch.stack([squared(column) for column in columns]).sum(0)
 
     def sampled() -> Tensor:
-        signs = torch.tensor(2 * generator.integers(0, 2, (len(columns), len(outputs))) - 1)
-        shape = (*signs.shape, *[1] * (outputs.dim() - 1))
+        signs = torch.tensor(2 * generator.integers(0, 2, columns.shape[:2]) - 1)
+        shape = (*signs.shape, *[1] * (columns.dim() - 2))
         return squared((columns * signs.to(columns).reshape(shape)).sum(0))
 
     if kind == "diag_ggn_mc":
@@ -138,10 +139,22 @@ def diagonal_by_hutchinson(
     return _mean(draw, samples, parameters, "Hutchinson")
 
 
+def undefined_diagonal(
+    parameters: Mapping[str, nn.Parameter], samples: int, reason: str
+) -> LossDiagonal:
+    """What there is instead of a diagonal."""
+    trace = undefined_estimate(samples, 0, reason)
+    part = undefined_estimate(samples, 0, "as the trace of all parameters")
+    values = {
+        name: torch.full(p.shape, torch.nan, dtype=torch.float64) for name, p in parameters.items()
+    }
+    return LossDiagonal(values, trace, dict.fromkeys(parameters, part), "")
+
+
 def _exact(find: Callable[[], Tensor], parameters: Mapping[str, nn.Parameter]) -> LossDiagonal:
     found = _mean(find, 1, parameters, "exact")
-    traces = {name: _without_error(trace) for name, trace in found.traces.items()}
-    return replace(found, trace=_without_error(found.trace), traces=traces)
+    traces = {name: replace(each, standard_error=0.0) for name, each in found.traces.items()}
+    return replace(found, trace=replace(found.trace, standard_error=0.0), traces=traces)
 
 
 def _mean(
@@ -150,26 +163,39 @@ def _mean(
     parameters: Mapping[str, nn.Parameter],
     method: Method,
 ) -> LossDiagonal:
-    """Mean of independent diagonals ``[D]``, and of the sums of their blocks."""
+    """Mean of independent diagonals ``[D]``, and of the sums of their blocks.
+
+    ``NotFiniteError`` if one contains NaN or Inf.
+    """
     slices = parameter_slices(parameters)
     total, sums = torch.zeros(()), RunningMean()
-    try:
-        for _ in range(samples):
-            diagonal = draw()
-            if not bool(diagonal.isfinite().all()):
-                raise NotFiniteError("the curvature's diagonal contains NaN or Inf")
-            total = diagonal if sums.samples == 0 else total.add_(diagonal)
-            parts = [diagonal.sum(), *(diagonal[block].sum() for block in slices.values())]
-            sums.add(torch.stack(parts))
-        trace, *traces = estimates(sums, samples)
-    except NotFiniteError as error:
-        total = torch.full((sum(p.numel() for p in parameters.values()),), torch.nan)
-        trace, *traces = [undefined_estimate(samples, samples, str(error))] * (1 + len(slices))
+    for _ in range(samples):
+        diagonal = draw()
+        if not bool(diagonal.isfinite().all()):
+            raise NotFiniteError("the curvature's diagonal contains NaN or Inf")
+        total = diagonal if sums.samples == 0 else total.add_(diagonal)
+        parts = [diagonal.sum(), *(diagonal[block].sum() for block in slices.values())]
+        sums.add(torch.stack(parts))
+    trace, *traces = estimates(sums, samples)
     values = {
         name: (total[block] / samples).reshape(parameters[name].shape)
         for name, block in slices.items()
     }
     return LossDiagonal(values, trace, dict(zip(slices, traces, strict=True)), method)
+
+
+@contextmanager
+def _field_kept(parameters: Iterable[nn.Parameter], field: str) -> Iterator[None]:
+    """Whatever a user's own extension has saved on the parameters is there again afterwards."""
+    states = [vars(parameter) for parameter in parameters]
+    kept = [state.pop(field, None) for state in states]
+    try:
+        yield
+    finally:
+        for state, value in zip(states, kept, strict=True):
+            state.pop(field, None)
+            if value is not None:
+                state[field] = value
 
 
 def _saved(name: str, parameter: nn.Parameter, field: str) -> Tensor:
@@ -182,8 +208,3 @@ def _saved(name: str, parameter: nn.Parameter, field: str) -> Tensor:
 
 def _flat64(tensor: Tensor) -> Tensor:
     return tensor.detach().flatten().to(float64_device(tensor.device), torch.float64)
-
-
-def _without_error(estimate: Estimate) -> Estimate:
-    defined = not isinstance(estimate.value, Undefined)
-    return replace(estimate, standard_error=0.0) if defined else estimate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from gradlens.individual.operator import GradientOperator, accumulable, squared_norm
@@ -17,8 +16,12 @@ class Dense(GradientOperator):
         super().__init__(len(gradients), shape, scale, gradients.dtype, gradients.device)
         self._gradients = gradients.reshape(len(gradients), self._rows, self._columns)
 
+    @property
+    def elementwise(self) -> bool:
+        return False
+
     def _block(self, samples: slice, rows: slice) -> Tensor:
-        return self._gradients[samples, rows].clone()
+        return self._gradients[samples, rows]
 
     def _squared_norms(self) -> Tensor:
         return squared_norm(self._gradients.flatten(1))
@@ -33,5 +36,10 @@ class Dense(GradientOperator):
     def _sum(self) -> Tensor:
         return self._gradients.sum(0)
 
-    def _sum_of_squares(self) -> Tensor:
-        return torch.einsum("nrk,nrk->rk", self._gradients, self._gradients)
+
+def stored(individual: GradientOperator, max_bytes: int) -> GradientOperator:
+    """The same gradients, as a tensor if that saves work and is small enough."""
+    elements = individual.batch_size * individual.shape.numel()
+    if individual.elementwise and elements * individual.dtype.itemsize <= max_bytes:
+        return Dense(individual.dense())
+    return individual

@@ -65,6 +65,8 @@ class Gathering(CallListener):
 
     def receive_loss_gradient(self, gradient: Tensor) -> None:
         """Take in ∂(what backward is called on)/∂loss, a factor that gₙ must not contain."""
+        if self.paused:
+            return
         # All else waits for the loss's gradient, so on a GPU this costs no more than a launch.
         self.factor = float(gradient.detach())
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.individual.gathering import Gathering, autocast_off
@@ -75,7 +76,7 @@ class GraphUses:
     def _reach(self, node: Node, grad_outputs: tuple[Tensor | None, ...]) -> None:
         gradient, gathering = grad_outputs[0], self._gathering
         saved = self._saved.pop(node, {})
-        if gradient is None or gathering.error is not None:
+        if gradient is None or gathering.paused or gathering.error is not None:
             return
         with torch.no_grad(), autocast_off(gradient):
             for name, use in self._uses.get(node, ()):
@@ -134,9 +135,10 @@ def _parametrised(model: nn.Module) -> list[Node]:
 
 def samples_of_last_call(model: nn.Module) -> int | None:
     """N, by the layer that was called last."""
-    taps = [(module, tap_of(module)) for module in model.modules()]
+    layers = [module for module in model.modules() if not isinstance(module, _Loss)]
+    taps = [(module, tap_of(module)) for module in layers]
     calls = [(tap.last_call, module, tap) for module, tap in taps if tap is not None]
-    seen = [(call, module, tap.latest) for call, module, tap in calls if call is not None]
+    seen = [(c, module, tap.latest) for c, module, tap in calls if c is not None and c.shape]
     if not seen:
         return None
     # A frozen layer remembers no inputs, so nothing tells whether its call is part of the loss.

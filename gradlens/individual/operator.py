@@ -15,6 +15,18 @@ from typing import final
 import torch
 from torch import Tensor
 
+from gradlens.histograms import (
+    Counts,
+    Grid,
+    Range,
+    comparable,
+    counts_of_1d,
+    counts_of_2d,
+    grid_of,
+    tally_1d,
+    tally_2d,
+)
+
 PIECE_BYTES = 16 * 2**20
 """Default bound of the temporary memory of one piece."""
 
@@ -126,8 +138,40 @@ class GradientOperator(ABC):
         )
         with torch.no_grad():
             for samples, rows in self._partition(PIECE_BYTES):
-                dense[samples, rows] = self._block(samples, rows)
-            return dense.mul_(self.scale).reshape(self.batch_size, *self.shape)
+                torch.mul(self._block(samples, rows), self.scale, out=dense[samples, rows])
+            return dense.reshape(self.batch_size, *self.shape)
+
+    @final
+    def abs_max(self) -> Tensor:
+        """The largest absolute value of any element of any gₙ, a scalar; NaN if there is one."""
+        with torch.no_grad():
+            return self._abs_max()
+
+    @final
+    def histogram_1d(self, bins: int, range_: Range, max_bytes: int = PIECE_BYTES) -> Counts:
+        """Counts of the elements of all gₙ in equal bins.
+
+        Elements are computed in pieces of at most ``max_bytes`` of memory.
+        """
+        grid = grid_of(bins, range_, self.dtype, self.device)
+        with torch.no_grad():
+            return counts_of_1d(self._tally_1d(grid, max_bytes))
+
+    @final
+    def histogram_2d(
+        self,
+        companions: Tensor,
+        bins: tuple[int, int],
+        range_: tuple[Range, Range],
+        max_bytes: int = PIECE_BYTES,
+    ) -> Counts:
+        """Joint counts of the elements of all gₙ and of their ``companions`` ``[*P]``."""
+        companions = comparable(companions.detach()).reshape(self._rows, self._columns)
+        grid = grid_of(bins[0], range_[0], self.dtype, self.device)
+        second = grid_of(bins[1], range_[1], companions.dtype, self.device)
+        with torch.no_grad():
+            cells = second.compact_cells(companions)
+            return counts_of_2d(self._tally_2d(grid, cells, second.size, max_bytes))
 
     def outlive_update(self) -> None:  # noqa: B027 - most operators hold no parameters
         """Stay what it is when the parameters change."""
@@ -137,6 +181,11 @@ class GradientOperator(ABC):
     @abstractmethod
     def _block(self, samples: slice, rows: slice) -> Tensor:
         """Some samples' gradients with respect to some rows, ``[n, r, K]``."""
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether results take all elements, so that storing them pays for more than one."""
+        return True
 
     def _workspace(self) -> int:
         """Elements of temporary memory that ``_block`` needs for each sample beyond its result."""
@@ -175,7 +224,42 @@ class GradientOperator(ABC):
             total[rows] += self._block(samples, rows).square().sum(0)
         return total
 
+    def _abs_max(self) -> Tensor:
+        largest = [torch.zeros((), dtype=self.dtype, device=self.device)]
+        for samples, rows in self._partition(PIECE_BYTES):
+            block = self._scaled_block(samples, rows)
+            if block.numel():
+                largest.append(block.abs().amax())
+        return torch.stack(largest).amax()
+
+    def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
+        """Counts by ``grid``'s cells."""
+        table = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
+        for samples, rows in self._partition(max_bytes):
+            values = self._long_rows(self._scaled_block(samples, rows))
+            table += tally_1d(values.flatten(0, 1), grid)
+        return table
+
+    def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
+        """Joint counts by ``grid``'s cells and ``companions`` ``[R, K]``, cells below ``size``."""
+        table = torch.zeros(grid.size, size, dtype=torch.int64, device=self.device)
+        for samples, rows in self._partition(max_bytes):
+            values = self._long_rows(self._scaled_block(samples, rows))
+            table += tally_2d(values, self._long_rows(companions[None, rows])[0], grid, size)
+        return table
+
     # Shared by the above.
+
+    @final
+    def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
+        """As ``_block``, scaled; not to be written to."""
+        block = self._block(samples, rows)
+        return block if self.scale == 1.0 else block * self.scale
+
+    @final
+    def _long_rows(self, values: Tensor) -> Tensor:
+        """A vector's elements in one row rather than one row each."""
+        return values.mT if self._columns == 1 else values
 
     @final
     def _rows_of(self, samples: slice, rows: slice) -> Tensor:
@@ -213,7 +297,12 @@ def slices(length: int, step: int) -> list[slice]:
 
 def squared_norm(rows: Tensor) -> Tensor:
     """Squared Euclidean norm of each row, ``[n, d] -> [n]``."""
-    return torch.linalg.vecdot(rows, rows)
+    # In parts, since a large temporary tensor costs more than the sum.
+    parts = rows.split(max(2**18 // max(len(rows), 1), 1), dim=1)
+    norms = torch.linalg.vecdot(parts[0], parts[0])
+    for part in parts[1:]:
+        norms += torch.linalg.vecdot(part, part)
+    return norms
 
 
 def accumulable(tensor: Tensor) -> Tensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
+from gradlens.histograms import CHUNK, Grid, add_weights, count, negative
 from gradlens.individual.operator import (
     PIECE_BYTES,
     GradientOperator,
@@ -12,6 +15,7 @@ from gradlens.individual.operator import (
     slices,
     squared_norm,
 )
+from gradlens.individual.tail import Block, tail_of_outer_products
 
 
 class OuterProduct(GradientOperator):
@@ -24,6 +28,10 @@ class OuterProduct(GradientOperator):
         self._delta, self._inputs = _same_precision(delta, inputs)
         shape = (delta.shape[1], inputs.shape[1])
         super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device)
+
+    @property
+    def elementwise(self) -> bool:
+        return False
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
         return self._delta[samples, rows, None] * self._inputs[samples, None, :]
@@ -43,6 +51,57 @@ class OuterProduct(GradientOperator):
     def _sum_of_squares(self) -> Tensor:
         return self._delta.square().T @ self._inputs.square()
 
+    def _abs_max(self) -> Tensor:
+        if not self._delta.numel() or not self._inputs.numel():
+            return super()._abs_max()
+        large, small = _extremes(self._delta)
+        other_large, other_small = _extremes(self._inputs)
+        # Rounding keeps order. Zero times infinity is NaN, which the small ones give away.
+        products = torch.cat([large * other_large, large * other_small, small * other_large])
+        return (products * self.scale).amax()
+
+    def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
+        table = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
+        opposite = sum(
+            (one.sum(1).long() * other.sum(1).long()).sum() for one, other in self._opposites()
+        )
+        table[grid.zero] += self.batch_size * self._rows * self._columns - opposite
+        table[grid.negative] += opposite
+        for block in self._tail(grid, max_bytes):
+            opposite = torch.count_nonzero(block.opposite)
+            table += count(grid.cells(block.values), grid.size)
+            table[grid.zero] -= block.values.numel() - opposite
+            table[grid.negative] -= opposite
+        return table
+
+    def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
+        table = torch.zeros(grid.size, size, dtype=torch.int64, device=self.device)
+        delta, inputs = (torch.cat(signs) for signs in zip(*self._opposites(), strict=True))
+        bytes_per_row = self._columns * (2 * self.dtype.itemsize + 16)
+        for rows in slices(self._rows, max_bytes // max(bytes_per_row, 1)):
+            opposite = delta[:, rows].T @ inputs
+            add_weights(table[grid.negative], companions[rows], opposite)
+            add_weights(table[grid.zero], companions[rows], self.batch_size - opposite)
+        companions = companions.flatten()
+        for block in self._tail(grid, max_bytes):
+            index = block.column + block.row[:, None] * self._columns
+            others = companions.index_select(0, index.flatten()).view_as(index)
+            table += grid.joint_counts(block.values, others, size)
+            near = count(block.opposite * size + others, 2 * size)
+            table[grid.zero] -= near[:size]
+            table[grid.negative] -= near[size:]
+        return table
+
+    def _opposites(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Where δ is positive and where x is negative, and the other way round; as ones."""
+        delta, inputs = self._delta, self._inputs
+        return (negative(-delta), negative(inputs)), (negative(delta), negative(-inputs))
+
+    def _tail(self, grid: Grid, max_bytes: int) -> Iterator[Block]:
+        """All elements but those whose factors' signs tell their cell."""
+        elements = min(max_bytes // self.dtype.itemsize, CHUNK)
+        return tail_of_outer_products(self._delta, self._inputs, self.scale, grid.centre, elements)
+
 
 class SumOfOuterProducts(GradientOperator):
     """gₙ = Σₛ δₙₛ xₙₛᵀ with δ ``[N, S, R]`` and x ``[N, S, K]``, S positions in a sequence.
@@ -57,11 +116,15 @@ class SumOfOuterProducts(GradientOperator):
         shape = (delta.shape[2], inputs.shape[2])
         super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device)
 
+    @property
+    def elementwise(self) -> bool:
+        return self._positions * (self._rows + self._columns) >= self._rows * self._columns
+
     def _block(self, samples: slice, rows: slice) -> Tensor:
         return self._delta[samples, :, rows].mT @ self._inputs[samples]
 
     def _squared_norms(self) -> Tensor:
-        if self._positions * (self._rows + self._columns) >= self._rows * self._columns:
+        if self.elementwise:
             return super()._squared_norms()
         bytes_per_sample = 2 * self._positions**2 * self.dtype.itemsize
         parts = [
@@ -103,3 +166,9 @@ def _same_precision(delta: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     delta, inputs = accumulable(delta), accumulable(inputs)
     dtype = torch.promote_types(delta.dtype, inputs.dtype)
     return delta.to(dtype), inputs.to(dtype)
+
+
+def _extremes(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest and smallest absolute value of each sample, ``[N]``."""
+    size = factor.abs()
+    return size.amax(1), size.amin(1)

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradlens.histograms import Counts, Range
+from gradlens.individual.dense import stored
 from gradlens.individual.operator import GradientOperator
 from gradlens.norms import norm
-from gradlens.statistics import Counts, histogram_1d, histogram_2d
 
-HISTOGRAM_BYTES = 4 * 2**20
-"""Memory of the pieces that are binned: small ones are still in the cache when they are."""
+STORED_BYTES = 64 * 2**20
+"""Memory that one parameter's individual gradients may take while they are reduced."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,14 @@ class ParameterGradients:
     gradient: Tensor | None = None
 
     @cached_property
+    def elements(self) -> GradientOperator:
+        """``individual``, stored for the time of the reductions where that saves work."""
+        return stored(self.individual, STORED_BYTES)
+
+    @cached_property
     def mean(self) -> Tensor:
         """ḡ, ``[*P]``; not read off ``p.grad``, which may hold more than the samples' gradients."""
-        return self.individual.mean()
+        return self.elements.mean()
 
 
 class Reduction(ABC):
@@ -60,7 +66,7 @@ class SquaredNorms(Reduction):
     """‖gₙ‖² of every sample, ``[N]``."""
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.individual.squared_norms()
+        return gradients.elements.squared_norms()
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class MeanDots(Reduction):
     """⟨gₙ, ḡ⟩ of every sample, ``[N]``."""
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.individual.dot(gradients.mean)
+        return gradients.elements.dot(gradients.mean)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +103,7 @@ class DirectionDots(Reduction):
     direction: Mapping[str, Tensor]
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.individual.dot(self.direction[gradients.name])
+        return gradients.elements.dot(self.direction[gradients.name])
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ class Gram(Reduction):
     """⟨gₙ, gₘ⟩ of every pair of samples, ``[N, N]``."""
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.individual.gram()
+        return gradients.elements.gram()
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ class SumOfSquares(Reduction):
     """Σₙ gₙ² for each element, ``[*P]``; the total is flat, all parameters one after another."""
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.individual.sum_of_squares()
+        return gradients.elements.sum_of_squares()
 
     def total(self, values: Sequence[Tensor]) -> Tensor:
         return torch.cat([value.flatten() for value in values])
@@ -124,10 +130,7 @@ class AbsMax(Reduction):
     """The largest absolute value of any element of any gₙ, a scalar."""
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
-        pieces = gradients.individual.pieces()
-        none = torch.zeros((), dtype=gradients.individual.dtype, device=gradients.individual.device)
-        largest = [piece.values.abs_().amax() for piece in pieces if piece.values.numel()]
-        return torch.stack([none, *largest]).amax()
+        return gradients.elements.abs_max()
 
     def total(self, values: Sequence[Tensor]) -> Tensor:
         return torch.stack([value.double() for value in values]).amax()
@@ -138,13 +141,10 @@ class Histogram1d(Reduction):
     """Counts of the elements of all gₙ in ``bins`` equal bins over ``range``."""
 
     bins: int
-    range: tuple[float, float]
+    range: Range
 
     def reduce(self, gradients: ParameterGradients) -> Counts:
-        pieces = gradients.individual.pieces(HISTOGRAM_BYTES)
-        counts = [histogram_1d(piece.values, self.bins, self.range) for piece in pieces]
-        none = histogram_1d(gradients.parameter.new_empty(0), self.bins, self.range)
-        return self.total([none, *counts])
+        return gradients.elements.histogram_1d(self.bins, self.range)
 
 
 @dataclass(frozen=True)
@@ -152,20 +152,7 @@ class Histogram2d(Reduction):
     """Joint counts of the elements of all gₙ (first axis) and of their parameters (second)."""
 
     bins: tuple[int, int]
-    range: tuple[tuple[float, float], tuple[float, float]]
+    range: tuple[Range, Range]
 
     def reduce(self, gradients: ParameterGradients) -> Counts:
-        parameter = gradients.parameter.detach()
-        parts = [
-            histogram_2d(
-                piece.values,
-                parameter[piece.rows] if parameter.dim() else parameter,
-                self.bins,
-                self.range,
-            )
-            for piece in gradients.individual.pieces(HISTOGRAM_BYTES)
-        ]
-        none = histogram_2d(
-            parameter.new_empty(0, 0), parameter.new_empty(0), self.bins, self.range
-        )
-        return self.total([none, *parts])
+        return gradients.elements.histogram_2d(gradients.parameter, self.bins, self.range)

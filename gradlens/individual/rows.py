@@ -33,6 +33,10 @@ class IndexedRows(GradientOperator):
             0, inverse.flatten(), delta.reshape(-1, columns)
         )
 
+    @property
+    def elementwise(self) -> bool:
+        return False
+
     def _block(self, samples: slice, rows: slice) -> Tensor:
         inside = (
             (self._owner >= samples.start)

@@ -72,7 +72,9 @@ def known_gradient(call: LayerCall) -> tuple[int, Tensor]:
 
 
 class CallListener(ABC):
-    """Whoever wants to hear of completed calls."""
+    """Whoever wants to hear of completed calls, unless ``paused``."""
+
+    paused = False
 
     @abstractmethod
     def receive(self, call: LayerCall) -> None:
@@ -127,7 +129,7 @@ class Tap:
         by_backpack = memory.output is None and _left_to_us_by_backpack(memory.module)
         if (self.listeners or by_backpack) and not memory.released:
             call = memory.call(tuple(grad_outputs))
-            for listener in tuple(self.listeners):
+            for listener in [each for each in self.listeners if not each.paused]:
                 listener.receive(call)
             if by_backpack:
                 _run_backpack(call)

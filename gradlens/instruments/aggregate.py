@@ -45,21 +45,27 @@ class AggregateInstrument(Instrument):
     def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = ordered(history[self.names[0]])
         view = history.sources.get(self.names[0], Source("", View(""))).view
+        heading = view.title or self.names[0]
+        title(ax, heading)
         leaves = _leaves(records)
         shown = _largest_group(leaves)
         if len(shown) > len(CATEGORICAL):
             middles = {path[1]: _middle(found) for path, found in shown.items()}
             names = in_order(tuple(middles), history)
-            noun = NOUNS.get(next(iter(shown))[0], "line")
-            layers = LayerLines({name: middles[name] for name in names}, noun, "")
+            layers = LayerLines({name: middles[name] for name in names})
             return draw_layers(ax, axis, layers, view.yscale)
-        return self._bands(history, ax, axis, shown, records)
+        return self._bands(heading, view, ax, axis, shown, records)
 
     def _bands(
-        self, history: History, ax: Axes, axis: StepAxis, shown: Leaves, records: Records
+        self,
+        heading: str,
+        view: View,
+        ax: Axes,
+        axis: StepAxis,
+        shown: Leaves,
+        records: Records,
     ) -> Artists:
         axis.apply(ax)
-        view = history.sources.get(self.names[0], Source("", View(""))).view
         middles = {" ".join(path[-1:]): _middle(found) for path, found in shown.items()}
         if not any_finite(list(middles.values())):
             steps = np.array([*records], dtype=np.float64)
@@ -67,7 +73,7 @@ class AggregateInstrument(Instrument):
             nothing = Line(steps, np.full(steps.size, np.nan), why or reason(records.values()))
             return explain_empty(ax, [nothing])
         if len(middles) == 1:
-            title(ax, self._heading(history), *readout(next(iter(middles.values()))))
+            title(ax, heading, *readout(next(iter(middles.values()))))
         spreads = [_spread(found) for found in shown.values()]
         artists: Artists = {}
         colors = CATEGORICAL[: len(middles)]

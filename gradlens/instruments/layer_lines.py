@@ -17,7 +17,6 @@ from gradlens.instruments.drawing import (
     curve,
     explain_empty,
     missing,
-    thread,
     threads,
     zero_line,
 )
@@ -40,8 +39,6 @@ class LayerLines:
     """A line for each layer or parameter, from input to output, all at the same steps."""
 
     lines: Mapping[str, Line]
-    noun: str
-    field: str
 
     @property
     def table(self) -> Floats:
@@ -52,18 +49,20 @@ class LayerLines:
 def layer_lines(records: Records, history: History, fields: Sequence[str]) -> LayerLines:
     """The first of ``fields`` that the layers of some records have.
 
-    Records without layers are a line without a number, which says why.
+    Layers that never have a number, such as a first one without a gradient at its input, are left
+    out if others have some. Records without layers are a line without a number, which says why.
     """
     part = next((name for name in NOUNS if entry(records, name)), "layers")
     parts = {step: v[part] if _has(v, part) else v for step, v in ordered(records).items()}
     for field in fields:
-        found = {name: one for name, one in lines(parts, field).items() if _told(one)}
+        told = {name: one for name, one in lines(parts, field).items() if _told(one)}
+        found = {name: one for name, one in told.items() if one.finite.any()} or told
         if found:
             names = in_order(tuple(found), history)
-            return LayerLines({name: found[name] for name in names}, NOUNS[part], field)
+            return LayerLines({name: found[name] for name in names})
     steps = np.array([*parts], dtype=np.float64)
     nothing = Line(steps, np.full(steps.size, np.nan), reason(parts.values()))
-    return LayerLines({"": nothing}, NOUNS[part], "")
+    return LayerLines({"": nothing})
 
 
 def _has(value: object, part: str) -> bool:
@@ -89,13 +88,12 @@ def draw_layers(ax: Axes, axis: StepAxis, found: LayerLines, scale: Scale) -> Ar
         "range": band(ax, axis, low, high, tint(BLUE, 0.6)),
         "quartiles": band(ax, axis, q1, q3, BLUE),
     }
-    ends = list(found.lines.items())
-    for name, color in ((ends[0][0], BLUE), (ends[-1][0], tint(BLUE, 0.5))):
-        artists[name] = thread(ax, axis, found.lines[name], color, 0.7)
-    plural = f"{len(every)} {found.noun}s"
-    shown = key(
-        ax, [Entry(f"median of {plural}", INK), Entry("quartiles, all", tint(BLUE, 0.3), "box")]
-    )
+    words = [
+        Entry(f"median of {len(every)}", INK),
+        Entry("quartiles", tint(BLUE, 0.3), "box"),
+        Entry("all", tint(BLUE, 0.12), "box"),
+    ]
+    shown = key(ax, words)
     artists |= {"key": shown} if shown else {}
     return artists | missing(ax, axis, [middle])
 
@@ -155,7 +153,7 @@ class CorrelationsInstrument(Instrument):
 
     def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = layer_lines(history[self.names[0]], history, ("correlation",))
-        title(ax, f"{self._heading(history)}: turns")
+        title(ax, f"{self._heading(history)}: correlation")
         artists = draw_layers(ax, axis, found, "linear")
         if "message" in artists:
             return artists

@@ -35,9 +35,9 @@ from gradlens.instruments.style import (
 
 COVARIANCES = ("InputCovariance", "OutputGradientCovariance")
 CONDITIONS = {
-    "to 20 %": "condition_20",
-    "to 50 %": "condition_50",
-    "to 80 %": "condition_80",
+    "20 %": "condition_20",
+    "50 %": "condition_50",
+    "80 %": "condition_80",
     "all": "condition",
 }
 GAP = (30.0, 32.0)
@@ -66,7 +66,10 @@ class LayerConditionsInstrument(Instrument):
         records = history[self.names[0]]
         title(ax, f"{self._heading(history)}: condition")
         lines = {name: _median(records, history, field) for name, field in CONDITIONS.items()}
-        return curves(ax, axis, lines, [SKY, BLUE, PURPLE, ORANGE], "log")
+        # Of fewer samples than features, that of all eigenvalues is infinite at every step.
+        known = {name: one for name, one in lines.items() if one.finite.any()} or lines
+        colors = dict(zip(lines, (SKY, BLUE, PURPLE, ORANGE), strict=True))
+        return curves(ax, axis, known, [colors[name] for name in known], "log")
 
 
 def _median(records: Records, history: History, field: str) -> Line:

@@ -6,13 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from gradlens.histograms import Counts, bin_edges
 from gradlens.individual.reductions import Histogram1d, Histogram2d, Reduction
 from gradlens.quantities.bin_adaptation import BinAdaptation, NoAdaptation, Range
 from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.schedules import Schedule
-from gradlens.statistics import Counts
 from gradlens.step import Step
 from gradlens.view import View
 
@@ -58,7 +56,7 @@ class GradHist1d(SingleStepQuantity):
         return (*own, *self.adapt.reductions_at(global_step))
 
     def compute(self, step: Step) -> dict[str, Any]:
-        edges = np.linspace(*self.range, self.bins + 1)
+        edges = bin_edges(self.bins, self.range)
         return _record(step, self._histogram, self.keep_individual, edges)
 
     def adapt_to(self, step: Step) -> None:
@@ -107,7 +105,7 @@ class GradHist2d(SingleStepQuantity):
 
     def compute(self, step: Step) -> dict[str, Any]:
         (x, y), (bins_x, bins_y) = self.range, self.bins
-        edges = [np.linspace(*x, bins_x + 1), np.linspace(*y, bins_y + 1)]
+        edges = [bin_edges(bins_x, x), bin_edges(bins_y, y)]
         return _record(step, self._histogram, self.keep_individual, edges)
 
     def adapt_to(self, step: Step) -> None:

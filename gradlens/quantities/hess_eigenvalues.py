@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from gradlens.curvature.eigenpairs import Which
+from gradlens.curvature.ggn import NoOutputsError
 from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
@@ -44,8 +46,7 @@ class HessEigenvalues(CurvatureQuantity):
         self._eigenpairs = WarmStartedEigenpairs(tolerance, max_products)
 
     def compute(self, curvature: LossCurvature) -> dict[str, Any]:
-        matrix = curvature.hessian if self.matrix == "hessian" else curvature.ggn
-        found = self._eigenpairs(matrix, curvature.seed, self.k, self.which)
+        found = self._eigenpairs(self._matrix(curvature), curvature.seed, self.k, self.which)
         return {
             "eigenvalues": found.values,
             "residuals": found.residuals,
@@ -53,3 +54,9 @@ class HessEigenvalues(CurvatureQuantity):
             "products": found.products,
             "reason": found.reason,
         }
+
+    def _matrix(self, curvature: LossCurvature) -> CurvatureOperator:
+        try:
+            return curvature.hessian if self.matrix == "hessian" else curvature.ggn
+        except NoOutputsError as reason:
+            raise NoOutputsError(f"{self.name}: {reason}") from reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gradlens.curvature.loss_curvature import LossCurvature
-from gradlens.curvature.loss_diagonal import DiagonalKind, check_kind
+from gradlens.curvature.loss_diagonal import DiagonalKind, check_request
 from gradlens.curvature.trace import Estimate
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
@@ -17,12 +17,16 @@ class HessTrace(CurvatureQuantity):
 
     ``curvature`` is ``"diag_h"``, ``"diag_ggn_exact"`` or ``"diag_ggn_mc"``, exact for the first
     two where BackPACK's rules hold: networks that are a sequence of its modules, with an extended
-    loss module. Elsewhere it is estimated by Hutchinson's method with ``samples`` products, and
-    the Monte-Carlo diagonal with as many sampled targets.
+    loss module. The second is exact, too, wherever layers give individual gradients. Elsewhere it
+    is estimated by Hutchinson's method with ``samples`` products, and the Monte-Carlo diagonal with
+    as many sampled targets. Whatever comes out is checked against products of the loss's own
+    matrix with random vectors.
 
     A value holds the ``"trace"``, its ``"standard_error"``, the ends ``"low"`` and ``"high"`` of a
-    95 % confidence interval, the ``"method"`` (``"exact"``, ``"Monte Carlo"`` or
-    ``"Hutchinson"``), and under ``"parameters"`` the first four for each parameter's block.
+    95 % confidence interval, the ``"method"`` (``"exact"``, ``"Monte Carlo"``, ``"Hutchinson"``,
+    or empty where the trace is a NaN), and under ``"parameters"`` the first four for each
+    parameter's block. A Gauss-Newton matrix takes the one tensor of outputs through which the loss
+    depends on the parameters; without one, the trace is a NaN that says what to pass.
     """
 
     view = View("Hessian trace", group="curvature", yscale="symlog", label="tr(H)")
@@ -37,9 +41,7 @@ class HessTrace(CurvatureQuantity):
         name: str | None = None,
     ) -> None:
         super().__init__(track_schedule, verbose, name=name)
-        check_kind(self.name, curvature)
-        if samples < 2:
-            raise ValueError(f"{self.name}: samples={samples} leaves no error: use 2 or more")
+        check_request(self.name, curvature, samples, least=2)  # which have an error
         self.curvature: DiagonalKind = curvature
         self.samples = samples
 

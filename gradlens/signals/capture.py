@@ -27,6 +27,10 @@ UNHEARD = (
 UNREACHED = "no backward pass went through the layer inside the step's context"
 NEEDS_NONE = "the {} needs no gradient"
 INDEPENDENT = "the loss doesn't depend on the {}"
+NO_CALL = (
+    "no layer was called before the backward pass: call the model itself; if torch.compile came "
+    "before the cockpit, make the cockpit first"
+)
 
 
 @dataclass
@@ -37,7 +41,6 @@ class _Call:
     passage: int
     values: dict[Request, list[Any]] = field(default_factory=dict)
     flaws: dict[Signal, str] = field(default_factory=dict)
-    without_tensor: set[Signal] = field(default_factory=set)
     reached: bool = False
 
 
@@ -93,14 +96,8 @@ class SignalCapture:
     def finish(self, global_step: int, wanted: Wanted) -> LayerSignals:
         """What was seen; called after the backward pass."""
         self._in_backward = False
-        unseen = {
-            layer: {
-                request: UNHEARD.format(step=global_step)
-                for request in requests - self._heard.get(layer, frozenset())
-            }
-            for layer, requests in wanted.items()
-        }
-        return self._signals(wanted, self._counted(), unseen)
+        unheard = {n: requests - self._heard.get(n, frozenset()) for n, requests in wanted.items()}
+        return self._signals(wanted, self._counted(), unheard, UNHEARD.format(step=global_step))
 
     @contextmanager
     def evaluating(self, wanted: Wanted) -> Iterator[list[LayerSignals]]:
@@ -111,7 +108,7 @@ class SignalCapture:
         found: list[LayerSignals] = []
         try:
             yield found
-            found.append(self._signals(wanted, self._calls, {}))
+            found.append(self._signals(wanted, self._calls))
         finally:
             self._wanted, self._calls, self._running, self._evaluating, self._in_backward = before
 
@@ -121,12 +118,14 @@ class SignalCapture:
             call.values.clear()
         self._calls, self._running, self._wanted = [], {}, {}
 
-    # What hooks say.
+    # What hooks say. On the steps that are watched, compiled models run in pieces between them.
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def passes_through_model(self) -> None:
         """The model is called."""
         self._passage += 1
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def enters(self, layer: str, inputs: Any) -> None:
         """A layer is about to be called, and may change its inputs in place."""
         if layer in self._wanted and self._counts():
@@ -134,6 +133,7 @@ class SignalCapture:
             self._running.setdefault(layer, []).append(call)
             self._see(call, first_tensor(inputs), of_input=True)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def leaves(self, layer: str, output: Any) -> None:
         """A layer has been called, and what comes after it may change its output in place."""
         if layer not in self._wanted or not self._counts():
@@ -149,11 +149,9 @@ class SignalCapture:
 
     def _see(self, call: _Call, tensor: Tensor | None, of_input: bool) -> None:
         requests = [r for r in self._wanted[call.layer] if r.signal.of_input == of_input]
-        if tensor is None:
-            call.without_tensor |= {request.signal for request in requests}
+        # Inside vmap, say, it is somebody else who calls the layer.
+        if tensor is None or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            return  # somebody's transform, not the layer's own call
         for request in requests:
             if not request.signal.needs_backward:
                 self._reduce(call, request, tensor)
@@ -206,26 +204,28 @@ class SignalCapture:
         self,
         wanted: Wanted,
         counted: Sequence[_Call],
-        unseen: Mapping[str, Mapping[Request, str]],
+        unheard: Wanted | None = None,
+        reason: str = "",
     ) -> LayerSignals:
+        by_layer: dict[str, list[_Call]] = {call.layer: [] for call in self._calls}
+        for call in counted:
+            by_layer[call.layer].append(call)
         values: dict[str, dict[Request, Any]] = {}
         uncalled, empty = [], []
         for layer in self.modules:
-            calls = [call for call in counted if call.layer == layer]
-            requests = wanted.get(layer, frozenset())
-            values[layer] = {}
-            for request in requests:
-                value = _value(request, calls, unseen.get(layer, {}).get(request, ""))
-                if value is None and any(call.layer == layer for call in self._calls) and not calls:
-                    value = Undefined(UNREACHED)
-                if value is not None:
-                    values[layer][request] = value
-            missing = requests - values[layer].keys()
+            requests, calls = wanted.get(layer, frozenset()), by_layer.get(layer, [])
+            late = {} if unheard is None else dict.fromkeys(unheard.get(layer, ()), reason)
+            if layer in by_layer and not calls:
+                late = dict.fromkeys(requests, UNREACHED)
+            found = {request: _value(request, calls, late.get(request, "")) for request in requests}
+            values[layer] = {request: v for request, v in found.items() if v is not None}
+            missing = {request.signal.value for request in requests - values[layer].keys()}
             if missing and not calls:
                 uncalled.append(layer)
             elif missing:
-                empty += [f"the {s} of {layer}" for s in sorted({r.signal.value for r in missing})]
-        return LayerSignals(self.modules, values, (*_remarks(uncalled, empty),))
+                empty += [f"the {signal} of {layer}" for signal in sorted(missing)]
+        remarks = (*_remarks(uncalled, empty),) if self._calls or not uncalled else (NO_CALL,)
+        return LayerSignals(self.modules, values, remarks)
 
 
 def _value(request: Request, calls: Sequence[_Call], unseen: str) -> Any:

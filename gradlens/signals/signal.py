@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gradlens.signals.reductions import SignalReduction
@@ -45,9 +46,10 @@ class Request:
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The first floating-point tensor in nested tuples, lists and dicts; ``None`` without one."""
+    """The first dense floating-point tensor in nested tuples, lists and dicts, if there is one."""
     if isinstance(value, Tensor):
-        return value if value.is_floating_point() else None
+        dense = value.layout == torch.strided and not value.is_nested
+        return value if dense and value.is_floating_point() else None
     parts: Sequence[Any] = ()
     if isinstance(value, Mapping):
         parts = list(value.values())

@@ -1,0 +1,96 @@
+"""The outputs of a network, at which the generalised Gauss-Newton matrix splits the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from gradlens.curvature.calls import LossCall
+from gradlens.curvature.ggn import NoOutputsError
+from gradlens.individual.graph import Node, kind
+
+_PASS = "pass info={'outputs': ...} to the context"
+LINEAR_IN_OUTPUTS = (
+    "NLLLoss is linear in log-probabilities, so the generalised Gauss-Newton matrix is zero with "
+    "these for outputs: pass info={'outputs': ...}, the logits that they are computed from"
+)
+
+
+def checked_outputs(passed: Any) -> Tensor:
+    """What the user has passed; ``NoOutputsError`` unless it is a tensor."""
+    if not isinstance(passed, Tensor):
+        raise NoOutputsError(
+            f"info['outputs'] is a {type(passed).__name__}: pass the one tensor that the loss is "
+            "computed from (several can be joined by torch.cat before the loss)"
+        )
+    return passed
+
+
+def outputs_by_calls(calls: Sequence[LossCall]) -> Tensor:
+    """The one tensor that extended loss modules have got from the network.
+
+    ``NoOutputsError`` if there is none, or more than one.
+    """
+    tensors = [x for call in calls for x in call.inputs if isinstance(x, Tensor)]
+    found = {id(tensor): tensor for tensor in tensors if tensor.requires_grad}
+    if not found:
+        raise NoOutputsError(
+            f"the generalised Gauss-Newton matrix takes the network's outputs: {_PASS}, or extend "
+            "the loss module"
+        )
+    if len(found) > 1:
+        raise NoOutputsError(
+            f"the loss modules got {len(found)} tensors from the network, and the generalised "
+            "Gauss-Newton matrix takes one: compute the loss from one tensor (torch.cat them "
+            f"before, and cut it into pieces), and {_PASS}"
+        )
+    (outputs,) = found.values()
+    return outputs
+
+
+def bypassing(
+    loss: Tensor, outputs: Tensor, parameters: Mapping[str, nn.Parameter]
+) -> tuple[str, ...]:
+    """Names of parameters that the loss depends on in other ways than through the outputs."""
+    leaves: set[int] = set()
+    seen, waiting = {_edge(outputs)}, [_edge(loss)]
+    while waiting:
+        edge = waiting.pop()
+        node, _ = edge
+        if node is None or edge in seen:
+            continue
+        seen.add(edge)
+        if kind(node) == "AccumulateGrad":
+            leaves.add(id(node.variable))
+        waiting.extend(node.next_functions)
+    return tuple(name for name, parameter in parameters.items() if id(parameter) in leaves)
+
+
+def _edge(tensor: Tensor) -> tuple[Node, int]:
+    node, output, _ = get_gradient_edge(tensor)
+    return node, output
+
+
+def remark_on_bypass(names: Sequence[str]) -> str:
+    """What to tell a user who has passed outputs that aren't all that the loss depends on."""
+    return (
+        f"the loss depends on {_listed(names)} in other ways than through info['outputs']: that "
+        "part doesn't enter the generalised Gauss-Newton matrix"
+    )
+
+
+def bypass_error(names: Sequence[str]) -> NoOutputsError:
+    """What there is instead of a matrix of a part of the loss."""
+    return NoOutputsError(
+        f"the loss depends on {_listed(names)} in other ways than through the loss module's input, "
+        f"so the generalised Gauss-Newton matrix would be that of a part of it: {_PASS}, the one "
+        "tensor that it is computed from, or this input to leave the rest out"
+    )
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])

@@ -1,0 +1,238 @@
+"""Histograms with equal bins, exact in every precision.
+
+Bin k holds the values from its left edge to before its right one, the last bin also its right
+edge. Values are compared with the edges as real numbers: no rounding can move one across an edge.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Range = tuple[float, float]
+
+CHUNK = 2**18
+"""Elements that are binned at once: small enough to stay in a processor's cache."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A histogram's integer counts, of any dimension.
+
+    ``below`` and ``above`` count, for each axis, the values outside the range, which are also in
+    the outer bins; ``nan`` counts what is in no bin. All are int64 tensors.
+    """
+
+    hist: Tensor
+    below: Tensor
+    above: Tensor
+    nan: Tensor
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.hist + other.hist,
+            self.below + other.below,
+            self.above + other.above,
+            self.nan + other.nan,
+        )
+
+
+def bin_edges(bins: int, range_: Range) -> np.ndarray:
+    """The ``bins + 1`` edges in float64; what only rounding would keep from zero is zero."""
+    low, high = range_
+    steps = np.arange(bins + 1)
+    edges = (low / bins) * (bins - steps) + (high / bins) * steps
+    edges[np.abs(edges) < 4 * np.finfo(float).eps * max(-low, high)] = 0.0
+    edges[0], edges[-1] = low, high
+    return np.maximum.accumulate(edges.clip(low, high))
+
+
+@lru_cache(maxsize=32)
+def grid_of(bins: int, range_: Range, dtype: torch.dtype, device: torch.device) -> Grid:
+    """A histogram's axis; kept, since all parameters of a step share it."""
+    return Grid(bins, range_, dtype, device)
+
+
+class Grid:
+    """The axis of a histogram for values of one precision on one device.
+
+    The real line is cut into cells: 0 is below the range, 1 to ``bins`` are the bins, then come
+    what is above the range and NaN. ``zero`` is the cell of 0 and ``negative`` that of the
+    negative numbers next to it; all numbers smaller in absolute value than ``centre`` are in one of
+    these two. ``bins`` and ``range_`` are those of the histogram, ``dtype`` is float32 or float64.
+    """
+
+    def __init__(self, bins: int, range_: Range, dtype: torch.dtype, device: torch.device) -> None:
+        low, high = range_
+        limits = torch.finfo(dtype)
+        thresholds = _thresholds(bins, range_, dtype)
+        self.bins = bins
+        self.size = bins + 3
+        self.zero = int((thresholds <= 0).sum())
+        self.negative = self.zero - int((thresholds == 0).sum())
+        left = -float(thresholds[self.negative - 1]) if self.negative else math.inf
+        right = float(thresholds[self.zero]) if self.zero <= bins else math.inf
+        self.centre = min(left, right)
+        rate = bins / (high - low)
+        error = 4 * limits.eps * max(-low, high) * rate
+        self._can_guess = error < 0.125 and limits.tiny < rate < limits.max
+        self._rate = rate
+        # Cell 1 starts at ``low``. A quarter less, the guess is right or one too low.
+        offset = 0.75 - low * rate if self._can_guess else 0.0
+        self._offset = torch.tensor(offset, dtype=dtype, device=device)
+        self._next = torch.cat([thresholds, torch.full((2,), math.nan, dtype=dtype)]).to(device)
+
+    def cells(self, values: Tensor) -> Tensor:
+        """The cell of each value, int32 of the same shape."""
+        if not self._can_guess:
+            found = torch.bucketize(values, self._next[:-2], right=True, out_int32=True)
+            return found.masked_fill_(values.isnan(), self.bins + 2)
+        guess = torch.add(self._offset, values, alpha=self._rate).clamp_(0, self.bins + 1)
+        cells = guess.nan_to_num_(nan=self.bins + 2).int()
+        following = self._next.index_select(0, cells.reshape(-1)).reshape(values.shape)
+        return cells.add_(values >= following)
+
+    def joint_counts(self, values: Tensor, companions: Tensor, size: int) -> Tensor:
+        """How often each pair of cells occurs, int64 ``[self.size, size]``."""
+        joint = self.cells(values).mul_(size).add_(companions)
+        return count(joint, self.size * size).view(self.size, size)
+
+    def compact_cells(self, values: Tensor) -> Tensor:
+        """As ``cells``, in one byte each where that is enough; computed in chunks."""
+        dtype = torch.uint8 if self.size <= 256 else torch.int32
+        parts = [self.cells(chunk).to(dtype) for chunk in values.reshape(-1).split(CHUNK)]
+        return torch.cat(parts).view(values.shape)
+
+
+def _thresholds(bins: int, range_: Range, dtype: torch.dtype) -> Tensor:
+    """The smallest number of each cell but the first, and but NaN's, ``[bins + 1]``."""
+    edges = torch.from_numpy(bin_edges(bins, range_))
+    infinity = torch.tensor(math.inf, dtype=dtype)
+    rounded = edges.to(dtype)
+    too_small = rounded.double() < edges
+    too_small[-1] = rounded[-1].double() <= edges[-1]  # the last bin includes its right edge
+    return torch.where(too_small, torch.nextafter(rounded, infinity), rounded)
+
+
+def tally_1d(values: Tensor, grid: Grid) -> Tensor:
+    """How many of ``values`` ``[a, b]`` are in each cell, int64 ``[grid.size]``.
+
+    Of rows of small numbers only the signs are looked at.
+    """
+    table = torch.zeros(grid.size, dtype=torch.int64, device=values.device)
+    if not values.numel():
+        return table
+    for rows in values.split(max(CHUNK // values.shape[1], 1)):
+        near = rows.abs().amax(1) < grid.centre  # which a NaN is not
+        tail = rows[~near].reshape(-1)
+        if len(tail):
+            table += count(grid.cells(tail), grid.size)
+        smaller = rows.numel() - len(tail)
+        if grid.negative != grid.zero:
+            negatives = negative(rows).sum(1)[near].sum(dtype=torch.int64)
+            table[grid.negative] += negatives
+            table[grid.zero] -= negatives
+        table[grid.zero] += smaller
+    return table
+
+
+def tally_2d(values: Tensor, companions: Tensor, grid: Grid, size: int) -> Tensor:
+    """How many of ``values`` ``[n, a, b]`` are in each cell, by their companion's cell.
+
+    ``companions`` ``[a, b]`` holds cells less than ``size``, the same for all n. The result is
+    int64 ``[grid.size, size]``. Of rows of small numbers only the signs are looked at.
+    """
+    table = torch.zeros(grid.size, size, dtype=torch.int64, device=values.device)
+    if not values.numel():
+        return table
+    smaller = values.new_zeros(len(companions), 1).expand(companions.shape)
+    negatives = values.new_zeros(companions.shape)
+    for part in values.split(max(CHUNK // companions.numel(), 1)):
+        near = part.abs().amax(2) < grid.centre  # which a NaN is not
+        smaller = smaller + near.sum(0, dtype=values.dtype)[:, None]
+        if grid.negative != grid.zero:
+            negatives += negative(part).mul_(near[..., None]).sum(0)
+        sample, row = (~near).nonzero(as_tuple=True)
+        at_once = max(CHUNK // part.shape[2], 1)
+        for s, r in zip(sample.split(at_once), row.split(at_once), strict=True):
+            table += grid.joint_counts(part[s, r], companions[r], size)
+    add_weights(table[grid.negative], companions, negatives)
+    add_weights(table[grid.zero], companions, smaller - negatives)
+    return table
+
+
+def negative(values: Tensor) -> Tensor:
+    """1 for negative numbers and 0 for all others, NaN included, in the values' precision.
+
+    Cheaper than a comparison, and to be summed up without a conversion.
+    """
+    return values.sign().clamp_(max=0).neg_().nan_to_num_()
+
+
+def add_weights(table: Tensor, cells: Tensor, weights: Tensor) -> None:
+    """Add each weight to its cell's entry of the table."""
+    table.scatter_add_(0, cells.reshape(-1).long(), weights.reshape(-1).long())
+
+
+def count(indices: Tensor, length: int) -> Tensor:
+    """How often each index below ``length`` occurs, int64 ``[length]``."""
+    indices = indices.reshape(-1)
+    if indices.device.type == "cpu":
+        return torch.bincount(indices, minlength=length)
+    # bincount reads the largest index back to the host.
+    ones = torch.ones((), dtype=torch.int64, device=indices.device).expand(len(indices))
+    return torch.zeros(length, dtype=torch.int64, device=indices.device).scatter_add_(
+        0, indices.long(), ones
+    )
+
+
+def counts_of_1d(table: Tensor) -> Counts:
+    """The counts of a histogram with one axis, from those of all its cells."""
+    return Counts(_folded(table[:-1]), table[:1], table[-2:-1], table[-1])
+
+
+def counts_of_2d(table: Tensor) -> Counts:
+    """The counts of a histogram with two axes, from those of all its cells."""
+    marginals = table.sum(1), table.sum(0)
+    inside = table[:-1, :-1]
+    return Counts(
+        _folded(_folded(inside).T).T,
+        torch.stack([marginal[0] for marginal in marginals]),
+        torch.stack([marginal[-2] for marginal in marginals]),
+        table.sum() - inside.sum(),
+    )
+
+
+def _folded(table: Tensor) -> Tensor:
+    """Add what is outside the range to the outer bins along the first axis."""
+    hist = table[1:-1].clone()
+    hist[0] += table[0]
+    hist[-1] += table[-1]
+    return hist
+
+
+def histogram_1d(values: Tensor, bins: int, range_: Range) -> Counts:
+    """Counts of all elements of ``values`` in equal bins."""
+    values = comparable(values).reshape(1, -1)
+    return counts_of_1d(tally_1d(values, grid_of(bins, range_, values.dtype, values.device)))
+
+
+def histogram_2d(
+    values: Tensor, companions: Tensor, bins: tuple[int, int], range_: tuple[Range, Range]
+) -> Counts:
+    """Joint counts of ``values`` ``[n, *Q]`` with ``companions`` ``[*Q]``, the same for all n."""
+    values, companions = comparable(values), comparable(companions)
+    first = grid_of(bins[0], range_[0], values.dtype, values.device)
+    second = grid_of(bins[1], range_[1], companions.dtype, companions.device)
+    rows = values.reshape(len(values), 1, companions.numel())
+    return counts_of_2d(tally_2d(rows, second.cells(companions)[None], first, second.size))
+
+
+def comparable(values: Tensor) -> Tensor:
+    """In a precision that holds edges well."""
+    return values.float() if values.dtype.itemsize < 4 else values

@@ -1,0 +1,103 @@
+"""Tracking within a share of the training time, by a clock of the tests' own."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import gradlens
+from gradlens.budget import Budget
+from gradlens.quantities import Alpha, GradNorm, Loss, NormTest, Quantity
+from gradlens.schedules import linear
+
+STEPS = 500
+
+
+class Clock:
+    """Time passes when somebody works."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def simulate(
+    share: float, costs: dict[str, float], noise: float = 0.0, interval: int = 1
+) -> tuple[float, Counter[str]]:
+    """Share of the time that tracking took, and how often each quantity was tracked."""
+    clock, draws = Clock(), random.Random(0)
+    tracked: list[Quantity] = [Loss(linear(interval), name=name) for name in costs]
+    budget = Budget(share, tracked, clock)
+    count: Counter[str] = Counter()
+    spent = 0.0
+    for step in range(STEPS):
+        budget.begin_step(step)
+        active = [quantity.name for quantity in tracked if quantity.should_compute(step)]
+        count.update(active)
+        cost = sum(costs[name] for name in active)
+        spent += cost
+        clock.now += max(1 + cost + draws.gauss(0, noise), 0.1)
+    return spent / clock.now, count
+
+
+COSTS = {
+    "cheap": {"a": 0.02, "b": 0.01},
+    "expensive": {"a": 2.0, "b": 0.5, "c": 0.1},
+    "all alike": dict.fromkeys("abcdef", 0.5),
+}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.2])
+@pytest.mark.parametrize("costs", COSTS.values(), ids=COSTS)
+def test_the_share_is_kept(costs: dict[str, float], share: float, noise: float) -> None:
+    found, count = simulate(share, costs, noise)
+    assert found <= share + 0.01
+    assert set(count) == set(costs)
+    wanted = sum(costs.values())
+    assert found >= 0.6 * min(share, wanted / (1 + wanted))
+
+
+def test_fair_between_quantities() -> None:
+    costs = {"a": 2.0, "b": 0.5, "c": 0.25}
+    _, count = simulate(0.1, costs)
+    spent = [costs[name] * count[name] for name in costs]
+    assert max(spent) <= 1.5 * min(spent)
+
+
+def test_the_schedule_stays_in_force() -> None:
+    _, count = simulate(0.5, {"a": 0.01}, interval=10)
+    assert 40 <= count["a"] <= 50
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, 2])
+def test_no_share(share: float) -> None:
+    with pytest.raises(ValueError, match="such as"):
+        gradlens.Cockpit(nn.Linear(2, 2), budget=share)
+
+
+def test_a_run() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 10))
+    tracked = [Loss(), GradNorm(), NormTest(), Alpha()]
+    own = [quantity.track_schedule for quantity in tracked]
+    cockpit = gradlens.Cockpit(model, tracked, budget=0.1)
+    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs, labels = torch.randn(64, 300), torch.randint(10, (64,))
+    for step in range(100):
+        optimizer.zero_grad()
+        loss = loss_function(model(inputs), labels)
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+    cockpit.close()
+    for quantity in tracked:
+        assert 0 < len(cockpit.history[quantity.name]) < 95
+    assert [quantity.track_schedule for quantity in tracked] == own
