@@ -58,10 +58,13 @@ class LayerTracking:
         if self._capture is not None:
             self._capture.pause()
 
-    def begin(self, global_step: int) -> None:
-        """A step's context is entered, and what runs before its backward pass has run."""
+    def begin(self, global_step: int, scale: float) -> None:
+        """A step's context is entered, and what runs before its backward pass has run.
+
+        Backward's gradients are ``scale`` times those to be seen.
+        """
         if self._capture is not None:
-            self._capture.begin(self._wanted_at(global_step))
+            self._capture.begin(self._wanted_at(global_step), scale)
 
     def finish(self, global_step: int) -> LayerSignals:
         """What was seen at a step, after its backward pass."""
@@ -69,8 +72,12 @@ class LayerTracking:
             return LayerSignals()
         return self._capture.finish(global_step, self._wanted_at(global_step))
 
-    def end(self, global_step: int) -> None:
-        """A step's context is left, be it after an exception."""
+    def end(self, global_step: int, accumulating: bool) -> None:
+        """A step's context is left, be it after an exception; ``accumulating`` if it goes on."""
+        if accumulating:
+            if self._capture is not None:
+                self._capture.go_on(self._wanted_at(global_step))
+            return
         last, self._last = self._last, global_step
         if self._capture is not None:
             following = None if last is None else 2 * global_step - last

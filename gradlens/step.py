@@ -90,10 +90,15 @@ class Step:
                 "depend on it, or a hook has cleared it; freeze it (requires_grad_(False)) or "
                 "leave it out of the cockpit"
             )
-        scaler = self.info.get("scaler")
-        scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
+        scale = gradient_scale(self.info)
         found = {n: p.grad.detach() for n, p in self.parameters.items() if p.grad is not None}
         return found if scale == 1 else {name: grad / scale for name, grad in found.items()}
+
+
+def gradient_scale(info: Mapping[str, Any]) -> float:
+    """What backward's gradients are multiples by: the scale of the scaler that the user named."""
+    scaler = info.get("scaler")
+    return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
 
 
 NOTHING_COVERED = (

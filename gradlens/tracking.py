@@ -29,7 +29,7 @@ from gradlens.quantities.quantity import (
     TwoPointQuantity,
     UpdateQuantity,
 )
-from gradlens.step import Step
+from gradlens.step import Step, gradient_scale
 
 if TYPE_CHECKING:
     from gradlens.cockpit import Cockpit
@@ -82,7 +82,7 @@ class TrackedStep:
             with self._exit as stack:
                 self._enter_extensions(stack, extensions, hooks)
                 self._exit = stack.pop_all()
-            cockpit._layers.begin(step)
+            cockpit._layers.begin(step, gradient_scale(self._info))
         except BaseException:
             self._release()
             raise
@@ -98,7 +98,7 @@ class TrackedStep:
             if error is None and (self._active or self._cockpit._interval is not None):
                 self._finish()
         finally:
-            self._cockpit._layers.end(self._global_step)
+            self._cockpit._layers.end(self._global_step, self._accumulating)
             if not self._accumulating:
                 self._cockpit._close_interval()
             self._release()

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradlens
 from gradlens import Cockpit, History, quantities, schedules
+from gradlens.aggregation import numbers
 from gradlens.quantities import InputNorm, OutputGradientGeometry, OutputNorm, Quantity
 from gradlens.signals import Active, Gram, Maxima, Moments, SignalReduction, Size
 from gradlens.signals.axes import find_axes
@@ -148,17 +149,21 @@ def test_the_first_tensor_of_a_dict_counts_and_odd_layers_are_noted() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd",
+    "build",
     [
-        torch.arange(3), torch.eye(3).to_sparse(), torch.nested.as_nested_tensor([torch.ones(2)]),
-        torch.ones(2, dtype=torch.complex64), None, "text", [], {"a": ()},
+        lambda: torch.arange(3),
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.nested.as_nested_tensor([torch.ones(2)]),
+        lambda: torch.ones(2, dtype=torch.complex64),
+        lambda: None,
+        lambda: "text",
+        lambda: {"a": ()},
     ],
-    ids=lambda odd: str(type(odd).__name__),
-)  # fmt: skip
+)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_what_is_no_dense_tensor_is_looked_past(odd: Any) -> None:
+def test_what_is_no_dense_tensor_is_looked_past(build: Callable[[], Any]) -> None:
+    odd, tensor = build(), torch.ones(2)
     assert first_tensor(odd) is None
-    tensor = torch.ones(2)
     assert first_tensor((odd, {"b": [odd, tensor]})) is tensor
 
 
@@ -470,6 +475,62 @@ def test_a_step_can_be_announced(model: nn.Sequential, where: str) -> None:
     assert [*cockpit.history["OutputNorm"]] == [0, 10]
     expected = mean_norm(model[0](inputs))
     assert norms(cockpit.history, 10)["0"] == pytest.approx(expected)
+
+
+def test_micro_batches_of_a_step_count_together(model: nn.Sequential) -> None:
+    tracked = [OutputNorm(schedules.linear(2)), OutputGradientGeometry(schedules.linear(2))]
+    cockpit, plain = Cockpit(model, tracked), copy.deepcopy(model)
+    for number in range(5):
+        parts = torch.randn(9, 4).split(3)
+        for place, part in enumerate(parts):
+            loss = model(part).square().mean()
+            with cockpit(number, loss=loss, accumulating=place < 2):
+                (loss / 3).backward()
+        with torch.no_grad():
+            model(torch.randn(50, 4))
+        linear = plain[0](torch.cat(parts))
+        loss = plain[1:](linear.clone()).square().mean()
+        gradient = torch.autograd.grad(loss, linear)[0]
+        if number % 2 == 0:
+            assert norms(cockpit.history, number)["0"] == pytest.approx(mean_norm(linear))
+            found = norms(cockpit.history, number, "OutputGradientGeometry")["0"]["norm"]
+            assert found == pytest.approx(gradient.norm().item())
+    assert [*cockpit.history["OutputNorm"]] == [0, 2, 4]
+    assert not cockpit.history.notes
+
+
+def test_some_micro_batches_of_an_unexpected_step_are_not_its_value(model: nn.Sequential) -> None:
+    cockpit = Cockpit(model, [OutputNorm(schedules.linear(10))])
+    for number in (0, 1, 10):
+        for last in (False, True):
+            loss = model(torch.randn(3, 4)).square().mean()
+            with cockpit(number, loss=loss, accumulating=not last):
+                loss.backward()
+    assert "cockpit.forward(10)" in norms(cockpit.history, 10)["0"].reason
+
+
+def test_gradients_are_unscaled(model: nn.Sequential) -> None:
+    histories = []
+    for scale in (1.0, 1024.0):
+        torch.manual_seed(0)
+        tracked = [
+            OutputGradientGeometry(),
+            quantities.OutputGradientCovariance(),
+            quantities.GradientGeometry(),
+            quantities.GradientActivation(threshold=1e-4),
+        ]
+        each = copy.deepcopy(model)
+        cockpit = Cockpit(each, tracked)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
+        for number in range(2):
+            each.zero_grad()
+            loss = each(torch.randn(9, 4)).square().mean()
+            with cockpit(number, loss=loss, scaler=scaler):
+                scaler.scale(loss).backward()
+        histories.append(cockpit.history)
+    for name in histories[0].names:
+        told, scaled = (dict(numbers(history[name][1])) for history in histories)
+        assert scaled == pytest.approx(told, rel=1e-5)
 
 
 def test_a_step_without_a_forward_pass_is_noted(model: nn.Sequential) -> None:

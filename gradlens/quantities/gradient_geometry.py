@@ -12,6 +12,7 @@ from gradlens.quantities.output_activation import activation, over_parts
 from gradlens.quantities.parameter_quantity import ParameterQuantity, gradient_of
 from gradlens.schedules import Schedule
 from gradlens.signals.selection import Selection, Selectors
+from gradlens.step import Step
 from gradlens.undefined import Undefined
 from gradlens.view import View
 
@@ -48,8 +49,8 @@ class GradientGeometry(ParameterQuantity):
         if self._steps is not None:
             self._steps.forget()
 
-    def parameter_value(self, name: str, parameter: nn.Parameter) -> Any:
-        gradient = gradient_of(parameter)
+    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
+        gradient = gradient_of(parameter, step)
         if isinstance(gradient, Undefined):
             return gradient
         kept = gradient if self._steps is None else gradient.clone()
@@ -89,8 +90,8 @@ class GradientActivation(ParameterQuantity):
         )  # fmt: skip
         self.threshold = threshold
 
-    def parameter_value(self, name: str, parameter: nn.Parameter) -> Any:
-        gradient = gradient_of(parameter)
+    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
+        gradient = gradient_of(parameter, step)
         if isinstance(gradient, Undefined):
             return gradient
         rows = gradient.reshape(len(gradient), -1) if gradient.dim() else gradient.reshape(1, 1)

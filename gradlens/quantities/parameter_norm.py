@@ -15,6 +15,7 @@ from gradlens.quantities.parameter_quantity import ParameterQuantity
 from gradlens.schedules import Schedule
 from gradlens.signals.reductions import precise
 from gradlens.signals.selection import Selection, Selectors
+from gradlens.step import Step
 from gradlens.undefined import Undefined
 from gradlens.view import View
 
@@ -41,7 +42,7 @@ class ParameterNorm(ParameterQuantity):
         )  # fmt: skip
         self.normalize = normalize
 
-    def parameter_value(self, name: str, parameter: nn.Parameter) -> Tensor:
+    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Tensor:
         size = norm(parameter.detach())
         return size / max(parameter.numel(), 1) ** 0.5 if self.normalize else size
 
@@ -58,7 +59,7 @@ class ConditionNumber(ParameterQuantity):
     def suits(self, parameter: nn.Parameter) -> bool:
         return parameter.dim() >= 2
 
-    def parameter_value(self, name: str, parameter: nn.Parameter) -> float:
+    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> float:
         matrix = precise(parameter.detach().flatten(1))
         if not bool(matrix.isfinite().all()):
             return Undefined("the parameter has NaN or Inf")
@@ -95,7 +96,7 @@ class WeightSignFlips(ParameterQuantity):
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._steps.forget()
 
-    def parameter_value(self, name: str, parameter: nn.Parameter) -> Any:
+    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
         signs = parameter.detach().sign().nan_to_num_().to(torch.int8)
         before = self._steps.before(name, signs)
         return before if isinstance(before, Undefined) else int((before * signs < 0).sum())

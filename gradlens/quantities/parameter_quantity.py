@@ -12,7 +12,7 @@ from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.selective import Selective, choose_parameters
 from gradlens.schedules import Schedule
 from gradlens.signals.selection import Selection, Selectors, selection
-from gradlens.step import Step
+from gradlens.step import Step, gradient_scale
 from gradlens.undefined import Undefined
 
 NO_GRADIENT = "it has no gradient: the loss doesn't depend on it"
@@ -56,12 +56,12 @@ class ParameterQuantity(SingleStepQuantity, Selective):
     @final
     def compute(self, step: Step) -> dict[str, Any]:
         parameters = {name: step.parameters[name] for name in self.chosen}
-        values = {name: self.parameter_value(name, p) for name, p in parameters.items()}
+        values = {name: self.parameter_value(step, name, p) for name, p in parameters.items()}
         self.all_seen()
         return {"parameters": values, **self.summary(values)}
 
     @abstractmethod
-    def parameter_value(self, name: str, parameter: nn.Parameter) -> Any:
+    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
         """The value for one parameter, after backward."""
 
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,8 +78,9 @@ def parameter_layers(layers: Selectors | Selection | None, exclude: Selectors) -
     return None if chosen == Selection() else chosen
 
 
-def gradient_of(parameter: nn.Parameter) -> Tensor | Undefined:
-    """``p.grad``, dense."""
+def gradient_of(parameter: nn.Parameter, step: Step) -> Tensor | Undefined:
+    """``p.grad``, dense and unscaled."""
     if parameter.grad is None:
         return Undefined(NO_GRADIENT)
-    return parameter.grad.detach().to_dense()
+    scale, gradient = gradient_scale(step.info), parameter.grad.detach().to_dense()
+    return gradient if scale == 1 else gradient / scale

@@ -63,6 +63,7 @@ class SignalCapture:
         self._running: dict[str, list[_Call]] = {}
         self._passage = 0
         self._in_backward = False
+        self._scale = 1.0
         self._evaluating = False
         self._handles = list(_hooks(model, self.modules, wanted, weakref.ref(self)))
 
@@ -88,10 +89,27 @@ class SignalCapture:
         """Look for nothing until the step begins."""
         self._wanted = {}
 
-    def begin(self, wanted: Wanted) -> None:
-        """A step's context is entered: from now on it is known what is wanted."""
+    def begin(self, wanted: Wanted, scale: float = 1.0) -> None:
+        """A step's context is entered: from now on it is known what is wanted.
+
+        Backward's gradients are ``scale`` times those to be seen.
+        """
         self._wanted = wanted
-        self._in_backward = True
+        self._in_backward, self._scale = True, scale
+
+    def go_on(self, wanted: Wanted) -> None:
+        """A context of the step is left, and another one follows."""
+        self._in_backward = False
+        seen = {(call.layer, request) for call in self._calls for request in call.values}
+        # A value of some micro-batches alone would be no value of the step.
+        self._wanted = {
+            layer: frozenset(
+                request
+                for request in requests
+                if request in self._heard.get(layer, ()) or (layer, request) in seen
+            )
+            for layer, requests in wanted.items()
+        }
 
     def finish(self, global_step: int, wanted: Wanted) -> LayerSignals:
         """What was seen; called after the backward pass."""
@@ -184,7 +202,15 @@ class SignalCapture:
             # Calls from now on, such as those of checkpoints, belong to no earlier pass.
             self._passage += 1
         for request in requests:
-            self._reduce(call, request, gradient)
+            self._reduce(call, request, self._unscaled(gradient))
+
+    @torch.no_grad()
+    def _unscaled(self, gradient: Tensor) -> Tensor:
+        if self._scale == 1:
+            return gradient
+        # Half precision has no room below: that is why there is a scale.
+        half = gradient.dtype in (torch.float16, torch.bfloat16)
+        return (gradient.float() if half else gradient) / self._scale
 
     def _reduce(self, call: _Call, request: Request, tensor: Tensor) -> None:
         axes = self._axes[call.layer]
