@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gradlens
+from gradlens.histograms import Counts
 from gradlens.individual.reductions import (
     DirectionDots,
     Gram,
@@ -20,10 +21,17 @@ from gradlens.individual.reductions import (
     SumOfSquares,
 )
 from gradlens.quantities import SingleStepQuantity
-from gradlens.statistics import Counts
 from gradlens.step import Step
 from tests.references import without_hooks
-from tests.whole_networks import WHOLE_NETWORKS, Batch, WholeNetwork, count
+from tests.whole_networks import (
+    WHOLE_NETWORKS,
+    Batch,
+    WholeNetwork,
+    count,
+    gpt2,
+    labelled_text,
+    loss_inside,
+)
 
 
 class Reduced(SingleStepQuantity):
@@ -104,3 +112,27 @@ def test_every_reduction(name: str, samples: int, reduction: Any) -> None:
         assert_close(found[SumOfSquares()][key], g.square().sum(0))
         assert_close(found[Mean()][key], g.mean(0))
         assert_same_counts(found[histogram][key], g, 8, (-0.1, 0.1))
+
+
+def test_loss_inside_gpt2() -> None:
+    """It casts to float32, so two ways to sum it up differ by that rounding."""
+    torch.manual_seed(0)
+    model = gpt2().double()
+    batch = labelled_text(5)(4)
+    words, labels = batch["input_ids"], batch["labels"]
+    scored = (labels[:, 1:] >= 0).sum()
+    inside = WholeNetwork(gpt2, labelled_text(5), loss_inside, count)
+    expected = {
+        name: torch.stack([rows[n] * (labels[n, 1:] >= 0).sum() / scored for n in range(4)])
+        for name, rows in loop(inside, model, {"input_ids": words, "labels": labels}, 1 / 4).items()
+    }
+    wanted = Reduced(SquaredNorms())
+    cockpit = gradlens.Cockpit(model, [wanted])
+    loss = model(input_ids=words, labels=labels).loss
+    with cockpit(0, loss=loss):
+        loss.backward()
+    assert cockpit.coverage().share == 1
+    for name, rows in expected.items():
+        found = wanted.found[SquaredNorms()][name]
+        norms = rows.nan_to_num().flatten(1).square().sum(1)
+        torch.testing.assert_close(found, norms, rtol=1e-5, atol=1e-5 * float(norms.max()))
