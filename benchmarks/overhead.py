@@ -2,21 +2,20 @@
 
 ``python -m benchmarks.overhead [PROBLEM ...] [--only WORD] [--steps K] [--device D] [--write]``
 prints ratios of each contender's steps to the plain steps beside them, their quartiles, and the
-peak memory above a plain step's. ``--write`` makes docs/overhead.json of it, from which the
+peak memory above a plain step's. ``--write`` makes docs/overhead.csv of it, from which the
 documentation's table and figure are drawn.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import csv
 import platform
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -37,7 +36,7 @@ from benchmarks.problems import PROBLEMS
 # transformers imports it wherever it is installed, and some builds don't match that of torch.
 sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
 
-RESULTS = Path(__file__).parent.parent / "docs" / "overhead.json"
+DOCS = Path(__file__).parent.parent / "docs"
 WARM_UP = 2
 INTERVALS = (4, 16, 64)
 SECONDS = 40.0
@@ -131,7 +130,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--batch", type=int, default=0, help="default: the problem's own")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name}")
+    parser.add_argument("--write", action="store_true", help="write docs/overhead.csv")
     options = parser.parse_args()
     unknown = set(options.problems) - PROBLEMS.keys()
     if unknown:
@@ -149,10 +148,26 @@ def main() -> None:
                 flush=True,
             )
     if options.write:
-        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-        described = {"machine": machine, "torch": torch.__version__, "device": options.device}
-        rows = [asdict(one) for one in everything]
-        RESULTS.write_text(json.dumps({**described, "measurements": rows}, indent=1) + "\n")
+        write(everything, options.device)
+
+
+def write(measurements: list[Measurement], device: str) -> None:
+    """A table for the documentation, and a line about the machine."""
+    with (DOCS / "overhead.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["problem", "contender", "ratio", "low", "high", "MB"])
+        for one in measurements:
+            numbers = (f"{one.ratio:.2f}", f"{one.low:.2f}", f"{one.high:.2f}")
+            memory = "" if one.megabytes is None else f"{one.megabytes:.0f}"
+            table.writerow([one.problem, one.contender, *numbers, memory])
+    plain = {one.problem: f"{1e3 * one.plain_seconds:.1f} ms" for one in measurements}
+    steps = ", ".join(f"{problem} {time}" for problem, time in plain.items())
+    processor = platform.processor() or platform.machine()
+    threads, version = torch.get_num_threads(), torch.__version__
+    (DOCS / "overhead-machine.txt").write_text(
+        f"Measured with {threads} threads of a {processor} processor and torch {version}, on "
+        f"{device}. Plain steps took: {steps}.\n"
+    )
 
 
 if __name__ == "__main__":
