@@ -819,7 +819,11 @@ def frozen() -> nn.Module:
     return nn.Linear(2, 2).requires_grad_(False)
 
 
-@pytest.mark.parametrize("params", [nn.ReLU(), frozen(), frozen().parameters(), []], ids=repr)
+@pytest.mark.parametrize(
+    "params",
+    [nn.ReLU(), frozen(), frozen().parameters(), []],
+    ids=["no parameters", "frozen", "frozen parameters", "an empty list"],
+)
 def test_nothing_to_track(params: Any) -> None:
     with pytest.raises(ValueError, match="nothing to track"):
         Cockpit(params)

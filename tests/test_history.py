@@ -66,7 +66,7 @@ def test_marked_keys_of_the_user_are_kept(key: str) -> None:
     assert from_line(to_line({"value": {key: 1}})) == {"value": {key: 1}}
 
 
-@pytest.mark.parametrize("value", [object(), {1: 2}, np.array(["a"]), 1j], ids=repr)
+@pytest.mark.parametrize("value", [object(), {1: 2}, np.array(["a"]), 1j], ids=type)
 def test_what_cannot_be_stored_is_named(value: Any) -> None:
     with pytest.raises(TypeError, match="can't be stored"):
         to_line({"value": value})
