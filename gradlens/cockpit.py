@@ -198,7 +198,8 @@ class Cockpit:
     def coverage(self) -> CoverageTable:
         """Which parameters have individual gradients, as of the latest step; print it."""
         coverages = self.history.coverages
-        latest = coverages[max(coverages)] if coverages else Coverage()
+        nothing = Coverage(dict.fromkeys(self.parameters, "no tracked step has needed them yet"))
+        latest = coverages[max(coverages)] if coverages else nothing
         return CoverageTable(latest, self.history.parameters)
 
     def get_output(self) -> dict[int, dict[str, Any]]:
@@ -219,8 +220,7 @@ class Cockpit:
 
     def close(self) -> None:
         """Take in the last update, and close the run's file; the history stays readable."""
-        if self._pending is not None:
-            self._pending.resolve()
+        self._close_pending()
         self._close_interval()
         self._append_aggregated(*self._aggregation.rest())
         self._layers.close()
@@ -303,9 +303,14 @@ class Cockpit:
             self._started = True
             for quantity in self.quantities:
                 quantity.start(self.parameters)
+        self._close_pending()
+        self._layers.pause()
+
+    def _close_pending(self) -> None:
         if self._pending is not None:
             self._pending.resolve()
-        self._layers.pause()
+            self._pending.close()
+        self._pending = None
 
     def _await_update(
         self,
@@ -316,7 +321,7 @@ class Cockpit:
         self._pending = PendingUpdate(step, quantities, retained, self._after_update)
 
     def _after_update(self, pending: PendingUpdate, update: Update) -> None:
-        self._pending, global_step = None, pending.step.global_step
+        global_step = pending.step.global_step
         values = {
             quantity.name: recordable(quantity, global_step, quantity.compute(pending.step, update))
             for quantity in pending.quantities
@@ -336,8 +341,6 @@ class Cockpit:
         self._record(global_step, plain)
 
     def _close_interval(self) -> None:
-        if self._interval is not None:
-            self._interval.close()
         self._interval = None
 
 

@@ -45,6 +45,16 @@ class GradientTracking:
         self.compared = False
         self.used_elsewhere: set[str] = set()
         self.waiting: list[Share] = []
+        self._waiting_for: int | None = None
+
+    def begin_step(self, global_step: int) -> str:
+        """Forget micro-batches whose step never ended; a remark, if there are any."""
+        left = len(self.waiting) if self._waiting_for != global_step else 0
+        before, self._waiting_for = self._waiting_for, global_step
+        if not left:
+            return ""
+        self.waiting.clear()
+        return LEFT_OVER.format(count=left, step=before)
 
     def at_step(
         self,
@@ -229,6 +239,10 @@ def process_group_of(model: nn.Module) -> dist.ProcessGroup | None:
     return None
 
 
+LEFT_OVER = (
+    "{count} micro-batches of step {step} have no values, since none of them was the last "
+    "(accumulating=False)"
+)
 SCALED = (
     "backward was called on {factor} times the loss. Individual gradients are those of the loss "
     "itself; GradNorm and others that look at p.grad see it as it is: with a GradScaler, pass "

@@ -36,11 +36,17 @@ class PendingUpdate:
         self._retained = dict(retained)
         self._on_update: Callable[[PendingUpdate, Update], None] | None = on_update
         self._before = {name: p.detach().clone() for name, p in step.parameters.items()}
+        self.overtaken = False
+        # It stays until the context after: torch's hooks must not change while they run.
         self._handle = (
             None
             if step.optimizer is None
-            else step.optimizer.register_step_post_hook(lambda *_: self.resolve())
+            else step.optimizer.register_step_post_hook(lambda *_: self._stepped())
         )
+
+    def _stepped(self) -> None:
+        self.overtaken = self._on_update is None
+        self.resolve()
 
     @torch.no_grad()
     def resolve(self) -> None:
@@ -50,16 +56,16 @@ class PendingUpdate:
             return
         direction = _difference(self.step.parameters, self._before)
         projections = _projections(self._retained, direction)
-        self.drop()
-        on_update(self, Update(direction, projections))
-
-    def drop(self) -> None:
-        """Stop waiting."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = self._on_update = None
+        self._on_update = None
         self._retained.clear()
         self._before.clear()
+        on_update(self, Update(direction, projections))
+
+    def close(self) -> None:
+        """Take the hook off the optimizer."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = None
 
 
 def _difference(
@@ -83,17 +89,11 @@ class OpenInterval:
         self.quantities = [q for q in pending.quantities if isinstance(q, TwoPointQuantity)]
         self.reduction = DirectionDots(update.direction)
         self._update = update
-        self._overtaken = False
-        optimizer = pending.step.optimizer
-        self._handle = (
-            None
-            if optimizer is None
-            else optimizer.register_step_post_hook(lambda *_: self._overtake())
-        )
+        self._pending = pending
 
     def values(self, end: Step) -> dict[str, Any]:
         """The quantities' values, all of them at the start point."""
-        if self._overtaken:
+        if self._pending.overtaken:
             reason = (
                 "the optimizer stepped more than once before the next tracked step: enter the "
                 "context at every step"
@@ -101,11 +101,3 @@ class OpenInterval:
             return {quantity.name: Undefined(reason) for quantity in self.quantities}
         update = replace(self._update, end_projections=end.total(self.reduction))
         return {q.name: q.compute(self.start, update, end) for q in self.quantities}
-
-    def close(self) -> None:
-        """Stop watching the optimizer."""
-        if self._handle is not None:
-            self._handle.remove()
-
-    def _overtake(self) -> None:
-        self._overtaken = True

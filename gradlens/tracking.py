@@ -68,6 +68,9 @@ class TrackedStep:
     def __enter__(self) -> None:
         step, cockpit = self._global_step, self._cockpit
         cockpit._begin_step(step)
+        left_over = cockpit._gradients.begin_step(step)
+        if left_over:
+            cockpit._note(step, left_over)
         self._active = [
             q for q in cockpit.quantities if q.should_compute(step) or q.reductions_at(step)
         ]
@@ -94,6 +97,8 @@ class TrackedStep:
         traceback: TracebackType | None,
     ) -> None:
         self._exit.close()
+        if error is not None:
+            self._cockpit._gradients.waiting.clear()
         try:
             if error is None and (self._active or self._cockpit._interval is not None):
                 self._finish()

@@ -346,3 +346,49 @@ def test_quantities_without_samples_on_a_compiled_model() -> None:
         with cockpit(step, loss=loss):
             loss.backward()
     assert list(cockpit.history["GradNorm"]) == [0, 1]
+
+
+def test_other_hooks_of_the_optimizer() -> None:
+    """Whoever adds one after gradlens, be it a second cockpit."""
+    model, (x, y) = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    first, second = (gradlens.Cockpit(model, [UpdateSize(), Alpha()]) for _ in range(2))
+    called = []
+    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = loss_function(model(x), y)
+        with first(step, loss=loss, optimizer=optimizer):
+            with second(step, loss=loss, optimizer=optimizer):
+                loss.backward()
+        handle = optimizer.register_step_post_hook(lambda *_: called.append(1))
+        optimizer.step()
+        handle.remove()
+    first.close()
+    second.close()
+    assert len(called) == 3
+    assert not optimizer._optimizer_step_post_hooks
+    assert_same_histories(first.history, second.history)
+
+
+def test_micro_batches_left_over() -> None:
+    model, (x, y) = network(), data()
+    cockpit = gradlens.Cockpit(model, [NormTest()])
+    alone = gradlens.Cockpit(network(), [NormTest()])
+    loss = nn.functional.cross_entropy(model(x[:6]), y[:6])
+    with cockpit(0, loss=loss, accumulating=True):
+        loss.backward()
+    model.zero_grad()
+    said = pytest.warns(UserWarning, match="1 micro-batches of step 0")
+    with said, pytest.raises(RuntimeError, match="out of memory"):
+        loss = nn.functional.cross_entropy(model(x[:6]), y[:6])
+        with cockpit(1, loss=loss, accumulating=True):
+            raise RuntimeError("out of memory")
+    loss = nn.functional.cross_entropy(model(x), y)
+    with cockpit(1, loss=loss):
+        loss.backward()
+    assert alone.model is not None
+    loss = nn.functional.cross_entropy(alone.model(x), y)
+    with alone(1, loss=loss):
+        loss.backward()
+    assert_same_histories(cockpit.history, alone.history)

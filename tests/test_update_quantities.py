@@ -253,6 +253,7 @@ def test_exception_inside_the_context_leaves_no_hook_on_the_optimizer() -> None:
             if step == 1:
                 raise ZeroDivisionError
         optimizer.step()
+    cockpit.close()
     assert list(cockpit.history["UpdateSize"]) == [0, 2]
     assert not optimizer._optimizer_step_post_hooks
 

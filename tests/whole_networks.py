@@ -333,6 +333,34 @@ class CellLoop(nn.Module):
         return self.head(state)
 
 
+class WordModel(nn.Module):
+    """Positions first throughout, torch's default, with a head on all of them."""
+
+    def __init__(self, recurrent: bool) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(11, 4), nn.Linear(4, 11)
+        self.inner: nn.Module = nn.LSTM(4, 4)
+        if not recurrent:
+            layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)
+            self.inner = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.inner(self.embedding(x.T))
+        states = states[0] if isinstance(states, tuple) else states
+        return self.head(states).mean(0)
+
+
+class Conditional(nn.Module):
+    """An embedding of single indices ``[N]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.label, self.head = nn.Embedding(7, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.label(x).tanh())
+
+
 # The rest.
 
 
@@ -477,6 +505,11 @@ WHOLE_NETWORKS = {
     "LSTM, batch second, two layers": case(lambda: LastState(nn.LSTM, num_layers=2), tokens(3)),
     "GRU": case(lambda: LastState(nn.GRU), tokens(4)),
     "RNN": case(lambda: LastState(nn.RNN, nonlinearity="relu"), tokens(3)),
+    "word model, LSTM": case(lambda: WordModel(True), tokens(5)),
+    "word model, transformer": case(lambda: WordModel(False), tokens(5)),
+    "embedding of one index": case(
+        Conditional, lambda n: {"x": torch.arange(n), "y": torch.arange(n) % 3}
+    ),
     "cells in a loop": case(CellLoop, vectors(3, 4)),
     "bilinear": case(TwoInputs, vectors(4)),
     "parametrised": case(lambda: Parametrised().eval(), vectors(2, 3)),

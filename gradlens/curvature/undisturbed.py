@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from gradlens.individual.tap import tap_of, tappable_modules
+from gradlens.individual.tap import taps_of
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def undisturbed(model: nn.Module | None) -> Iterator[None]:
     if model is None:
         yield
         return
-    taps = [tap for module in tappable_modules(model) if (tap := tap_of(module)) is not None]
+    taps = taps_of(model)
     listeners = [each for tap in taps for each in tap.listeners if not each.paused]
     buffers = [
         (module, name, buffer, buffer.clone())

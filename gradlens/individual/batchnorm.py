@@ -82,7 +82,8 @@ def _is_coupling(node: Node, samples: int | None) -> bool:
     if not (kind(node).startswith(_KINDS) and node._saved_training):
         return False
     length = len(node._saved_input)
-    return length == samples and (length > 1 or node._saved_running_mean is not None)
+    whole = samples is not None and length % samples == 0
+    return whole and (length > 1 or node._saved_running_mean is not None)
 
 
 def uncoupled_gradients(

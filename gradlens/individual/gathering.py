@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -312,9 +313,13 @@ class ReducedGradients(Gathering):
         self._handles = []
 
 
-def autocast_off(tensor: Tensor) -> torch.autocast:
+def autocast_off(tensor: Tensor) -> AbstractContextManager[Any]:
     """Precision as given, on the tensor's device."""
-    return torch.autocast(tensor.device.type, enabled=False)
+    device = tensor.device.type
+    # Switching it off takes longer than asking.
+    if not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
 
 
 def layer_of(parameter_name: str) -> str:

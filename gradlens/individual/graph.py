@@ -173,9 +173,12 @@ def samples_enter(node: Node, samples: int) -> bool:
     name = kind(node)
     if name in _GROWING or (constant and name in _BROADCASTING):
         operands = [output_shape(child, output) for child, output in children if child is not None]
-        return all(sample_axis(shape, operand, samples) is not None for operand in operands)
+        axes = [sample_axis(shape, operand, samples) for operand in operands]
+        # Within a matrix of parameters alone, rows are repeated along columns.
+        inside_matrix = len(shape) < 3 and any(axis != 0 for axis in axes)
+        return None not in axes and not (name in _GROWING and inside_matrix)
     if name == "EmbeddingBackward0":
-        return len(shape) > 1 and shape[0] == samples
+        return len(shape) > 1 and (shape[0] == samples or samples in shape[1:-1])
     if name in ("AddmmBackward0", "MmBackward0"):
         inputs, _ = children[-2]
         return inputs is None and shape[0] % samples == 0

@@ -75,9 +75,11 @@ class GraphUses:
 
     def _reach(self, node: Node, grad_outputs: tuple[Tensor | None, ...]) -> None:
         gradient, gathering = grad_outputs[0], self._gathering
-        saved = self._saved.pop(node, {})
-        if gradient is None or gathering.paused or gathering.error is not None:
+        if gradient is None or gathering.closed or gathering.paused or gathering.error is not None:
             return
+        # Another pass may come, if the graph is kept.
+        again = torch._C._autograd._get_current_graph_task_keep_graph()
+        saved = self._saved.get(node, {}) if again else self._saved.pop(node, {})
         with torch.no_grad(), autocast_off(gradient):
             for name, use in self._uses.get(node, ()):
                 self._take(name, use, gradient.detach(), saved)
@@ -133,8 +135,25 @@ def _parametrised(model: nn.Module) -> list[Node]:
     return [tap.parametrised for tap in taps if tap is not None and tap.parametrised is not None]
 
 
+def samples_where_axes_are_known(model: nn.Module) -> int | None:
+    """N, by layers that say which axis counts the samples, and put positions first."""
+    second = tuple(f"{name}." if name else "" for name in _batch_comes_second(model))
+    for name, module in model.named_modules():
+        tap = tap_of(module)
+        if tap is None or tap.latest is None or tap.last_call is None:
+            continue
+        inside = bool(second) and name.startswith(second)
+        recurrent = isinstance(module, nn.RNNBase) and not module.batch_first
+        if (inside or recurrent) and len(tap.last_call.shape) == 3:
+            return tap.last_call.shape[1]
+    return None
+
+
 def samples_of_last_call(model: nn.Module) -> int | None:
-    """N, by the layer that was called last."""
+    """N, by the layer that was called last, unless another one knows better."""
+    known = samples_where_axes_are_known(model)
+    if known is not None:
+        return known
     layers = [module for module in model.modules() if not isinstance(module, _Loss)]
     taps = [(module, tap_of(module)) for module in layers]
     calls = [(tap.last_call, module, tap) for module, tap in taps if tap is not None]

@@ -18,7 +18,12 @@ from gradlens.individual.batchnorm import (
 )
 from gradlens.individual.gathering import Gathering
 from gradlens.individual.graph import Graph
-from gradlens.individual.graph_uses import GraphUses, samples_of_last_call, watch_graph
+from gradlens.individual.graph_uses import (
+    GraphUses,
+    samples_of_last_call,
+    samples_where_axes_are_known,
+    watch_graph,
+)
 from gradlens.individual.rules import has_batch_statistics
 from gradlens.individual.tap import listen, stop_listening
 
@@ -53,6 +58,8 @@ class Listening:
 
     def start(self) -> None:
         """Listen. ``ValueError`` if the policy for normalisation over the batch needs the loss."""
+        if self._gathering.batch_size is None:
+            self._gathering.batch_size = samples_where_axes_are_known(self._model)
         listen(self._model, self._gathering)
         try:
             self._look_at_loss()
@@ -70,9 +77,8 @@ class Listening:
         self._in_graph = self._handle = None
 
     def _look_at_loss(self) -> None:
-        normalises = self._batchnorm != "coupled" and has_batch_statistics(self._model)
         if self._loss is None:
-            if normalises:
+            if self._batchnorm != "coupled" and has_batch_statistics(self._model):
                 raise ValueError(
                     f'batchnorm="{self._batchnorm}" needs the loss while a layer normalises over '
                     "the batch: pass loss=... to the context"
@@ -80,7 +86,7 @@ class Listening:
             return
         if not self._loss.requires_grad:
             return
-        if normalises:
+        if self._batchnorm != "coupled":
             self._apply_policy(self._loss)
         if not self._gathering.closed:
             self._watch(self._loss)
@@ -96,6 +102,8 @@ class Listening:
         nodes = coupling_nodes(
             graph, self._gathering.batch_size or samples_of_last_call(self._model)
         )
+        if nodes and not has_batch_statistics(self._model):
+            self._gathering.coupling.add("a function")
         if self._batchnorm == "skip":
             front = in_front_of(nodes, graph, self._parameters)
             self._gathering.leave_out(dict.fromkeys(front, SKIPPED))

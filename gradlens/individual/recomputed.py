@@ -89,6 +89,8 @@ class Recomputed(GradientOperator):
         device, dtype = self.device.type, self._autocast
         with _no_randomness(self.device), torch.autocast(device, dtype, enabled=dtype is not None):
             result = self._run(inputs, gradients)
+        if result.is_sparse:
+            raise CannotRecomputeError("its gradient is sparse")
         return result.to(self.dtype).reshape(n, self._rows, self._columns)
 
     def _run(self, inputs: list[Tensor], gradients: list[Tensor]) -> Tensor:

@@ -278,6 +278,11 @@ def tap_of(module: nn.Module) -> Tap | None:
     return next((hook for hook in module._forward_hooks.values() if isinstance(hook, Tap)), None)
 
 
+def taps_of(model: nn.Module) -> list[Tap]:
+    """The taps of all its modules."""
+    return [tap for module in model.modules() if (tap := tap_of(module)) is not None]
+
+
 def tappable_modules(model: nn.Module) -> list[nn.Module]:
     """Leaf modules with parameters of their own, dropout, loss modules, and parametrizations."""
     hidden = {
@@ -299,17 +304,14 @@ def _is_tappable(module: nn.Module) -> bool:
 
 def listen(model: nn.Module, listener: CallListener) -> None:
     """Let the listener hear of completed calls of the model's layers."""
-    for module in tappable_modules(model):
-        tap = tap_of(module)
-        if tap is not None:
-            tap.listeners.append(listener)
+    for tap in taps_of(model):
+        tap.listeners.append(listener)
 
 
 def stop_listening(model: nn.Module, listener: CallListener) -> None:
     """The opposite of ``listen``."""
-    for module in tappable_modules(model):
-        tap = tap_of(module)
-        if tap is not None and listener in tap.listeners:
+    for tap in taps_of(model):
+        if listener in tap.listeners:
             tap.listeners.remove(listener)
 
 

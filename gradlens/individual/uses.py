@@ -159,8 +159,8 @@ def _embedding(meeting: Meeting) -> GradientOperator:
     axis = _axis_among(meeting, tuple(indices.shape))
     if node._saved_scale_grad_by_freq or meeting.use.chain:
         return _one_by_one(meeting)
-    indices = indices.movedim(axis, 0).flatten(1)
-    delta = accumulable(meeting.gradient).movedim(axis, 0).flatten(1, -2)
+    indices = indices.movedim(axis, 0).reshape(meeting.samples, -1)
+    delta = accumulable(meeting.gradient).movedim(axis, 0).reshape(*indices.shape, -1)
     delta = delta.masked_fill((indices == node._saved_padding_idx)[..., None], 0)
     return IndexedRows(indices, delta, meeting.use.shape[0], meeting.scale)
 
@@ -255,7 +255,22 @@ def _axis_among(meeting: Meeting, shape: tuple[int, ...]) -> int:
     axes = [axis for axis, length in enumerate(shape) if length == meeting.samples]
     if not axes:
         raise UnknownUseError(f"no axis of {list(shape)} counts the {meeting.samples} samples")
-    return meeting.preferred_axis if meeting.preferred_axis in axes else axes[0]
+    return _likeliest(meeting, axes, shape)
+
+
+def _likeliest(meeting: Meeting, axes: list[int], shape: tuple[int, ...]) -> int:
+    """The samples' axis among those of length N; ``UnknownUseError`` if it may be none of them."""
+    if meeting.preferred_axis in axes:
+        return meeting.preferred_axis
+    samples = meeting.samples
+    before = shape[: axes[0]]
+    if any(length > samples and length % samples == 0 for length in before):
+        raise UnknownUseError(
+            f"samples may be folded with another axis in {list(shape)}, where N = {samples}"
+        )
+    if len(axes) > 1 and kind(meeting.use.node) == "BmmBackward0":
+        raise UnknownUseError(f"two axes of {list(shape)} have as many entries as samples")
+    return axes[0]
 
 
 def _unbroadcast(meeting: Meeting, gradient: Tensor) -> Tensor:
@@ -275,9 +290,7 @@ def _broadcast_axis(meeting: Meeting) -> int | None:
     """The samples' axis among those along which the parameter was broadcast."""
     shape = meeting.gradient.shape
     among = [axis for axis in _broadcast_axes(meeting) if shape[axis] == meeting.samples]
-    if meeting.preferred_axis in among:
-        return meeting.preferred_axis
-    return among[0] if among else None
+    return _likeliest(meeting, among, tuple(shape)) if among else None
 
 
 def _broadcast_axes(meeting: Meeting) -> list[int]:
