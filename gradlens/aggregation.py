@@ -48,11 +48,13 @@ class RunningMoments:
         count = self.count + other.count
         if not count:
             return self
-        share, apart = other.count / count, other.mean - self.mean
+        share = other.count / count
+        # Infinities of one sign have no difference.
+        apart = 0.0 if other.mean == self.mean else other.mean - self.mean
         return RunningMoments(
             count,
             self.mean + share * apart,
-            self.squares + other.squares + self.count * share * apart**2,
+            self.squares + other.squares + self.count * share * apart * apart,
             min(self.low, other.low),
             max(self.high, other.high),
         )

@@ -288,3 +288,13 @@ def test_across_processes(tmp_path: Path) -> None:
         history = History.load(tmp_path / f"{rank}.jsonl")
         assert history["Loss (epoch)"][2] == pytest.approx(expected([0, 1, 2, 10, 11, 12]))
         assert history["only_here"][2]["mean"] == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"), [((1e200, -1e200), 0.0), ((math.inf, math.inf), math.inf)]
+)
+def test_moments_of_extremes(values: tuple[float, ...], mean: float) -> None:
+    moments = RunningMoments()
+    for value in values:
+        moments = moments.add(value)
+    assert moments.mean == mean

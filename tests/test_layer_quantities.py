@@ -485,3 +485,19 @@ def test_a_string_is_no_schedule(kind: type[Quantity]) -> None:
 
 def test_an_update_quantity_is_one_of_those_that_wait() -> None:
     assert issubclass(quantities.UpdateGeometry, UpdateQuantity)
+
+
+@pytest.mark.parametrize(
+    "quantity", [quantities.OutputActivation, quantities.DeadNeurons, quantities.GradientActivation]
+)
+def test_nan_is_neither_dead_nor_alive(quantity: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    cockpit = gradlens.Cockpit(model, [quantity()])
+    inputs = torch.randn(5, 3)
+    inputs[0, 0] = math.nan
+    loss = model(inputs).square().sum()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    record = cockpit.history[quantity.__name__][0]
+    values = record.get("layers", record.get("parameters"))
+    assert all(getattr(value, "reason", "") == "it has NaN" for value in values.values()), record

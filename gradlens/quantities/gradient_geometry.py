@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
@@ -95,7 +96,8 @@ class GradientActivation(ParameterQuantity):
         if isinstance(gradient, Undefined):
             return gradient
         rows = gradient.reshape(len(gradient), -1) if gradient.dim() else gradient.reshape(1, 1)
-        return activation((rows.abs() > self.threshold).double().mean(1))
+        rates = (rows.abs() > self.threshold).double().mean(1)
+        return activation(rates.masked_fill(rows.isnan().any(1), torch.nan))
 
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         return over_parts(parameters)

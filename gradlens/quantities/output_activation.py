@@ -17,6 +17,7 @@ from gradlens.undefined import Undefined
 from gradlens.view import View
 
 EMPTY = "the batch is empty"
+HAS_NAN = "it has NaN"
 
 
 class OutputActivation(LayerQuantity):
@@ -54,14 +55,16 @@ class OutputActivation(LayerQuantity):
     def layer_value(self, layer: str, module: nn.Module, seen: FeatureCounts) -> Any:
         if not seen.count:
             return Undefined(EMPTY)
-        return activation(seen.active.double() / seen.count)
+        return activation(seen.active / seen.count)
 
     def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
         return over_parts(layers)
 
 
-def activation(rates: Tensor) -> dict[str, float]:
+def activation(rates: Tensor) -> dict[str, float] | Undefined:
     """What to say of units that are active at these ``rates`` ``[F]``, in float64."""
+    if bool(rates.isnan().any()):
+        return Undefined(HAS_NAN)
     least, unit = rates.min(0)
     return {
         "active": float(rates.mean()),
@@ -115,4 +118,6 @@ class DeadNeurons(LayerQuantity):
     def layer_value(self, layer: str, module: nn.Module, seen: Tensor) -> float:
         if bool((seen == -float("inf")).all()):
             return Undefined(EMPTY)
+        if bool(seen.isnan().any()):
+            return Undefined(HAS_NAN)
         return float((seen <= self.threshold).double().mean())

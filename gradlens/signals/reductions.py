@@ -103,12 +103,13 @@ class FeatureCounts:
 
 @dataclass(frozen=True)
 class Active(SignalReduction[FeatureCounts]):
-    """How often the absolute value of each feature is above ``threshold``."""
+    """How often the absolute value of each feature is above ``threshold``; NaN if one is NaN."""
 
     threshold: float = 1e-8
 
     def reduce(self, samples: Tensor) -> FeatureCounts:
-        active = torch.count_nonzero(samples.abs() > self.threshold, dim=(0, 1))
+        active = torch.count_nonzero(samples.abs() > self.threshold, dim=(0, 1)).double()
+        active = active.masked_fill(samples.isnan().any(0).any(0), torch.nan)
         return FeatureCounts(active, samples.shape[0] * samples.shape[1])
 
     def merge(self, values: Sequence[FeatureCounts]) -> FeatureCounts | Undefined:
