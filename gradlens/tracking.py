@@ -103,7 +103,7 @@ class TrackedStep:
             if error is None and (self._active or self._cockpit._interval is not None):
                 self._finish()
         finally:
-            self._cockpit._layers.end(self._global_step, self._accumulating)
+            self._cockpit._layers.end(self._global_step, self._accumulating and error is None)
             if not self._accumulating:
                 self._cockpit._close_interval()
             self._release()
