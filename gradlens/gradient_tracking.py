@@ -177,29 +177,25 @@ class StepGradients:
             None if loss is None else float(loss.detach()),
             individual_losses,
             dict(gathering.waiting),
-            dict(self._absent()),
+            self._missing,
             frozenset(gathering.coupling),
         )
 
-    def _absent(self) -> dict[str, str]:
-        gathering = self.gathering
-        known = gathering.waiting.keys() | gathering.covered
-        return self._reasons(name for name in self._tracking.parameters if name not in known)
-
-    def _reasons(self, names: Iterable[str]) -> dict[str, str]:
-        missing, compiled = self.gathering.missing, self._tracking.compiled_prefixes()
-        unseen = {n: COMPILED if n.startswith(compiled) else UNSEEN for n in names}
-        return {name: missing.get(name, reason) for name, reason in unseen.items()}
+    @property
+    def _missing(self) -> dict[str, str]:
+        """Why parameters have no individual gradients."""
+        gathering, compiled = self.gathering, self._tracking.compiled_prefixes()
+        absent = [name for name in self._tracking.parameters if name not in gathering.covered]
+        unseen = {n: COMPILED if n.startswith(compiled) else UNSEEN for n in absent}
+        return {name: gathering.missing.get(name, reason) for name, reason in unseen.items()}
 
     @property
     def coverage(self) -> Coverage:
         """The ledger's entry for this step."""
-        gathering, tracking = self.gathering, self._tracking
-        absent = [name for name in tracking.parameters if name not in gathering.covered]
         return Coverage(
-            self._reasons(absent),
-            tuple(sorted(gathering.coupling)),
-            tracking.batchnorm,
+            self._missing,
+            tuple(sorted(self.gathering.coupling)),
+            self._tracking.batchnorm,
         )
 
     def remarks(self) -> Iterator[str]:

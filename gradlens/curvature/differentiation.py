@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradlens.curvature.recomputed_nodes import twice_differentiable_nodes
+from gradlens.individual.graph import nodes_below
 
 _REMEDY = (
     "Compute the loss with operations that torch can differentiate twice. If it uses attention "
@@ -113,14 +114,6 @@ def _muted(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 def _refuse_once_differentiable(gradients: Iterable[Tensor]) -> None:
-    waiting = [gradient.grad_fn for gradient in gradients]
-    seen = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
-        if node.name() == _ONCE_DIFFERENTIABLE:
-            raise NotTwiceDifferentiableError("a function was marked with @once_differentiable")
-        following = {edge for edge, _ in node.next_functions} - seen
-        seen |= following
-        waiting.extend(following)
+    nodes = nodes_below(gradient.grad_fn for gradient in gradients)
+    if any(node.name() == _ONCE_DIFFERENTIABLE for node in nodes):
+        raise NotTwiceDifferentiableError("a function was marked with @once_differentiable")

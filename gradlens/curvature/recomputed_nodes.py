@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-Node: TypeAlias = Any
-"""A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't know."""
+from gradlens.individual.graph import Node, nodes_below
 
 
 @dataclass(frozen=True)
@@ -44,17 +42,12 @@ def twice_differentiable_nodes(output: Tensor) -> Iterator[None]:
 
 
 def _flawed(output: Tensor) -> list[tuple[Node, Callable[[Node], Recomputation | None]]]:
-    found, seen, waiting = [], {output.grad_fn}, [output.grad_fn]
-    while waiting:
-        node: Node = waiting.pop()
-        if node is None:
-            continue
-        name = node.name()
-        found += [(node, rule) for prefix, rule in _RULES.items() if name.startswith(prefix)]
-        following = {edge for edge, _ in node.next_functions} - seen
-        seen |= following
-        waiting.extend(following)
-    return found
+    return [
+        (node, rule)
+        for node in nodes_below([output.grad_fn])
+        for prefix, rule in _RULES.items()
+        if node.name().startswith(prefix)
+    ]
 
 
 def _differentiable(

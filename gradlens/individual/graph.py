@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -78,7 +78,7 @@ class Graph:
 
     def leaves_below(self, nodes: Sequence[Node]) -> set[int]:
         """``id`` of all parameters that the nodes are computed from."""
-        below = self._below(nodes)
+        below = nodes_below(nodes)
         return {identity for identity, leaf in self._leaves.items() if leaf in below}
 
     def __contains__(self, parameter: Tensor) -> bool:
@@ -86,7 +86,7 @@ class Graph:
 
     def of_parameters_alone(self, samples: int) -> set[Node]:
         """Nodes that none of N ``samples`` has entered."""
-        alone = self._below(self._parametrised)
+        alone = nodes_below(self._parametrised)
         for node in self._in_order:
             if kind(node) == "AccumulateGrad":
                 known = isinstance(node.variable, nn.Parameter)
@@ -96,16 +96,6 @@ class Graph:
             if known and not samples_enter(node, samples):
                 alone.add(node)
         return alone
-
-    def _below(self, nodes: Sequence[Node]) -> set[Node]:
-        found, stack = set(), list(nodes)
-        while stack:
-            node = stack.pop()
-            if node in found:
-                continue
-            found.add(node)
-            stack += [child for child, _ in node.next_functions if child is not None]
-        return found
 
     def uses(self, parameter: Tensor, alone: set[Node]) -> Iterator[Use]:
         """All ways from the parameter to a node that isn't of parameters alone."""
@@ -130,6 +120,19 @@ class Graph:
             if len(leading) > 1 and torch.Size(leading).numel() == rows:
                 return tuple(leading)
         return None
+
+
+def nodes_below(nodes: Iterable[Node | None]) -> set[Node]:
+    """The nodes and all that they consume, directly or not."""
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        stack += [child for child, _ in node.next_functions]
+    return found
 
 
 def kind(node: Node) -> str:
