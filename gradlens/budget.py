@@ -55,12 +55,17 @@ class Budget:
             self._schedules[quantity.name] = quantity.track_schedule
             quantity.track_schedule = decided_once(self._thinned(quantity))
 
-    def begin_step(self, global_step: int) -> None:
-        """A context is entered: the step before is over."""
+    def begin_step(self, global_step: int, after_a_look: bool = False) -> None:
+        """A context is entered: the step before is over.
+
+        ``after_a_look`` says that it has done what most steps needn't: it is paid for, but tells
+        nothing about the next ones.
+        """
         now, before = self._clock(), self._latest
         tracked = [] if before is None else self._chosen.get(before, [])
         if self._entered is not None and self._steps > WARM_UP:
-            self._account(now - self._entered, [*dict.fromkeys([*tracked, *self._unfinished])])
+            names = [*dict.fromkeys([*tracked, *self._unfinished])]
+            self._account(now - self._entered, names, learn=not after_a_look)
         if global_step != before:
             two_point = {q.name for q in self._quantities if isinstance(q, TwoPointQuantity)}
             self._unfinished = [name for name in tracked if name in two_point]
@@ -74,7 +79,7 @@ class Budget:
         for quantity in self._quantities:
             quantity.track_schedule = self._schedules[quantity.name]
 
-    def _account(self, seconds: float, tracked: Sequence[str]) -> None:
+    def _account(self, seconds: float, tracked: Sequence[str], learn: bool) -> None:
         if not tracked:
             self._plain.append(seconds)
         excess = seconds - median(self._plain) if tracked else 0.0
@@ -83,6 +88,8 @@ class Budget:
             self._credits[name] += income
         for name, charge in self._charges(tracked, excess).items():
             self._credits[name] -= charge
+            if not learn:
+                continue
             known = self._costs.get(name, max(charge, 0.0))
             self._costs[name] = known + LEARNING_RATE * (max(charge, 0.0) - known)
 

@@ -10,6 +10,7 @@ from torch import distributed as dist
 from torch._dynamo import OptimizedModule
 
 from gradlens.coverage import Coverage
+from gradlens.individual.attribution import MIXED, Verdict
 from gradlens.individual.batchnorm import BatchNormPolicy
 from gradlens.individual.consistency import Discrepancy, inconsistent, remark_on
 from gradlens.individual.context import UNSEEN
@@ -18,11 +19,13 @@ from gradlens.individual.graph_uses import samples_of_last_call
 from gradlens.individual.listening import Listening
 from gradlens.individual.reductions import Reduction
 from gradlens.individual.shares import Share, exchanged, joined
+from gradlens.individual.tap import shapes_of_calls
 
 
 class GradientTracking:
     """What is known from step to step.
 
+    ``took_a_look`` says that the latest step has checked what later ones take for granted,
     ``waiting`` are the shares of micro-batches whose last one is still to come, ``group`` the
     processes that train together.
     """
@@ -44,11 +47,15 @@ class GradientTracking:
         self._compiled = compiled
         self.compared = False
         self.used_elsewhere: set[str] = set()
+        # By a hash of the shapes of layers' outputs, which may differ at every step.
+        self.verdicts: dict[int, Verdict] = {}
+        self.took_a_look = False
         self.waiting: list[Share] = []
         self._waiting_for: int | None = None
 
     def begin_step(self, global_step: int) -> str:
         """Forget micro-batches whose step never ended; a remark, if there are any."""
+        self.took_a_look = False
         left = len(self.waiting) if self._waiting_for != global_step else 0
         before, self._waiting_for = self._waiting_for, global_step
         if not left:
@@ -114,6 +121,8 @@ class StepGradients:
             waits=self._joins,
         )
         self._listening: Listening | None = None
+        self._shapes = 0
+        self._looks = False
         self.joined: Share | None = None
 
     def listen(self) -> None:
@@ -121,14 +130,22 @@ class StepGradients:
         tracking = self._tracking
         if tracking.model is None:
             return
-        besides = tracking.used_elsewhere if tracking.compared else tracking.parameters
+        self._shapes = hash(shapes_of_calls(tracking.model))
+        verdict = tracking.verdicts.get(self._shapes, Verdict())
+        self.gathering.leave_out(dict.fromkeys(verdict.refuted, MIXED))
+        self.gathering.left_to_graph |= verdict.left_to_graph
+        self._looks = verdict.calls_for_a_look
+        some = tracking.used_elsewhere | verdict.left_to_graph
+        everything = self._looks or not tracking.compared
+        tracking.took_a_look |= everything
         self._listening = Listening(
             tracking.model,
             self.gathering,
             tracking.parameters,
             self._info.get("loss"),
-            besides,
+            tracking.parameters if everything else some,
             tracking.batchnorm,
+            attribute=self._looks,
         )
         self._listening.start()
 
@@ -141,6 +158,7 @@ class StepGradients:
     def finish(self, individual_losses: Tensor | None) -> None:
         """Reduce what is left, and join the parts of the batch if this was the last one."""
         self.gathering.finish()
+        self._judge()
         self._refuse_compiled()
         if not self._joins:
             return
@@ -158,6 +176,14 @@ class StepGradients:
         self.gathering.take_joined(whole.operators, whole.missing, whole.coupling)
         self.gathering.batch_size = whole.batch_size
         self.joined = whole
+
+    def _judge(self) -> None:
+        """Remember what this step has told of all that are like it."""
+        tracking, gathering = self._tracking, self.gathering
+        tracking.used_elsewhere |= gathering.told_by_graph
+        if self._looks:
+            before = tracking.verdicts.get(self._shapes, Verdict())
+            tracking.verdicts[self._shapes] = before.after(gathering.attribution)
 
     def _refuse_compiled(self) -> None:
         """Nothing at all is seen of a model that is compiled as a whole."""
@@ -212,7 +238,6 @@ class StepGradients:
         tracking, gathering = self._tracking, self.gathering
         if tracking.compared:
             return ()
-        tracking.used_elsewhere |= gathering.told_by_graph
         found = gathering.values.get(Discrepancy())
         if found is None or gathering.closed:
             tracking.compared = True

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gradlens.curvature.backpack_graph import extended_by_backpack
 from gradlens.curvature.loss_curvature import LossCurvature
-from gradlens.curvature.undisturbed import undisturbed
+from gradlens.individual.undisturbed import undisturbed
 from gradlens.gradient_tracking import StepGradients
 from gradlens.individual.extension import IndividualGradients
 from gradlens.individual.losses import IndividualLosses

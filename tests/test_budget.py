@@ -91,13 +91,13 @@ def test_a_run() -> None:
     loss_function = gradlens.extend(nn.CrossEntropyLoss())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs, labels = torch.randn(64, 300), torch.randint(10, (64,))
-    for step in range(100):
+    for step in range(300):
         optimizer.zero_grad()
         loss = loss_function(model(inputs), labels)
         with cockpit(step, loss=loss, optimizer=optimizer):
             loss.backward()
         optimizer.step()
     cockpit.close()
-    for quantity in tracked:
-        assert 0 < len(cockpit.history[quantity.name]) < 95
+    assert all(len(cockpit.history[quantity.name]) > 0 for quantity in tracked)
+    assert len(cockpit.history["NormTest"]) < 285
     assert [quantity.track_schedule for quantity in tracked] == own

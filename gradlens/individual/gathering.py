@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gradlens.individual.attribution import MIXED, Attribution
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.recomputed import CannotRecomputeError, Recomputed, batch_axis
 from gradlens.individual.reductions import ParameterGradients, Reduction
@@ -28,7 +29,7 @@ class Gathering(CallListener):
     more uses, and both go before recomputing a layer. Errors don't interrupt a backward pass:
     ``error`` keeps the first one until somebody asks, ``missing`` says why a parameter has no
     operator, ``coupling`` names layers that mix samples, ``epsilon`` is the relative rounding error
-    of the least precise output gradient.
+    of the least precise output gradient. Operators that ``attribution`` refutes are dropped.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Gathering(CallListener):
         # accumulating it into the parameters, must not be mixed with the one that is.
         self.factor = 1.0
         self._left_out: set[str] = set()
+        self.attribution: Attribution | None = None
         self.closed = False
         self._uses: dict[str, dict[int, list[GradientOperator]]] = {}
         self._uses_in_graph: dict[str, dict[int, list[GradientOperator]]] = {}
@@ -151,11 +153,31 @@ class Gathering(CallListener):
         if name in self._missing_in_graph:
             in_graph = []
         known = name not in self.missing and not any(isinstance(u, Recomputed) for u in by_calls)
-        if in_graph and not (known and len(by_calls) >= len(in_graph)):
+        if name in self.missing:
+            by_calls = []
+        graph_first = bool(in_graph) and not (known and len(by_calls) >= len(in_graph))
+        for uses in (in_graph, by_calls) if graph_first else (by_calls, in_graph):
+            if not (uses and self._accepts(name, operator := summed(uses))):
+                continue
             self.missing.pop(name, None)
-            self.told_by_graph.add(name)
-            return summed(in_graph)
-        return summed(by_calls) if by_calls and name not in self.missing else None
+            if uses is in_graph:
+                self.told_by_graph.add(name)
+                if self.attribution is not None and by_calls and not graph_first:
+                    self.attribution.left_to_graph.add(name)
+            return operator
+        return None
+
+    def _accepts(self, name: str, operator: GradientOperator) -> bool:
+        if self.attribution is None:
+            return True
+        try:
+            refuted = self.attribution.refutes(name, operator, self.epsilon)
+        except CannotRecomputeError as reason:
+            self.missing[name] = str(reason)
+            return False
+        if refuted:
+            self.missing[name] = MIXED
+        return not refuted
 
     def explain_missing(self) -> None:
         """Say of parameters that no layer has told about what the graph has."""

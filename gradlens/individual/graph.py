@@ -13,6 +13,9 @@ from torch import Tensor, nn
 Node: TypeAlias = Any
 """A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't know."""
 
+Edge: TypeAlias = tuple[Node, int]
+"""A node and the number of one of its outputs."""
+
 
 @dataclass(frozen=True)
 class Link:
@@ -48,6 +51,7 @@ class Graph:
         self._consumers: dict[Node, list[tuple[Node, int, int]]] = defaultdict(list)
         self._in_order: list[Node] = []
         self._leaves: dict[int, Node] = {}
+        self.root: Edge = (loss.grad_fn, loss.output_nr)
         if loss.grad_fn is not None:
             self._walk(loss.grad_fn)
 
@@ -93,9 +97,23 @@ class Graph:
             else:
                 children = [child for child, _ in node.next_functions if child is not None]
                 known = all(child in alone for child in children)
-            if known and not samples_enter(node, samples):
+            if known and (
+                not samples_enter(node, samples) or self._is_repeated_for_samples(node, samples)
+            ):
                 alone.add(node)
         return alone
+
+    def _is_repeated_for_samples(self, node: Node, samples: int) -> bool:
+        """Whether what comes out is the same for all samples, by what it is added to.
+
+        Positions look like samples where there are as many.
+        """
+        own = len(output_shape(node, 0))
+        sums = [
+            output_shape(c, 0) for c, _, _ in self._consumers[node] if kind(c) == "AddBackward0"
+        ]
+        repeated = [shape for shape in sums if len(shape) > own and shape[0] == samples]
+        return 0 < len(repeated) == len(self._consumers[node])
 
     def uses(self, parameter: Tensor, alone: set[Node]) -> Iterator[Use]:
         """All ways from the parameter to a node that isn't of parameters alone."""

@@ -33,7 +33,7 @@ class GraphUses:
 
     def __init__(
         self,
-        loss: Tensor,
+        graph: Graph,
         model: nn.Module,
         names: Iterable[str],
         gathering: Gathering,
@@ -43,7 +43,7 @@ class GraphUses:
         self._samples = samples
         self._axes = _axes_of_attention(model, names)
         gathering.left_to_graph |= self._axes.keys()
-        self._graph = Graph(loss, _parametrised(model))
+        self._graph = graph
         self._uses = self._settled(dict(model.named_parameters()), names)
         self._saved = {node: saved_tensors(node) for node in self._uses}
         self._handles: list[RemovableHandle] = [
@@ -103,7 +103,7 @@ class GraphUses:
 
 
 def watch_graph(
-    loss: Tensor,
+    graph: Graph,
     model: nn.Module,
     names: Iterable[str],
     gathering: Gathering,
@@ -111,7 +111,8 @@ def watch_graph(
 ) -> GraphUses | None:
     """Watch the parameters that the calls of layers may not tell all about, if there are any.
 
-    ``besides`` are parameters of known layers that may be used in another way, too.
+    ``graph`` is that of the loss, and ``besides`` are parameters of known layers that may be used
+    in another way, too.
     """
     outside = _outside_known_layers(model, names)
     others = set(besides) - _of_recurrent_layers(model)
@@ -126,7 +127,12 @@ def watch_graph(
             )
         return None
     gathering.batch_size = samples
-    return GraphUses(loss, model, elsewhere, gathering, samples)
+    return GraphUses(graph, model, elsewhere, gathering, samples)
+
+
+def graph_of(loss: Tensor, model: nn.Module) -> Graph:
+    """The loss's graph, told which weights the model computes from parameters alone."""
+    return Graph(loss, _parametrised(model))
 
 
 def _parametrised(model: nn.Module) -> list[Node]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from backpack import backpack
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gradlens.individual.attribution import Attribution, attribution_of
 from gradlens.individual.batchnorm import (
     SKIPPED,
     BatchNormPolicy,
@@ -17,15 +18,17 @@ from gradlens.individual.batchnorm import (
     uncoupled_gradients,
 )
 from gradlens.individual.gathering import Gathering
-from gradlens.individual.graph import Graph
+from gradlens.individual.graph import Graph, Node
 from gradlens.individual.graph_uses import (
     GraphUses,
+    graph_of,
     samples_of_last_call,
     samples_where_axes_are_known,
     watch_graph,
 )
 from gradlens.individual.rules import has_batch_statistics
 from gradlens.individual.tap import listen, stop_listening
+from gradlens.individual.undisturbed import buffers_kept, undisturbed
 
 
 class Listening:
@@ -35,7 +38,8 @@ class Listening:
     backward is called on (that of a ``GradScaler``, or 1/k in gradient accumulation), and for
     ``batchnorm`` other than ``"coupled"``. ``besides`` are parameters of known layers that may be
     used in another way, too. With frozen statistics all is heard when it starts, in a backward
-    pass of its own.
+    pass of its own. Another one finds out, with ``attribute``, whether samples of layers are those
+    of the loss.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Listening:
         loss: Tensor | None,
         besides: Collection[str] = (),
         batchnorm: BatchNormPolicy = "coupled",
+        attribute: bool = True,
     ) -> None:
         self._model = model
         self._gathering = gathering
@@ -53,6 +58,7 @@ class Listening:
         self._loss = loss
         self._besides = besides
         self._batchnorm = batchnorm
+        self._attribute = attribute
         self._in_graph: GraphUses | None = None
         self._handle: RemovableHandle | None = None
 
@@ -84,32 +90,46 @@ class Listening:
                     "the batch: pass loss=... to the context"
                 )
             return
-        if not self._loss.requires_grad:
-            return
-        if self._batchnorm != "coupled":
-            self._apply_policy(self._loss)
-        if not self._gathering.closed:
-            self._watch(self._loss)
-        self._handle = self._loss.register_hook(self._gathering.receive_loss_gradient)
+        if self._loss.requires_grad:
+            self._look_at(graph_of(self._loss, self._model), self._loss)
 
-    def _watch(self, loss: Tensor) -> None:
-        self._in_graph = watch_graph(
-            loss, self._model, self._parameters, self._gathering, self._besides
-        )
-
-    def _apply_policy(self, loss: Tensor) -> None:
-        graph = Graph(loss)
-        nodes = coupling_nodes(
-            graph, self._gathering.batch_size or samples_of_last_call(self._model)
-        )
+    def _look_at(self, graph: Graph, loss: Tensor) -> None:
+        gathering = self._gathering
+        samples = gathering.batch_size or samples_of_last_call(self._model)
+        nodes = coupling_nodes(graph, samples)
         if nodes and not has_batch_statistics(self._model):
-            self._gathering.coupling.add("a function")
+            gathering.coupling.add("a function")
+        if self._attribute and samples is not None and samples > 1:
+            gathering.attribution = self._attribution(graph, loss, nodes, samples)
         if self._batchnorm == "skip":
             front = in_front_of(nodes, graph, self._parameters)
-            self._gathering.leave_out(dict.fromkeys(front, SKIPPED))
-        elif nodes:
-            self._watch(loss)
-            # BackPACK's own hooks run in this pass too; they must keep what they store.
-            with backpack(retain_graph=True), torch.enable_grad():
-                uncoupled_gradients(loss, nodes, self._parameters)
-            self._gathering.close()
+            gathering.leave_out(dict.fromkeys(front, SKIPPED))
+        if self._batchnorm == "frozen" and nodes:
+            self._listen_to_uncoupled(graph, loss, nodes)
+        else:
+            self._in_graph = self._watch(graph)
+        self._handle = loss.register_hook(gathering.receive_loss_gradient)
+
+    def _watch(self, graph: Graph) -> GraphUses | None:
+        return watch_graph(graph, self._model, self._parameters, self._gathering, self._besides)
+
+    def _listen_to_uncoupled(self, graph: Graph, loss: Tensor, nodes: Sequence[Node]) -> None:
+        self._in_graph = self._watch(graph)
+        # BackPACK's own hooks run in this pass too; they must keep what they store.
+        with backpack(retain_graph=True), buffers_kept(self._model), torch.enable_grad():
+            uncoupled_gradients(loss, nodes, self._parameters)
+        self._gathering.close()
+
+    def _attribution(
+        self, graph: Graph, loss: Tensor, nodes: Sequence[Node], samples: int
+    ) -> Attribution | None:
+        """``None`` where the graph allows no pass besides the user's own."""
+        coupled = in_front_of(nodes, graph, self._parameters)
+        separate = {n: p for n, p in self._parameters.items() if n not in coupled}
+        scale = samples if self._gathering.loss_reduction == "mean" else 1
+        positions_first = samples_where_axes_are_known(self._model) is not None
+        try:
+            with backpack(retain_graph=True), undisturbed(self._model), torch.enable_grad():
+                return attribution_of(loss, graph, samples, separate, scale, positions_first)
+        except RuntimeError:
+            return None

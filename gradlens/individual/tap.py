@@ -302,6 +302,12 @@ def _is_tappable(module: nn.Module) -> bool:
     return watched and not any(True for _ in module.children())
 
 
+def shapes_of_calls(model: nn.Module) -> tuple[tuple[int, ...], ...]:
+    """Shapes of the layers' outputs at their latest calls."""
+    calls = [tap.last_call for tap in taps_of(model)]
+    return tuple(call.shape for call in calls if call is not None)
+
+
 def listen(model: nn.Module, listener: CallListener) -> None:
     """Let the listener hear of completed calls of the model's layers."""
     for tap in taps_of(model):

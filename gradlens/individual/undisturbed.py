@@ -14,28 +14,37 @@ from gradlens.individual.tap import taps_of
 def undisturbed(model: nn.Module | None) -> Iterator[None]:
     """Who listens to the model's layers hears nothing of backward passes inside the context.
 
-    And buffers are as before it afterwards: activation checkpointing runs layers again in each
-    backward pass, and normalisation would count every run. Hooks of the user's own on activations
-    and modules can't be switched off, and do run.
+    And buffers are as before it afterwards. Hooks of the user's own on activations and modules
+    can't be switched off, and do run.
     """
-    if model is None:
-        yield
-        return
-    taps = taps_of(model)
+    taps = [] if model is None else taps_of(model)
     listeners = [each for tap in taps for each in tap.listeners if not each.paused]
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
     for listener in listeners:
         listener.paused = True
     try:
-        yield
+        with buffers_kept(model):
+            yield
     finally:
         for listener in listeners:
             listener.paused = False
+
+
+@contextmanager
+def buffers_kept(model: nn.Module | None) -> Iterator[None]:
+    """Buffers are the same objects, and hold the same, after the context as before.
+
+    Activation checkpointing runs layers again in each backward pass, and normalisation would
+    count every run.
+    """
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in ([] if model is None else model.modules())
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
         for module, name, buffer, values in buffers:
             module._buffers[name] = buffer
             # The graph may have saved it, and would miss the version.
