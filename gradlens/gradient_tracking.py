@@ -134,6 +134,7 @@ class StepGradients:
         verdict = tracking.verdicts.get(self._shapes, Verdict())
         self.gathering.leave_out(dict.fromkeys(verdict.refuted, MIXED))
         self.gathering.left_to_graph |= verdict.left_to_graph
+        self.gathering.orders |= verdict.orders
         self._looks = verdict.calls_for_a_look
         some = tracking.used_elsewhere | verdict.left_to_graph
         everything = self._looks or not tracking.compared

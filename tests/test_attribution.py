@@ -15,6 +15,7 @@ import gradlens
 from gradlens.individual.attribution import MIXED, MOST_LOOKS
 from gradlens.quantities import NormTest
 from tests.references import without_hooks
+from tests.whole_networks import WHOLE_NETWORKS
 
 
 def randn(*shape: int) -> Tensor:
@@ -364,3 +365,74 @@ def test_leaves_no_trace() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = torch.arange(len(x)) % 2 + 1
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+        return self.head(self.recurrent(packed)[1][0][-1])
+
+
+class Bags(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.head = nn.EmbeddingBag(7, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        indices = x.abs().long() % 7
+        return self.head(self.bags(indices.flatten(), torch.arange(len(x)) * x[0].numel()))
+
+
+@pytest.mark.parametrize(
+    ("network", "parameter", "reason"),
+    [(Packed, "recurrent.bias_hh_l0", "packed"), (Bags, "bags.weight", "offsets")],
+)
+def test_calls_without_an_axis_of_samples(
+    network: type[nn.Module], parameter: str, reason: str
+) -> None:
+    torch.manual_seed(0)
+    model = gradlens.extend(network().double())
+    loss = labels(model(randn(5, 2, 4)))
+    with gradlens.individual_gradients(model, loss=loss) as gradients:
+        loss.backward()
+    with pytest.raises(KeyError, match=reason):
+        gradients[parameter]
+    assert {"head.weight", "head.bias"} <= set(gradients)
+
+
+@pytest.mark.parametrize(
+    "name", ["frames of films", "frames of films, time first", "windows", "twins"]
+)
+def test_orders_of_folded_samples_are_remembered(name: str) -> None:
+    """Steps that take no look of their own find what one that does finds."""
+    torch.manual_seed(0)
+    network = WHOLE_NETWORKS[name]
+    model = network.build().double()
+    cockpit = gradlens.Cockpit(model, [NormTest()])
+    for step in range(3):
+        batch = network.batch(4)
+        loss = network.loss(model, batch, 4)
+        with cockpit(step, loss=loss):
+            loss.backward()
+        assert not cockpit.history.coverage("NormTest", step).missing
+    afresh = gradlens.Cockpit(model, [NormTest()])
+    loss = network.loss(model, batch, 4)
+    with afresh(2, loss=loss):
+        loss.backward()
+    assert cockpit.history["NormTest"][2] == pytest.approx(afresh.history["NormTest"][2], rel=1e-12)
+
+
+def test_folded_samples_need_the_loss() -> None:
+    torch.manual_seed(0)
+    network = WHOLE_NETWORKS["frames of films"]
+    model = gradlens.extend(network.build().double())
+    loss = network.loss(model, network.batch(4), 4)
+    with gradlens.individual_gradients(model) as gradients:
+        loss.backward()
+    with pytest.raises(KeyError, match="pass loss="):
+        gradients["convolution.weight"]

@@ -442,6 +442,62 @@ class WithPenaltyOfSamples(nn.Module):
         self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
 
 
+class Frames(nn.Module):
+    """A convolutional network on the frames of films, and a recurrent one on what it makes of them.
+
+    ``time_first`` folds them in the other order.
+    """
+
+    def __init__(self, time_first: bool = False) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.linear, self.gain = nn.Linear(4, 5), nn.Parameter(torch.rand(5))
+        self.recurrent, self.head = nn.GRU(5, 6, batch_first=True), nn.Linear(6, 3)
+        self.time_first = time_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1) if self.time_first else x
+        frames = self.norm(self.convolution(x.flatten(0, 1)).relu()).tanh().mean((2, 3))
+        states = (self.linear(frames) * self.gain).unflatten(0, x.shape[:2])
+        states, _ = self.recurrent(states.transpose(0, 1) if self.time_first else states)
+        return self.head(states[:, -1])
+
+
+class Windows(nn.Module):
+    """Attention inside windows of four positions, with a table of relative positions (Swin)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.heads = nn.Linear(3, 6), nn.LayerNorm(6), 2
+        self.qkv, self.proj, self.head = nn.Linear(6, 18), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.table, self.scale = nn.Parameter(torch.randn(7, 2)), nn.Parameter(torch.ones(2, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, length, _ = x.shape
+        x = self.embed(x)
+        windows = x.reshape(samples * length // 4, 4, 6)
+        split = self.qkv(self.norm(windows)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = split.permute(2, 0, 3, 1, 4)
+        places = torch.arange(4)
+        bias = self.table[places[:, None] - places + 3].permute(2, 0, 1)
+        scores = (q @ k.mT * self.scale.exp() + bias).softmax(-1)
+        mixed = self.proj((scores @ v).transpose(1, 2).flatten(2))
+        return self.head((x + mixed.reshape(x.shape)).tanh().mean(1))
+
+
+class Twins(nn.Module):
+    """One encoder for both parts of a pair, called on all of them at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv1d(2, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 5))
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.encoder(torch.cat([x[:, 0], x[:, 1]])).chunk(2)
+        return self.head((first - second).square())
+
+
 def several_losses(model: nn.Module, batch: Batch, divisor: Any) -> Tensor:
     assert isinstance(model, WithPenaltyOfSamples)
     hidden = model.body(batch["x"]).tanh()
@@ -518,6 +574,10 @@ WHOLE_NETWORKS = {
         lambda: nn.Sequential(LoRA(nn.Linear(4, 4)), nn.ReLU(True), LoRA(nn.Linear(4, 3))),
         vectors(4),
     ),
+    "frames of films": case(Frames, vectors(3, 3, 4, 4)),
+    "frames of films, time first": case(lambda: Frames(True), vectors(3, 3, 4, 4)),
+    "windows": case(Windows, vectors(8, 3)),
+    "twins": case(Twins, vectors(2, 2, 5)),
     "dicts and tuples": case(ReadsPair, vectors(4)),
     "several losses": case(WithPenaltyOfSamples, vectors(4), several_losses),
     "loss as a function": case(

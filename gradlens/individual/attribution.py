@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from gradlens.individual.consistency import ROUNDING
+from gradlens.individual.folding import Order
 from gradlens.individual.graph import Edge, Graph, Node, kind, nodes_below, output_shape
 from gradlens.individual.operator import GradientOperator, accumulable
 
@@ -28,6 +29,11 @@ MIXED = (
     "its samples aren't those of the loss: they meet or change places inside the network, or "
     "another axis has as many entries as the batch has samples by chance (or backward was called "
     "on another loss than the one passed)"
+)
+
+UNTOLD = (
+    "its rows are samples folded with another axis, and its gradient doesn't tell in which order "
+    "(it vanishes, is in front of a normalisation over the batch, or samples change places)"
 )
 
 _TOLERANCE = 0.01
@@ -38,12 +44,14 @@ _TOLERANCE = 0.01
 class Verdict:
     """What is known of all steps at which the network's layers have outputs of the same shapes.
 
-    ``refuted`` are parameters whose samples aren't those of the loss, and ``left_to_graph`` those
-    of which only the loss's graph tells the right ones. ``looks`` counts the steps looked at.
+    ``refuted`` are parameters whose samples aren't those of the loss, ``left_to_graph`` those of
+    which only the loss's graph tells the right ones, and ``orders`` say, by layer, how samples are
+    folded with another axis. ``looks`` counts the steps looked at.
     """
 
     refuted: frozenset[str] = frozenset()
     left_to_graph: frozenset[str] = frozenset()
+    orders: Mapping[str, Order] = field(default_factory=dict)
     looks: int = 0
     settled: bool = False
 
@@ -59,6 +67,7 @@ class Verdict:
         return Verdict(
             self.refuted | attribution.refuted,
             self.left_to_graph | attribution.left_to_graph,
+            {**self.orders, **attribution.orders},
             self.looks + 1,
             not attribution.undecided,
         )
@@ -74,7 +83,8 @@ class Attribution:
     ``weights`` are vₙ, ``[N]``, and ``expected`` projections of the weighted gradient, by parameter
     name. ``confirmed`` are the parameters whose contributions do add up, ``refuted`` those whose
     don't. The others have no gradient to speak of yet, or nothing is known of them.
-    ``left_to_graph`` are those of which calls of layers told otherwise than the loss's graph.
+    ``left_to_graph`` are those of which calls of layers told otherwise than the loss's graph, and
+    ``orders`` those of folded samples, by layer.
     """
 
     weights: Tensor
@@ -82,27 +92,28 @@ class Attribution:
     confirmed: set[str] = field(default_factory=set)
     refuted: set[str] = field(default_factory=set)
     left_to_graph: set[str] = field(default_factory=set)
+    orders: dict[str, Order] = field(default_factory=dict)
 
-    def refutes(self, name: str, individual: GradientOperator, epsilon: float) -> bool:
-        """Whether gₙ, given as N·cₙ, or cₙ under a sum loss, isn't that of the loss's sample n.
+    def agrees(self, name: str, individual: GradientOperator, epsilon: float) -> bool | None:
+        """Whether gₙ, given as N·cₙ, or cₙ under a sum loss, is that of the loss's sample n.
 
-        ``epsilon`` is the relative rounding error of the numbers involved.
+        ``None`` if that can't be told. ``epsilon`` is the relative rounding error of the numbers
+        involved.
         """
         if name not in self.expected or individual.batch_size != len(self.weights):
-            return False
+            return None
         dots = individual.dot(_direction(name, individual)).double()
-        weighted = float(dots @ self.weights.to(dots))
-        size = float(torch.linalg.vector_norm(dots))
-        expected = self.expected[name]
-        difference, size = abs(weighted - expected), max(size, abs(expected))
+        weighted, expected = float(dots @ self.weights.to(dots)), self.expected[name]
+        size = max(float(torch.linalg.vector_norm(dots)), abs(expected))
         noise = ROUNDING * epsilon * math.hypot(*self.expected.values())
-        if difference > max(max(_TOLERANCE, math.sqrt(epsilon)) * size, noise):
+        if abs(weighted - expected) > max(max(_TOLERANCE, math.sqrt(epsilon)) * size, noise):
             self.refuted.add(name)
-            return True
+            return False
         self.refuted.discard(name)
-        if size > noise:
-            self.confirmed.add(name)
-        return False
+        if size <= noise:
+            return None
+        self.confirmed.add(name)
+        return True
 
     @property
     def undecided(self) -> bool:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.individual.attribution import MIXED, Attribution
+from gradlens.individual.attribution import MIXED, UNTOLD, Attribution
+from gradlens.individual.folding import Order, folded_operators
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.recomputed import CannotRecomputeError, Recomputed, batch_axis
 from gradlens.individual.reductions import ParameterGradients, Reduction
-from gradlens.individual.rules import BatchAxisError, couples_samples, operators_of
+from gradlens.individual.rules import BatchAxisError, Operators, couples_samples, operators_of
 from gradlens.individual.summed import summed
 from gradlens.individual.tap import CallListener, LayerCall, known_gradient
 
 LossReduction: TypeAlias = Literal["mean", "sum"]
+
+Readings: TypeAlias = dict[Order, GradientOperator]
+"""A parameter's operators by one call, by how the call's rows may count the samples."""
 
 
 class Gathering(CallListener):
@@ -51,8 +56,9 @@ class Gathering(CallListener):
         self._left_out: set[str] = set()
         self.attribution: Attribution | None = None
         self.closed = False
-        self._uses: dict[str, dict[int, list[GradientOperator]]] = {}
-        self._uses_in_graph: dict[str, dict[int, list[GradientOperator]]] = {}
+        self.orders: dict[str, Order] = {}
+        self._uses: dict[str, dict[int, list[Readings]]] = {}
+        self._uses_in_graph: dict[str, dict[int, list[Readings]]] = {}
         self._missing_in_graph: dict[str, str] = {}
         self.left_to_graph: set[str] = set()
         self.told_by_graph: set[str] = set()
@@ -97,7 +103,15 @@ class Gathering(CallListener):
         except Exception as error:  # the user's backward pass goes on
             self.error = error
 
-    def receive_use(self, name: str, operator: GradientOperator, precision: torch.dtype) -> None:
+    def orders_of(self, name: str) -> tuple[Order, ...]:
+        """How samples may be folded with another axis where the parameter is used."""
+        alone = Order.SAMPLES_FIRST if self.batch_size == 1 else None
+        told = self.orders.get(layer_of(name), alone)
+        if told is not None:
+            return (told,)
+        return () if self.attribution is None else tuple(Order)
+
+    def receive_use(self, name: str, readings: Readings, precision: torch.dtype) -> None:
         """Take in one use of a parameter, found in the graph of the backward pass.
 
         ``precision`` is that of the output gradient it was made from.
@@ -106,7 +120,7 @@ class Gathering(CallListener):
             return
         self.epsilon = max(self.epsilon, torch.finfo(precision).eps)
         uses = self._uses_in_graph.setdefault(name, {})
-        uses.setdefault(torch._C._current_graph_task_id(), []).append(operator)
+        uses.setdefault(torch._C._current_graph_task_id(), []).append(readings)
 
     def miss_use(self, name: str, reason: str) -> None:
         """Say why the graph doesn't tell a parameter's individual gradients."""
@@ -118,66 +132,102 @@ class Gathering(CallListener):
             return
         if couples_samples(call):
             self.coupling.add(layer_of(next(iter(names.values()))))
-        scale = self._scale(call)
+        by_order = self._by_order(call, names.values())
         self.epsilon = max(self.epsilon, torch.finfo(known_gradient(call)[1].dtype).eps)
-        operators = operators_of(call, scale)
         backward_pass = torch._C._current_graph_task_id()
-        for key, operator in operators.items():
-            if key in names:
-                uses = self._uses.setdefault(names[key], {})
-                uses.setdefault(backward_pass, []).append(operator)
+        operators = next(iter(by_order.values()))
+        for key in operators.keys() & names.keys():
+            uses = self._uses.setdefault(names[key], {})
+            readings = {order: found[key] for order, found in by_order.items()}
+            uses.setdefault(backward_pass, []).append(readings)
         aliases = {names[key] for key in operators if key in names}
         self._miss(set(names.values()) - aliases, "its layer computes its weight from it")
 
     def _miss(self, names: Iterable[str], reason: str) -> None:
         self.missing |= dict.fromkeys(names, reason)
 
-    def _scale(self, call: LayerCall) -> float:
+    def _by_order(self, call: LayerCall, names: Iterable[str]) -> dict[Order, Operators]:
+        """The call's operators, by how its rows may count the samples.
+
+        Those of samples that are folded with another axis have to be confirmed.
+        """
         index, found = known_gradient(call)
         axis = batch_axis(call.module, index)
-        length = found.shape[axis] if found.dim() > axis else None
+        rows = found.shape[axis] if found.dim() > axis else None
         if self.batch_size is None:
-            self.batch_size = length
-        if length is None or length != self.batch_size:
+            self.batch_size = rows
+        samples = self.batch_size
+        if rows is not None and rows == samples:
+            return dict.fromkeys(Order, operators_of(call, self._scale))
+        orders = {order for name in names for order in self.orders_of(name)}
+        if not (rows and samples and axis == 0 and rows % samples == 0 and orders):
             raise BatchAxisError(
                 f"axis {axis} of its output {list(found.shape)} should count the samples of the "
-                f"batch, N = {self.batch_size}: put the batch first and keep it apart from other "
-                "axes within the network"
+                f"batch, N = {samples}: put the batch first, keep it apart from other axes within "
+                "the network, and pass loss=... to the context, which tells how they are folded"
             )
-        return (float(length) if self.loss_reduction == "mean" else 1.0) * self.loss_scale
+        return {order: folded_operators(call, self._scale, samples, order) for order in orders}
+
+    @property
+    def _scale(self) -> float:
+        samples = self.batch_size or 1
+        return (float(samples) if self.loss_reduction == "mean" else 1.0) * self.loss_scale
 
     def take(self, name: str, backward_pass: int | None = None) -> GradientOperator | None:
         """Remove and return a parameter's operator, its uses in one or all passes added up."""
-        by_calls = _of_pass(self._uses.pop(name, {}), backward_pass)
-        in_graph = _of_pass(self._uses_in_graph.pop(name, {}), backward_pass)
-        if name in self._missing_in_graph:
-            in_graph = []
-        known = name not in self.missing and not any(isinstance(u, Recomputed) for u in by_calls)
-        if name in self.missing:
-            by_calls = []
-        graph_first = bool(in_graph) and not (known and len(by_calls) >= len(in_graph))
-        for uses in (in_graph, by_calls) if graph_first else (by_calls, in_graph):
-            if not (uses and self._accepts(name, operator := summed(uses))):
-                continue
-            self.missing.pop(name, None)
-            if uses is in_graph:
-                self.told_by_graph.add(name)
-                if self.attribution is not None and by_calls and not graph_first:
-                    self.attribution.left_to_graph.add(name)
-            return operator
+        for candidate in self._candidates(name, backward_pass):
+            operator = summed(candidate.uses)
+            if self._accepts(name, candidate, operator):
+                self.missing.pop(name, None)
+                if candidate.in_graph:
+                    self.told_by_graph.add(name)
+                return operator
         return None
 
-    def _accepts(self, name: str, operator: GradientOperator) -> bool:
-        if self.attribution is None:
+    def _candidates(self, name: str, backward_pass: int | None) -> list[_Candidate]:
+        """What a parameter's operator may be, the likeliest first."""
+        calls = _of_pass(self._uses.pop(name, {}), backward_pass)
+        in_graph = _of_pass(self._uses_in_graph.pop(name, {}), backward_pass)
+        told = self.orders.get(layer_of(name))
+        by_calls = [] if name in self.missing else _readings(calls, told)
+        if not in_graph or name in self._missing_in_graph:
+            return by_calls
+        by_graph = [replace(each, in_graph=True) for each in _readings(in_graph, told)]
+        recomputed = any(isinstance(use, Recomputed) for each in by_calls for use in each.uses)
+        calls_first = by_calls and not recomputed and len(calls) >= len(in_graph)
+        return [*by_calls, *by_graph] if calls_first else [*by_graph, *by_calls]
+
+    def _accepts(self, name: str, candidate: _Candidate, operator: GradientOperator) -> bool:
+        attribution = self.attribution
+        if attribution is None:
             return True
+        layer, order = layer_of(name), candidate.order
         try:
-            refuted = self.attribution.refutes(name, operator, self.epsilon)
+            agrees = attribution.agrees(name, operator, self.epsilon)
+            if agrees is None and order is not None:
+                agrees = order is self._order_told(layer, attribution)
         except CannotRecomputeError as reason:
             self.missing[name] = str(reason)
             return False
-        if refuted:
-            self.missing[name] = MIXED
-        return not refuted
+        if agrees is False:
+            self.missing[name] = MIXED if order is None else UNTOLD
+            return False
+        if order is not None:
+            attribution.orders[layer] = order
+        if candidate.in_graph:
+            attribution.left_to_graph.add(name)
+        return True
+
+    def _order_told(self, layer: str, attribution: Attribution) -> Order | None:
+        """The order that another of the layer's parameters has told, or does."""
+        if layer in attribution.orders:
+            return attribution.orders[layer]
+        siblings = [name for name in self._uses if layer_of(name) == layer]
+        for name in siblings:
+            for candidate in _readings(_of_pass(self._uses[name], None), None):
+                if attribution.agrees(name, summed(candidate.uses), self.epsilon):
+                    return candidate.order
+        return None
 
     def explain_missing(self) -> None:
         """Say of parameters that no layer has told about what the graph has."""
@@ -191,9 +241,36 @@ class Gathering(CallListener):
         return tuple({**self._uses, **self._uses_in_graph})
 
 
-def _of_pass(
-    uses: dict[int, list[GradientOperator]], backward_pass: int | None
-) -> list[GradientOperator]:
+@dataclass(frozen=True)
+class _Candidate:
+    """What may be a parameter's operator, as the sum of ``uses``.
+
+    ``order`` is that of folded samples, if they are.
+    """
+
+    uses: Sequence[GradientOperator]
+    order: Order | None = None
+    in_graph: bool = False
+
+
+def _readings(calls: Sequence[Readings], told: Order | None) -> list[_Candidate]:
+    """One for each order of samples; one without an order if that doesn't matter."""
+    if not calls:
+        return []
+    if all(len(set(map(id, readings.values()))) == 1 and len(readings) > 1 for readings in calls):
+        return [_Candidate([next(iter(readings.values())) for readings in calls])]
+    orders = Order if told is None else (told,)
+    return [
+        _Candidate([readings[order] for readings in calls], order)
+        for order in orders
+        if all(order in readings for readings in calls)
+    ]
+
+
+_Of = TypeVar("_Of")
+
+
+def _of_pass(uses: dict[int, list[_Of]], backward_pass: int | None) -> list[_Of]:
     wanted = uses if backward_pass is None else uses.keys() & {backward_pass}
     return [use for known in wanted for use in uses[known]]
 

@@ -206,7 +206,7 @@ def samples_enter(node: Node, samples: int) -> bool:
     if name.startswith(("NativeLayerNorm", "NativeGroupNorm", "NativeBatchNorm")):
         return children[0][0] is None and samples in shape[:-1]
     if name.startswith("Convolution"):
-        return children[0][0] is None and shape[0] == samples
+        return children[0][0] is None and shape[0] % samples == 0
     return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.individual.gathering import Gathering, autocast_off
+from gradlens.individual.folding import Order
+from gradlens.individual.gathering import Gathering, Readings, autocast_off
 from gradlens.individual.graph import Graph, Node, Use
 from gradlens.individual.recomputed import batch_axis
 from gradlens.individual.rules import has_rule
@@ -92,14 +94,25 @@ class GraphUses:
         axis = self._axes.get(name, 0)
         meeting = Meeting(use, gradient, saved, layout, samples, scale, axis)
         try:
-            operator = operator_of(meeting)
+            readings = self._readings(meeting, gathering.orders_of(name))
         except UnknownUseError as reason:
             gathering.miss_use(name, str(reason))
         except Exception as error:  # the user's backward pass goes on
             gathering.error = error
         else:
-            if operator is not None:
-                gathering.receive_use(name, operator, gradient.dtype)
+            if readings:
+                gathering.receive_use(name, readings, gradient.dtype)
+
+    def _readings(self, meeting: Meeting, orders: Collection[Order]) -> Readings:
+        """What the use may give, by how the samples are folded if they are; nothing if nothing."""
+        try:
+            operator = operator_of(meeting)
+        except UnknownUseError:
+            if not (orders and meeting.may_be_folded):
+                raise
+            folded = {order: operator_of(replace(meeting, order=order)) for order in orders}
+            return {order: operator for order, operator in folded.items() if operator is not None}
+        return {} if operator is None else dict.fromkeys(Order, operator)
 
 
 def watch_graph(

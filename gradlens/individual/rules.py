@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.rnn import PackedSequence
 
 from gradlens.individual.convolution import Convolution, Geometry
 from gradlens.individual.dense import Dense
@@ -40,6 +41,7 @@ def operators_of(call: LayerCall, scale: float) -> Operators:
     parameters = call.module._parameters
     if any(parameters[name].is_complex() for name in call.trainable):  # type: ignore[union-attr]
         raise CannotRecomputeError("it is complex")
+    _refuse(call)
     (grad_output, *_), arguments = call.grad_outputs, (*call.args, *call.kwargs.values())
     if rule is None or len(arguments) != 1 or grad_output is None:
         # A parameter that has two names is one.
@@ -47,6 +49,23 @@ def operators_of(call: LayerCall, scale: float) -> Operators:
         return {name: Recomputed(call, name, scale) for name in distinct.values()}
     operators = rule(call, arguments[0].detach(), grad_output.detach(), scale)
     return {name: operators[name] for name in operators if name in call.trainable}
+
+
+def _refuse(call: LayerCall) -> None:
+    """``CannotRecomputeError`` for calls that keep no axis of samples."""
+    if any(isinstance(argument, PackedSequence) for argument in call.args):
+        raise CannotRecomputeError(
+            "it got a packed sequence, which has no axis of samples: pass padded ones"
+        )
+    if isinstance(call.module, nn.EmbeddingBag) and len(call.args) + len(call.kwargs) > 1:
+        raise CannotRecomputeError(
+            "it got its bags by offsets or with weights: pass indices of shape [N, L] alone"
+        )
+    distributed = torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    if isinstance(call.module, nn.SyncBatchNorm) and call.training and distributed:
+        raise CannotRecomputeError(
+            "it normalises with the statistics of all processes: use BatchNorm, or eval mode"
+        )
 
 
 def couples_samples(call: LayerCall) -> bool:
@@ -163,6 +182,11 @@ _RULES: dict[type[nn.Module], Rule] = {
 def has_rule(module: nn.Module) -> bool:
     """Whether the individual gradients of the module's parameters follow from its class."""
     return _rule_for(module) is not None
+
+
+def takes_positions(module: nn.Module) -> bool:
+    """Whether the module computes on its last axes alone, whatever is in front of them."""
+    return _rule_for(module) in (_linear, _embedding, _layer_norm, _rms_norm)
 
 
 _METHODS_THAT_COMPUTE = ("forward", "_conv_forward", "__call__")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradlens.individual.convolution import Convolution, Geometry
 from gradlens.individual.dense import Dense
+from gradlens.individual.folding import Order, by_sample
 from gradlens.individual.graph import Link, Node, Use, kind, output_shape
 from gradlens.individual.operator import GradientOperator, accumulable
 from gradlens.individual.outer_product import OuterProduct, SumOfOuterProducts
@@ -35,6 +36,7 @@ class Meeting:
 
     ``gradient`` is that at the output of the use's node. ``layout`` are the axes that the rows of
     a matrix stand for. ``preferred_axis`` counts the samples where several axes have length N.
+    ``order`` says that the leading axis counts samples folded with another axis.
     """
 
     use: Use
@@ -44,6 +46,13 @@ class Meeting:
     samples: int
     scale: float
     preferred_axis: int = 0
+    order: Order | None = None
+
+    @property
+    def may_be_folded(self) -> bool:
+        """Whether the leading axis may count N samples and something else."""
+        rows = len(self.gradient) if self.gradient.dim() else 0
+        return rows > self.samples and rows % self.samples == 0
 
 
 def saved_tensors(node: Node) -> Saved:
@@ -180,15 +189,22 @@ def _layer_norm(meeting: Meeting) -> GradientOperator:
 def _one_by_one(meeting: Meeting) -> GradientOperator:
     """Any node is linear in the gradient: run it with that of one sample at a time."""
     gradient, use = meeting.gradient, meeting.use
-    axis = _broadcast_axis(meeting)
-    axis = _axis_among(meeting, tuple(gradient.shape)) if axis is None else axis
     _check_memory(meeting, use.shape)
     contributions = []
     for sample in range(meeting.samples):
         share = torch.zeros_like(gradient)
-        share.select(axis, sample).copy_(gradient.select(axis, sample))
+        _of_sample(meeting, share, sample).copy_(_of_sample(meeting, gradient, sample))
         contributions.append(_run(Link(use.node, 0, use.index), share))
     return _down(meeting, torch.stack(contributions))
+
+
+def _of_sample(meeting: Meeting, gradient: Tensor, sample: int) -> Tensor:
+    """A view of one sample's part."""
+    if meeting.order is not None:
+        return by_sample(gradient, meeting.samples, meeting.order)[sample]
+    axis = _broadcast_axis(meeting)
+    axis = _axis_among(meeting, tuple(gradient.shape)) if axis is None else axis
+    return gradient.select(axis, sample)
 
 
 _RULES: dict[tuple[str, int], Callable[[Meeting], GradientOperator]] = {
@@ -242,6 +258,8 @@ def _run(link: Link, gradient: Tensor) -> Tensor:
 def _by_sample(meeting: Meeting, matrix: Tensor) -> Tensor:
     """Rows ``[R, K]`` as ``[N, S, K]``."""
     rows, n = len(matrix), meeting.samples
+    if meeting.order is not None:
+        return by_sample(matrix, n, meeting.order)
     if rows == n or n == 1:
         return matrix.reshape(n, -1, matrix.shape[1])
     if meeting.layout is None:
@@ -275,6 +293,8 @@ def _likeliest(meeting: Meeting, axes: list[int], shape: tuple[int, ...]) -> int
 
 def _unbroadcast(meeting: Meeting, gradient: Tensor) -> Tensor:
     """Sum over the axes along which the parameter was broadcast, but for the samples'."""
+    if meeting.order is not None:
+        return _unbroadcast_folded(meeting, gradient, meeting.order)
     axis = _broadcast_axis(meeting)
     if axis is None:
         raise UnknownUseError(
@@ -284,6 +304,14 @@ def _unbroadcast(meeting: Meeting, gradient: Tensor) -> Tensor:
     others = [other for other in _broadcast_axes(meeting) if other != axis]
     summed = gradient.sum(others, keepdim=True) if others else gradient
     return summed.movedim(axis, 0)
+
+
+def _unbroadcast_folded(meeting: Meeting, gradient: Tensor, order: Order) -> Tensor:
+    axes = _broadcast_axes(meeting)
+    if 0 not in axes:
+        raise UnknownUseError(f"it isn't repeated along the leading axis of {list(gradient.shape)}")
+    folds_and_others = [1, *(axis + 1 for axis in axes if axis > 0)]
+    return by_sample(gradient, meeting.samples, order).sum(folds_and_others)
 
 
 def _broadcast_axis(meeting: Meeting) -> int | None:
