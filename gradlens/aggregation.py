@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch.distributed
+from torch import Tensor
 
 from gradlens.history import Source
+from gradlens.plain import to_plain
 from gradlens.quantities.quantity import Quantity
 from gradlens.undefined import Undefined
 from gradlens.view import View
@@ -20,13 +24,23 @@ Statistic: TypeAlias = Literal["mean", "std", "min", "q1", "median", "q3", "max"
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 _QUANTILES: Mapping[str, float] = {"q1": 0.25, "median": 0.5, "q3": 0.75}
 
+INDICES: Mapping[str, str] = {"least_unit": "least"}
+"""Keys of indices, which have no mean, and the key of the number whose least they are at."""
+
+NO_NUMBER = "there was no number in its values: of lists and arrays, there are no statistics"
+INFINITE = "there are infinities among the numbers"
+TOO_LARGE = "the numbers, or their squares, are too large to be added up"
+
 LEVEL_SIZE = 512
 """Values that a sketch keeps of each level; up to so many it is exact."""
 
 
 @dataclass(frozen=True)
 class RunningMoments:
-    """Count, mean, sum of squared deviations, smallest and largest of some numbers."""
+    """Count, mean, sum of squared deviations, smallest and largest of some numbers.
+
+    With infinities among them, deviations are NaN, and the mean is the infinity, or NaN of both.
+    """
 
     count: int = 0
     mean: float = 0.0
@@ -48,15 +62,17 @@ class RunningMoments:
         count = self.count + other.count
         if not count:
             return self
+        low, high = min(self.low, other.low), max(self.high, other.high)
+        if math.isinf(low) or math.isinf(high):
+            return RunningMoments(count, low + high, math.nan, low, high)
         share = other.count / count
-        # Infinities of one sign have no difference.
-        apart = 0.0 if other.mean == self.mean else other.mean - self.mean
+        apart = other.mean - self.mean
         return RunningMoments(
             count,
             self.mean + share * apart,
             self.squares + other.squares + self.count * share * apart * apart,
-            min(self.low, other.low),
-            max(self.high, other.high),
+            low,
+            high,
         )
 
 
@@ -101,7 +117,7 @@ class QuantileSketch:
             return weighted[min(place, len(ranks) - 1)][0]
         (low, _), (high, _) = weighted[place - 1 : place + 1]
         part = (wanted - ranks[place - 1]) / (ranks[place] - ranks[place - 1])
-        return low if low == high else low + part * (high - low)
+        return _between(low, high, part)
 
     def _up_to(self, level: int) -> None:
         while len(self._levels) <= level:
@@ -121,6 +137,15 @@ class QuantileSketch:
                 self._levels[level] = rest
                 self._odd[level] = not self._odd[level]
             level += 1
+
+
+def _between(low: float, high: float, part: float) -> float:
+    """Linear interpolation; next to an infinity it is infinite, between two of them NaN."""
+    if low == high or part == 1:
+        return high
+    if math.isinf(low) or math.isinf(high):
+        return low + high
+    return low * (1 - part) + high * part if low < 0 < high else low + part * (high - low)
 
 
 class Summary:
@@ -153,12 +178,25 @@ class Summary:
             self._sketch.merge(other._sketch)
 
     def record(self) -> dict[str, float]:
-        """The statistics by name, with the ``"count"`` of numbers that they are of."""
+        """The statistics by name, with the ``"count"`` of numbers that they are of.
+
+        ``"undefined"`` is how many there were besides that are NaN, if any.
+        """
+        counts = {"count": self.moments.count}
+        if self.undefined:
+            counts["undefined"] = self.undefined
         if not self.moments.count:
-            nothing = Undefined(self.reason or "there was no number")
-            return {**dict.fromkeys(self.statistics, nothing), "count": 0}
-        return {**{name: self._statistic(name) for name in self.statistics},
-                "count": self.moments.count}  # fmt: skip
+            why = "all numbers were NaN" if self.undefined else "there was no number"
+            nothing = Undefined(self.reason or why)
+            return {**dict.fromkeys(self.statistics, nothing), **counts}
+        return {**{name: self._known(self._statistic(name)) for name in self.statistics}, **counts}
+
+    def _known(self, value: float) -> float:
+        """The value, or why it is none."""
+        infinite = math.isinf(self.moments.low) or math.isinf(self.moments.high)
+        if math.isnan(value):
+            return Undefined(INFINITE if infinite else TOO_LARGE)
+        return Undefined(TOO_LARGE) if math.isinf(value) and not infinite else value
 
     def _statistic(self, name: Statistic) -> float:
         if name in _QUANTILES:
@@ -183,8 +221,11 @@ class Aggregate:
 
     Takes the quantity's place in the list that a cockpit gets. Epochs end with
     ``cockpit.tick_epoch()``. Every number of a record, wherever it is in it, becomes a dict of its
-    ``statistics``; arrays and lists are left out. Single values are recorded too if ``raw``. The
-    series is called ``name``, by default "OutputNorm (epoch)" or "OutputNorm (window)".
+    ``statistics``, with the ``"count"`` of numbers that they are of, and of NaN, if any, as
+    ``"undefined"``. Of an index, such as ``"least_unit"``, the one at the least is kept, where
+    ``"min"`` is among the statistics. Arrays and lists are left out. Single values are recorded
+    too if ``raw``. The series is called ``name``, by default "OutputNorm (epoch)" or
+    "OutputNorm (window)".
     """
 
     quantity: Quantity
@@ -198,13 +239,15 @@ class Aggregate:
             raise TypeError(
                 f"{self.quantity!r} is not a quantity: pass one, as in Aggregate(Loss())"
             )
-        if self.over != "epoch" and (not isinstance(self.over, int) or self.over < 1):
+        if self.over != "epoch" and (type(self.over) is not int or self.over < 1):
             raise ValueError(f"over={self.over!r}: use 'epoch', or a number of values from 1 on")
-        unknown = [name for name in self.statistics if name not in STATISTICS]
-        if unknown or isinstance(self.statistics, str):
+        listed = isinstance(self.statistics, Iterable) and not isinstance(self.statistics, str)
+        chosen = tuple(self.statistics) if listed else ()
+        if not chosen or any(name not in STATISTICS for name in chosen):
             raise ValueError(
                 f"statistics={self.statistics!r}: choose some of {', '.join(STATISTICS)}"
             )
+        object.__setattr__(self, "statistics", chosen)
         what = "epoch" if self.over == "epoch" else "window"
         object.__setattr__(self, "name", self.name or f"{self.quantity.name} ({what})")
 
@@ -223,38 +266,68 @@ Path: TypeAlias = tuple[str, ...]
 
 @dataclass
 class _Window:
-    """Summaries of all numbers of some records."""
+    """Summaries of all numbers of some records, and indices of the least."""
 
     statistics: Sequence[Statistic] = STATISTICS
     records: int = 0
     summaries: dict[Path, Summary] = field(default_factory=dict)
+    least: dict[Path, tuple[float, float]] = field(default_factory=dict)
 
     def add(self, record: Any) -> None:
         self.records += 1
-        for path, value in numbers(record):
-            if path not in self.summaries:
-                self.summaries[path] = Summary(self.statistics)
-            self.summaries[path].add(value)
+        found = dict(numbers(record)) or {(): Undefined(NO_NUMBER)}
+        for path, value in found.items():
+            of = _of_index(path)
+            if of is None:
+                self.summaries.setdefault(path, Summary(self.statistics)).add(value)
+            elif of in found:
+                self._keep_least(path, (found[of], value))
 
     def merge(self, other: _Window) -> None:
         self.records += other.records
         for path, summary in other.summaries.items():
-            if path in self.summaries:
-                self.summaries[path].merge(summary)
-            else:
-                self.summaries[path] = summary
+            self.summaries.setdefault(path, Summary(self.statistics)).merge(summary)
+        for path, least in other.least.items():
+            self._keep_least(path, least)
 
     def record(self) -> dict[str, Any]:
+        leaves: dict[Path, Any] = {p: s.record() for p, s in _apart(self.summaries).items()}
+        if "min" in self.statistics:
+            leaves |= {path: index for path, (_, index) in self.least.items()}
         found: dict[str, Any] = {}
-        for path, summary in self.summaries.items():
+        for path, leaf in leaves.items():
             part = found
             for key in path[:-1]:
                 part = part.setdefault(key, {})
             if path:
-                part[path[-1]] = summary.record()
+                part[path[-1]] = leaf
             else:
-                found = summary.record()
+                found = leaf
         return found
+
+    def _keep_least(self, path: Path, found: tuple[float, float]) -> None:
+        self.least[path] = min(self.least.get(path, found), found)
+
+
+def _of_index(path: Path) -> Path | None:
+    """Where the number is whose least an index is at; ``None`` if it is no index."""
+    if not path or path[-1] not in INDICES:
+        return None
+    return (*path[:-1], INDICES[path[-1]])
+
+
+def _apart(summaries: Mapping[Path, Summary]) -> dict[Path, Summary]:
+    """One summary at each path, where some stand at a path that leads to others.
+
+    That is of values which were a number once, and several by name otherwise. It goes by the name
+    "", but for one that never was a number, such as a layer whose batch was empty.
+    """
+    inner = {path[:length] for path in summaries for length in range(len(path))}
+    return {
+        (*path, "") if path in inner else path: summary
+        for path, summary in summaries.items()
+        if path not in inner or summary.moments.count
+    }
 
 
 def numbers(record: Any, path: Path = ()) -> Iterable[tuple[Path, float]]:
@@ -283,7 +356,8 @@ class Aggregation:
                 )
         self._windows: dict[str, _Window] = {}
         self._pushed: dict[str, _Window] = {}
-        self._step: int | None = None
+        self._step = 0
+        self._recorded: dict[str, tuple[int, _Window]] = {}
 
     def sources(self, quantities: Iterable[Quantity]) -> dict[str, Source]:
         """What the series come from, those of the quantities themselves first."""
@@ -291,9 +365,15 @@ class Aggregation:
         shown = {name: own[name] for name in own if name in self._shown(quantities)}
         return shown | {a.name: a.source for a in self._aggregates.values()}
 
+    def begin_step(self, global_step: int) -> None:
+        """A step has begun, which what is aggregated from now on stands under."""
+        if global_step != self._step:
+            self._recorded = {}
+        self._step = global_step
+
     def take_in(self, global_step: int, values: Mapping[str, Any]) -> dict[str, Any]:
         """What to record of a step's values: those that aren't aggregated, and full windows."""
-        self._step = global_step if self._step is None else max(self._step, global_step)
+        self._step = max(self._step, global_step)
         kept = dict(values)
         for name in self._aggregates.keys() & values.keys():
             aggregate = self._aggregates[name]
@@ -302,13 +382,17 @@ class Aggregation:
             if not aggregate.raw:
                 del kept[name]
             if window.records == aggregate.over:
-                kept[aggregate.name] = self._windows.pop(name).record()
+                kept |= self._records(global_step, {aggregate.name: self._windows.pop(name)})
         return kept
 
     def push(self, metrics: Mapping[str, float]) -> None:
         """Take in numbers that the training loop has found."""
         for name, value in metrics.items():
-            self._pushed.setdefault(name, _Window()).add(float(value))
+            self._pushed.setdefault(name, _Window()).add(value)
+
+    def has_pushed(self, name: str) -> bool:
+        """Whether numbers of this name wait for the end of the epoch."""
+        return name in self._pushed
 
     def end_epoch(self, across_processes: bool = False) -> tuple[int, dict[str, Any]]:
         """The step to record an epoch under, and its record."""
@@ -320,15 +404,24 @@ class Aggregation:
         for name in epochs:
             del self._windows[name]
         self._pushed = {}
-        return self._step or 0, {name: window.record() for name, window in windows.items()}
+        return self._step, self._records(self._step, windows)
 
     def rest(self) -> tuple[int, dict[str, Any]]:
         """The record of an epoch, and of windows that aren't full."""
         step, values = self.end_epoch()
-        for name, window in self._windows.items():
-            values[self._aggregates[name].name] = window.record()
+        windows = {self._aggregates[name].name: window for name, window in self._windows.items()}
         self._windows = {}
-        return step, values
+        return step, values | self._records(step, windows)
+
+    def _records(self, global_step: int, windows: Mapping[str, _Window]) -> dict[str, Any]:
+        """Records of windows, with what was recorded of the same series under the same step."""
+        for name, window in windows.items():
+            step, whole = self._recorded.get(name, (global_step, window))
+            if whole is not window and step == global_step:
+                whole.merge(window)
+            else:
+                self._recorded[name] = (global_step, window)
+        return {name: self._recorded[name][1].record() for name in windows}
 
     def _shown(self, quantities: Iterable[Any]) -> list[str]:
         kept = (q for q in quantities if isinstance(q, Quantity))
@@ -339,6 +432,28 @@ class Aggregation:
 
 PUSHED = Source("Aggregate", View("", group="performance"))
 """What metrics come from that the training loop has pushed."""
+
+
+def pushable(name: str, value: Any) -> float:
+    """The value of a metric as a float; ``TypeError`` names the metric if it is no number."""
+    try:
+        plain = to_plain(value)
+        if isinstance(plain, np.ndarray) and plain.size == 1:
+            plain = plain.item()
+        if isinstance(plain, (int, float)):
+            return plain if isinstance(plain, Undefined) else float(plain)
+    except (TypeError, OverflowError):
+        pass
+    raise TypeError(
+        f"push({name}=...) takes a number, or a tensor or array of one element, and got "
+        f"{_in_words(value)}"
+    )
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)} and {value.dtype}"
+    return reprlib.repr(value)
 
 
 def _gathered(windows: dict[str, _Window]) -> dict[str, _Window]:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.aggregation import PUSHED, Aggregate, Aggregation
+from gradlens.aggregation import PUSHED, Aggregate, Aggregation, pushable
 from gradlens.budget import Budget
 from gradlens.coverage import Coverage, CoverageTable
 from gradlens.gradient_tracking import (
@@ -29,7 +30,7 @@ from gradlens.individual.context import check_loss_reduction
 from gradlens.individual.gathering import LossReduction
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.tap import extend
-from gradlens.layer_tracking import EVALUATION, LayerTracking
+from gradlens.layer_tracking import LayerTracking
 from gradlens.pending import OpenInterval, PendingUpdate
 from gradlens.plain import to_plain
 from gradlens.presets import configuration
@@ -90,6 +91,7 @@ class Cockpit:
         )
         self._layers = LayerTracking(self.model, self.parameters, self.quantities)
         self.history = self._history(run, resume)
+        self._past = self._end_of_past()
         writes = run is not None and self._gradients.is_first_process
         self._file = RunFile(run, self.history, resume) if run is not None and writes else None
         self._started = False
@@ -131,20 +133,27 @@ class Cockpit:
     def forward(self, global_step: int) -> AbstractContextManager[None]:
         """A context for a step's forward pass, where quantities of layers must be told the step.
 
-        Without it, steps are expected to follow each other as the last two did. The backward pass
-        has a context of its own, as ever.
+        Without it, steps are expected to follow each other as the last two did. A step may have
+        several of them. The backward pass has a context of its own, as ever.
         """
         return self._layers.forward(int(global_step))
 
-    def evaluation(self, global_step: int) -> AbstractContextManager[None]:
+    def evaluation(
+        self, global_step: int, name: str = "evaluation"
+    ) -> AbstractContextManager[None]:
         """A context for forward passes that no backward pass follows, such as a validation.
 
         Quantities of layers' inputs and outputs take them all together, whatever their schedule,
-        and are recorded under "OutputNorm (evaluation)" and the like. ``ValueError`` if there are
-        none.
+        and are recorded under "OutputNorm (evaluation)" and the like, with the ``name`` in
+        brackets. Several contexts of the same name and step, before the next step, count together.
+        ``ValueError`` if there are no such quantities, or the name is one that aggregates have.
         """
+        if name in ("epoch", "window"):
+            raise ValueError(f"evaluation(name={name!r}): series of aggregates are called so")
         step = Step(int(global_step), self.parameters, self.loss_reduction)
-        return self._layers.evaluation(step, self._record_evaluation)
+        record = partial(self._record_evaluation, step.global_step, name)
+        note = partial(self._note, step.global_step)
+        return self._layers.evaluation(step, name, record, note)
 
     def create_graph(self, global_step: int) -> bool:
         """Whether backward needs ``create_graph=True`` at this step: never."""
@@ -173,17 +182,27 @@ class Cockpit:
             "test_accuracy": test_accuracy,
             "learning_rate": learning_rate,
         }
-        self._record(
-            int(global_step),
-            {n: to_plain(value) for n, value in given.items() if value is not None},
-        )
+        found = {name: value for name, value in given.items() if value is not None}
+        for name in found:
+            if self._is_pushed(name):
+                raise ValueError(
+                    f"{name} is a metric that was pushed: log it, or push it under another name, "
+                    f"such as push(epoch_{name}=...)"
+                )
+        self._record(int(global_step), {name: to_plain(value) for name, value in found.items()})
 
-    def push(self, **metrics: float) -> None:
+    def push(self, **metrics: float | Tensor) -> None:
         """Add values of the training loop's own metrics, of which an epoch's statistics matter.
 
-        They are recorded under their names by ``tick_epoch``.
+        Numbers, or tensors and arrays of one element. ``tick_epoch`` records their statistics under
+        their names; what is pushed afterwards and before the next step is taken in by the same
+        record at the next call. ``TypeError`` names a metric that is no number, and ``ValueError``
+        one whose name another series has; then none of them is taken in.
         """
-        self._aggregation.push(metrics)
+        values = {name: pushable(name, value) for name, value in metrics.items()}
+        for name in values:
+            self._check_pushed(name)
+        self._aggregation.push(values)
 
     def tick_epoch(self, across_processes: bool = False) -> None:
         """An epoch is over: record the statistics of each ``Aggregate`` over it.
@@ -229,6 +248,31 @@ class Cockpit:
         if self._file is not None:
             self._file.close()
 
+    def _is_pushed(self, name: str) -> bool:
+        return self._aggregation.has_pushed(name) or self.history.sources.get(name) == PUSHED
+
+    def _check_pushed(self, name: str) -> None:
+        tracked = any(name == quantity.name for quantity in self.quantities)
+        if tracked or (name in self.history and not self._is_pushed(name)):
+            raise ValueError(
+                f"push({name}=...): there is a series {name!r} of something else, which is kept: "
+                f"push it under another name, such as push(pushed_{name}=...)"
+            )
+        if name in self._past and not self._started:
+            raise ValueError(
+                f"push({name}=...): the run that is resumed has a record of it under its last "
+                "step, which is kept: push it after the next step"
+            )
+
+    def _end_of_past(self) -> frozenset[str]:
+        """What has a value at the last step of the run that is resumed."""
+        history = self.history
+        if not history.steps:
+            return frozenset()
+        last = history.steps[-1]
+        self._aggregation.begin_step(last)
+        return frozenset(name for name in history.names if last in history[name])
+
     def _history(self, run: str | Path | None, resume: bool) -> History:
         sources = self._aggregation.sources(self.quantities)
         shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
@@ -253,10 +297,11 @@ class Cockpit:
         if self._file is not None:
             self._file.write_step(global_step, values)
 
-    def _record_evaluation(self, global_step: int, quantity: LayerQuantity, value: Any) -> None:
-        name = EVALUATION.format(quantity.name)
-        title = EVALUATION.format(quantity.view.title)
-        view = replace(quantity.view, title=title)
+    def _record_evaluation(
+        self, global_step: int, evaluation: str, quantity: LayerQuantity, value: Any
+    ) -> None:
+        name = f"{quantity.name} ({evaluation})"
+        view = replace(quantity.view, title=f"{quantity.view.title} ({evaluation})")
         self._know(name, Source(type(quantity).__name__, view))
         self._record(global_step, {name: recordable(quantity, global_step, value)})
 
@@ -298,13 +343,20 @@ class Cockpit:
 
     def _begin_step(self, global_step: int) -> None:
         if self._budget is not None:
-            self._budget.begin_step(global_step)
+            self._budget.begin_step(global_step, self._gradients.took_a_look)
         if not self._started:
             self._started = True
             for quantity in self.quantities:
                 quantity.start(self.parameters)
         self._close_pending()
-        self._layers.pause()
+        self._aggregation.begin_step(global_step)
+        if self._layers.is_repeated(global_step) and self._has_values(global_step):
+            self._note(global_step, REPEATED)
+        self._layers.announce(global_step)
+
+    def _has_values(self, global_step: int) -> bool:
+        known = [q.name for q in self.quantities if q.name in self.history]
+        return any(global_step in self.history[name] for name in known)
 
     def _close_pending(self) -> None:
         if self._pending is not None:
@@ -342,6 +394,12 @@ class Cockpit:
 
     def _close_interval(self) -> None:
         self._interval = None
+
+
+REPEATED = (
+    "the step has had a context before, whose values are replaced in the history; the run's file "
+    "keeps both. Give each context a step of its own, or each network a cockpit of its own"
+)
 
 
 def _checked(quantities: Iterable[Quantity]) -> tuple[Quantity, ...]:

@@ -4,46 +4,61 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, final
+from typing import Any, NoReturn, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gradlens.individual.pausable import ListeningHook, Pausable
 from gradlens.signals.selection import Selection, Selectors, select, selection
-from gradlens.signals.signal import first_tensor
 
 Self = TypeVar("Self", bound="Recorder")
 
 
-class _Slot:
+class _Slot(Pausable):
     """What is recorded of one module, and how many samples it was."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, name: str, module: nn.Module) -> None:
         self._recorder = weakref.ref(recorder)
+        self.name = f"{name or 'the model'} ({type(module).__name__})"
+        self.module = module
+        self.handle: RemovableHandle | None = None
+        self.awaited: dict[tuple[int, int], tuple[weakref.ref[Tensor], RemovableHandle]] = {}
         self.data: Any = None if recorder.reduction is not None else []
         self.samples = 0
 
+    @torch.inference_mode(False)  # what is recorded may be used outside of it
     @torch.no_grad()
     def take_in(self, tensor: Tensor | None) -> None:
         recorder = self._recorder()
-        if recorder is None or tensor is None:
+        if recorder is None or self.handle is None or tensor is None or self.paused:
             return
-        if recorder.condition is not None and not recorder.condition():
-            return
-        # Whatever works in place later must not change it.
-        value = tensor.detach().clone()
+        try:
+            if recorder.condition is not None and not recorder.condition():
+                return
+            # Whatever works in place later must not change it.
+            value = tensor.detach().clone()
+            self.data = self._with(value, recorder.reduction)
+        except Exception as error:
+            raise RuntimeError(
+                f"{type(recorder).__name__} failed at {self.name}: {type(error).__name__}: {error}"
+            ) from error
         self.samples += len(value) if value.dim() else 1
-        if recorder.reduction is None:
+
+    def _with(self, value: Tensor, reduction: Callable[[Any, Tensor], Any] | None) -> Any:
+        if reduction is not None:
+            return value if self.data is None else reduction(self.data, value)
+        if isinstance(self.data, list):
             self.data.append(value)
-        else:
-            self.data = value if self.data is None else recorder.reduction(self.data, value)
+            return self.data
+        return [value] if self.data is None else [self.data, value]
 
 
-class _Hook:
+class _Hook(ListeningHook):
     """Tells a slot of what flows by; copies and pickles of it tell nobody."""
 
     def __init__(
@@ -54,8 +69,12 @@ class _Hook:
         self._slot = None if slot is None else weakref.ref(slot)
         self._record = record
 
+    @property
+    def listener(self) -> _Slot | None:
+        return None if self._slot is None else self._slot()
+
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
-        slot = None if self._slot is None else self._slot()
+        slot = self.listener
         if slot is not None and self._record is not None:
             self._record(slot, (args, kwargs), output)
 
@@ -66,21 +85,44 @@ class _Hook:
 class Recorder(ABC):
     """Records the first tensor of each call of some modules, detached and copied.
 
-    There is a slot for each module, in the order in which they were registered; ``recorder[0]`` is
-    what it holds: a list of tensors, or what ``reduction(so_far, tensor)`` has made of them,
-    ``None`` before the first one. Nothing is recorded while ``condition()`` is false. As a context
-    manager, it records until the context is left; the data stays.
+    That is the first floating-point tensor in nested tuples, lists and dicts, and without one the
+    first tensor. There is a slot for each module, in the order in which they were registered;
+    ``recorder[0]`` is what it holds: a list of tensors, or what ``reduction(so_far, tensor)`` has
+    made of them, ``None`` before the first one. Nothing is recorded while ``condition()`` is
+    false. If one of these two raises, a ``RuntimeError`` names the module. Passes of a cockpit's
+    own, such as those of curvature quantities, are not recorded.
+
+    As a context manager, it records until the context is left, also after an exception; what
+    flows later, such as gradients of an earlier forward pass, is not recorded. The data stays, and
+    another context goes on with it.
     """
+
+    _slots: list[_Slot]
+
+    def __new__(cls, *args: object, **kwargs: object) -> Recorder:
+        # There is something to close even if __init__ doesn't like its arguments.
+        recorder = super().__new__(cls)
+        recorder._slots = []
+        return recorder
 
     def __init__(
         self,
         condition: Callable[[], bool] | None = None,
         reduction: Callable[[Any, Tensor], Any] | None = None,
     ) -> None:
+        if condition is not None and not callable(condition):
+            raise TypeError(
+                f"condition={condition!r} is not callable: pass a function without arguments that "
+                "says whether to record"
+            )
+        if reduction is not None and not callable(reduction):
+            raise TypeError(
+                f"reduction={reduction!r} is not callable: pass a function of what there is so far "
+                "and a tensor, such as torch.add"
+            )
         self.condition = condition
         self.reduction = reduction
-        self._slots: list[_Slot] = []
-        self._handles: list[RemovableHandle] = []
+        self._closed = False
 
     @abstractmethod
     def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle: ...
@@ -96,7 +138,7 @@ class Recorder(ABC):
 
         Indices count all modules, whatever their types. ``ValueError`` if nothing fits.
         """
-        return self._add(list(module.modules()), types, indices)
+        return self._add(list(module.named_modules()), types, indices)
 
     @final
     def children(
@@ -106,44 +148,46 @@ class Recorder(ABC):
         indices: int | Iterable[int] | None = None,
     ) -> Self:
         """As ``modules``, of ``module.children()``."""
-        return self._add(list(module.children()), types, indices)
+        return self._add(list(module.named_children()), types, indices)
 
     @final
     def layers(self: Self, module: nn.Module, chosen: Selectors | Selection | None = None) -> Self:
         """Record the selected layers: see ``gradlens.signals.Selection``."""
-        for layer in select(module, selection(chosen)).values():
-            self._watch(layer)
+        self._watch(select(module, selection(chosen)).items())
         return self
 
     def _add(
         self: Self,
-        found: list[nn.Module],
+        found: list[tuple[str, nn.Module]],
         types: type[nn.Module] | Iterable[type[nn.Module]] | None,
         indices: int | Iterable[int] | None,
     ) -> Self:
-        kinds = (types,) if isinstance(types, type) else None if types is None else tuple(types)
-        places = {indices} if isinstance(indices, int) else None if indices is None else {*indices}
+        kinds, places = _kinds(types), _places(indices)
         outside = sorted(place for place in places or () if not 0 <= place < len(found))
         if outside:
             raise ValueError(f"there is no module {outside[0]}: there are {len(found)} of them")
         chosen = [
-            module
-            for place, module in enumerate(found)
+            (name, module)
+            for place, (name, module) in enumerate(found)
             if (kinds is None or isinstance(module, kinds)) and (places is None or place in places)
         ]
         if not chosen:
-            there = ", ".join(sorted({type(module).__name__ for module in found})) or "nothing"
+            there = ", ".join(sorted({type(module).__name__ for _, module in found})) or "nothing"
             raise ValueError(
                 f"no module is of types={types} and at indices={indices}: there is {there}"
             )
-        for module in chosen:
-            self._watch(module)
+        self._watch(chosen)
         return self
 
-    def _watch(self, module: nn.Module) -> None:
-        slot = _Slot(self)
-        self._handles.append(self._register(module, slot))
-        self._slots.append(slot)
+    def _watch(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        if self._closed:
+            raise RuntimeError(
+                "the recorder is closed: add modules before, or in another `with recorder:`"
+            )
+        for name, module in modules:
+            slot = _Slot(self, name, module)
+            slot.handle = self._register(module, slot)
+            self._slots.append(slot)
 
     # What was recorded.
 
@@ -156,32 +200,36 @@ class Recorder(ABC):
         return len(self._slots)
 
     def __getitem__(self, index: int) -> Any:
-        return self._slots[index].data
+        return self._slot(index).data
 
     def __setitem__(self, index: int, value: Any) -> None:
-        self._slots[index].data = value
+        self._slot(index).data = value
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.data)
 
     def samples(self, index: int) -> int:
         """How many samples were recorded in a slot: the lengths of its tensors."""
-        return self._slots[index].samples
+        return self._slot(index).samples
 
     def iter_samples(self) -> Iterator[int]:
         """How many samples were recorded in each slot."""
         return iter([slot.samples for slot in self._slots])
 
     def apply(self: Self, function: Callable[[Any], Any]) -> Self:
-        """Replace what each slot holds by ``function(data)``."""
-        for slot in self._slots:
-            slot.data = function(slot.data)
-        return self
+        """Replace what each slot holds by ``function(data)``, but for ``None``.
+
+        What is recorded later is reduced with that; without a reduction it is appended, to a list
+        that begins with it if it is none. If ``function`` raises, a ``RuntimeError`` names the
+        module and all slots stay as they are.
+        """
+        return self.apply_sample(lambda data, samples: function(data))
 
     def apply_sample(self: Self, function: Callable[[Any, int], Any]) -> Self:
-        """Replace what each slot holds by ``function(data, samples)``."""
-        for slot in self._slots:
-            slot.data = function(slot.data, slot.samples)
+        """As ``apply``, with ``function(data, samples)``."""
+        found = [slot for slot in self._slots if slot.data is not None]
+        for slot, data in zip(found, [_applied(function, slot) for slot in found], strict=True):
+            slot.data = data
         return self
 
     def save(self, path: str | Path, mkdir: bool = False) -> None:
@@ -195,20 +243,31 @@ class Recorder(ABC):
         for index, data in enumerate(self):
             torch.save(data, folder / f"{index}.pt")
 
+    def _slot(self, index: int) -> _Slot:
+        if not -len(self._slots) <= index < len(self._slots):
+            raise IndexError(f"there is no slot {index}: the recorder has {len(self._slots)}")
+        return self._slots[index]
+
     # The end.
 
     def remove(self, index: int) -> Any:
         """Stop recording a module; returns what its slot held. Later slots move up."""
-        slot = self._slots.pop(index)
-        self._handles.pop(index).remove()
+        slot = self._slot(index)
+        self._slots.remove(slot)
+        _stop(slot)
         return slot.data
 
     def close(self) -> None:
         """Stop recording; the data stays."""
-        for handle in self._handles:
-            handle.remove()
+        self._closed = True
+        for slot in self._slots:
+            _stop(slot)
 
     def __enter__(self: Self) -> Self:
+        self._closed = False
+        for slot in self._slots:
+            if slot.handle is None:
+                slot.handle = self._register(slot.module, slot)
         return self
 
     def __exit__(
@@ -222,6 +281,59 @@ class Recorder(ABC):
     def __del__(self) -> None:
         # Whoever keeps no recorder has nothing to close it with.
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} is tied to its modules and can't be copied or pickled: use "
+            "save(), or its data"
+        )
+
+
+def _stop(slot: _Slot) -> None:
+    if slot.handle is not None:
+        slot.handle.remove()
+    slot.handle = None
+    for _, handle in slot.awaited.values():
+        handle.remove()
+    slot.awaited.clear()
+
+
+def _applied(function: Callable[[Any, int], Any], slot: _Slot) -> Any:
+    try:
+        return function(slot.data, slot.samples)
+    except Exception as error:
+        raise RuntimeError(
+            f"apply failed at {slot.name}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _several(values: Any) -> tuple[Any, ...]:
+    several = isinstance(values, Iterable) and not isinstance(values, str)
+    return tuple(values) if several else (values,)
+
+
+def _kinds(
+    types: type[nn.Module] | Iterable[type[nn.Module]] | None,
+) -> tuple[type[nn.Module], ...] | None:
+    if types is None:
+        return None
+    kinds = _several(types)
+    for kind in kinds:
+        if not isinstance(kind, type):
+            raise TypeError(
+                f"types={types!r}: {kind!r} is no class; recorder.layers(model, ...) takes names"
+            )
+    return kinds
+
+
+def _places(indices: int | Iterable[int] | None) -> frozenset[int] | None:
+    if indices is None:
+        return None
+    places = _several(indices)
+    for place in places:
+        if not isinstance(place, int) or isinstance(place, bool):
+            raise TypeError(f"indices={indices!r}: {place!r} is no index, such as 0")
+    return frozenset(places)
 
 
 @final
@@ -255,8 +367,9 @@ class ForwardOutput(Recorder):
 class BackwardInput(Recorder):
     """Records gradients at the tensors that go into modules.
 
-    It is the whole gradient at the tensor, whatever else uses it. A tensor that needs no gradient,
-    such as the input of most first layers, has none to record.
+    It is the whole gradient at the tensor, whatever else uses it, so that one that goes in several
+    times is recorded once for each backward pass. A tensor that needs no gradient, such as the
+    input of most first layers, has none to record.
     """
 
     def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
@@ -274,29 +387,54 @@ class BackwardOutput(Recorder):
 
 
 def _record_input(slot: _Slot, inputs: Any, output: Any) -> None:
-    slot.take_in(first_tensor(inputs))
+    slot.take_in(_first(inputs))
 
 
 def _record_output(slot: _Slot, inputs: Any, output: Any) -> None:
-    slot.take_in(first_tensor(output))
+    slot.take_in(_first(output))
 
 
 def _await_input_gradient(slot: _Slot, inputs: Any, output: Any) -> None:
-    _await_gradient(slot, first_tensor(inputs))
+    _await_gradient(slot, _first(inputs))
 
 
 def _await_output_gradient(slot: _Slot, inputs: Any, output: Any) -> None:
-    _await_gradient(slot, first_tensor(output))
+    _await_gradient(slot, _first(output))
+
+
+def _first(value: Any) -> Tensor | None:
+    found = [*_tensors(value)]
+    return next((t for t in found if t.is_floating_point()), found[0] if found else None)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+        return
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    for part in value if isinstance(value, (tuple, list)) else ():
+        yield from _tensors(part)
 
 
 def _await_gradient(slot: _Slot, tensor: Tensor | None) -> None:
-    if tensor is None or not tensor.requires_grad:
+    if tensor is None or not tensor.requires_grad or not torch.is_grad_enabled():
         return
-    reference = weakref.ref(slot)
+    # A leaf may go in at every step; another tensor may be changed in place, and go in again.
+    place = (id(tensor), 0 if tensor.is_leaf else tensor._version)
+    if place in slot.awaited:
+        return
+    reference, opened = weakref.ref(slot), slot.handle
 
     def take_in(gradient: Tensor) -> None:
         found = reference()
-        if found is not None:
+        if found is not None and found.handle is opened:
             found.take_in(gradient)
 
-    tensor.register_hook(take_in)
+    def forget(_: weakref.ref[Tensor]) -> None:
+        found = reference()
+        if found is not None:
+            found.awaited.pop(place, None)
+
+    slot.awaited[place] = (weakref.ref(tensor, forget), tensor.register_hook(take_in))

@@ -11,7 +11,7 @@ from torch import nn
 
 from gradlens import quantities
 from gradlens.quantities.quantity import Quantity
-from gradlens.schedules import Schedule, linear
+from gradlens.schedules import Linear, linear
 from gradlens.signals.selection import Selector, near
 
 Build: TypeAlias = Callable[..., Quantity]
@@ -55,7 +55,8 @@ QUANTITIES: Mapping[str, tuple[str, Build]] = {
 }
 """By Taiyi's names: that of the series, and the quantity."""
 
-_SCHEDULE = re.compile(r"linear\(\s*(\d+)\s*,\s*(\d+)\s*\)")
+_SCHEDULE = re.compile(r"\s*linear\(\s*(\d+)\s*,\s*(\d+)\s*\)\s*")
+_EXAMPLE = "{'Linear': ['InputMean', ['WeightNorm', 'linear(5,2)']]}"
 
 
 def from_taiyi(config: Mapping[Selector, Entry | Sequence[Entry]]) -> list[Quantity]:
@@ -65,56 +66,83 @@ def from_taiyi(config: Mapping[Selector, Entry | Sequence[Entry]]) -> list[Quant
     name, with names of Taiyi's quantities, at every step or at steps 2, 7, 12, ... They are
     called as in Taiyi, except for what is told by one spectrum, ``InputCovariance`` or
     ``OutputGradientCovariance``; one with another schedule than the first of its name says so.
-    Quantities are found with the same schedule for several selectors become one. ``ValueError``
-    names what isn't known; a selector that matches nothing is one when the cockpit is made.
+    Quantities that are found with the same schedule for several selectors become one.
+    ``TypeError`` or ``ValueError`` names what isn't known; a selector that matches nothing is one
+    when the cockpit is made.
 
     A dead neuron is one whose outputs are all ≤ 0, whereas Taiyi has −2.
     """
-    layers: dict[tuple[str, str], list[Selector]] = {}
+    layers: dict[tuple[str, Linear], list[Selector]] = {}
     builds: dict[str, Build] = {}
     for selector, text, schedule in _entries(config):
-        if text not in QUANTITIES:
-            raise ValueError(f"Taiyi has no quantity {text!r}{near(text, QUANTITIES)}")
-        name, builds[QUANTITIES[text][0]] = QUANTITIES[text]
-        _parsed(schedule, text)
-        chosen = layers.setdefault((name, schedule.replace(" ", "")), [])
+        name, build = _known(text, selector)
+        builds[name] = build
+        chosen = layers.setdefault((name, schedule), [])
         if selector not in chosen:
             chosen.append(selector)
     found: dict[str, Quantity] = {}
     for (name, schedule), selectors in layers.items():
-        series = f"{name}, {schedule or 'every step'}" if name in found else name
-        found[series] = builds[name](_parsed(schedule, name), layers=selectors, name=series)
+        series = f"{name}, {_in_words(schedule)}" if name in found else name
+        found[series] = builds[name](schedule, layers=selectors, name=series)
     return list(found.values())
+
+
+def _known(text: str, selector: Selector) -> tuple[str, Build]:
+    if text in QUANTITIES:
+        return QUANTITIES[text]
+    if _SCHEDULE.fullmatch(text):
+        raise ValueError(
+            f"{text!r} for {selector!r} is a schedule: put it in a list with its quantity, as in "
+            f"[['InputMean', {text!r}]]"
+        )
+    raise ValueError(
+        f"Taiyi has no quantity {text!r}, asked for of {selector!r}{near(text, QUANTITIES)}"
+    )
 
 
 def _entries(
     config: Mapping[Selector, Entry | Sequence[Entry]],
-) -> Iterator[tuple[Selector, str, str]]:
-    """Selector, quantity and schedule, which is empty for every step."""
+) -> Iterator[tuple[Selector, str, Linear]]:
+    """Selector, quantity and schedule."""
+    if not isinstance(config, Mapping):
+        raise TypeError(f"{config!r} is no configuration: pass a dict, such as {_EXAMPLE}")
     for selector, entries in config.items():
         if not isinstance(selector, str) and not (
             isinstance(selector, type) and issubclass(selector, nn.Module)
         ):
             raise TypeError(f"{selector!r} is no layer's name, class, or name of a class")
+        if not isinstance(entries, (str, list, tuple)) or not entries:
+            raise TypeError(
+                f"{entries!r} for {selector!r} is no list of quantities: write, say, {_EXAMPLE}"
+            )
         for entry in [entries] if isinstance(entries, str) else entries:
-            words = [entry] if isinstance(entry, str) else list(entry)
+            words = _words(entry)
             if not 1 <= len(words) <= 2 or not all(isinstance(word, str) for word in words):
                 raise ValueError(
                     f"{entry!r} for {selector!r} is no quantity: use 'Name' or "
                     "['Name', 'linear(interval,offset)']"
                 )
-            yield selector, words[0], words[1] if len(words) == 2 else ""
+            yield selector, words[0], _schedule(words[1], words[0]) if words[1:] else linear(1)
 
 
-def _parsed(schedule: str, quantity: str) -> Schedule:
-    if not schedule:
-        return linear(1)
-    found = _SCHEDULE.fullmatch(schedule.strip())
+def _words(entry: Entry) -> Sequence[str]:
+    if isinstance(entry, str):
+        return [entry]
+    return entry if isinstance(entry, (list, tuple)) else []
+
+
+def _schedule(text: str, quantity: str) -> Linear:
+    found = _SCHEDULE.fullmatch(text)
     if found is None:
         raise ValueError(
-            f"{schedule!r} for {quantity} is no schedule: write 'linear(interval,offset)', such as "
+            f"{text!r} for {quantity} is no schedule: write 'linear(interval,offset)', such as "
             "'linear(5,2)'"
         )
     interval, offset = (int(number) for number in found.groups())
     # Every step is linear(0,0) in Taiyi.
     return linear(max(interval, 1), offset)
+
+
+def _in_words(schedule: Linear) -> str:
+    every = schedule == linear(1)
+    return "every step" if every else f"linear({schedule.interval},{schedule.offset})"

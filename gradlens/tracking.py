@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from gradlens.curvature.backpack_graph import extended_by_backpack
 from gradlens.curvature.loss_curvature import LossCurvature
-from gradlens.individual.undisturbed import undisturbed
 from gradlens.gradient_tracking import StepGradients
 from gradlens.individual.extension import IndividualGradients
 from gradlens.individual.losses import IndividualLosses
+from gradlens.individual.undisturbed import undisturbed
 from gradlens.plain import to_plain
 from gradlens.quantities.quantity import (
     CurvatureQuantity,

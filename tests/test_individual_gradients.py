@@ -14,6 +14,7 @@ import gradlens
 from gradlens.individual import operator as operator_module
 from gradlens.individual.convolution import Convolution
 from gradlens.individual.dense import Dense
+from gradlens.individual.folding import Folded, Order
 from gradlens.individual.gathering import LossReduction
 from gradlens.individual.joined import Joined
 from gradlens.individual.operator import GradientOperator
@@ -249,6 +250,7 @@ def all_subclasses(cls: type) -> set[type]:
     return {cls} | {inner for sub in cls.__subclasses__() for inner in all_subclasses(sub)}
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 def test_every_operator_occurs_in_the_networks_above() -> None:
     seen: set[type] = set()
     for network in NETWORKS.values():
@@ -256,7 +258,7 @@ def test_every_operator_occurs_in_the_networks_above() -> None:
         with gradlens.individual_gradients(model) as gradients:
             model(network.inputs(2)).square().mean().backward()
         seen |= {type(operator) for operator in gradients.values()}
-    assert seen == all_subclasses(GradientOperator) - {GradientOperator, Joined}
+    assert seen == all_subclasses(GradientOperator) - {GradientOperator, Joined, Folded}
 
 
 @pytest.mark.parametrize("piece_bytes", [1, operator_module.PIECE_BYTES], ids=["tiny", "default"])
@@ -277,6 +279,24 @@ def test_joined(network: Network, piece_bytes: int, monkeypatch: pytest.MonkeyPa
         expected = [f * o.dense() for f, o in zip((0.5, 3.0), operators, strict=True)]
         assert_close(joined.dense(), torch.cat(expected))
         assert_equals_dense_twin(joined)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_folded(network: Network, order: Order) -> None:
+    """Rows of six as two samples of three rows each."""
+    torch.manual_seed(0)
+    model = gradlens.extend(network.build().double())
+    with gradlens.individual_gradients(model) as gradients:
+        model(network.inputs(6)).square().sum().backward()
+    for operator in gradients.values():
+        folded = Folded(operator, 2, order)
+        rows = operator.dense()
+        first = order is Order.SAMPLES_FIRST
+        samples = (rows[:3], rows[3:]) if first else (rows[::2], rows[1::2])
+        assert_close(folded.dense(), torch.stack([part.sum(0) for part in samples]))
+        assert_equals_dense_twin(folded)
 
 
 def test_structure_is_kept_where_there_is_a_rule() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -13,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gradlens
 from gradlens import signals
+from gradlens.quantities import HessEigenvalues, NormTest
 from gradlens.recorders import (
     BackwardInput,
     BackwardOutput,
@@ -242,6 +245,261 @@ class Length(nn.Module):
         return len(x)
 
 
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (lambda x: (x.long(), x), torch.float32),
+        (lambda x: [None, {"n": 3, "y": x.double()}], torch.float64),
+        (lambda x: (x > 0, "no number"), torch.bool),
+        (lambda x: x.to(torch.complex64), torch.complex64),
+    ],
+)
+def test_the_first_floating_point_tensor_counts_and_else_the_first(
+    layer: Callable[[Tensor], Any], expected: torch.dtype
+) -> None:
+    class Layer(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return layer(x)
+
+    model = nn.Sequential(Layer())
+    recorder = ForwardOutput().children(model)
+    model(torch.randn(5, 4))
+    assert recorder[0][0].dtype == expected
+    assert recorder.samples(0) == 5
+
+
+def test_indices_that_go_into_an_embedding() -> None:
+    model = nn.Sequential(nn.Embedding(7, 3))
+    before, gradients = ForwardPre().children(model), BackwardOutput().children(model)
+    run(model, torch.tensor([[1, 2], [3, 4]]))
+    assert before[0][0].tolist() == [[1, 2], [3, 4]]
+    assert gradients[0][0].shape == (2, 2, 3)
+
+
+class Shared(nn.Module):
+    """Calls a layer twice, with one tensor or with two."""
+
+    def __init__(self, same: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.same = nn.Linear(4, 4), nn.Linear(4, 2), same
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        return self.second(hidden) + 2 * self.second(hidden if self.same else hidden.tanh())
+
+
+@pytest.mark.parametrize("kind", [ForwardPre, ForwardInput, ForwardOutput, BackwardOutput])
+def test_a_layer_that_is_called_several_times(kind: type[Recorder]) -> None:
+    model = Shared(same=False)
+    recorder = kind().layers(model, "second")
+    for n in (5, 3):
+        run(model, batch(n))
+    assert [len(tensor) for tensor in recorder[0]] == [5, 5, 3, 3]
+    assert recorder.samples(0) == 16
+    assert not torch.equal(recorder[0][0], recorder[0][1])
+
+
+def test_the_gradient_at_a_tensor_that_goes_in_twice_is_recorded_once() -> None:
+    model = Shared(same=True)
+    recorder = BackwardInput().layers(model, "second")
+    inputs = batch()
+    output = model(inputs)
+    (output.square().sum()).backward(retain_graph=True)
+    output.sum().backward()
+    ones = torch.full((5, 2), 3.0)
+    assert len(recorder[0]) == 2
+    torch.testing.assert_close(recorder[0][0], 6 * output @ model.second.weight)
+    torch.testing.assert_close(recorder[0][1], ones @ model.second.weight)
+
+
+def test_an_input_that_is_there_at_every_step_is_recorded_once_a_step(
+    model: nn.Sequential,
+) -> None:
+    recorder = BackwardInput().children(model)
+    learned = batch()
+    for step in range(3):
+        with torch.no_grad():
+            model(learned)  # an evaluation
+        run(model, learned)
+        assert [len(data) for data in recorder] == [step + 1] * 3
+    recorder.close()
+    assert not learned._backward_hooks
+
+
+def test_a_tensor_that_is_changed_in_place_goes_in_again() -> None:
+    class Double(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mul_(2)
+
+    class Fourfold(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 1
+            self.layer(y)
+            return self.layer(y)
+
+    model = Fourfold()
+    before, after = BackwardInput().children(model), BackwardOutput().children(model)
+    model(batch()).sum().backward()
+    assert [float(gradient[0, 0]) for gradient in before[0]] == [2, 4]
+    assert [float(gradient[0, 0]) for gradient in after[0]] == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@every_recorder
+def test_half_precision(kind: type[Recorder], dtype: torch.dtype, model: nn.Sequential) -> None:
+    recorder = kind(reduction=lambda total, new: total.float().sum() + new.float().sum())
+    recorder.children(model.to(dtype))
+    for n in (5, 3):
+        run(model, batch(n).detach().to(dtype).requires_grad_())
+    assert {data.dtype for data in recorder} == {torch.float32}
+    assert [*recorder.iter_samples()] == [8, 8, 8]
+
+
+@pytest.mark.parametrize("kind", [BackwardInput, BackwardOutput])
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_backward_pass_after_the_context_is_not_recorded(
+    kind: type[Recorder], reopened: bool, model: nn.Sequential
+) -> None:
+    inputs = batch()
+    with kind().children(model) as recorder:
+        output = model(inputs)
+    with recorder if reopened else contextlib.nullcontext():
+        output.sum().backward()
+    assert [len(data) for data in recorder] == [0, 0, 0]
+
+
+@every_recorder
+def test_a_context_can_be_entered_again(kind: type[Recorder], model: nn.Sequential) -> None:
+    with kind().children(model) as recorder:
+        run(model, batch())
+    run(model, batch())
+    with recorder:
+        run(model, batch(3))
+    assert [[len(tensor) for tensor in data] for data in recorder] == [[5, 3]] * 3
+    with pytest.raises(RuntimeError, match="the recorder is closed: add modules before"):
+        recorder.children(model)
+    recorder.remove(0)
+    with recorder:
+        run(model, batch(2))
+    assert [*recorder.iter_samples()] == [10, 10]
+
+
+@every_recorder
+@pytest.mark.parametrize("argument", ["condition", "reduction"])
+def test_what_fails_names_the_module(
+    kind: type[Recorder], argument: str, model: nn.Sequential
+) -> None:
+    def fail(*_: object) -> Any:
+        raise KeyError("mine")
+
+    with (
+        kind(**{argument: fail}).children(model, indices=2) as recorder,
+        pytest.raises(RuntimeError, match=rf"{kind.__name__} failed at 2 \(Linear\): KeyError"),
+    ):
+        for _ in range(2):
+            run(model, batch())
+    assert recorder.samples(0) == (5 if argument == "reduction" else 0)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    run(model, batch())
+
+
+def test_what_was_recorded_in_inference_mode_can_be_used_outside(model: nn.Sequential) -> None:
+    recorder = ForwardOutput(reduction=Tensor.add_).children(model)
+    with torch.inference_mode():
+        model(torch.randn(5, 4))
+    model(torch.randn(5, 4))
+    weight = torch.ones(3, requires_grad=True)
+    (recorder[0] * weight).sum().backward()
+    torch.testing.assert_close(weight.grad, recorder[0].sum(0))
+
+
+@every_recorder
+def test_nothing_is_kept_of_the_steps_but_the_data(
+    kind: type[Recorder], model: nn.Sequential
+) -> None:
+    recorder = kind(reduction=lambda so_far, new: new).children(model)
+    for _ in range(20):
+        run(model, batch())
+    assert [len(slot.awaited) for slot in recorder._slots] == [0, 0, 0]
+    assert [len(data) for data in recorder] == [5, 5, 5]
+
+
+def test_batches_of_different_sizes_need_a_reduction_that_takes_them(model: nn.Sequential) -> None:
+    recorder = ForwardOutput(reduction=torch.add).modules(model, types=nn.ReLU)
+    model(torch.randn(5, 4))
+    with pytest.raises(RuntimeError, match=r"failed at 1 \(ReLU\): RuntimeError: The size of"):
+        model(torch.randn(3, 4))
+    assert recorder[0].shape == (5, 3)
+    assert recorder.samples(0) == 5
+
+
+@every_recorder
+def test_recording_goes_on_after_apply(kind: type[Recorder], model: nn.Sequential) -> None:
+    recorder = kind().children(model)
+    for n in (5, 3, 2):
+        run(model, batch(n))
+        recorder.apply(torch.cat)
+    assert [len(data) for data in recorder] == [10, 10, 10]
+    recorder.apply(lambda data: None)
+    run(model, batch())
+    assert [len(data) for data in recorder] == [1, 1, 1]
+
+
+def test_apply_leaves_slots_without_data_and_changes_all_or_none(model: nn.Sequential) -> None:
+    reduced = ForwardOutput(reduction=torch.maximum).children(model)
+    assert reduced.apply(lambda data: data.mean()).data == [None] * 3
+    wanted = iter([True, False, False])
+    recorder = ForwardOutput(condition=lambda: next(wanted)).children(model)
+    model(torch.randn(5, 4))
+    with pytest.raises(RuntimeError, match=r"apply failed at 1 \(ReLU\): .*non-empty"):
+        recorder.apply(torch.cat)
+    assert [len(data) for data in recorder] == [1, 0, 0]
+
+
+def test_copies_of_a_recorder_are_refused(model: nn.Sequential) -> None:
+    recorder = ForwardOutput().children(model)
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="can't be copied or pickled"):
+            copied(recorder)
+    run(model, batch())
+    assert len(recorder[0]) == 1
+
+
+pre: Any = ForwardPre
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "words"),
+    [
+        (lambda m: pre(1, 2, 3), TypeError, "positional arguments"),
+        (lambda m: pre(1), TypeError, "condition=1 is not callable"),
+        (lambda m: pre(None, 2), TypeError, "reduction=2 is not callable"),
+        (lambda m: pre().modules(m, types="Linear"), TypeError, "'Linear' is no class"),
+        (lambda m: pre().modules(m, types=[nn.ReLU, 1]), TypeError, "1 is no class"),
+        (lambda m: pre().modules(m, indices="1"), TypeError, "'1' is no index"),
+        (lambda m: pre().modules(m, indices=[1.0]), TypeError, "1.0 is no index"),
+        (lambda m: pre().modules(m, indices=True), TypeError, "True is no index"),
+        (lambda m: pre().modules(m, indices=1.5), TypeError, "1.5 is no index"),
+        (lambda m: pre().modules(m, types=3), TypeError, "types=3: 3 is no class"),
+        (lambda m: pre().modules(m, indices=-1), ValueError, "no module -1: there are 4"),
+        (lambda m: pre().modules(m, indices=()), ValueError, "no module is of types"),
+        (lambda m: pre().layers(m, []), ValueError, "selects no layers"),
+        (lambda m: pre().children(m)[3], IndexError, "no slot 3: the recorder has 3"),
+        (lambda m: pre().remove(0), IndexError, "no slot 0: the recorder has 0"),
+    ],
+)
+def test_bad_arguments(
+    build: Any, error: type[Exception], words: str, model: nn.Sequential
+) -> None:
+    with pytest.raises(error, match=words):
+        build(model)
+    gc.collect()  # what the recorder leaves behind raises nothing
+
+
 def test_training_is_not_changed(model: nn.Sequential) -> None:
     other, inputs = copy.deepcopy(model), torch.randn(5, 4)
     recorders = [kind().modules(other) for kind in ALL]
@@ -250,3 +508,14 @@ def test_training_is_not_changed(model: nn.Sequential) -> None:
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(p.grad, q.grad)  # type: ignore[arg-type]
     assert all(recorders)
+
+
+def test_passes_of_a_cockpit_are_not_recorded(model: nn.Sequential) -> None:
+    recorder = BackwardOutput().modules(model, indices=0)
+    cockpit = gradlens.Cockpit(model, [HessEigenvalues(), NormTest()])
+    with recorder:
+        loss = model(torch.randn(5, 4)).square().mean()
+        with cockpit(0, loss=loss):
+            loss.backward()
+    assert len(recorder[0]) == 1
+    assert len(cockpit.history["HessEigenvalues"]) == len(cockpit.history["NormTest"]) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -46,6 +47,15 @@ SELECTIONS: dict[str, tuple[Selection, list[str]]] = {
     "only leaves": (selection(["*"], leaf=True), LEAVES),
     "all modules": (selection("*", leaf=False), ["Sequential", "0", *LEAVES[:3], "1", *LEAVES[3:]]),
     "an index of all modules": (selection(1, leaf=False), ["0"]),
+    "a selection": (selection(selection("Conv2d")), ["0.0", "1.0"]),
+    "a selection without some": (selection(selection("Conv2d"), exclude="0.*"), ["1.0"]),
+    "without some, twice": (
+        selection(selection("Conv2d", exclude="0.*"), exclude=nn.Flatten), ["1.0"]
+    ),
+    "a selection down to a depth": (selection(selection(), depth=1), ["0", "1", "2", "3", "4"]),
+    "a selection of leaves": (selection(selection("*", leaf=False), leaf=True), LEAVES),
+    "a string in the class itself": (Selection("Conv2d", nn.Flatten), ["0.0", "1.0"]),  # type: ignore[arg-type]
+    "an empty tuple": (selection(()), LEAVES),
 }  # fmt: skip
 
 
@@ -108,13 +118,71 @@ def test_a_selector_that_matches_nothing_raises_with_near_matches(selector: Any,
             select(model(), chosen)
 
 
-def test_nothing_left_and_nonsense() -> None:
+def test_nothing_left() -> None:
     with pytest.raises(ValueError, match="leaves no layer"):
         select(model(), selection("4", exclude="Linear"))
-    with pytest.raises(TypeError, match=r"1\.5 selects no layers"):
-        selection([1.5])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="depth=0"):
-        selection(depth=0)
+
+
+@pytest.mark.parametrize("depth", [0, -1, True, "1"])
+def test_no_depth(depth: Any) -> None:
+    with pytest.raises(ValueError, match=f"depth={depth!r} selects nothing"):
+        selection(depth=depth)
+
+
+@pytest.mark.parametrize(
+    ("selector", "shown"),
+    [
+        (True, "True"), (3.5, r"3\.5"), (["Linear", 1.5], r"1\.5"), ([None], "None"),
+        ([False], "False"), ([Selection()], r"Selection\("), (torch.zeros(2, 2), "tensor"),
+    ],
+)  # fmt: skip
+def test_what_selects_nothing_is_named(selector: Any, shown: str) -> None:
+    for build in (lambda: selection(selector), lambda: selection(exclude=selector)):
+        with pytest.raises(TypeError, match=f"^{shown}.* selects no layers: use a name") as caught:
+            build()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("nothing", [[], set(), {}])
+def test_an_empty_list_does_not_mean_all(nothing: Any) -> None:
+    with pytest.raises(ValueError, match="selects no layers: leave it out to select all of them"):
+        selection(nothing)
+    with pytest.raises(ValueError, match="selects no layers"):
+        quantities.OutputNorm(layers=nothing)
+    with pytest.raises(ValueError, match="selects no layers"):
+        quantities.ParameterNorm(layers=nothing)
+    assert selection(exclude=nothing) == Selection()
+
+
+def test_modules_themselves() -> None:
+    network: Any = model()
+    assert list(select(network, selection(network[4]))) == ["4"]
+    assert list(select(network, selection([network[0], network[3]]))) == ["0", "3"]
+    assert list(select(network, selection(network))) == ["Sequential"]
+    without = selection(exclude=[*network[0], network[2]])
+    assert list(select(network, without)) == ["1.0", "1.1", "3", "4"]
+    with pytest.raises(ValueError, match="the Linear that is to be selected is not in the model"):
+        select(network, selection(nn.Linear(8, 3)))
+    for hidden in (selection(network[0][0], depth=1), selection(network[0], leaf=True)):
+        with pytest.raises(ValueError, match="is inside a layer, or no leaf"):
+            select(network, hidden)
+
+
+def test_a_predicate_that_fails_is_named_with_the_layer() -> None:
+    def wide(module: Any) -> bool:
+        return bool(module.out_features > 2)
+
+    with pytest.raises(ValueError, match=r"the predicate wide failed for layer 0\.0 \(Conv2d\)"):
+        select(model(), selection(wide))
+
+
+@pytest.mark.parametrize("kind", ["OutputNorm", "ParameterNorm", "UpdateGeometry"])
+def test_exclude_applies_beside_a_selection(kind: str) -> None:
+    chosen = selection(["Conv2d", "Linear"])
+    quantity = getattr(quantities, kind)(layers=chosen, exclude="0.0")
+    gradlens.Cockpit(model(), [quantity])
+    found = quantity.modules if kind == "OutputNorm" else quantity.chosen
+    assert {name.removesuffix(".weight").removesuffix(".bias") for name in found} == {"1.0", "4"}
 
 
 def test_attention_and_parametrised_layers_are_leaves() -> None:
@@ -127,6 +195,14 @@ def test_attention_and_parametrised_layers_are_leaves() -> None:
 
 def test_the_model_itself_goes_by_its_class() -> None:
     assert list(select(nn.Linear(2, 2), selection())) == ["Linear"]
+    child = nn.Sequential(OrderedDict(Sequential=nn.Linear(2, 2)))
+    assert list(select(child, selection("Sequential"))) == ["Sequential"]
+    assert list(select(child, selection(child))) == ["Sequential (itself)"]
+
+
+def test_only_what_torch_calls_parametrizations_is_hidden() -> None:
+    network = nn.Sequential(OrderedDict(my_parametrizations=nn.Linear(2, 2)))
+    assert list(select(network, selection())) == ["my_parametrizations"]
 
 
 @pytest.mark.parametrize(

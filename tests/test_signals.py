@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
+import json
 import math
 import pickle
 import warnings
@@ -20,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import gradlens
 from gradlens import Cockpit, History, quantities, schedules
 from gradlens.aggregation import numbers
+from gradlens.layer_tracking import steps_to_expect
 from gradlens.quantities import InputNorm, OutputGradientGeometry, OutputNorm, Quantity
 from gradlens.signals import Active, Gram, Maxima, Moments, SignalReduction, Size
 from gradlens.signals.axes import find_axes
@@ -234,6 +237,11 @@ def test_gradients_are_those_before_operations_in_place(model: nn.Sequential) ->
         (lambda: nn.Embedding(9, 4), (3, 5, 4), (3, 5, 4)),
         (lambda: nn.ReLU(), (3, 4, 5), (3, 5, 4)),
         (lambda: nn.ReLU(), (3,), (3, 1, 1)),
+        (lambda: nn.LSTM(2, 4), (5, 4), (1, 5, 4)),
+        (lambda: nn.GRU(2, 4, batch_first=True), (5, 4), (1, 5, 4)),
+        (lambda: nn.GRUCell(2, 4), (3, 4), (3, 1, 4)),
+        (lambda: nn.MultiheadAttention(4, 2), (5, 4), (1, 5, 4)),
+        (lambda: nn.TransformerEncoderLayer(4, 2), (5, 3, 4), (3, 5, 4)),
     ],
 )
 def test_samples_positions_and_features(
@@ -252,6 +260,67 @@ def test_activations_have_their_features_where_the_layer_before_has_them() -> No
                 "1.2": True, "1.3": True}  # fmt: skip
     assert {name: last[name] for name in expected} == expected
     assert find_axes(words)[words[0]].channel_last
+
+
+@pytest.mark.parametrize(
+    ("place", "shape", "places"),
+    [
+        ("1", (7, 2, 3), (1, 6, 7)),
+        ("2", (7, 2, 3), (1, 6, 7)),
+        ("1", (3, 7, 2), (3, 2, 7)),
+        ("1", (3, 7, 2, 5), (3, 10, 7)),
+        ("1", (7, 7, 2), (7, 2, 7)),
+        ("3", (3, 14), (3, 1, 14)),
+    ],
+)
+def test_a_single_sample_is_known_behind_convolutions(
+    place: str, shape: tuple[int, ...], places: tuple[int, ...]
+) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 7, 1), nn.ReLU(), nn.MaxPool2d(1), nn.Flatten())
+    axes = find_axes(model)[model.get_submodule(place)]
+    assert axes.samples(torch.zeros(shape)).shape == places
+
+
+def test_a_matrix_behind_a_convolution_of_one_axis_is_a_batch() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 7, 1), nn.ReLU(), nn.Flatten())
+    assert find_axes(model)[model[2]].samples(torch.zeros(7, 14)).shape == (7, 1, 14)
+
+
+class TimeFirst(nn.Module):
+    def __init__(self, transposed: bool = False) -> None:
+        super().__init__()
+        self.front = nn.Linear(4, 4)
+        self.rnn = nn.GRU(4, 3)
+        self.activation = nn.ReLU()
+        self.head = nn.Linear(3, 2)
+        self.transposed = transposed
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.activation(self.rnn(self.front(x))[0])
+        return self.head(states.transpose(0, 1) if self.transposed else states)
+
+
+def test_samples_around_a_time_first_layer_are_where_it_has_them() -> None:
+    torch.manual_seed(0)
+    model, inputs = TimeFirst(), torch.randn(7, 5, 4)
+    cockpit = Cockpit(model, [OutputNorm()])
+    step(cockpit, 0, inputs)
+    found = norms(cockpit.history, 0)
+    states = model.rnn(model.front(inputs))[0]
+    expected = {"front": model.front(inputs), "rnn": states, "head": model.head(states.relu())}
+    for name, output in expected.items():
+        assert found[name] == pytest.approx(mean_norm(output.movedim(1, 0))), name
+    assert not cockpit.history.notes
+
+
+def test_samples_that_are_elsewhere_are_noted() -> None:
+    inputs = torch.randn(7, 5, 4)
+    cockpit = Cockpit(TimeFirst(transposed=True), [InputNorm()])
+    step(cockpit, 0, inputs)
+    assert not cockpit.history.notes
+    cockpit = Cockpit(TimeFirst(transposed=True), [OutputNorm()])
+    with pytest.warns(UserWarning, match="in the output of head, whose norms by sample"):
+        step(cockpit, 0, inputs)
 
 
 def test_channel_last_is_what_the_user_says() -> None:
@@ -313,6 +382,10 @@ def test_calls_that_do_not_fit_together_are_undefined() -> None:
     assert "larger batches" in found.reason
     found = gram.merge([gram.reduce(wide), gram.reduce(other)])
     assert isinstance(found, Undefined)
+    assert "larger batches" in found.reason
+    found = gram.merge([gram.reduce(small), gram.reduce(wide)])
+    assert isinstance(found, Undefined)
+    assert "different numbers of features" in found.reason
 
 
 def test_a_gram_matrix_is_the_smaller_one_and_in_double_precision() -> None:
@@ -402,6 +475,145 @@ def test_checkpoints_count_once(
     assert norms(cockpit.history, 0)["first"] == pytest.approx(mean_norm(whole.first(inputs)))
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("layers", ["rest.0", "rest.1", ("rest.0", "rest.2"), "rest.end"])
+def test_layers_inside_a_checkpoint_count_once(layers: Any, reentrant: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self, checkpointed: bool) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(2, 2)
+            self.rest = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+            self.rest.register_module("end", nn.Tanh())
+            self.checkpointed = checkpointed
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            for _ in range(2):
+                x = x.repeat(1, 2)[:, :4]
+                if self.checkpointed:
+                    x = checkpoint(self.rest, x, use_reentrant=reentrant)
+                else:
+                    x = self.rest(x)
+            return self.last(x)
+
+    inputs, histories = torch.randn(5, 4), []
+    for checkpointed in (True, False):
+        torch.manual_seed(0)
+        tracked = [
+            OutputNorm(layers=layers),
+            InputNorm(layers=layers),
+            OutputGradientGeometry(layers=layers, correlation=False),
+        ]
+        cockpit = Cockpit(Net(checkpointed), tracked)
+        step(cockpit, 0, inputs)
+        histories.append(cockpit.history)
+    for name in histories[0].names:
+        found, expected = (dict(numbers(history[name][0])) for history in histories)
+        assert found
+        assert found == pytest.approx(expected, rel=1e-5), name
+
+
+class Parts(nn.Module):
+    """Layers that the user calls one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(3, 1)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_layers_that_are_called_by_themselves_for_other_purposes(frozen: bool) -> None:
+    model, inputs = Parts(), torch.randn(5, 4)
+    model.a.requires_grad_(not frozen)
+    cockpit = Cockpit(model, [OutputNorm()])
+    with torch.no_grad() if frozen else contextlib.nullcontext():
+        model.b(model.a(torch.randn(50, 4)))
+    loss = model.b(model.a(inputs)).square().mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+        model.b(model.a(inputs))
+    hidden = model.a(inputs)
+    expected = {"a": mean_norm(hidden), "b": mean_norm(model.b(hidden))}
+    assert norms(cockpit.history, 0) == pytest.approx(expected)
+
+
+def test_layers_that_run_without_gradients_say_so() -> None:
+    class Teacher(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher, self.student = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                target = self.teacher(x)
+            return self.student(x) - target
+
+    cockpit, inputs = Cockpit(Teacher(), [OutputNorm()]), torch.randn(5, 4)
+    step(cockpit, 0, inputs)
+    assert "cockpit.evaluation" in norms(cockpit.history, 0)["teacher"].reason
+    assert norms(cockpit.history, 0)["student"] > 0
+    assert not cockpit.history.notes
+
+
+def test_several_backward_passes_through_one_call_add_up(model: nn.Sequential) -> None:
+    tracked = [
+        OutputGradientGeometry(),
+        OutputGradientGeometry(correlation=False, name="reduced at once"),
+        OutputNorm(),
+    ]
+    cockpit, inputs = Cockpit(model, tracked), torch.randn(5, 4)
+    outputs = model(inputs)
+    first, second = outputs.square().mean(), outputs.sum()
+    with cockpit(0, loss=first):
+        first.backward(retain_graph=True)
+        second.backward()
+    gradient = torch.autograd.grad(
+        (leaf := outputs.detach().requires_grad_()).square().mean() + leaf.sum(), leaf
+    )[0]
+    found = norms(cockpit.history, 0, "OutputGradientGeometry")["2"]["norm"]
+    assert found == pytest.approx(gradient.norm().item())
+    assert "sum of the losses" in norms(cockpit.history, 0, "reduced at once")["2"].reason
+    assert norms(cockpit.history, 0)["2"] == pytest.approx(mean_norm(outputs))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_backward_pass_that_makes_the_loss_is_not_the_steps(
+    model: nn.Sequential, inside: bool
+) -> None:
+    cockpit = Cockpit(model, [OutputGradientGeometry(), OutputNorm()])
+    inputs = torch.randn(5, 4, requires_grad=True)
+
+    def penalised(outputs: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+        return outputs.square().sum() + slope.square().sum()
+
+    outputs = model(inputs)
+    loss = None if inside else penalised(outputs)
+    with cockpit(0):
+        (penalised(outputs) if loss is None else loss).backward()
+    found = norms(cockpit.history, 0, "OutputGradientGeometry")["2"]
+    if inside:
+        assert "several backward passes" in found.reason
+    else:
+        assert found["norm"] == pytest.approx(2 * outputs.norm().item())
+    assert norms(cockpit.history, 0)["2"] == pytest.approx(mean_norm(outputs))
+
+
+def test_a_layer_of_several_widths_says_what_to_do() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.relu = nn.Linear(4, 3), nn.Linear(3, 2), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.relu(self.b(self.relu(self.a(x))))
+
+    cockpit = Cockpit(Shared(), [quantities.OutputActivation(), OutputNorm()])
+    step(cockpit, 0, torch.randn(5, 4))
+    assert "its own ReLU" in norms(cockpit.history, 0, "OutputActivation")["relu"].reason
+    assert norms(cockpit.history, 0)["relu"] > 0
+
+
 def test_other_quantities_do_not_disturb() -> None:
     """Individual gradients run layers again, curvature runs further backward passes."""
     others: list[Callable[[], Quantity]] = [
@@ -475,6 +687,153 @@ def test_a_step_can_be_announced(model: nn.Sequential, where: str) -> None:
     assert [*cockpit.history["OutputNorm"]] == [0, 10]
     expected = mean_norm(model[0](inputs))
     assert norms(cockpit.history, 10)["0"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("order", ["passes first", "in turn"])
+def test_a_step_may_have_several_forward_passes(model: nn.Sequential, order: str) -> None:
+    cockpit, parts = Cockpit(model, [OutputNorm(schedules.linear(10))]), torch.randn(2, 5, 4)
+    for number in (0, 1, 10):
+        losses = []
+        for place, part in enumerate(parts):
+            with cockpit.forward(number):
+                losses.append(model(part).square().mean())
+            if order == "in turn":
+                with cockpit(number, loss=losses[-1], accumulating=place == 0):
+                    losses[-1].backward()
+        if order == "passes first":
+            loss = sum(losses)
+            with cockpit(number, loss=loss):
+                loss.backward()
+    for number in (0, 10):
+        expected = mean_norm(model[0](parts.flatten(0, 1)))
+        assert norms(cockpit.history, number)["0"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_forward_pass_can_be_announced_within_the_context(
+    model: nn.Sequential, announced: bool
+) -> None:
+    cockpit, inputs = Cockpit(model, [OutputNorm()]), torch.randn(5, 4)
+    with cockpit(0):
+        with cockpit.forward(0) if announced else contextlib.nullcontext():
+            loss = model(inputs).square().mean()
+        loss.backward()
+    assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(model[0](inputs)))
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_micro_batches_that_are_left_over_belong_to_no_step(
+    model: nn.Sequential, announced: bool
+) -> None:
+    tracked = [OutputNorm(), OutputGradientGeometry(correlation=False)]
+    cockpit, parts = Cockpit(model, tracked), torch.randn(6, 5, 4)
+
+    def backward(number: int, part: Tensor, accumulating: bool) -> None:
+        with cockpit.forward(number) if announced else contextlib.nullcontext():
+            loss = model(part).square().mean()
+        with cockpit(number, loss=loss, accumulating=accumulating):
+            loss.backward()
+
+    backward(0, parts[0], accumulating=False)
+    backward(1, parts[1], accumulating=True)
+    backward(1, parts[2], accumulating=True)
+    with pytest.warns(UserWarning, match="2 micro-batches of step 1 have no values"):
+        backward(2, parts[3], accumulating=True)
+    backward(2, parts[4], accumulating=False)
+    backward(3, parts[5], accumulating=False)
+    assert [*cockpit.history["OutputNorm"]] == [0, 2, 3]
+    linear = model[0](parts[3:5].flatten(0, 1))
+    assert norms(cockpit.history, 2)["0"] == pytest.approx(mean_norm(linear))
+    loss = 2 * model[1:](linear.clone()).square().mean()
+    gradient = torch.autograd.grad(loss, linear)[0]
+    found = norms(cockpit.history, 2, "OutputGradientGeometry")["0"]["norm"]
+    assert found == pytest.approx(gradient.norm().item())
+    assert norms(cockpit.history, 3)["0"] == pytest.approx(mean_norm(model[0](parts[5])))
+
+
+def test_steps_left_over_that_looked_for_nothing_are_no_reason(model: nn.Sequential) -> None:
+    cockpit = Cockpit(model, [OutputNorm(schedules.linear(2))])
+    for number, accumulating in ((0, False), (1, True), (2, False), (3, False), (4, False)):
+        loss = model(torch.randn(5, 4)).square().mean()
+        with cockpit(number, loss=loss, accumulating=accumulating):
+            loss.backward()
+    assert "cockpit.forward(2)" in norms(cockpit.history, 2)["0"].reason
+    assert norms(cockpit.history, 4)["0"] > 0
+    assert not cockpit.history.notes
+
+
+def test_a_table_may_end_with_the_training(model: nn.Sequential) -> None:
+    table = [True, False, True]
+    cockpit = Cockpit(model, [OutputNorm(lambda number: table[number])])
+    for number in range(3):
+        step(cockpit, number, torch.randn(5, 4))
+    assert [*cockpit.history["OutputNorm"]] == [0, 2]
+    with pytest.raises(IndexError):
+        step(cockpit, 3, torch.randn(5, 4))
+
+
+@pytest.mark.parametrize(
+    ("past", "expected"),
+    [
+        ([], ()),
+        ([5], ()),
+        ([5, 5], ()),
+        ([0, 1], (2,)),
+        ([0, 10, 20], (30,)),
+        ([0, 10, 11], (12,)),
+        ([3, 4, 4], (4, 5)),
+        ([4, 4, 5], (5, 6)),
+        ([7, 7, 7], ()),
+    ],
+)
+def test_which_steps_may_follow(past: list[int], expected: tuple[int, ...]) -> None:
+    assert steps_to_expect(past) == expected
+
+
+def test_a_step_may_have_several_contexts_of_which_the_last_one_counts(
+    model: nn.Sequential, tmp_path: Path
+) -> None:
+    run = tmp_path / "run.jsonl"
+    cockpit = Cockpit(model, [OutputNorm(schedules.linear(4))], run=run)
+    expected = []
+    with pytest.warns(UserWarning, match="give each context a step of its own|keeps both") as said:
+        for number in range(9):
+            for _ in range(2):
+                inputs = torch.randn(5, 4)
+                step(cockpit, number, inputs)
+                if number % 4 == 0:
+                    expected.append(pytest.approx(mean_norm(model[0](inputs))))
+    cockpit.close()
+    assert len(said) == 1
+    found = [norms(cockpit.history, number)["0"] for number in (0, 4, 8)]
+    assert found == expected[1::2]
+    lines = [json.loads(line) for line in run.read_text().splitlines()]
+    written = [line["values"]["OutputNorm"]["layers"]["0"] for line in lines if "values" in line]
+    assert written == expected
+
+
+def test_two_networks_in_turn_have_a_cockpit_each() -> None:
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(3, 4), nn.Linear(4, 1)
+    sparse = schedules.linear(2)
+    cockpits = [
+        Cockpit(net, [OutputNorm(sparse), InputNorm(sparse)]) for net in (generator, critic)
+    ]
+    for number in range(5):
+        noise, real = torch.randn(5, 3), torch.randn(6, 4)
+        fake = generator(noise)
+        loss = critic(real).mean() - critic(fake.detach()).mean()
+        with cockpits[1](number, loss=loss):
+            loss.backward()
+        loss = critic(fake).mean()
+        with cockpits[0](number, loss=loss):
+            loss.backward()
+        if number % 2 == 0:
+            found = [norms(c.history, number, "InputNorm") for c in cockpits]
+            assert found[0]["Linear"] == pytest.approx(noise.norm().item())
+            both = torch.cat([real, fake]).norm().item()
+            assert found[1]["Linear"] == pytest.approx(both)
+            assert norms(cockpits[0].history, number)["Linear"] == pytest.approx(mean_norm(fake))
 
 
 def test_micro_batches_of_a_step_count_together(model: nn.Sequential) -> None:
@@ -584,6 +943,42 @@ def test_an_evaluation_between_forward_and_backward_changes_nothing(model: nn.Se
     assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(model[0](inputs)))
 
 
+def test_evaluations_of_one_step_count_together(model: nn.Sequential) -> None:
+    tracked = [OutputNorm(), quantities.InputCovariance(), quantities.RankMe()]
+    cockpit, batches = Cockpit(model, tracked), torch.randn(3, 9, 4)
+    for number in range(2):
+        with cockpit.evaluation(number), torch.no_grad():
+            for batch in batches:
+                model(batch)
+        names = [f"{quantity.name} (evaluation)" for quantity in tracked]
+        together = {name: cockpit.history[name][number] for name in names}
+        step(cockpit, number + 10, torch.randn(2, 4))
+        for batch in batches:
+            with torch.inference_mode(), cockpit.evaluation(number):
+                model(batch)
+            with cockpit.evaluation(number, "test"):
+                model(torch.zeros(2, 4))
+        for name, record in together.items():
+            found = dict(numbers(cockpit.history[name][number]))
+            assert found == pytest.approx(dict(numbers(record))), name
+    zeros = mean_norm(model[0](torch.zeros(2, 4)))
+    assert norms(cockpit.history, 1, "OutputNorm (test)")["0"] == pytest.approx(zeros)
+    source = cockpit.history.sources["OutputNorm (test)"]
+    assert source.view.title == "Output norm (test)"
+
+
+def test_an_evaluation_has_notes_and_a_name_of_its_own() -> None:
+    model = Odd()
+    cockpit = Cockpit(model, [OutputNorm(layers="idle")])
+    with pytest.warns(UserWarning, match="validation: no layer was called in this context"):
+        with cockpit.evaluation(3, "validation"):
+            pass
+    assert [note.step for note in cockpit.history.notes] == [3]
+    for name in ("epoch", "window"):
+        with pytest.raises(ValueError, match="aggregates"), cockpit.evaluation(0, name):
+            pass
+
+
 def test_an_evaluation_of_nothing_says_what_to_track(model: nn.Sequential) -> None:
     for tracked in ([quantities.GradNorm()], [OutputGradientGeometry()]):
         cockpit = Cockpit(copy.deepcopy(model), tracked)
@@ -691,11 +1086,23 @@ def test_hooks_go_with_the_cockpit(model: nn.Sequential) -> None:
     gradlens.extend(model)
     before = hooks(model)
     cockpit = Cockpit(model, [OutputNorm(), InputNorm()])
-    assert hooks(model) == before + 7
+    assert hooks(model) == before + 8
     cockpit.close()
     assert hooks(model) == before
     cockpit = Cockpit(model, [OutputNorm()])
     del cockpit
+    gc.collect()
+    assert hooks(model) == before
+
+
+def test_hooks_go_with_a_cockpit_that_refers_to_itself(model: nn.Sequential) -> None:
+    gradlens.extend(model)
+    before = hooks(model)
+    cockpit = Cockpit(model, [OutputNorm(), InputNorm(), quantities.UpdateGeometry()])
+    step(cockpit, 0, torch.randn(5, 4))
+    kept: dict[str, Any] = {"cockpit": cockpit}
+    kept["itself"] = kept
+    del kept, cockpit
     gc.collect()
     assert hooks(model) == before
 

@@ -86,6 +86,23 @@ def test_every_quantity_of_taiyi(name: str) -> None:
         ({"Linear": [["WeightNorm", 5]]}, ValueError, "is no quantity"),
         ({"Linear": [["WeightNorm", "linear(1,0)", "x"]]}, ValueError, "is no quantity"),
         ({"Linear": [[]]}, ValueError, "is no quantity"),
+        ({"Linear": [[], "WeightNorm"]}, ValueError, r"\[\] for 'Linear' is no quantity"),
+        ({"Linear": [None]}, ValueError, "None for 'Linear' is no quantity"),
+        ({"Linear": None}, TypeError, "None for 'Linear' is no list of quantities"),
+        ({"Linear": 3}, TypeError, "3 for 'Linear' is no list of quantities"),
+        ({"Linear": []}, TypeError, r"\[\] for 'Linear' is no list of quantities"),
+        ({"Linear": {"WeightNorm": "linear(5,2)"}}, TypeError, "is no list of quantities"),
+        (None, TypeError, "None is no configuration: pass a dict, such as"),
+        (["WeightNorm"], TypeError, "is no configuration"),
+        ({"Linear": ["WeightNorm", "linear(5,2)"]}, ValueError, "'Linear' is a schedule: put it"),
+        (
+            {"Linear": [["WeightNorm", "linear(a,b)"]]},
+            ValueError,
+            r"'linear\(a,b\)' for WeightNorm",
+        ),
+        ({"Linear": [["WeightNorm", "linear(-1,0)"]]}, ValueError, "is no schedule"),
+        ({"Linear": [["WeightNorm", ""]]}, ValueError, "'' for WeightNorm is no schedule"),
+        ({"Linear": ["weightnorm"]}, ValueError, "asked for of 'Linear': did you mean WeightNorm"),
         ({3: ["WeightNorm"]}, TypeError, "3 is no layer's name"),
         ({nn.functional.relu: ["WeightNorm"]}, TypeError, "is no layer's name"),
     ],
@@ -93,6 +110,18 @@ def test_every_quantity_of_taiyi(name: str) -> None:
 def test_bad_configurations(config: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         from_taiyi(config)
+
+
+def test_one_schedule_in_several_spellings_is_one_series() -> None:
+    entries = ["WeightNorm", ["WeightNorm", "linear(0,0)"], ["WeightNorm", "linear(1, 0)"]]
+    more = [["WeightNorm", "linear(3,1)"], ["WeightNorm", " linear( 03,1 ) "]]
+    found = from_taiyi({"Conv2d": [*more, *entries]})
+    assert [quantity.name for quantity in found] == ["WeightNorm", "WeightNorm, every step"]
+
+
+def test_layers_without_weights_are_found_by_the_cockpit() -> None:
+    with pytest.raises(ValueError, match=r"WeightNorm: .*'weight' \(there is none\)"):
+        gradlens.Cockpit(network(), from_taiyi({nn.Flatten: ["WeightNorm"]}))
 
 
 def test_a_layer_that_is_not_there_is_found_by_the_cockpit() -> None:

@@ -22,6 +22,8 @@ from torch.nn.modules.loss import _Loss
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves, tree_map
 
+from gradlens.individual.pausable import Pausable
+
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
@@ -71,10 +73,8 @@ def known_gradient(call: LayerCall) -> tuple[int, Tensor]:
     return next((i, g) for i, g in enumerate(call.grad_outputs) if g is not None)
 
 
-class CallListener(ABC):
+class CallListener(Pausable, ABC):
     """Whoever wants to hear of completed calls, unless ``paused``."""
-
-    paused = False
 
     @abstractmethod
     def receive(self, call: LayerCall) -> None:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
+from gradlens.individual.pausable import ListeningHook, Pausable
 from gradlens.individual.tap import taps_of
 
 
 @contextmanager
 def undisturbed(model: nn.Module | None) -> Iterator[None]:
-    """Who listens to the model's layers hears nothing of backward passes inside the context.
+    """Who listens to the model's layers hears nothing of passes inside the context.
 
     And buffers are as before it afterwards. Hooks of the user's own on activations and modules
     can't be switched off, and do run.
     """
-    taps = [] if model is None else taps_of(model)
-    listeners = [each for tap in taps for each in tap.listeners if not each.paused]
+    listeners = [] if model is None else [each for each in _listeners(model) if not each.paused]
     for listener in listeners:
         listener.paused = True
     try:
@@ -27,6 +28,16 @@ def undisturbed(model: nn.Module | None) -> Iterator[None]:
     finally:
         for listener in listeners:
             listener.paused = False
+
+
+def _listeners(model: nn.Module) -> Iterator[Pausable]:
+    for tap in taps_of(model):
+        yield from tap.listeners
+    for module in model.modules():
+        hooks: list[Any] = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        for hook in hooks:
+            if isinstance(hook, ListeningHook) and hook.listener is not None:
+                yield hook.listener
 
 
 @contextmanager

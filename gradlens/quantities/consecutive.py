@@ -53,8 +53,7 @@ class Consecutive:
 
 def cosine(first: Tensor, second: Tensor) -> float:
     """⟨a, b⟩/(‖a‖·‖b‖)."""
-    lengths = [torch.linalg.vector_norm(one.flatten(), dtype=_precision(one)) for one in
-               (first, second)]  # fmt: skip
+    lengths = [norm(one) for one in (first, second)]
     if not all(float(length) for length in lengths):
         return Undefined("one of the two steps is zero")
     units = [one.flatten().to(length.dtype) / length for one, length in
@@ -65,20 +64,24 @@ def cosine(first: Tensor, second: Tensor) -> float:
     return min(max(value, -1.0), 1.0)
 
 
-def _precision(tensor: Tensor) -> torch.dtype:
-    half = tensor.dtype in (torch.float16, torch.bfloat16)
-    return torch.float32 if half else tensor.dtype
-
-
 def geometry(
     name: str, tensor: Tensor, normalize: bool, steps: Consecutive | None
 ) -> dict[str, Any]:
-    """Norm or RMS of a tensor; with ``steps``, which will keep it, also its correlation."""
-    size = norm(tensor)
+    """Norm or RMS of a tensor; with ``steps``, which will keep it, also its correlation.
+
+    The correlation of complex numbers is that of their real and imaginary parts.
+    """
+    parts = real_parts(tensor)
+    size = norm(parts)
     found: dict[str, Any] = {"norm": size}
     if normalize:
         found = {"rms": size / max(tensor.numel(), 1) ** 0.5}
-    return found if steps is None else found | {"correlation": steps.correlation(name, tensor)}
+    return found if steps is None else found | {"correlation": steps.correlation(name, parts)}
+
+
+def real_parts(tensor: Tensor) -> Tensor:
+    """Real and imaginary parts of complex numbers along a new last axis; others as they are."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def mean_correlation(parts: Mapping[str, Any]) -> dict[str, float]:

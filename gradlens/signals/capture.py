@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.signals.axes import Axes, find_axes
-from gradlens.signals.layer_signals import LayerSignals
+from gradlens.signals.layer_signals import LayerSignals, merged
 from gradlens.signals.signal import Request, Signal, first_tensor
 from gradlens.undefined import Undefined
 
@@ -25,6 +26,14 @@ UNHEARD = (
     "inside `with cockpit.forward({step}):`, or inside the step's own context"
 )
 UNREACHED = "no backward pass went through the layer inside the step's context"
+GRADLESS = (
+    "the layer ran without gradients alone (torch.no_grad): look at it inside "
+    "`with cockpit.evaluation(...):`"
+)
+SEVERAL = (
+    "several backward passes went through one call of the layer, whose gradient is their sum: "
+    "call backward once, on the sum of the losses"
+)
 NEEDS_NONE = "the {} needs no gradient"
 INDEPENDENT = "the loss doesn't depend on the {}"
 NO_CALL = (
@@ -33,15 +42,39 @@ NO_CALL = (
 )
 
 
+MISPLACED = (
+    "with batch_first=False, samples are in axis 1, also where layers around don't say where; they "
+    "seem to be elsewhere in the output of {layers}, whose norms by sample are mixed up: use "
+    "batch_first=True"
+)
+NOTHING_EVALUATED = "no layer was called in this context"
+
+Passage = tuple[int, int]
+"""A forward pass, and the backward pass that it runs in, if it is a checkpoint's second one."""
+
+
 @dataclass
 class _Call:
-    """One call of a layer; ``reached`` once the backward pass of the step goes through it."""
+    """One call of a layer; ``reached`` once the backward pass of the step goes through it.
+
+    ``told`` if that can be told of it alone: it needs no gradient, and it isn't the model that has
+    called the layer. ``doubtful`` if a backward pass went through it that can be differentiated,
+    perhaps only to make the loss. ``samples`` is the length of axis 1 of three, if they are there.
+    """
 
     layer: str
-    passage: int
-    values: dict[Request, list[Any]] = field(default_factory=dict)
+    passage: Passage
+    values: dict[Request, Any] = field(default_factory=dict)
     flaws: dict[Signal, str] = field(default_factory=dict)
     reached: bool = False
+    told: bool = False
+    doubtful: bool = False
+    samples: int | None = None
+
+    @property
+    def tells_samples_apart(self) -> bool:
+        """Whether somebody asks for more than all samples together."""
+        return any(r.signal is Signal.OUTPUT and r.reduction.by_sample for r in self.values)
 
 
 class SignalCapture:
@@ -49,8 +82,8 @@ class SignalCapture:
 
     A forward pass outside a step's context is watched for the step that is ``expect``ed. Of the
     calls that it sees, those count that the step's backward pass goes through, and those of the
-    same pass through the model that need no gradient. Nothing of a call is kept but its reduced
-    values, and these for one step.
+    same pass through the model that it doesn't. A checkpoint's second forward pass counts as a
+    pass of its own. Nothing of a call is kept but its reduced values, and these for one step.
     """
 
     def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module], wanted: Wanted) -> None:
@@ -61,33 +94,49 @@ class SignalCapture:
         self._heard: dict[str, frozenset[Request]] = {}
         self._calls: list[_Call] = []
         self._running: dict[str, list[_Call]] = {}
+        self._gradless: set[str] = set()
         self._passage = 0
+        self._inside_model = False
         self._in_backward = False
         self._scale = 1.0
         self._evaluating = False
-        self._handles = list(_hooks(model, self.modules, wanted, weakref.ref(self)))
+        hooks = list(_hooks(model, self.modules, wanted, weakref.ref(self)))
+        self._remove_hooks = weakref.finalize(self, _remove, hooks)
+        self._remove_hooks.atexit = False
 
     def close(self) -> None:
-        """Take all hooks off the model."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def __del__(self) -> None:
-        self.close()
+        """Take all hooks off the model, as happens by itself when nobody has a capture any more."""
+        self._remove_hooks()
 
     # What the cockpit says.
 
     def expect(self, wanted: Wanted) -> None:
         """Forget what was seen, and look from now on for what the next step wants."""
-        self._forget()
-        self._in_backward = False
+        self._forget(self._calls)
+        self._calls, self._running, self._gradless = [], {}, set()
+        self._in_backward = self._inside_model = False
         self._heard = dict(wanted)
         self._wanted = wanted
 
     def pause(self) -> None:
         """Look for nothing until the step begins."""
         self._wanted = {}
+
+    @contextmanager
+    def listening(self, wanted: Wanted) -> Iterator[None]:
+        """Look for what a step wants, but for what hasn't been looked for all the time."""
+        before, self._wanted = self._wanted, self._known(wanted)
+        try:
+            yield
+        finally:
+            self._wanted = before
+
+    def drop(self) -> None:
+        """Forget what counts by now, which belongs to a step that never ended."""
+        counted = self._counted()
+        self._forget(counted)
+        dropped = {id(call) for call in counted}
+        self._calls = [call for call in self._calls if id(call) not in dropped]
 
     def begin(self, wanted: Wanted, scale: float = 1.0) -> None:
         """A step's context is entered: from now on it is known what is wanted.
@@ -100,16 +149,14 @@ class SignalCapture:
     def go_on(self, wanted: Wanted) -> None:
         """A context of the step is left, and another one follows."""
         self._in_backward = False
-        seen = {(call.layer, request) for call in self._calls for request in call.values}
-        # A value of some micro-batches alone would be no value of the step.
-        self._wanted = {
-            layer: frozenset(
-                request
-                for request in requests
-                if request in self._heard.get(layer, ()) or (layer, request) in seen
-            )
-            for layer, requests in wanted.items()
-        }
+        self._heard = self._wanted = self._known(wanted)
+
+    def _known(self, wanted: Wanted) -> dict[str, frozenset[Request]]:
+        """A value of some micro-batches alone would be no value of the step."""
+        known = {layer: set(requests) for layer, requests in self._heard.items()}
+        for call in self._calls:
+            known.setdefault(call.layer, set()).update(call.values)
+        return {layer: requests & known.get(layer, set()) for layer, requests in wanted.items()}
 
     def finish(self, global_step: int, wanted: Wanted) -> LayerSignals:
         """What was seen; called after the backward pass."""
@@ -120,55 +167,77 @@ class SignalCapture:
     @contextmanager
     def evaluating(self, wanted: Wanted) -> Iterator[list[LayerSignals]]:
         """Count all calls in this context; the list holds what was seen once it is left."""
-        before = self._wanted, self._calls, self._running, self._evaluating, self._in_backward
-        self._wanted, self._calls, self._running = wanted, [], {}
+        before = self._wanted, self._calls, self._running, self._gradless
+        state = self._evaluating, self._in_backward
+        self._wanted, self._calls, self._running, self._gradless = wanted, [], {}, set()
         self._evaluating, self._in_backward = True, False
         found: list[LayerSignals] = []
         try:
             yield found
-            found.append(self._signals(wanted, self._calls))
+            found.append(self._signals(wanted, self._calls, no_call=NOTHING_EVALUATED))
         finally:
-            self._wanted, self._calls, self._running, self._evaluating, self._in_backward = before
+            self._wanted, self._calls, self._running, self._gradless = before
+            self._evaluating, self._in_backward = state
 
-    def _forget(self) -> None:
-        for call in self._calls:
+    def _forget(self, calls: Iterable[_Call]) -> None:
+        for call in calls:
             # The graph refers to its calls, and a user may keep the graph.
             call.values.clear()
-        self._calls, self._running, self._wanted = [], {}, {}
 
     # What hooks say. On the steps that are watched, compiled models run in pieces between them.
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def passes_through_model(self) -> None:
-        """The model is called."""
+    def enters_model(self) -> None:
+        """The model is about to be called."""
         self._passage += 1
+        self._inside_model = True
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def leaves_model(self) -> None:
+        """The model has been called."""
+        self._inside_model = False
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def enters(self, layer: str, inputs: Any) -> None:
         """A layer is about to be called, and may change its inputs in place."""
         if layer in self._wanted and self._counts():
-            call = _Call(layer, self._passage)
+            call = self._call(layer)
             self._running.setdefault(layer, []).append(call)
             self._see(call, first_tensor(inputs), of_input=True)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def leaves(self, layer: str, output: Any) -> None:
         """A layer has been called, and what comes after it may change its output in place."""
-        if layer not in self._wanted or not self._counts():
+        if layer not in self._wanted:
+            return
+        if not self._counts():
+            self._gradless.add(layer)
             return
         running = self._running.get(layer)
-        call = running.pop() if running else _Call(layer, self._passage)
+        call = running.pop() if running else self._call(layer)
         self._calls.append(call)
-        self._see(call, first_tensor(output), of_input=False)
+        tensor = first_tensor(output)
+        if tensor is not None and tensor.dim() == 3 and self._axes[layer].batch == 1:
+            call.samples = tensor.shape[1]
+        alone = not (self._inside_model or _inside_backward())
+        call.told = alone and tensor is not None and not tensor.requires_grad
+        self._see(call, tensor, of_input=False)
 
     def _counts(self) -> bool:
         # What runs without gradients can't be part of a training step.
         return self._evaluating or torch.is_grad_enabled()
 
+    def _call(self, layer: str) -> _Call:
+        task = torch._C._current_graph_task_id()
+        if not (self._inside_model or _inside_backward()):
+            # Whoever calls a layer itself may do so for any purpose.
+            self._passage += 1
+        return _Call(layer, (self._passage, task))
+
     def _see(self, call: _Call, tensor: Tensor | None, of_input: bool) -> None:
         requests = [r for r in self._wanted[call.layer] if r.signal.of_input == of_input]
         # Inside vmap, say, it is somebody else who calls the layer.
-        if tensor is None or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if tensor is None or _is_abstract(tensor):
             return
         for request in requests:
             if not request.signal.needs_backward:
@@ -199,8 +268,9 @@ class SignalCapture:
     ) -> None:
         if not of_input:
             call.reached = True
-            # Calls from now on, such as those of checkpoints, belong to no earlier pass.
+            # Calls from now on, such as those of the next checkpoint, belong to no earlier pass.
             self._passage += 1
+        call.doubtful = call.doubtful or torch.is_grad_enabled()
         for request in requests:
             self._reduce(call, request, self._unscaled(gradient))
 
@@ -214,17 +284,22 @@ class SignalCapture:
 
     def _reduce(self, call: _Call, request: Request, tensor: Tensor) -> None:
         axes = self._axes[call.layer]
+        tensor = tensor.float() if tensor.dtype.itemsize == 1 else tensor
         if request.channel_last is not None:
             axes = replace(axes, channel_last=request.channel_last)
         with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
             value = request.reduction.reduce(axes.samples(tensor.detach()))
-        call.values.setdefault(request, []).append(value)
+            if request in call.values:
+                value = _sum(call, request, value)
+        call.values[request] = value
 
     # From calls to values.
 
     def _counted(self) -> list[_Call]:
         passages = {call.passage for call in self._calls if call.reached}
-        return [call for call in self._calls if call.reached or call.passage in passages]
+        return [
+            call for call in self._calls if call.reached or call.told or call.passage in passages
+        ]
 
     def _signals(
         self,
@@ -232,6 +307,7 @@ class SignalCapture:
         counted: Sequence[_Call],
         unheard: Wanted | None = None,
         reason: str = "",
+        no_call: str = NO_CALL,
     ) -> LayerSignals:
         by_layer: dict[str, list[_Call]] = {call.layer: [] for call in self._calls}
         for call in counted:
@@ -241,8 +317,9 @@ class SignalCapture:
         for layer in self.modules:
             requests, calls = wanted.get(layer, frozenset()), by_layer.get(layer, [])
             late = {} if unheard is None else dict.fromkeys(unheard.get(layer, ()), reason)
-            if layer in by_layer and not calls:
-                late = dict.fromkeys(requests, UNREACHED)
+            if not calls and (layer in by_layer or layer in self._gradless):
+                cause = UNREACHED if layer in by_layer else GRADLESS
+                late = dict.fromkeys(requests, cause) | late
             found = {request: _value(request, calls, late.get(request, "")) for request in requests}
             values[layer] = {request: v for request, v in found.items() if v is not None}
             missing = {request.signal.value for request in requests - values[layer].keys()}
@@ -250,20 +327,38 @@ class SignalCapture:
                 uncalled.append(layer)
             elif missing:
                 empty += [f"the {signal} of {layer}" for signal in sorted(missing)]
-        remarks = (*_remarks(uncalled, empty),) if self._calls or not uncalled else (NO_CALL,)
-        return LayerSignals(self.modules, values, remarks)
+        remarks = [*_remarks(uncalled, empty)] if self._calls or not uncalled else [no_call]
+        misplaced = self._misplaced(counted)
+        remarks += [MISPLACED.format(layers=_some(misplaced))] if misplaced else []
+        return LayerSignals(self.modules, values, tuple(remarks))
+
+    def _misplaced(self, counted: Iterable[_Call]) -> list[str]:
+        """Layers whose samples seem to be elsewhere than those of layers that know their axis."""
+        several = [call for call in counted if call.samples is not None]
+        known = {(c.passage, c.samples) for c in several if self._axes[c.layer].known}
+        passages = {passage for passage, _ in known}
+        doubtful = [c for c in several if c.passage in passages and c.tells_samples_apart]
+        return [*{c.layer: 0 for c in doubtful if (c.passage, c.samples) not in known}]
 
 
 def _value(request: Request, calls: Sequence[_Call], unseen: str) -> Any:
     """All calls together; ``None`` if there was none, or none with a tensor."""
-    found = [value for call in calls for value in call.values.get(request, ())]
+    found = [call.values[request] for call in calls if request in call.values]
     if found:
         small = request.reduction.small
-        return request.reduction.merge([_on_host(value) if small else value for value in found])
+        return merged(request, [_on_host(value) if small else value for value in found])
     if unseen:
         return Undefined(unseen)
     reasons = [call.flaws[request.signal] for call in calls if request.signal in call.flaws]
     return Undefined(reasons[0]) if reasons else None
+
+
+def _sum(call: _Call, request: Request, value: Any) -> Any:
+    """Of what another backward pass brings to a call, and those before it."""
+    before = call.values[request]
+    known = not (call.doubtful or isinstance(before, Undefined))
+    both = request.reduction.add(before, value) if known else None
+    return Undefined(SEVERAL) if both is None else both
 
 
 def _remarks(uncalled: Sequence[str], empty: Sequence[str]) -> Iterator[str]:
@@ -296,11 +391,28 @@ def _hooks(
     wanted: Wanted,
     capture: weakref.ref[SignalCapture],
 ) -> Iterable[RemovableHandle]:
-    yield model.register_forward_pre_hook(_Passage(capture), prepend=True)
+    yield model.register_forward_pre_hook(_Start(capture), prepend=True)
     for name, module in modules.items():
         if any(request.signal.of_input for request in wanted[name]):
             yield module.register_forward_pre_hook(_Entry(capture, name), with_kwargs=True)
         yield module.register_forward_hook(_Exit(capture, name))
+    yield model.register_forward_hook(_End(capture))
+
+
+def _remove(hooks: Iterable[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _is_abstract(tensor: Tensor) -> bool:
+    """Whether it has no numbers of its own."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return wrapped or tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
+def _inside_backward() -> bool:
+    """As for what checkpoints run again."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 class _Hook:
@@ -318,11 +430,18 @@ class _Hook:
         return type(self), ()
 
 
-class _Passage(_Hook):
+class _Start(_Hook):
     def __call__(self, module: nn.Module, args: Any) -> None:
         capture = self._listener()
         if capture is not None:
-            capture.passes_through_model()
+            capture.enters_model()
+
+
+class _End(_Hook):
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        capture = self._listener()
+        if capture is not None:
+            capture.leaves_model()
 
 
 class _Entry(_Hook):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from gradlens.signals.signal import Request
+from gradlens.undefined import Undefined
 
 
 @dataclass(frozen=True)
@@ -22,3 +23,22 @@ class LayerSignals:
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     values: Mapping[str, Mapping[Request, Any]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+
+    def and_also(self, other: LayerSignals) -> LayerSignals:
+        """These and those of further calls together, with the others' remarks."""
+        values = {layer: dict(found) for layer, found in self.values.items()}
+        for layer, found in other.values.items():
+            known = values.setdefault(layer, {})
+            for request, value in found.items():
+                known[request] = merged(request, [*_several(known.get(request)), value])
+        return LayerSignals(other.modules, values, other.remarks)
+
+
+def merged(request: Request, values: Sequence[Any]) -> Any:
+    """One value for several; the reason why there is none, if one of them has one."""
+    undefined = next((value for value in values if isinstance(value, Undefined)), None)
+    return request.reduction.merge(values) if undefined is None else undefined
+
+
+def _several(value: Any) -> list[Any]:
+    return [] if value is None else [value]

@@ -14,6 +14,7 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from gradlens.norms import norm, row_norms
 from gradlens.undefined import Undefined
 
 Value = TypeVar("Value")
@@ -26,10 +27,12 @@ class SignalReduction(ABC, Generic[Value]):
     """Turns a tensor into something small; subclasses are frozen dataclasses.
 
     Values are tensors, or dataclasses of these. They are moved to the host, in float64, before
-    they are merged, unless they aren't ``small``.
+    they are merged, unless they aren't ``small``. ``by_sample`` if it matters which axis counts the
+    samples, and which one positions.
     """
 
     small: ClassVar[bool] = True
+    by_sample: ClassVar[bool] = False
 
     @abstractmethod
     def reduce(self, samples: Tensor) -> Value:
@@ -38,6 +41,13 @@ class SignalReduction(ABC, Generic[Value]):
     @abstractmethod
     def merge(self, values: Sequence[Value]) -> Value | Undefined:
         """One value for all calls of a layer in a step."""
+
+    def add(self, first: Value, second: Value) -> Value | None:
+        """The value for the sum of two tensors, from theirs; by default ``None``: it can't be told.
+
+        For a call of a layer that two backward passes go through.
+        """
+        return None
 
 
 def precise(tensor: Tensor) -> Tensor:
@@ -71,12 +81,14 @@ class Norms:
 class Size(SignalReduction[Norms]):
     """Norms of the whole tensor and of each sample."""
 
+    by_sample: ClassVar[bool] = True
+
     def reduce(self, samples: Tensor) -> Norms:
-        flat = _at_least_single(samples).flatten(1)
-        norms = torch.linalg.vector_norm(flat, dim=1)
+        flat = samples.flatten(1)
+        norms = row_norms(flat)
         total = precise(norms).sum()
         return Norms(
-            torch.linalg.vector_norm(precise(norms)),
+            norm(precise(norms)),
             total,
             total / max(flat.shape[1], 1) ** 0.5,
             flat.shape[0],
@@ -85,7 +97,7 @@ class Size(SignalReduction[Norms]):
 
     def merge(self, values: Sequence[Norms]) -> Norms:
         return Norms(
-            torch.stack([value.norm for value in values]).square().sum().sqrt(),
+            norm(torch.stack([value.norm for value in values])),
             torch.stack([value.sample_norms for value in values]).sum(),
             torch.stack([value.sample_rms for value in values]).sum(),
             sum(value.count for value in values),
@@ -199,7 +211,7 @@ class Gram(SignalReduction[Products]):
     def merge(self, values: Sequence[Products]) -> Products | Undefined:
         if len(values) == 1:
             return values[0]
-        if not _alike([value.matrix for value in values]) or len({v.features for v in values}) > 1:
+        if len({value.features for value in values}) > 1:
             return _different()
         totals = [value.total for value in values if value.total is not None]
         if len(totals) < len(values):
@@ -239,8 +251,14 @@ class Copies(SignalReduction[Tensor]):
     def merge(self, values: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(values))
 
+    def add(self, first: Tensor, second: Tensor) -> Tensor:
+        return first + second
 
-DIFFERENT_FEATURES = "the layer was called with different numbers of features"
+
+DIFFERENT_FEATURES = (
+    "the layer was called with different numbers of features: give each place of the network a "
+    "layer of its own, such as its own ReLU"
+)
 
 
 def _different() -> Undefined:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-Selector: TypeAlias = str | int | type[nn.Module] | Callable[[nn.Module], bool]
-"""A dotted name, a glob (whose ``*`` matches dots too), the name of a class, a class, an index,
-or a predicate such as ``gradlens.signals.is_activation``."""
+Selector: TypeAlias = str | int | nn.Module | type[nn.Module] | Callable[[nn.Module], bool]
+"""A dotted name, a glob (whose ``*`` matches dots too), the name of a class, a class, a module of
+the model, an index, or a predicate such as ``gradlens.signals.is_activation``."""
 
 Selectors: TypeAlias = Selector | Iterable[Selector]
 
@@ -24,11 +25,12 @@ _GLOB = frozenset("*?[")
 class Selection:
     """The layers that one of ``include`` means, and none of ``exclude``; all without ``include``.
 
-    Names and classes are looked for in all modules, everything else in the leaves: modules
+    Names, classes and modules are looked for in all modules, everything else in the leaves: modules
     without children, and multi-head attention. ``leaf`` restricts all selectors to leaves
     (``True``), or lets all of them see every module (``False``). Modules ``depth`` levels below
     the model count as leaves, and nothing below them is selected; its children are at depth 1.
-    An index counts what it can see, in the order of ``model.named_modules()``.
+    An index counts what it can see, in the order of ``model.named_modules()``, a negative one from
+    the end.
     """
 
     include: tuple[Selector, ...] = ()
@@ -37,14 +39,10 @@ class Selection:
     leaf: bool | None = None
 
     def __post_init__(self) -> None:
-        for selector in (*self.include, *self.exclude):
-            if not isinstance(selector, (str, int)) and not callable(selector):
-                raise TypeError(
-                    f"{selector!r} selects no layers: use a name, a glob, a class or its name, an "
-                    "index, or a predicate"
-                )
-        if self.depth is not None and self.depth < 1:
-            raise ValueError(f"depth={self.depth} selects nothing: use 1 or more")
+        object.__setattr__(self, "include", _several(self.include))
+        object.__setattr__(self, "exclude", _several(self.exclude))
+        if self.depth is not None and (type(self.depth) is not int or self.depth < 1):
+            raise ValueError(f"depth={self.depth!r} selects nothing: use a number from 1 on")
 
 
 def selection(
@@ -53,16 +51,44 @@ def selection(
     depth: int | None = None,
     leaf: bool | None = None,
 ) -> Selection:
-    """A selection from one selector or several; a string is one of them."""
+    """A selection from one selector or several, or from another one.
+
+    ``exclude`` adds to what that excludes; ``depth`` and ``leaf`` replace its own. Without
+    ``include``, or with an empty tuple, all layers are meant; ``ValueError`` for anything else
+    that is empty, which has hardly been meant to select them all.
+    """
     if isinstance(include, Selection):
-        return include
-    return Selection(_several(() if include is None else include), _several(exclude), depth, leaf)
+        return replace(
+            include,
+            exclude=(*include.exclude, *_several(exclude)),
+            depth=include.depth if depth is None else depth,
+            leaf=include.leaf if leaf is None else leaf,
+        )
+    chosen = () if include is None else _several(include)
+    if not chosen and include is not None and not isinstance(include, tuple):
+        raise ValueError(f"{include!r} selects no layers: leave it out to select all of them")
+    return Selection(chosen, _several(exclude), depth, leaf)
 
 
 def _several(selectors: Selectors) -> tuple[Selector, ...]:
-    if isinstance(selectors, (str, int)) or callable(selectors):
-        return (selectors,)
-    return tuple(selectors)
+    """Selectors in a tuple; ``TypeError`` names what is none."""
+    if _is_selector(selectors) or not isinstance(selectors, Iterable):
+        chosen: tuple[Any, ...] = (selectors,)
+    else:
+        chosen = tuple(selectors)
+    for selector in chosen:
+        if not _is_selector(selector):
+            raise TypeError(
+                f"{' '.join(reprlib.repr(selector).split())} selects no layers: use a name, a "
+                "glob, a class or its name, a module of the model, an index, or a predicate"
+            )
+    return chosen
+
+
+def _is_selector(selector: object) -> bool:
+    if isinstance(selector, bool):
+        return False
+    return isinstance(selector, (str, int)) or callable(selector)
 
 
 def select(model: nn.Module, chosen: Selection) -> dict[str, nn.Module]:
@@ -92,12 +118,14 @@ class _Layers:
         named = {
             name: module
             for name, module in model.named_modules()
-            if id(module) not in hidden and not name.endswith("parametrizations")
+            if id(module) not in hidden and name.rpartition(".")[2] != "parametrizations"
         }
         deepest = len(named) if depth is None else depth
         within = {n: m for n, m in named.items() if _depth(n) <= deepest and not _in_leaf(n, named)}
         leaves = {n for n, m in within.items() if is_leaf(m) or _depth(n) == deepest}
-        self._root = root = type(model).__name__
+        self._inside = {*model.modules()}
+        kind = type(model).__name__
+        self._root = root = f"{kind} (itself)" if kind in named else kind
         self.leaves = [n or root for n in within if n in leaves]
         found = self.leaves if leaf else [n or root for n in within]
         self.all = {n or root: m for n, m in within.items() if (n or root) in {*found}}
@@ -109,10 +137,23 @@ class _Layers:
     def _matching(self, selector: Selector) -> set[str]:
         if isinstance(selector, int):
             return {self._at(selector)}
+        if isinstance(selector, nn.Module):
+            return {self._same(selector)}
         found = self._named(selector) if isinstance(selector, str) else self._of_kind(selector)
         if not found:
             raise ValueError(self._nothing(selector))
         return found
+
+    def _same(self, module: nn.Module) -> str:
+        """The name of a module itself."""
+        name = next((name for name, other in self.all.items() if other is module), None)
+        if name is None:
+            known = module in self._inside
+            raise ValueError(
+                f"the {type(module).__name__} that is to be selected is "
+                f"{'inside a layer, or no leaf' if known else 'not in the model'}"
+            )
+        return name
 
     def _named(self, text: str) -> set[str]:
         if text in self.all and text != self._root:
@@ -124,26 +165,39 @@ class _Layers:
     def _of_kind(self, selector: type[nn.Module] | Callable[[nn.Module], bool]) -> set[str]:
         if isinstance(selector, type):
             return {name for name, module in self.all.items() if isinstance(module, selector)}
-        return {name for name in self._by_value if selector(self.all[name])}
+        return {name for name in self._by_value if self._holds(selector, name)}
+
+    def _holds(self, predicate: Callable[[nn.Module], bool], name: str) -> bool:
+        module = self.all[name]
+        try:
+            return bool(predicate(module))
+        except Exception as error:
+            raise ValueError(
+                f"the predicate {_name_of(predicate)} failed for layer {name} "
+                f"({type(module).__name__}): {error}"
+            ) from error
 
     def _at(self, index: int) -> str:
         count = len(self._by_value)
         if not -count <= index < count:
-            raise ValueError(f"there is no layer {index}: the model has {count} of them")
+            raise ValueError(
+                f"there is no layer {index}: the model has {count} of them, 0 to {count - 1}"
+            )
         return self._by_value[index]
 
     def _nothing(self, selector: Selector) -> str:
         names = [*self.all, *sorted({type(module).__name__ for module in self.all.values()})]
         if not isinstance(selector, str):
             kinds = ", ".join(sorted({type(self.all[name]).__name__ for name in self._by_value}))
-            what = getattr(selector, "__name__", repr(selector))
-            return f"no layer matches {what}: the model has {kinds}"
+            return f"no layer matches {_name_of(selector)}: the model has {kinds}"
         return f"no layer matches {selector!r}{near(selector, names)}"
 
 
 def near(word: str, words: Iterable[str]) -> str:
     """The end of an error message: what is spelled like a word that isn't known."""
     known = list(dict.fromkeys(words))
+    if not known:
+        return " (there is none)"
     by_lower_case = {other.lower(): other for other in reversed(known)}
     found = difflib.get_close_matches(word.lower(), by_lower_case, n=3, cutoff=0.5)
     if found:
@@ -157,6 +211,10 @@ def is_leaf(module: nn.Module) -> bool:
     if isinstance(module, nn.MultiheadAttention):
         return True
     return all(name == "parametrizations" for name, _ in module.named_children())
+
+
+def _name_of(selector: object) -> str:
+    return getattr(selector, "__name__", repr(selector))
 
 
 def _class_names(module: nn.Module) -> list[str]:
