@@ -20,9 +20,10 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     ``model`` has been extended with ``gradlens.extend`` before its forward pass. The operators
     stay valid after the context, and keep the layers' inputs and output gradients alive as long
     as they are. ``loss`` is needed for parameters that no layer of their own holds, such as a
-    class token or the packed projections of attention, and if backward is called on a multiple of
-    it. ``batchnorm`` says what a gradient is where samples are coupled
-    (``gradlens.individual.batchnorm``). ``KeyError`` says why a parameter has none.
+    class token or the packed projections of attention, if backward is called on a multiple of it,
+    and to find out, by a backward pass of its own, whether samples of layers are those of the loss
+    (``gradlens.individual.attribution``). ``batchnorm`` says what a gradient is where samples are
+    coupled (``gradlens.individual.batchnorm``). ``KeyError`` says why a parameter has none.
     """
 
     def __init__(
