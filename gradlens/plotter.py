@@ -33,6 +33,9 @@ ASPECT = 1.65
 EPOCHS = "epoch_count"
 """What ``Cockpit.log`` calls the epoch: it is said in words, for its line would say no more."""
 
+WIDEST, TALLEST = 4.0, 1.45
+"""Cells across on a page of single layers, and its height over its width, at most."""
+
 UNEQUAL = 1.6
 """How many times as high as it needs to be a panel may become by its neighbours."""
 
@@ -78,8 +81,8 @@ class CockpitPlotter:
     """Draws all recorded quantities that can be drawn, as one figure.
 
     With ``secondary_screen`` there is a second figure of what is known of single layers and
-    parameters. The figures of the latest call stay reachable as ``figure`` and
-    ``secondary_figure``.
+    parameters, or several pages of it. The figures of the latest call stay reachable as ``figure``,
+    ``secondary_figure`` and ``secondary_figures``.
     """
 
     def __init__(self, secondary_screen: bool = False) -> None:
@@ -93,8 +96,13 @@ class CockpitPlotter:
 
     @property
     def secondary_figure(self) -> Figure | None:
-        """The figure of single layers and parameters, if there is one."""
+        """The figure of single layers and parameters, if there is one; of several, the first."""
         return self._figures.get("secondary")
+
+    @property
+    def secondary_figures(self) -> tuple[Figure, ...]:
+        """All figures of single layers and parameters, page by page."""
+        return tuple(figure for screen, figure in self._figures.items() if screen != "primary")
 
     def plot(
         self,
@@ -118,7 +126,8 @@ class CockpitPlotter:
         call before; ``block`` waits until they are closed. ``save_plot`` writes
         ``{savename}{savename_append}.png`` to ``savedir``, by default next to the run file,
         otherwise to the working directory; the second screen is a file of its own, with
-        ``__secondary`` after ``savename``. ``savefig_kwargs`` go to
+        ``__secondary`` after ``savename``, and its pages from the second on with
+        ``__secondary_2`` and so on. ``savefig_kwargs`` go to
         ``Figure.savefig``, whose ``format`` is also the file's ending. ``show_log_iter`` makes the
         step axis logarithmic, ``debug`` prints what is drawn. ``ValueError`` if there is nothing
         to draw or the path is not a run.
@@ -127,12 +136,14 @@ class CockpitPlotter:
         screens = self._screens(history)
         heading = plot_title or default_title(source)
         figures: dict[str, Figure] = {}
-        for screen, panels in screens.items():
+        headings = _headings(heading, [*screens])
+        for (screen, panels), title in zip(screens.items(), headings, strict=True):
             if panels:
                 old = self._figures.get(screen)
                 figure = windowed(old) if show_plot else Figure(facecolor=PAPER)
+                widest = math.inf if screen == "primary" else WIDEST
                 # A window keeps the size that somebody gave it.
-                draw(figure, history, panels, heading, show_log_iter, resize=figure is not old)
+                draw(figure, history, panels, title, show_log_iter, figure is not old, widest)
                 figures[screen] = figure
         if debug:
             print(describe(history, screens))
@@ -147,20 +158,29 @@ class CockpitPlotter:
         return figures.get("primary") or figures["secondary"]
 
     def _screens(self, history: History) -> dict[str, tuple[Panel, ...]]:
-        screens = {"primary": main_panels(history)}
-        if self.secondary_screen:
-            screens["secondary"] = layer_panels(history)
-            moved = {panel.instrument for panel in screens["secondary"]}
-            screens["primary"] = tuple(p for p in screens["primary"] if p.instrument not in moved)
+        primary = main_panels(history)
+        layers = layer_panels(history) if self.secondary_screen else ()
+        moved = {panel.instrument for panel in layers}
+        screens = {"primary": tuple(p for p in primary if p.instrument not in moved)}
+        for number, page in enumerate(pages(layers), 1):
+            screens["secondary" if number == 1 else f"secondary_{number}"] = page
         if not any(screens.values()):
             raise ValueError(nothing(history))
-        if not screens.get("secondary", True):
+        if self.secondary_screen and not layers:
             warnings.warn(
                 "there is nothing by layer or parameter to draw on a second screen: record "
                 "GradNorm, GradHist1d or GradCovariance for them",
                 stacklevel=3,
             )
         return screens
+
+
+def _headings(heading: str, screens: Sequence[str]) -> list[str]:
+    """The heading of each screen; pages of the second one are numbered."""
+    last = len(screens) - 1
+    if last < 2:
+        return [heading] * len(screens)
+    return [heading, *(f"{heading}, page {page} of {last}" for page in range(1, last + 1))]
 
 
 # What is drawn ------------------------------------------------------------------------------
@@ -267,11 +287,49 @@ def _count(number: int, thing: str) -> str:
 # Where it is drawn --------------------------------------------------------------------------
 
 
-def arrange(panels: Sequence[Panel]) -> tuple[Row, ...]:
+def pages(panels: Sequence[Panel]) -> tuple[tuple[Panel, ...], ...]:
+    """Panels of single layers on as few pages as it takes, in their order, about equally full.
+
+    A page has few columns, and is not much taller than wide.
+    """
+    page = TALLEST * WIDEST**2 * CELL[0] / CELL[1]
+    fewest = math.ceil(sum(panel.width * panel.height for panel in panels) / page)
+    for count in range(fewest, len(panels)):
+        found = _evenly(panels, count)
+        if all(_is_page(arrange(part, WIDEST)) for part in found):
+            return found
+    return tuple((panel,) for panel in panels)
+
+
+def _evenly(panels: Sequence[Panel], count: int) -> tuple[tuple[Panel, ...], ...]:
+    """Panels in ``count`` pieces whose areas are as equal as may be."""
+    sums = [0.0, *itertools.accumulate(panel.width * panel.height for panel in panels)]
+
+    @cache
+    def best(start: int, pieces: int) -> tuple[float, tuple[int, ...]]:
+        """Sum of squared areas from panel ``start`` on, and where the pieces end."""
+        if pieces == 1:
+            return (sums[-1] - sums[start]) ** 2, (len(panels),)
+        ends = range(start + 1, len(panels) - pieces + 2)
+        rest = [best(end, pieces - 1) for end in ends]
+        options = zip(ends, rest, strict=True)
+        return min(((sums[e] - sums[start]) ** 2 + cost, (e, *cuts)) for e, (cost, cuts) in options)
+
+    cuts = (0, *best(0, count)[1])
+    return tuple(tuple(panels[a:b]) for a, b in itertools.pairwise(cuts))
+
+
+def _is_page(rows: Sequence[Row]) -> bool:
+    width, height = _size(rows)
+    return height <= TALLEST * width
+
+
+def arrange(panels: Sequence[Panel], widest: float = math.inf) -> tuple[Row, ...]:
     """Break panels into rows, in their order.
 
     Rows should be about equally wide, the figure about ``ASPECT``, and groups in one piece; all
-    rows are then stretched to the width of the widest, so that no place is left empty.
+    rows are then stretched to the width of the widest, so that no place is left empty. No row has
+    more than ``widest`` cells, but for one that is a single panel.
     """
 
     @cache
@@ -280,25 +338,32 @@ def arrange(panels: Sequence[Panel]) -> tuple[Row, ...]:
             return (tuple(panels[start:]),)
         cuts = range(start + 1, len(panels) - rows + 2)
         options = [(tuple(panels[start:cut]), *balanced(cut, rows - 1)) for cut in cuts]
-        return min(options, key=_raggedness)
+        return min(options, key=lambda found: _raggedness(found, widest))
 
-    return min((balanced(0, rows) for rows in range(1, len(panels) + 1)), key=_badness)
+    options = (balanced(0, rows) for rows in range(1, len(panels) + 1))
+    return min(options, key=lambda found: _badness(found, widest))
 
 
-def _raggedness(rows: Sequence[Row]) -> float:
+def _raggedness(rows: Sequence[Row], widest: float) -> float:
     uneven = sum(_row_width(row) ** 2 for row in rows)
     torn = sum(a[-1].group == b[0].group for a, b in itertools.pairwise(rows))
     mixed = sum(_row_height(row) > UNEQUAL * min(panel.height for panel in row) for row in rows)
-    return uneven + 0.6 * torn + 100 * mixed
+    too_wide = sum(len(row) > 1 and _row_width(row) > widest for row in rows)
+    return uneven + 0.6 * torn + 100 * (mixed + 10 * too_wide)
 
 
-def _badness(rows: Sequence[Row]) -> float:
-    width = max(_row_width(row) for row in rows)
-    height = HEADER + sum(_row_height(row) * CELL[1] + HEADING for row in rows)
-    stretch = sum((1 - _row_width(row) / width) ** 2 for row in rows)
+def _badness(rows: Sequence[Row], widest: float) -> float:
+    width, height = _size(rows)
+    stretch = sum((1 - _row_width(row) * CELL[0] / width) ** 2 for row in rows)
     even = len(rows) * (sum(_row_width(row) for row in rows) / len(rows)) ** 2
-    aspect = math.log(width * CELL[0] / height / ASPECT)
-    return 3 * aspect**2 + stretch + 0.3 * (_raggedness(rows) - even)
+    aspect = math.log(width / height / ASPECT)
+    return 3 * aspect**2 + stretch + 0.3 * (_raggedness(rows, widest) - even)
+
+
+def _size(rows: Sequence[Row]) -> tuple[float, float]:
+    """Inches across and up."""
+    width = max(_row_width(row) for row in rows) * CELL[0]
+    return width, HEADER + sum(_row_height(row) * CELL[1] + HEADING for row in rows)
 
 
 def _row_width(row: Sequence[Panel]) -> float:
@@ -316,15 +381,16 @@ def draw(
     title: str,
     log_step: bool = False,
     resize: bool = True,
+    widest: float = math.inf,
 ) -> None:
-    """Draw panels on a figure, which is emptied first.
+    """Draw panels on a figure, which is emptied first, at most ``widest`` cells in a row.
 
     With ``resize`` the figure gets the size that they need, otherwise they get the size of the
     figure as long as they stay legible.
     """
-    rows = arrange(panels)
+    rows = arrange(panels, widest)
     # A few panels may be larger than many.
-    zoom = 1 + 0.5 / len(panels)
+    zoom = 1 + 0.5 / sum(panel.width for panel in panels)
     across = max(_row_width(row) for row in rows) * CELL[0] * zoom + 2 * EDGE
     fixed = HEADER + (FOOTER if history.notes else EDGE) + len(rows) * HEADING
     cells = sum(_row_height(row) for row in rows)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
 from gradlens.history import History
-from gradlens.plotter import Panel, draw, layer_panels, main_panels, nothing
+from gradlens.plotter import WIDEST, Panel, draw, layer_panels, main_panels, nothing
 
 
 @dataclass(frozen=True)
@@ -43,4 +44,5 @@ class Screen:
         its size if everything is legible at that.
         """
         shown = self.panels(history) if panels is None else panels
-        draw(figure, history, shown, self.title, self.log_steps, resize)
+        widest = WIDEST if self.layers else math.inf
+        draw(figure, history, shown, self.title, self.log_steps, resize, widest)

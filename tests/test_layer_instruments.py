@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
@@ -130,16 +131,91 @@ def test_shares_add_up_to_one() -> None:
     assert "2" not in drawing.artists
 
 
-def test_infinite_condition_numbers_are_missing() -> None:
+def test_infinite_condition_numbers_are_at_the_upper_edge() -> None:
     history = realistic(10, ("InputCovariance",))
     drawing = LayerConditionsInstrument().plot(history)
     assert np.isfinite(heights(drawing, "50 %")).all()
     assert "all" not in drawing.artists
+    assert "∞: all" in shown_texts(drawing.figure)
     for layer in history["InputCovariance"][0]["layers"].values():
         layer["condition"] = 7.0
     drawing = LayerConditionsInstrument().plot(history)
     assert heights(drawing, "all")[0] == 7
-    assert "missing" in drawing.artists
+    assert "all" in shown_texts(drawing.figure)
+    assert heights(drawing, "infinite") == [1.0]
+    assert "missing" not in drawing.artists
+
+
+@pytest.mark.parametrize("layers", [3, 20])
+@pytest.mark.parametrize(("infinite", "told"), [((1,), "∞: 1"), ((1, 2), "∞: 1 +1")])
+def test_layers_that_are_always_infinite_are_named(
+    layers: int, infinite: tuple[int, ...], told: str
+) -> None:
+    values = {str(n): math.inf if n in infinite else 2.0 for n in range(layers)}
+    history = recorded("ConditionNumber", {s: {"parameters": values} for s in (0, 5)}, yscale="log")
+    drawing = LayerLinesInstrument().plot(history)
+    assert told in shown_texts(drawing.figure)
+    line = drawing.artists["always infinite"]
+    assert isinstance(line, Line2D)
+    assert np.asarray(line.get_xdata()).tolist() == [0, 5]
+    assert heights(drawing, "always infinite") == [1, 1]
+    assert not {"missing", "infinite"} & {*drawing.artists}
+
+
+@pytest.mark.parametrize("layers", [2, 20])
+def test_single_infinities_are_at_the_upper_edge(layers: int) -> None:
+    sizes = {str(n): 2.0 for n in range(layers)}
+    records = {s: {"parameters": dict.fromkeys(sizes, math.inf) if s == 3 else sizes}
+               for s in range(6)}  # fmt: skip
+    drawing = LayerLinesInstrument().plot(recorded("ConditionNumber", records, yscale="log"))
+    assert heights(drawing, "infinite") == [1.0]
+    assert not any("∞" in text for text in shown_texts(drawing.figure))
+
+
+@pytest.mark.parametrize("dead", [(0.0, 0.0), (0.0, 1.0), (0.4, 0.5)])
+def test_lines_of_shares_are_in_percent_and_between_none_and_all(dead: tuple[float, ...]) -> None:
+    records = {s: {"layers": {str(n): d for n, d in enumerate(dead)}} for s in (0, 1)}
+    drawing = LayerLinesInstrument().plot(recorded("DeadNeurons", records, label="share of all"))
+    low, high = drawing.ax.get_ylim()
+    assert 0 <= low < high <= 1
+    drawing.figure.savefig(io.BytesIO())
+    labels = [label.get_text() for label in drawing.ax.get_yticklabels()]
+    assert all(label == "0" or label.endswith(" %") for label in labels)
+    assert len(labels) > 1
+
+
+def test_shares_of_a_single_layer_say_so() -> None:
+    records = {s: {"layers": {"0": 1.0, "2": Undefined("why")}} for s in (0, 1)}
+    drawing = LayerSharesInstrument().plot(recorded("OutputNorm", records))
+    assert "0 has all of it" in drawing.artists["message"].get_text()  # type: ignore[attr-defined]
+
+
+def test_nothing_but_infinity_says_so() -> None:
+    records = {0: {"parameters": {"0.weight": math.inf}}}
+    drawing = LayerLinesInstrument().plot(recorded("ConditionNumber", records))
+    assert "infinite at every step" in shown_texts(drawing.figure)
+
+
+@pytest.mark.parametrize(
+    ("names", "titles"),
+    [
+        (["OutputNorm", "OutputNorm (evaluation)"], ["Output norm", "Output norm (evaluation)"]),
+        (
+            ["rms", "rms (evaluation)", "OutputNorm", "OutputNorm (evaluation)"],
+            ["Output norm: rms", "Output norm (evaluation): rms", "Output norm",
+             "Output norm (evaluation): OutputNorm"],
+        ),
+        (["rms"], ["Output norm"]),
+    ],
+)  # fmt: skip
+def test_titles_name_a_series_only_if_they_must(names: list[str], titles: list[str]) -> None:
+    bracket = " (evaluation)"
+    views = {n: View(f"Output norm{bracket * n.endswith(bracket)}", group="layers") for n in names}
+    history = History({name: Source("OutputNorm", view) for name, view in views.items()})
+    history.append(0, {name: {"layers": {"0": 1.0}} for name in names})
+    drawn = [one.plot(history).ax.get_title(loc="left") for one in
+             LayerLinesInstrument().panels(history)]  # fmt: skip
+    assert drawn == titles
 
 
 def test_spectra_have_a_panel_for_each_layer() -> None:

@@ -125,7 +125,7 @@ def test_what_is_no_number_is_hatched_and_what_is_not_recorded_is_blank() -> Non
     boxes = [tuple(path.get_extents().extents) for path in hatched]
     assert boxes == [(0.5, 0, 1.5, 1), (0.5, 1, 1.5, 2)]
     assert "missing" in drawing.artists
-    assert any("hatched: not a number" in text.get_text() for text in drawing.ax.texts)
+    assert any("hatched: no finite number" in text.get_text() for text in drawing.ax.texts)
 
 
 def test_nothing_but_undefined_says_why() -> None:
@@ -193,6 +193,34 @@ def test_scale_of_colours(
     assert (norm.vmin, norm.vmax) == pytest.approx(limits)
     assert norm(norm.vmin) == pytest.approx(0)
     assert norm(norm.vmax) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "view", "value", "linear"),
+    [
+        ("OutputActivation", {"label": "share"}, {"active": 0.5, "dead": 1e-3}, True),
+        ("GradientActivation", {"label": "share"}, {"active": 1.0, "dead": 0.0}, True),
+        ("DeadNeurons", {"label": "share of features"}, 1e-4, True),
+        ("Mine", {"label": "share"}, 40.0, False),
+        ("Mine", {"label": "size"}, 1e-4, False),
+    ],
+)
+def test_shares_are_linear_from_none_to_all(
+    kind: str, view: dict[str, Any], value: Any, linear: bool
+) -> None:
+    drawing = drawn(recorded({0: {"layers": {"in": value, "out": value}}}, kind, **view))
+    mesh = drawing.artists["map"]
+    assert isinstance(mesh, QuadMesh)
+    assert type(mesh.norm) is Normalize
+    assert ((mesh.norm.vmin, mesh.norm.vmax) == (0, 1)) == linear
+    assert ("100 %" in [text.get_text() for text in drawing.axes[1].get_yticklabels()]) == linear
+
+
+def test_shares_of_very_different_sizes_are_linear() -> None:
+    dead = {0: {"layers": {"in": {"dead": 1e-3}, "out": {"dead": 1.0}}}}
+    norms = [drawn(recorded(dead, kind, label="share")).artists["map"].norm  # type: ignore[attr-defined]
+             for kind in ("OutputActivation", "GradientActivation")]  # fmt: skip
+    assert [type(norm) for norm in norms] == [Normalize, Normalize]
 
 
 def test_zero_has_the_colour_of_the_smallest_sizes() -> None:

@@ -500,4 +500,248 @@ def test_nan_is_neither_dead_nor_alive(quantity: Any) -> None:
         loss.backward()
     record = cockpit.history[quantity.__name__][0]
     values = record.get("layers", record.get("parameters"))
-    assert all(getattr(value, "reason", "") == "it has NaN" for value in values.values()), record
+    told = [getattr(value, "reason", "") for value in values.values()]
+    assert all(reason.endswith("has NaN or Inf") for reason in told), record
+
+
+def reasons(value: Any) -> set[str]:
+    """Why numbers of a record are NaN; a failure if one doesn't tell."""
+    if isinstance(value, dict):
+        return set().union(*(reasons(part) for part in value.values()))
+    if not isinstance(value, float) or not math.isnan(value):
+        return set()
+    return {value.reason}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("quantity", "what"),
+    [
+        (quantities.OutputNorm, "output of"),
+        (quantities.InputNorm, "input of"),
+        (quantities.InputMean, "input of"),
+        (quantities.InputStd, "input of"),
+        (quantities.OutputActivation, "output of"),
+        (quantities.DeadNeurons, "output of"),
+        (quantities.RankMe, "output of"),
+        (quantities.InputCovariance, "input of"),
+        (quantities.OutputGradientGeometry, "gradient at the output of"),
+        (lambda: quantities.InputGradientGeometry(correlation=False), "gradient at the input of"),
+        (quantities.OutputGradientCovariance, "gradient at the output of"),
+        (quantities.GradientGeometry, "gradient of"),
+        (quantities.GradientActivation, "gradient of"),
+    ],
+)
+def test_a_nan_names_what_it_comes_from(
+    quantity: Callable[[], Quantity], what: str, broken: float
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    nn.init.constant_(model[2].weight, broken)
+    found = reasons(record(model, torch.randn(5, 3), quantity()))
+    told = {reason for reason in found if reason.endswith("has NaN or Inf")}
+    assert any(reason.startswith(f"the {what} ") for reason in told), found
+    names = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
+    assert {reason.split(" has ")[0].split()[-1] for reason in told} <= names | {"steps"}
+
+
+def test_broken_parameters_and_updates_are_named() -> None:
+    model = nn.Linear(2, 2)
+    cockpit = gradlens.Cockpit(model, [quantities.ParameterNorm(), quantities.UpdateGeometry()])
+    optimizer = torch.optim.SGD(model.parameters(), lr=math.nan)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 2)).sum()
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+    norms, updates = (cockpit.history[q] for q in ("ParameterNorm", "UpdateGeometry"))
+    assert norms[1]["parameters"]["bias"].reason == "the parameter bias has NaN or Inf"
+    weight = updates[0]["parameters"]["weight"]
+    assert weight["norm"].reason == "the update of weight has NaN or Inf"
+
+
+SPECTRA = [quantities.RankMe, quantities.InputCovariance, quantities.OutputGradientCovariance]
+
+
+@pytest.mark.parametrize("quantity", SPECTRA)
+@pytest.mark.parametrize(
+    ("samples", "features", "value"),
+    [(0, 4, 1.0), (0, 1, 1.0), (1, 4, 1.0), (5, 4, 0.0), (5, 4, 1.0), (5, 1, 1.0), (2, 9, 1.0)],
+)
+def test_spectra_of_little_are_numbers_or_tell_why(
+    quantity: type[Quantity], samples: int, features: int, value: float
+) -> None:
+    model = nn.Linear(features, 3, bias=False)
+    found = record(model, torch.full((samples, features), value), quantity())["layers"]["Linear"]
+    told = reasons(found)
+    if samples == 0:
+        assert told == {"the batch is empty"}
+    elif quantity is quantities.RankMe:
+        assert told == ({"the output is zero"} if not value else set())
+        assert not value or found == pytest.approx(1, abs=1e-5)
+    else:
+        few = "there is one sample: a covariance needs two"
+        equal = "all samples are equal: the covariance is zero"
+        assert told == {few if samples == 1 else equal}
+
+
+def test_spectra_of_one_feature() -> None:
+    inputs = torch.tensor([[1.0], [3.0]])
+    found = record(nn.Linear(1, 1), inputs, quantities.InputCovariance())["layers"]["Linear"]
+    assert found["eigenvalues"] == pytest.approx([2.0])
+    assert {found[name] for name in ("stable_rank", "condition", "condition_50")} == {1.0}
+
+
+@pytest.mark.parametrize("quantity", [quantities.MeanTID, quantities.VarTID])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LayerNorm(4),
+        nn.GroupNorm(2, 4),
+        nn.BatchNorm1d(4, track_running_stats=False),
+        nn.InstanceNorm1d(4),
+        nn.Linear(4, 4),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_without_running_statistics_say_so(
+    layer: nn.Module, quantity: type[LayerQuantity]
+) -> None:
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), layer)
+    inputs = torch.randn(5, 2, 6)
+    found = record(model, inputs, quantity(layers="1"))["layers"]["1"]
+    assert found.reason == "the layer keeps no running mean and variance"
+
+
+@pytest.mark.parametrize(
+    ("options", "mean", "variance", "reason"),
+    [
+        ({}, math.nan, 1.0, "the running mean or variance has NaN or Inf"),
+        ({}, 0.0, math.inf, "the running mean or variance has NaN or Inf"),
+        ({"channel_last": True}, 0.0, 1.0, "6 features and the running mean 4: set channel_last"),
+    ],
+)
+def test_running_statistics_that_do_not_fit(
+    options: dict[str, Any], mean: float, variance: float, reason: str
+) -> None:
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), norm).eval()
+    norm.running_mean.fill_(mean)  # type: ignore[union-attr]
+    norm.running_var.fill_(variance)  # type: ignore[union-attr]
+    found = record(model, torch.randn(5, 2, 8), quantities.MeanTID(**options))["layers"]["1"]
+    assert reason in found.reason
+
+
+class Odd(nn.Module):
+    """Layers and parameters of unusual kinds, all behind one output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4, sparse=True)
+        self.act, self.linear, self.unused = nn.ReLU(), nn.Linear(4, 2), nn.Linear(4, 2)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.nothing, self.whole, self.wider = _Nothing(), _Whole(), _Wider()
+        self.waves = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+        self.hollow = nn.Parameter(torch.zeros(0, 3))
+        self.single = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, indices: Tensor) -> Tensor:
+        embedded = self.embedding(indices)
+        self.nothing(embedded)
+        self.whole(embedded)
+        bent = (self.frozen(embedded).to(torch.complex64) @ self.waves).abs()
+        wide: Tensor = self.wider(bent)
+        return self.linear(self.act(bent)) * self.single + wide.sum() + self.hollow.sum()
+
+
+class _Nothing(nn.Module):
+    def forward(self, inputs: Tensor) -> None:
+        return None
+
+
+class _Whole(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.long()
+
+
+class _Wider(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return inputs.repeat(1, self.calls)
+
+
+@pytest.mark.filterwarnings("ignore:gradlens, step 0")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("samples", [0, 1, 6])
+def test_nothing_breaks_a_training_loop(samples: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2, bias=False)).to(dtype)
+    for model, inputs in (
+        (plain, torch.randn(samples, 4).to(dtype)),
+        (Odd(), torch.arange(samples)),
+    ):
+        cockpit = gradlens.Cockpit(model, [*everything()])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = model(inputs).float().square().sum()
+            with cockpit(step, loss=loss, optimizer=optimizer):
+                loss.backward()
+            optimizer.step()
+        cockpit.close()
+        for quantity in cockpit.quantities:
+            for value in cockpit.history[quantity.name].values():
+                reasons(value)
+        assert {*cockpit.history["ParameterNorm"]} == {0, 1, 2}
+
+
+def test_complex_parameters() -> None:
+    model = Odd()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    tracked = [
+        quantities.ParameterNorm(normalize=True), quantities.ConditionNumber(),
+        quantities.WeightSignFlips(), quantities.GradientGeometry(),
+    ]  # fmt: skip
+    cockpit = gradlens.Cockpit(model, tracked)
+    gradients = []
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = model(torch.arange(5)).square().sum()
+        with cockpit(step, loss=loss):
+            loss.backward()
+        assert model.waves.grad is not None
+        gradients.append(model.waves.grad.numpy().ravel().copy())
+    values = {q.name: cockpit.history[q.name][1]["parameters"]["waves"] for q in tracked}
+    waves = model.waves.detach().numpy()
+    assert values["ParameterNorm"] == pytest.approx(math.sqrt((abs(waves) ** 2).mean()))
+    assert values["ConditionNumber"] == pytest.approx(np.linalg.cond(waves), rel=1e-3)
+    assert values["WeightSignFlips"].reason == "complex numbers have no sign"
+    first, second = gradients
+    cosine = np.vdot(first, second).real / np.linalg.norm(first) / np.linalg.norm(second)
+    assert values["GradientGeometry"]["norm"] == pytest.approx(np.linalg.norm(second), rel=1e-5)
+    assert values["GradientGeometry"]["correlation"] == pytest.approx(cosine, rel=1e-5)
+
+
+def test_conditions_of_no_matrix() -> None:
+    model = Odd()
+    nn.init.zeros_(model.linear.weight)
+    found = record(model, torch.arange(5), quantities.ConditionNumber())["parameters"]
+    assert found["linear.weight"].reason == "the parameter is zero"
+    assert found["hollow"].reason == "the parameter has no elements"
+
+
+def test_gradients_in_half_precision_survive_the_scale() -> None:
+    model = nn.Linear(2, 1, bias=False).half()
+    cockpit = gradlens.Cockpit(model, [quantities.GradientGeometry(correlation=False)])
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    loss = model(torch.ones(1, 2).half()).float().sum() * 1e-9
+    scaler.scale(loss)  # it is made with its first use
+    with cockpit(0, loss=loss, scaler=scaler):
+        scaler.scale(loss).backward()
+    found = cockpit.history["GradientGeometry"][0]["parameters"]["weight"]["norm"]
+    assert found == pytest.approx(math.sqrt(2) * 1e-9, rel=1e-2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import subprocess
 import sys
 import time
@@ -18,7 +19,17 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from gradlens.history import History, Note, Source
-from gradlens.plotter import CockpitPlotter, Panel, arrange, draw, layer_panels, main_panels
+from gradlens.plotter import (
+    TALLEST,
+    WIDEST,
+    CockpitPlotter,
+    Panel,
+    arrange,
+    draw,
+    layer_panels,
+    main_panels,
+    pages,
+)
 from gradlens.presets import configuration
 from gradlens.undefined import Undefined
 from gradlens.view import View
@@ -78,6 +89,11 @@ def troubled() -> History:
     return history
 
 
+LAYERED = (
+    "OutputNorm", "OutputActivation", "ParameterNorm", "UpdateGeometry", "InputCovariance",
+    "OutputGradientCovariance", "GradNorm", "UpdateSize", "Distance", "HessTrace", "GradHist1d",
+    "GradCovariance",
+)  # fmt: skip
 MAPPED = ("GradNorm", "UpdateSize", "Distance", "HessTrace", "GradCovariance")
 SCENES = {
     "standard": lambda: realistic(100),
@@ -92,6 +108,7 @@ SCENES = {
         "Mine", {n: (-10.0) ** (n % 7 - 3) for n in range(20)}, yscale="symlog"
     ),
     "two of a kind": lambda: twice(realistic(20)),
+    "quantities of layers": lambda: realistic(12, LAYERED[:5], layers=12),
     "far steps": lambda: realistic(40, every=2_500_000),
     "undefined": lambda: same(realistic(20), lambda step, old: Undefined("no reason " * 20)),
     "troubled": troubled,
@@ -109,7 +126,8 @@ def test_no_texts_overlap(
     if not panels:
         return
     figure = Figure()
-    draw(figure, history, panels, "A run", log_step)
+    widest = math.inf if screen == "primary" else WIDEST
+    draw(figure, history, panels, "A run", log_step, widest=widest)
     found = boxes(figure, monkeypatch)
     pairs = itertools.combinations(found.items(), 2)
     clashes = [(a.get_text(), b.get_text()) for (a, x), (b, y) in pairs if overlap(x, y)]
@@ -396,3 +414,40 @@ def test_every_panel_has_a_place(count: int) -> None:
     found = arrange(panels(count))
     assert sum(len(row) for row in found) == count
     assert max(len(row) for row in found) - min(len(row) for row in found) <= 1
+
+
+@pytest.mark.parametrize("layers", [3, 12, 50])
+@pytest.mark.parametrize("count", [1, 3, len(LAYERED)])
+def test_pages_of_layers_are_not_too_large(count: int, layers: int) -> None:
+    history = realistic(1, LAYERED[:count], layers=layers)
+    found = pages(layer_panels(history))
+    assert [panel for page in found for panel in page] == [*layer_panels(history)]
+    for page in found:
+        rows = arrange(page, WIDEST)
+        assert all(sum(panel.width for panel in row) <= WIDEST for row in rows)
+        figure = Figure()
+        draw(figure, history, page, "A run", widest=WIDEST)
+        width, height = figure.get_size_inches()
+        assert 6 < width < 16
+        assert height <= 1.05 * TALLEST * width
+    if len(found) > 1:
+        fewest = min(sum(panel.width * panel.height for panel in page) for page in found)
+        assert fewest > 3
+
+
+def test_a_second_screen_with_many_quantities_has_pages(tmp_path: Path) -> None:
+    history = realistic(2, LAYERED[:5], layers=12)
+    plotter = CockpitPlotter(secondary_screen=True)
+    plotter.plot(
+        history, show_plot=False, save_plot=True, savedir=tmp_path, savename="run",
+        savefig_kwargs={"dpi": 30},
+    )  # fmt: skip
+    shown = plotter.secondary_figures
+    assert len(shown) > 1
+    assert shown[0] is plotter.secondary_figure
+    assert sum(len(titles(figure)) for figure in shown) >= len(layer_panels(history))
+    assert f"Cockpit, page 2 of {len(shown)}" in words(shown[1])
+    files = ["", "__secondary", *(f"__secondary_{n}" for n in range(2, len(shown) + 1))]
+    assert {path.stem for path in tmp_path.iterdir()} == {
+        f"run{suffix}" for suffix in files if suffix or plotter.figure is not shown[0]
+    }

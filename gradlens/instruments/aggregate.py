@@ -45,8 +45,7 @@ class AggregateInstrument(Instrument):
     def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = ordered(history[self.names[0]])
         view = history.sources.get(self.names[0], Source("", View(""))).view
-        heading = view.title or self.names[0]
-        title(ax, heading)
+        heading = self._heading(history)
         leaves = _leaves(records)
         shown = _largest_group(leaves)
         if len(shown) > len(CATEGORICAL):

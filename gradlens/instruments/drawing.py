@@ -104,17 +104,51 @@ def band(ax: Axes, axis: StepAxis, low: Line, high: Line, color: Color) -> Artis
 
 
 def missing(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
-    """Ticks on the base line at steps whose value is not a number."""
-    steps = [line.steps[~line.finite] for line in lines]
-    joined = np.unique(np.concatenate(steps)) if steps else np.array([])
-    if not joined.size:
+    """Marks at steps whose value is no finite number.
+
+    Ticks stand at the upper edge where it is ∞, and otherwise on the base line. Of lines that are
+    always ∞ there is one line along the upper edge, as ``infinite_entry`` says in a key.
+    """
+    infinite = [line.steps[np.isposinf(line.values)] for line in lines if not always_infinite(line)]
+    others = [line.steps[~line.finite & ~np.isposinf(line.values)] for line in lines]
+    artists = {
+        name: _ticks(ax, axis, np.unique(np.concatenate(steps)), height, color)
+        for name, steps, height, color in (
+            ("missing", others, 0.0, ALARM),
+            ("infinite", infinite, 1.0, MUTED),
+        )
+        if any(one.size for one in steps)
+    }
+    return artists | _upper_edge(ax, [line for line in lines if always_infinite(line)])
+
+
+def _upper_edge(ax: Axes, lines: Sequence[Line]) -> Artists:
+    if not lines:
         return {}
-    shown, _ = thin(joined, np.zeros_like(joined), warp=axis.warp)
+    steps = np.unique(np.concatenate([line.steps[np.isposinf(line.values)] for line in lines]))
+    (artist,) = ax.plot(
+        steps[[0, -1]],
+        [1.0, 1.0],
+        transform=ax.get_xaxis_transform(),
+        color=MUTED,
+        linewidth=1.6,
+        linestyle="-",
+        marker="o",
+        markersize=3,
+        markeredgewidth=0,
+        clip_on=False,
+        zorder=4,
+    )
+    return {"always infinite": artist}
+
+
+def _ticks(ax: Axes, axis: StepAxis, steps: Floats, height: float, color: Color) -> Artist:
+    shown, _ = thin(steps, np.zeros_like(steps), warp=axis.warp)
     (artist,) = ax.plot(
         shown,
-        np.zeros_like(shown),
+        np.full_like(shown, height),
         transform=ax.get_xaxis_transform(),
-        color=ALARM,
+        color=color,
         linestyle="none",
         marker="|",
         markersize=4,
@@ -122,7 +156,7 @@ def missing(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
         clip_on=False,
         zorder=4,
     )
-    return {"missing": artist}
+    return artist
 
 
 def zero_line(ax: Axes) -> Artists:
@@ -136,9 +170,23 @@ def zero_line(ax: Axes) -> Artists:
 def explain_empty(ax: Axes, lines: Sequence[Line]) -> Artists:
     """Say why there is nothing to draw, in the words of the value itself if it has any."""
     reasons = [line.reason for line in lines if line.reason]
-    recorded = any(line.steps.size for line in lines)
-    nothing = "recorded, but never a finite number" if recorded else "nothing recorded yet"
+    nothing = "recorded, but never a finite number"
+    if not any(line.steps.size for line in lines):
+        nothing = "nothing recorded yet"
+    elif all(always_infinite(line) for line in lines):
+        nothing = "infinite at every step"
     return {"message": message(ax, reasons[-1] if reasons else nothing)}
+
+
+def always_infinite(line: Line) -> bool:
+    """Whether the values of a line are all ∞, but for some that are missing."""
+    return not line.finite.any() and bool(np.isposinf(line.values).any())
+
+
+def infinite_entry(names: Sequence[str]) -> list[Entry]:
+    """What a key says of lines that are always ∞, if there are any."""
+    more = f" +{len(names) - 1}" if len(names) > 1 else ""
+    return [Entry(f"∞: {names[0]}{more}", MUTED)] if names else []
 
 
 def any_finite(lines: Sequence[Line]) -> bool:
@@ -168,18 +216,24 @@ def curves(
     widths: Sequence[float] = (),
     head: Axes | None = None,
 ) -> Artists:
-    """Several lines that matter on one value axis, explained by a key above it or ``head``."""
+    """Several lines that matter on one value axis, explained by a key above it or ``head``.
+
+    Of those that are ∞ at every step, there is only a word in the key.
+    """
     axis.apply(ax)
     if not any_finite(list(lines.values())):
         return explain_empty(ax, list(lines.values()))
     artists: Artists = {}
+    entries: list[Entry] = []
     looks = zip(lines.items(), colors, widths or [1.6] * len(lines), strict=True)
     for place, ((name, line), color, width) in enumerate(looks):
-        artists |= curve(ax, axis, line, color, name, 3 + place, width)
+        if not always_infinite(line):
+            artists |= curve(ax, axis, line, color, name, 3 + place, width)
+            entries.append(Entry(name, color))
     fit(ax, [line.values for line in lines.values()], scale)
     if len(lines) > 1:
-        entries = [Entry(name, color) for name, color in zip(lines, colors, strict=True)]
-        shown = key(head or ax, entries)
+        infinite = [name for name, line in lines.items() if always_infinite(line)]
+        shown = key(head or ax, [*entries, *infinite_entry(infinite)])
         artists |= {"key": shown} if shown else {}
     return artists | missing(ax, axis, list(lines.values()))
 
@@ -193,13 +247,16 @@ def threads(
 ) -> Artists:
     """Many thin lines coloured from input to output, behind the lines of ``front``.
 
-    From many points on these are trends only: their raw values would hide each other.
+    From many points on these are trends only: their raw values would hide each other. Of lines
+    that are ∞ at every step, there is only a word in the key.
     """
     front = front or {}
     axis.apply(ax)
     drawn = [*lines.values(), *(line for line, _ in front.values())]
     if not any_finite(drawn):
         return explain_empty(ax, drawn)
+    infinite = [name for name, line in lines.items() if always_infinite(line)]
+    lines = {name: line for name, line in lines.items() if name not in infinite}
     artists: Artists = {}
     width = 1.1 if len(lines) <= 8 else 0.7
     for (name, line), color in zip(lines.items(), sequence_colors(len(lines)), strict=True):
@@ -208,7 +265,8 @@ def threads(
     for name, (line, shade) in front.items():
         artists |= curve(ax, axis, line, shade, name, z=5)
     fit(ax, [np.asarray(one.get_ydata()) for one in ax.get_lines()], scale)
-    shown = sequence_key(ax, list(lines), [Entry(n, shade) for n, (_, shade) in front.items()])
+    first = [Entry(name, shade) for name, (_, shade) in front.items()]
+    shown = sequence_key(ax, list(lines), [*first, *infinite_entry(infinite)])
     artists |= {"key": shown} if shown else {}
     return artists | missing(ax, axis, drawn)
 

@@ -161,9 +161,19 @@ class Instrument(ABC):
     def _heading(self, history: History) -> str:
         name = self.names[0]
         source = history.sources.get(name)
-        own = self.title or (source.view.title if source else "") or name
-        siblings = history.of_kind(source.kind) if source else ()
-        return f"{own}: {name}" if not self.together and len(siblings) > 1 else own
+        own = self._own_title(history, name)
+        if self.together or source is None or name in (own, source.kind):
+            return own
+        alike = [n for n in history.of_kind(source.kind) if self._own_title(history, n) == own]
+        if len(alike) == 1:
+            return own
+        # What both say in brackets, such as "(evaluation)", is said once.
+        bracket = own[own.rfind(" (") :] if own.endswith(")") else ""
+        return f"{own}: {name.removesuffix(bracket)}"
+
+    def _own_title(self, history: History, name: str) -> str:
+        source = history.sources.get(name)
+        return self.title or (source.view.title if source else "") or name
 
     @abstractmethod
     def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:

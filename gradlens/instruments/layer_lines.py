@@ -12,17 +12,19 @@ from matplotlib.axes import Axes
 from gradlens.history import History, Source
 from gradlens.instruments.drawing import (
     Artists,
+    always_infinite,
     any_finite,
     band,
     curve,
     explain_empty,
+    infinite_entry,
     missing,
     threads,
     zero_line,
 )
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.layers import NOUNS, in_order
-from gradlens.instruments.scales import Scale, StepAxis, fit
+from gradlens.instruments.layers import NOUNS, are_shares, in_order
+from gradlens.instruments.scales import PercentLabels, Scale, StepAxis, fit
 from gradlens.instruments.series import Floats, Line, Records, entry, lines, ordered, reason
 from gradlens.instruments.style import BLUE, INK, Entry, key, subtitle, tint, title
 from gradlens.view import View
@@ -50,13 +52,14 @@ def layer_lines(records: Records, history: History, fields: Sequence[str]) -> La
     """The first of ``fields`` that the layers of some records have.
 
     Layers that never have a number, such as a first one without a gradient at its input, are left
-    out if others have some. Records without layers are a line without a number, which says why.
+    out if others have some; ∞ is one here. Records without layers are a line without a number,
+    which says why.
     """
     part = next((name for name in NOUNS if entry(records, name)), "layers")
     parts = {step: v[part] if _has(v, part) else v for step, v in ordered(records).items()}
     for field in fields:
         told = {name: one for name, one in lines(parts, field).items() if _told(one)}
-        found = {name: one for name, one in told.items() if one.finite.any()} or told
+        found = {name: one for name, one in told.items() if _known(one)} or told
         if found:
             names = in_order(tuple(found), history)
             return LayerLines({name: found[name] for name in names})
@@ -69,8 +72,12 @@ def _has(value: object, part: str) -> bool:
     return isinstance(value, Mapping) and part in value
 
 
+def _known(one: Line) -> bool:
+    return bool(one.finite.any()) or always_infinite(one)
+
+
 def _told(one: Line) -> bool:
-    return bool(one.finite.any()) or bool(one.reason)
+    return _known(one) or bool(one.reason)
 
 
 def draw_layers(ax: Axes, axis: StepAxis, found: LayerLines, scale: Scale) -> Artists:
@@ -88,14 +95,19 @@ def draw_layers(ax: Axes, axis: StepAxis, found: LayerLines, scale: Scale) -> Ar
         "range": band(ax, axis, low, high, tint(BLUE, 0.6)),
         "quartiles": band(ax, axis, q1, q3, BLUE),
     }
+    infinite = [name for name, one in found.lines.items() if always_infinite(one)]
     words = [
         Entry(f"median of {len(every)}", INK),
+        *infinite_entry(infinite),
         Entry("quartiles", tint(BLUE, 0.3), "box"),
         Entry("all", tint(BLUE, 0.12), "box"),
     ]
     shown = key(ax, words)
     artists |= {"key": shown} if shown else {}
-    return artists | missing(ax, axis, [middle])
+    others = [one for name, one in found.lines.items() if name not in infinite]
+    sometimes = np.isposinf([one.values for one in others]).any(axis=0)
+    lost = Line(middle.steps, np.where(sometimes, np.inf, middle.values))
+    return artists | missing(ax, axis, [lost, *(found.lines[name] for name in infinite)])
 
 
 def _quantiles(found: LayerLines) -> list[Line]:
@@ -134,6 +146,10 @@ class LayerLinesInstrument(Instrument):
         found = layer_lines(history[self.names[0]], history, SIZES)
         view = history.sources.get(self.names[0], Source("", View(""))).view
         artists = draw_layers(ax, axis, found, view.yscale)
+        if any_finite([*found.lines.values()]) and are_shares(found.table, view):
+            ax.yaxis.set_major_formatter(PercentLabels())
+            low, high = ax.get_ylim()
+            ax.set_ylim(max(low, 0.0), min(high, 1.0))
         if "message" not in artists and "key" not in artists:
             artists["subtitle"] = subtitle(ax, view.label)
         return artists

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection, QuadMesh
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LogNorm, Normalize, SymLogNorm
-from matplotlib.ticker import Locator, MaxNLocator
+from matplotlib.ticker import Formatter, Locator, MaxNLocator
 from numpy.typing import NDArray
 
 from gradlens.history import History, Source
@@ -25,10 +25,11 @@ from gradlens.instruments.drawing import (
     row_stride,
 )
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.layers import LayerTable, Layout, columns, layout, table
+from gradlens.instruments.layers import LayerTable, Layout, are_shares, columns, layout, table
 from gradlens.instruments.scales import (
     LogTicks,
     NumberLabels,
+    PercentLabels,
     Scale,
     StepAxis,
     SymlogTicks,
@@ -65,8 +66,8 @@ class LayerMapInstrument(Instrument):
 
     Draws every series of dicts by parameter or layer, and of dicts whose entry ``"parameters"`` or
     ``"layers"`` is one. They hold numbers, or dicts with a ``"value"`` or a ``"trace"``. Colour is
-    logarithmic unless the view is linear and the values are of one size. Hatched is what was
-    recorded as no number, blank what wasn't recorded.
+    logarithmic unless the view is linear and the values are of one size; that of shares goes from
+    none to all. Hatched is what was recorded as no number, blank what wasn't recorded.
     """
 
     together: ClassVar[bool] = False
@@ -86,13 +87,15 @@ class LayerMapInstrument(Instrument):
         thinned, places = columns(whole, COLUMNS, axis.warp)
         inner, bar = _axes(ax, thinned.names)
         axis.apply(inner)
-        norm, edges = colour_norm(thinned.values, source.view.yscale), axis.unwarp(places)
+        shares = are_shares(thinned.values, source.view)
+        norm = Normalize(0, 1) if shares else colour_norm(thinned.values, source.view.yscale)
+        edges = axis.unwarp(places)
         mesh = _mesh(inner, edges, thinned, norm)
         artists = _undefined(inner, edges, thinned)
         words = _words(found, source, norm, bool(artists))
         artists |= {
             "map": mesh,
-            "colours": _colours(bar, mesh, norm),
+            "colours": _colours(bar, mesh, norm, PercentLabels() if shares else NumberLabels()),
             "subtitle": subtitle(ax, words),
         }
         return artists | missing(inner, axis, [_worst(whole)])
@@ -101,7 +104,7 @@ class LayerMapInstrument(Instrument):
 def _words(found: Layout, source: Source, norm: Normalize, undefined: bool) -> str:
     what = found.field or source.view.label or "value"
     scale = ", log" if isinstance(norm, (LogNorm, SymLogNorm)) else ""
-    hatched = " · hatched: not a number" if undefined else ""
+    hatched = " · hatched: no finite number" if undefined else ""
     return f"colour: {what}{scale} · from input (top) to output{hatched}"
 
 
@@ -172,8 +175,8 @@ def _symmetric(low: float, high: float) -> Normalize:
     return SymLogNorm(threshold, linscale=0.5, vmin=-high, vmax=high, base=10)
 
 
-def _colours(ax: Axes, mesh: QuadMesh, norm: Normalize) -> Artist:
-    bar = Colorbar(ax, mesh, ticks=_ticks(norm), format=NumberLabels())
+def _colours(ax: Axes, mesh: QuadMesh, norm: Normalize, labels: Formatter) -> Artist:
+    bar = Colorbar(ax, mesh, ticks=_ticks(norm), format=labels)
     bar.minorticks_off()
     for spine in ax.spines.values():
         spine.set_visible(False)

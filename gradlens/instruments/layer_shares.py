@@ -13,7 +13,10 @@ from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_lines import SIZES, LayerLines, layer_lines
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.series import Floats, trend
-from gradlens.instruments.style import PAPER, sequence_colors, sequence_key, title
+from gradlens.instruments.style import PAPER, message, sequence_colors, sequence_key, title
+
+SEPARATED = 20
+"""Most layers between which there are lines."""
 
 
 class LayerSharesInstrument(Instrument):
@@ -29,7 +32,6 @@ class LayerSharesInstrument(Instrument):
         "ParameterNorm",
     )
     together: ClassVar[bool] = False
-    width: ClassVar[float] = 2.0
 
     def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = layer_lines(history[self.names[0]], history, SIZES)
@@ -38,9 +40,13 @@ class LayerSharesInstrument(Instrument):
         every = list(found.lines.values())
         if not any_finite(every):
             return explain_empty(ax, every)
+        if len(every) == 1:
+            words = f"{next(iter(found.lines))} has all of it: no other layer has a number"
+            return {"message": message(ax, words)}
         steps, shares = _shares(found, axis)
+        width = 0.3 if len(shares) <= SEPARATED else 0.0
         areas = ax.stackplot(
-            steps, shares, colors=sequence_colors(len(shares)), edgecolor=PAPER, linewidth=0.3
+            steps, shares, colors=sequence_colors(len(shares)), edgecolor=PAPER, linewidth=width
         )
         ax.set_ylim(0, 1)
         ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])

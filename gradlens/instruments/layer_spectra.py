@@ -66,10 +66,7 @@ class LayerConditionsInstrument(Instrument):
         records = history[self.names[0]]
         title(ax, f"{self._heading(history)}: condition")
         lines = {name: _median(records, history, field) for name, field in CONDITIONS.items()}
-        # Of fewer samples than features, that of all eigenvalues is infinite at every step.
-        known = {name: one for name, one in lines.items() if one.finite.any()} or lines
-        colors = dict(zip(lines, (SKY, BLUE, PURPLE, ORANGE), strict=True))
-        return curves(ax, axis, known, [colors[name] for name in known], "log")
+        return curves(ax, axis, lines, [SKY, BLUE, PURPLE, ORANGE], "log")
 
 
 def _median(records: Records, history: History, field: str) -> Line:
@@ -82,7 +79,7 @@ def _median(records: Records, history: History, field: str) -> Line:
         np.median(values[:count]) if count else math.nan
         for values, count in zip(table.T, counts, strict=True)
     ])  # fmt: skip
-    return Line(first.steps, np.where(np.isinf(middle), np.nan, middle), first.reason)
+    return Line(first.steps, middle, first.reason)
 
 
 class LayerSpectraInstrument(Instrument):

@@ -24,6 +24,7 @@ from gradlens.instruments.series import (
     ordered,
     types,
 )
+from gradlens.view import View
 
 NOUNS = {"parameters": "parameter", "layers": "layer"}
 """Entries of a record that hold what is known of each parameter or layer."""
@@ -73,6 +74,12 @@ def layout(records: Records, history: History) -> Layout | None:
         return _of_whole(first, history)
     field = _field(first[part])
     return None if field is None else Layout(part, field, NOUNS[part])
+
+
+def are_shares(values: Floats, view: View) -> bool:
+    """Whether numbers, or NaN, are shares: their label begins with that word, and they may be."""
+    called = view.label.split()[:1] == ["share"]
+    return called and bool(np.nanmin(values) >= 0) and bool(np.nanmax(values) <= 1)
 
 
 def _of_whole(value: Mapping[str, Any], history: History) -> Layout | None:

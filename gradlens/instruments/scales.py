@@ -151,16 +151,20 @@ def _symlog(ax: Axes, found: Floats) -> None:
 def log_ticks(low: float, high: float, most: int = 4) -> Floats:
     """Round numbers on a logarithmic axis, ``most`` of them or a few more."""
     decades = math.log10(high) - math.log10(low)
-    if decades < 0.5:
-        found = np.asarray(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high))
-        return found[found > 0]
     exponents = np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    if decades < 1.2:
-        return np.ravel(np.outer(10.0**exponents, (1, 2, 5)))
-    if decades < 1.9:
-        return np.ravel(np.outer(10.0**exponents, (1, 3)))
     stride = max(1, math.ceil(decades / most))
-    return np.asarray(10.0 ** exponents[exponents % stride == 0], dtype=np.float64)
+    options = [
+        (1.9, 10.0 ** exponents[exponents % stride == 0]),
+        (1.9, 10.0**exponents),
+        (1.2, np.ravel(np.outer(10.0**exponents, (1, 3)))),
+        (0.5, np.ravel(np.outer(10.0**exponents, (1, 2, 5)))),
+    ]
+    for least, found in options:
+        # A single tick would say nothing of the scale.
+        if decades >= least and np.count_nonzero((low <= found) & (found <= high)) > 1:
+            return np.asarray(found, dtype=np.float64)
+    found = np.asarray(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high))
+    return found[found > 0]
 
 
 class LogTicks(Locator):
@@ -233,6 +237,13 @@ class NumberLabels(Formatter):
             if len(set(labels)) == len(labels):
                 break
         return labels
+
+
+class PercentLabels(Formatter):
+    """Shares as percents, none as 0."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{number_label(100 * x)} %" if x else "0"
 
 
 class StepLabels(Formatter):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
+from gradlens.quantities.explained import NO_ELEMENTS
 from gradlens.quantities.output_activation import activation, over_parts
 from gradlens.quantities.parameter_quantity import ParameterQuantity, gradient_of
 from gradlens.schedules import Schedule
@@ -25,6 +26,7 @@ class GradientGeometry(ParameterQuantity):
     is kept until the next step.
     """
 
+    part = "gradient of"
     view = View("Gradient geometry", group="layers", yscale="log", label="‖∇L‖")
 
     def __init__(
@@ -72,6 +74,7 @@ class GradientActivation(ParameterQuantity):
     are those of ``OutputActivation``, for elements whose absolute value is above ``threshold``.
     """
 
+    part = "gradient of"
     view = View("Gradient activation", group="layers", label="share")
 
     def __init__(
@@ -95,6 +98,8 @@ class GradientActivation(ParameterQuantity):
         gradient = gradient_of(parameter, step)
         if isinstance(gradient, Undefined):
             return gradient
+        if not gradient.numel():
+            return Undefined(NO_ELEMENTS)
         rows = gradient.reshape(len(gradient), -1) if gradient.dim() else gradient.reshape(1, 1)
         rates = (rows.abs() > self.threshold).double().mean(1)
         return activation(rates.masked_fill(rows.isnan().any(1), torch.nan))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradlens.quantities.explained import EMPTY, NO_FEATURES
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.schedules import Schedule
 from gradlens.signals.predicates import is_batch_norm
@@ -17,7 +18,6 @@ from gradlens.signals.signal import Signal
 from gradlens.undefined import Undefined
 from gradlens.view import View
 
-EMPTY = "the batch is empty"
 NO_RUNNING_STATISTICS = "the layer keeps no running mean and variance"
 
 
@@ -43,7 +43,9 @@ class _InputMoment(LayerQuantity, ABC):
         self.by_feature = by_feature
 
     def layer_value(self, layer: str, module: nn.Module, seen: FeatureMoments) -> Any:
-        return self._moment(seen) if seen.count else Undefined(EMPTY)
+        if not seen.count:
+            return Undefined(EMPTY)
+        return self._moment(seen) if seen.mean.numel() else Undefined(NO_FEATURES)
 
     @abstractmethod
     def _moment(self, seen: FeatureMoments) -> Tensor: ...
@@ -78,20 +80,35 @@ class _Discrepancy(LayerQuantity, ABC):
     default_layers = Selection((is_batch_norm,))
 
     def layer_value(self, layer: str, module: nn.Module, seen: FeatureMoments) -> Any:
-        mean, variance = module.running_mean, module.running_var
-        if not isinstance(mean, Tensor) or not isinstance(variance, Tensor):
-            return Undefined(NO_RUNNING_STATISTICS)
+        running = _running_statistics(module)
+        if isinstance(running, Undefined):
+            return running
         if not seen.count:
             return Undefined(EMPTY)
-        deviation = variance.detach().cpu().double().sqrt()
+        mean, deviation = running
+        if mean.shape != seen.mean.shape:
+            return Undefined(
+                f"the input has {seen.mean.numel()} features and the running mean {mean.numel()}: "
+                "set channel_last"
+            )
         size = torch.linalg.vector_norm(deviation)
-        if not float(size):
-            return Undefined("the running variance is zero")
-        difference = self._difference(seen, mean.detach().cpu().double(), deviation)
-        return torch.linalg.vector_norm(difference) / size
+        return torch.linalg.vector_norm(self._difference(seen, mean, deviation)) / size
 
     @abstractmethod
     def _difference(self, seen: FeatureMoments, mean: Tensor, deviation: Tensor) -> Tensor: ...
+
+
+def _running_statistics(module: nn.Module) -> tuple[Tensor, Tensor] | Undefined:
+    """Running mean and standard deviation ``[C]`` of a layer, in float64 on the host."""
+    buffers = dict(module.named_buffers(recurse=False))
+    if "running_mean" not in buffers or "running_var" not in buffers:
+        return Undefined(NO_RUNNING_STATISTICS)
+    mean, variance = (buffers[name].cpu().double() for name in ("running_mean", "running_var"))
+    if not bool(mean.isfinite().all() and variance.isfinite().all()):
+        return Undefined("the running mean or variance has NaN or Inf")
+    if not bool(variance.any()):
+        return Undefined("the running variance is zero")
+    return mean, variance.sqrt()
 
 
 class MeanTID(_Discrepancy):

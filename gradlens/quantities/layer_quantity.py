@@ -9,6 +9,7 @@ from typing import Any, ClassVar, final
 
 from torch import nn
 
+from gradlens.quantities.explained import explained
 from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.selective import Selective, select_for
 from gradlens.schedules import Schedule
@@ -69,13 +70,17 @@ class LayerQuantity(SingleStepQuantity, Selective):
             if self.request in signals.get(name, {}):
                 seen = signals[name][self.request]
                 undefined = isinstance(seen, Undefined)
-                layers[name] = seen if undefined else self.layer_value(name, module, seen)
+                value = seen if undefined else self.layer_value(name, module, seen)
+                layers[name] = explained(value, f"the {self.signal.value} of {name}")
         self.all_seen()
         return {"layers": layers, **self.summary(layers)}
 
     @abstractmethod
     def layer_value(self, layer: str, module: nn.Module, seen: Any) -> Any:
-        """The value for one layer, from what its signal was reduced to."""
+        """The value for one layer, from what its signal was reduced to.
+
+        A NaN without a reason means that there is NaN or Inf in the signal.
+        """
 
     def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
         """What to record besides, of all layers together; by default, nothing."""

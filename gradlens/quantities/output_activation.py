@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from gradlens.quantities.explained import EMPTY, NO_FEATURES
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.schedules import Schedule
 from gradlens.signals.predicates import is_activation, is_affine
@@ -16,8 +18,7 @@ from gradlens.signals.signal import Signal
 from gradlens.undefined import Undefined
 from gradlens.view import View
 
-EMPTY = "the batch is empty"
-HAS_NAN = "it has NaN"
+NOTHING = "the batch is empty, or all of its outputs are -inf"
 
 
 class OutputActivation(LayerQuantity):
@@ -55,16 +56,18 @@ class OutputActivation(LayerQuantity):
     def layer_value(self, layer: str, module: nn.Module, seen: FeatureCounts) -> Any:
         if not seen.count:
             return Undefined(EMPTY)
+        if not seen.active.numel():
+            return Undefined(NO_FEATURES)
         return activation(seen.active / seen.count)
 
     def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
         return over_parts(layers)
 
 
-def activation(rates: Tensor) -> dict[str, float] | Undefined:
+def activation(rates: Tensor) -> dict[str, float] | float:
     """What to say of units that are active at these ``rates`` ``[F]``, in float64."""
     if bool(rates.isnan().any()):
-        return Undefined(HAS_NAN)
+        return math.nan
     least, unit = rates.min(0)
     return {
         "active": float(rates.mean()),
@@ -116,8 +119,8 @@ class DeadNeurons(LayerQuantity):
         self.threshold = threshold
 
     def layer_value(self, layer: str, module: nn.Module, seen: Tensor) -> float:
-        if bool((seen == -float("inf")).all()):
-            return Undefined(EMPTY)
+        if bool((seen == -math.inf).all()):
+            return Undefined(NOTHING if seen.numel() else NO_FEATURES)
         if bool(seen.isnan().any()):
-            return Undefined(HAS_NAN)
+            return math.nan
         return float((seen <= self.threshold).double().mean())

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gradlens.quantities.explained import EMPTY
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.schedules import Schedule
 from gradlens.signals.reductions import Norms, Size
@@ -40,7 +41,7 @@ class OutputNorm(LayerQuantity):
 
     def layer_value(self, layer: str, module: nn.Module, seen: Norms) -> Any:
         if not seen.count:
-            return Undefined("the batch is empty")
+            return Undefined(EMPTY)
         return (seen.sample_rms if self.normalize else seen.sample_norms) / seen.count
 
 

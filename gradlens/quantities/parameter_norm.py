@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.norms import norm
-from gradlens.quantities.consecutive import Consecutive
+from gradlens.quantities.consecutive import Consecutive, real_parts
+from gradlens.quantities.explained import NO_ELEMENTS, NOT_CONVERGED
 from gradlens.quantities.parameter_quantity import ParameterQuantity
 from gradlens.schedules import Schedule
 from gradlens.signals.reductions import precise
@@ -43,7 +44,7 @@ class ParameterNorm(ParameterQuantity):
         self.normalize = normalize
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Tensor:
-        size = norm(parameter.detach())
+        size = norm(real_parts(parameter.detach()))
         return size / max(parameter.numel(), 1) ** 0.5 if self.normalize else size
 
 
@@ -60,11 +61,19 @@ class ConditionNumber(ParameterQuantity):
         return parameter.dim() >= 2
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> float:
-        matrix = precise(parameter.detach().flatten(1))
+        matrix = parameter.detach().flatten(1)
+        matrix = matrix.to(torch.complex128) if matrix.is_complex() else precise(matrix)
+        if not matrix.numel():
+            return Undefined(NO_ELEMENTS)
         if not bool(matrix.isfinite().all()):
-            return Undefined("the parameter has NaN or Inf")
-        values = torch.linalg.svdvals(matrix)
+            return math.nan
+        try:
+            values = torch.linalg.svdvals(matrix)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            return Undefined(NOT_CONVERGED)
         largest, smallest = float(values[0]), float(values[-1])
+        if not largest:
+            return Undefined("the parameter is zero")
         rounding = max(matrix.shape) * torch.finfo(matrix.dtype).eps * largest
         return largest / smallest if smallest > rounding else math.inf
 
@@ -97,6 +106,8 @@ class WeightSignFlips(ParameterQuantity):
         self._steps.forget()
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
+        if parameter.is_complex():
+            return Undefined("complex numbers have no sign")
         signs = parameter.detach().sign().nan_to_num_().to(torch.int8)
         before = self._steps.before(name, signs)
         return before if isinstance(before, Undefined) else int((before * signs < 0).sum())

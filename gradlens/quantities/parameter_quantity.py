@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, final
+from typing import Any, ClassVar, final
 
+import torch
 from torch import Tensor, nn
 
+from gradlens.quantities.explained import explained
 from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.selective import Selective, choose_parameters
 from gradlens.schedules import Schedule
@@ -22,7 +24,10 @@ class ParameterQuantity(SingleStepQuantity, Selective):
     """A quantity with a value for each trainable parameter of the selected layers.
 
     A record is ``{"parameters": {name: value}}``, and what ``summary`` says of all of them.
+    ``part`` says in words what it looks at of a parameter.
     """
+
+    part: ClassVar[str] = "parameter"
 
     def __init__(
         self,
@@ -56,13 +61,19 @@ class ParameterQuantity(SingleStepQuantity, Selective):
     @final
     def compute(self, step: Step) -> dict[str, Any]:
         parameters = {name: step.parameters[name] for name in self.chosen}
-        values = {name: self.parameter_value(step, name, p) for name, p in parameters.items()}
+        values = {
+            name: explained(self.parameter_value(step, name, p), f"the {self.part} {name}")
+            for name, p in parameters.items()
+        }
         self.all_seen()
         return {"parameters": values, **self.summary(values)}
 
     @abstractmethod
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
-        """The value for one parameter, after backward."""
+        """The value for one parameter, after backward.
+
+        A NaN without a reason means that there is NaN or Inf in the ``part`` of it.
+        """
 
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """What to record besides, of all parameters together; by default, nothing."""
@@ -83,4 +94,8 @@ def gradient_of(parameter: nn.Parameter, step: Step) -> Tensor | Undefined:
     if parameter.grad is None:
         return Undefined(NO_GRADIENT)
     scale, gradient = gradient_scale(step.info), parameter.grad.detach().to_dense()
-    return gradient if scale == 1 else gradient / scale
+    if scale == 1:
+        return gradient
+    # Half precision has no room below: that is why there is a scale.
+    half = gradient.dtype in (torch.float16, torch.bfloat16)
+    return (gradient.float() if half else gradient) / scale

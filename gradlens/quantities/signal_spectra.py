@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradlens.quantities.explained import EMPTY, NO_FEATURES, NOT_CONVERGED
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.schedules import Schedule
 from gradlens.signals.predicates import is_affine
@@ -84,10 +85,12 @@ class RankMe(LayerQuantity):
     view = View("RankMe", group="layers", label="effective rank")
 
     def layer_value(self, layer: str, module: nn.Module, seen: Products) -> float:
-        matrix = seen.matrix
-        if not bool(matrix.isfinite().all()):
-            return Undefined(NOT_FINITE)
-        values = torch.linalg.eigvalsh(matrix)
+        nothing = _nothing(seen)
+        if nothing is not None:
+            return nothing
+        values = _eigenvalues(seen.matrix)
+        if isinstance(values, float):
+            return values
         # The root of rounding would be large.
         values[values <= _precision(seen) * values[-1]] = 0
         singular = values.sqrt()
@@ -98,17 +101,34 @@ class RankMe(LayerQuantity):
         return math.exp(-float((shares * shares.log()).sum()))
 
 
-NOT_FINITE = "it has NaN or Inf"
+def _nothing(products: Products) -> Undefined | None:
+    """Why there is no matrix, if there is none."""
+    if not products.positions:
+        return Undefined(EMPTY)
+    return None if products.features else Undefined(NO_FEATURES)
+
+
+def _eigenvalues(matrix: Tensor) -> Tensor | float:
+    """Ascending; a NaN if something isn't finite."""
+    if not bool(matrix.isfinite().all()):
+        return math.nan
+    try:
+        return torch.linalg.eigvalsh(matrix)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return Undefined(NOT_CONVERGED)
 
 
 def covariance_record(products: Products, k: int) -> Any:
     """What is recorded of the spectrum of a covariance."""
+    nothing = _nothing(products)
+    if nothing is not None:
+        return nothing
     if products.positions < 2:
         return Undefined("there is one sample: a covariance needs two")
-    centred = _centred(products)
-    if not bool(centred.isfinite().all()):
-        return Undefined(NOT_FINITE)
-    known = torch.linalg.eigvalsh(centred).flip(0).clamp(min=0) / (products.positions - 1)
+    values = _eigenvalues(_centred(products))
+    if isinstance(values, float):
+        return values
+    known = values.flip(0).clamp(min=0) / (products.positions - 1)
     spectrum = torch.cat([known, known.new_zeros(products.features)])[: products.features]
     rounding = _rounding(products)
     trace, largest = float(spectrum.sum()), float(spectrum[0])

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
+from gradlens.quantities.explained import explained
 from gradlens.quantities.parameter_quantity import parameter_layers
 from gradlens.quantities.quantity import UpdateQuantity
 from gradlens.quantities.selective import Selective, choose_parameters
@@ -58,7 +59,10 @@ class UpdateGeometry(UpdateQuantity, Selective):
 
     def compute(self, step: Step, update: Update) -> dict[str, Any]:
         values = {
-            name: geometry(name, update.direction[name], self.normalize, self._steps)
+            name: explained(
+                geometry(name, update.direction[name], self.normalize, self._steps),
+                f"the update of {name}",
+            )
             for name in self.chosen
         }
         if self._steps is not None:
