@@ -1,0 +1,29 @@
+"""Reasons for numbers that are none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from gradlens.undefined import Undefined
+
+EMPTY = "the batch is empty"
+NO_FEATURES = "the layer has no features"
+NO_ELEMENTS = "the parameter has no elements"
+NOT_CONVERGED = "the eigenvalues or singular values were not found: LAPACK did not converge"
+
+
+def explained(value: Any, what: str) -> Any:
+    """The value with a reason for each number in it that is NaN, because ``what`` isn't finite.
+
+    Numbers are alone or in dicts; those that have a reason keep it, and arrays are left alone.
+    """
+    if isinstance(value, Mapping):
+        return {key: explained(part, what) for key, part in value.items()}
+    number = isinstance(value, float) or (isinstance(value, Tensor) and value.dim() == 0)
+    if number and not isinstance(value, Undefined) and math.isnan(float(value)):
+        return Undefined(f"{what} has NaN or Inf")
+    return value
