@@ -82,6 +82,17 @@ TRACKED: dict[str, Callable[[Schedule], list[Quantity]]] = {
 }
 
 
+COUNTED = ("NormTest", "InnerTest", "OrthoTest", "GradHist1d", "MeanGSNR", "GradCovariance")
+"""What a growing number of quantities is made of."""
+
+
+def _first(count: int) -> Callable[[Schedule], list[Quantity]]:
+    return lambda schedule: [getattr(quantities, name)(schedule) for name in COUNTED[:count]]
+
+
+TRACKED |= {f"first {count} quantities": _first(count) for count in range(1, len(COUNTED) + 1)}
+
+
 def tracked_by_gradlens(name: str, interval: int = 1) -> Contender:
     """A cockpit at every ``interval``-th step; ``interval`` 0 for one that never tracks."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -38,8 +39,7 @@ def logistic_regression() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
 
 
-def mlp() -> nn.Module:
-    widths = (784, 1000, 500, 100, 10)
+def mlp(widths: tuple[int, ...] = (784, 1000, 500, 100, 10)) -> nn.Module:
     layers: list[nn.Module] = [nn.Flatten()]
     for inner, outer in pairwise(widths):
         layers += [nn.Linear(inner, outer), nn.ReLU()]
@@ -106,6 +106,22 @@ def resnet18() -> nn.Module:
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
+class Encoder(nn.Module):
+    """Two transformer layers and a mean over positions."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
+        self.embed = nn.Embedding(1000, width)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, T]``."""
+        logits: Tensor = self.head(self.encoder(self.embed(x)).mean(1))
+        return logits
+
+
 class GPT2(nn.Module):
     """The transformers library's, with a label for each text; four blocks."""
 
@@ -134,3 +150,34 @@ PROBLEMS: dict[str, Problem] = {
     "GPT-2": Problem(GPT2, (64,), batch_size=16, words=1000),
     "ResNet-18": Problem(resnet18, (3, 32, 32), batch_size=16),
 }
+
+
+def _of_width(width: int) -> Problem:
+    return Problem(partial(mlp, (784, width, width, 10)), (1, 28, 28))
+
+
+def _of_depth(depth: int) -> Problem:
+    return Problem(partial(mlp, (784, *[256] * depth, 10)), (1, 28, 28))
+
+
+def _of_length(length: int) -> Problem:
+    return Problem(Encoder, (length,), batch_size=16, words=1000)
+
+
+SCALED: dict[str, dict[int, Problem]] = {
+    "batch size": {
+        n: Problem(c3d3, (3, 32, 32), batch_size=n) for n in (8, 16, 32, 64, 128, 256, 512)
+    },
+    "width": {width: _of_width(width) for width in (64, 128, 256, 512, 1024, 2048)},
+    "depth": {depth: _of_depth(depth) for depth in (1, 2, 4, 8, 16, 32)},
+    "sequence length": {length: _of_length(length) for length in (8, 16, 32, 64, 128, 256)},
+}
+"""Problems that grow in one way, by what grows."""
+
+
+def problem_of(name: str) -> Problem:
+    """One of ``PROBLEMS``, or "width 64" and the like."""
+    if name in PROBLEMS:
+        return PROBLEMS[name]
+    what, size = name.rsplit(" ", 1)
+    return SCALED[what][int(size)]

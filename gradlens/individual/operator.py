@@ -104,13 +104,12 @@ class GradientOperator(ABC):
     @final
     def sum(self) -> Tensor:
         """Σₙ gₙ, ``[*P]``."""
-        with torch.no_grad():
-            return (self._sum() * self.scale).reshape(self.shape)
+        return self._sum_times(self.scale)
 
     @final
     def mean(self) -> Tensor:
         """ḡ = (1/N)·Σₙ gₙ, ``[*P]``."""
-        return self.sum() / self.batch_size
+        return self._sum_times(self.scale / self.batch_size if self.batch_size else math.nan)
 
     @final
     def sum_of_squares(self) -> Tensor:
@@ -249,6 +248,13 @@ class GradientOperator(ABC):
         return table
 
     # Shared by the above.
+
+    @final
+    def _sum_times(self, factor: float) -> Tensor:
+        with torch.no_grad():
+            total = self._sum()
+            # Often 1, and one pass over memory takes as long as a part of the product.
+            return (total if factor == 1.0 else total * factor).reshape(self.shape)
 
     @final
     def _scaled_block(self, samples: slice, rows: slice) -> Tensor:

@@ -1,0 +1,75 @@
+"""How the cost of tracking grows with the batch, the network, and the number of quantities.
+
+``python -m benchmarks.scaling [WHAT ...] [--steps K] [--device D] [--write]`` prints ratios of
+tracked steps to the plain steps beside them and the peak memory above theirs, for the batch size
+(of 3c3d), the width and depth of an MLP, the sequence length of a transformer, and the number of
+quantities (on 3c3d). ``--write`` makes docs/scaling.csv of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import warnings
+from collections.abc import Iterator
+from statistics import median
+
+import torch
+
+from benchmarks.contenders import COUNTED, Setting, tracked_by_gradlens
+from benchmarks.overhead import DOCS, peak_memory, ratios
+from benchmarks.problems import SCALED, problem_of
+
+QUANTITIES = "number of quantities"
+CONTENDERS = ("squared norms", "economy")
+
+
+def cases(what: str) -> Iterator[tuple[int, str, str]]:
+    """Size, problem and contender."""
+    if what == QUANTITIES:
+        for count in range(1, len(COUNTED) + 1):
+            yield count, "3c3d", f"first {count} quantities"
+        return
+    for size in SCALED[what]:
+        for contender in CONTENDERS:
+            yield size, f"{what} {size}", contender
+
+
+def main() -> None:
+    """Print a table of ratios."""
+    known = (*SCALED, QUANTITIES)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", nargs="*", metavar="WHAT", help=", ".join(known))
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--write", action="store_true", help="write docs/scaling.csv")
+    options = parser.parse_args()
+    unknown = set(options.what) - set(known)
+    if unknown:
+        parser.error(f"{', '.join(unknown)} doesn't grow: choose of {', '.join(known)}")
+    warnings.simplefilter("ignore")
+    rows = []
+    for what in options.what or known:
+        print(what)
+        for size, problem, contender in cases(what):
+            rows.append(measured(what, size, problem, contender, options.steps, options.device))
+            print("  {:>6} {:22} {:>8} {:>6} MB".format(*rows[-1][1:]), flush=True)
+    if options.write:
+        with (DOCS / "scaling.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("what", "size", "contender", "ratio", "MB"), *rows])
+
+
+def measured(
+    what: str, size: int, problem: str, contender: str, steps: int, device: str
+) -> tuple[str, int, str, str, str]:
+    """A row of the table."""
+    n = problem_of(problem).batch_size
+    setting = Setting(problem_of(problem), n, torch.device(device))
+    _, found = ratios(tracked_by_gradlens(contender), setting, steps, together=1)
+    plain, tracked = (peak_memory(problem, name, n, device) for name in ("plain", contender))
+    name = "quantities" if what == QUANTITIES else contender
+    return what, size, name, f"{median(found):.2f}", f"{(tracked - plain) / 1e6:.0f}"
+
+
+if __name__ == "__main__":
+    main()
