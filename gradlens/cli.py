@@ -22,7 +22,7 @@ from gradlens.demo import demo
 from gradlens.history import History
 from gradlens.instruments.style import PAPER
 from gradlens.output import FIGURES, check_suffix, write_figure
-from gradlens.plotter import up_to
+from gradlens.plotter import pages, up_to
 from gradlens.run_names import run_names
 from gradlens.runs import load_run
 from gradlens.screen import Screen
@@ -260,11 +260,14 @@ def _plot(options: argparse.Namespace) -> int:
         panels = screen.panels(history)
     if suffix in ANIMATIONS:
         animate(history, screen, out, options.frames)
-    else:
+        print(f"figure: {out}")
+        return 0
+    for number, page in enumerate(pages(panels) if options.layers else (panels,), 1):
         figure = Figure(facecolor=PAPER)
-        screen.draw(history, figure, panels)
-        write_figure(figure, out)
-    print(f"figure: {out}")
+        screen.draw(history, figure, page)
+        path = out if number == 1 else out.with_stem(f"{out.stem}_{number}")
+        write_figure(figure, path)
+        print(f"figure: {path}")
     return 0
 
 

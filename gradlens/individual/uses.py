@@ -261,7 +261,7 @@ def _by_sample(meeting: Meeting, matrix: Tensor) -> Tensor:
     if meeting.order is not None:
         return by_sample(matrix, n, meeting.order)
     if rows == n or n == 1:
-        return matrix.reshape(n, -1, matrix.shape[1])
+        return matrix[:, None] if rows == n else matrix[None]
     if meeting.layout is None:
         raise UnknownUseError(f"nothing tells which of its {rows} rows belong to which sample")
     axis = _axis_among(meeting, meeting.layout)

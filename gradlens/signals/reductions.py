@@ -159,7 +159,7 @@ class Moments(SignalReduction[FeatureMoments]):
 
     def reduce(self, samples: Tensor) -> FeatureMoments:
         values, count = _at_least_single(samples), samples.shape[0] * samples.shape[1]
-        if not count:
+        if not values.numel():
             none = values.new_zeros(values.shape[-1])
             return FeatureMoments(none, none, 0)
         variance, mean = torch.var_mean(values, dim=(0, 1), correction=0)
@@ -201,7 +201,7 @@ class Gram(SignalReduction[Products]):
     """
 
     def reduce(self, samples: Tensor) -> Products:
-        rows = samples.reshape(-1, samples.shape[-1])
+        rows = samples.flatten(0, -2)
         positions, features = rows.shape
         if positions < features:
             return Products(_product(rows.T), None, positions, features)
