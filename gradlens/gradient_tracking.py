@@ -15,11 +15,10 @@ from gradlens.individual.batchnorm import BatchNormPolicy
 from gradlens.individual.consistency import Discrepancy, inconsistent, remark_on
 from gradlens.individual.context import UNSEEN
 from gradlens.individual.gathering import LossReduction, ReducedGradients
-from gradlens.individual.graph_uses import samples_of_last_call
+from gradlens.individual.layers import Layers
 from gradlens.individual.listening import Listening
 from gradlens.individual.reductions import Reduction
 from gradlens.individual.shares import Share, exchanged, joined
-from gradlens.individual.tap import shapes_of_calls
 
 
 class GradientTracking:
@@ -130,7 +129,8 @@ class StepGradients:
         tracking = self._tracking
         if tracking.model is None:
             return
-        self._shapes = hash(shapes_of_calls(tracking.model))
+        layers = Layers(tracking.model)
+        self._shapes = hash(layers.shapes_of_calls)
         verdict = tracking.verdicts.get(self._shapes, Verdict())
         self.gathering.leave_out(dict.fromkeys(verdict.refuted, MIXED))
         self.gathering.left_to_graph |= verdict.left_to_graph
@@ -141,6 +141,7 @@ class StepGradients:
         tracking.took_a_look |= everything
         self._listening = Listening(
             tracking.model,
+            layers,
             self.gathering,
             tracking.parameters,
             self._info.get("loss"),
@@ -197,7 +198,7 @@ class StepGradients:
         gathering, loss, model = self.gathering, self._info.get("loss"), self._tracking.model
         samples = gathering.batch_size
         if samples is None and model is not None:
-            samples = samples_of_last_call(model)
+            samples = Layers(model).samples
         return Share(
             samples,
             gathering.factor,

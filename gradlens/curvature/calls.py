@@ -11,14 +11,13 @@ from backpack import backpack
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
+from gradlens.individual.layers import Layers
 from gradlens.individual.recomputed import batch_axis
 from gradlens.individual.tap import (
     CallListener,
     LayerCall,
     LossExtension,
     known_gradient,
-    listen,
-    stop_listening,
     stored_inputs,
 )
 
@@ -61,8 +60,9 @@ def recording(model: nn.Module | None) -> Iterator[Calls]:
     with ExitStack() as stack:
         stack.enter_context(backpack(_LossCalls(calls), retain_graph=True))
         if model is not None:
-            listen(model, calls)
-            stack.callback(stop_listening, model, calls)
+            layers = Layers(model)
+            layers.listen(calls)
+            stack.callback(layers.stop_listening, calls)
         yield calls
 
 

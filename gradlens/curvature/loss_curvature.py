@@ -38,7 +38,7 @@ from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probes import private_random_numbers
 from gradlens.curvature.products import NotFiniteError
 from gradlens.individual.gathering import LossReduction
-from gradlens.individual.graph_uses import samples_of_last_call
+from gradlens.individual.layers import Layers
 
 
 class LossCurvature:
@@ -199,7 +199,7 @@ class LossCurvature:
 
     def _samples(self) -> int:
         """N, as individual gradients have it."""
-        by_model = None if self._model is None else samples_of_last_call(self._model)
+        by_model = None if self._model is None else Layers(self._model).samples
         samples = self._batch_size or by_model
         if samples is None:
             raise ValueError(

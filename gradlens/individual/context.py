@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gradlens.individual.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.individual.gathering import Gathering, LossReduction
+from gradlens.individual.layers import Layers
 from gradlens.individual.listening import Listening
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.tap import tap_of, tappable_modules
@@ -51,6 +52,7 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         self._gathering = Gathering(self._parameters, self._loss_reduction, self._batch_size)
         self._listening = Listening(
             self._model,
+            Layers(self._model),
             self._gathering,
             self._parameters,
             self._loss,

@@ -19,15 +19,8 @@ from gradlens.individual.batchnorm import (
 )
 from gradlens.individual.gathering import Gathering
 from gradlens.individual.graph import Graph, Node
-from gradlens.individual.graph_uses import (
-    GraphUses,
-    graph_of,
-    samples_of_last_call,
-    samples_where_axes_are_known,
-    watch_graph,
-)
-from gradlens.individual.rules import has_batch_statistics
-from gradlens.individual.tap import listen, stop_listening
+from gradlens.individual.graph_uses import GraphUses, watch_graph
+from gradlens.individual.layers import Layers
 from gradlens.individual.undisturbed import buffers_kept, undisturbed
 
 
@@ -45,6 +38,7 @@ class Listening:
     def __init__(
         self,
         model: nn.Module,
+        layers: Layers,
         gathering: Gathering,
         parameters: Mapping[str, nn.Parameter],
         loss: Tensor | None,
@@ -53,6 +47,7 @@ class Listening:
         attribute: bool = True,
     ) -> None:
         self._model = model
+        self._layers = layers
         self._gathering = gathering
         self._parameters = parameters
         self._loss = loss
@@ -65,8 +60,8 @@ class Listening:
     def start(self) -> None:
         """Listen. ``ValueError`` if the policy for normalisation over the batch needs the loss."""
         if self._gathering.batch_size is None:
-            self._gathering.batch_size = samples_where_axes_are_known(self._model)
-        listen(self._model, self._gathering)
+            self._gathering.batch_size = self._layers.samples_where_axes_are_known
+        self._layers.listen(self._gathering)
         try:
             self._look_at_loss()
         except BaseException:
@@ -75,7 +70,7 @@ class Listening:
 
     def stop(self) -> None:
         """Stop listening, and let go of the graph."""
-        stop_listening(self._model, self._gathering)
+        self._layers.stop_listening(self._gathering)
         if self._in_graph is not None:
             self._in_graph.stop()
         if self._handle is not None:
@@ -84,20 +79,20 @@ class Listening:
 
     def _look_at_loss(self) -> None:
         if self._loss is None:
-            if self._batchnorm != "coupled" and has_batch_statistics(self._model):
+            if self._batchnorm != "coupled" and self._layers.normalise_over_batch:
                 raise ValueError(
                     f'batchnorm="{self._batchnorm}" needs the loss while a layer normalises over '
                     "the batch: pass loss=... to the context"
                 )
             return
         if self._loss.requires_grad:
-            self._look_at(graph_of(self._loss, self._model), self._loss)
+            self._look_at(Graph(self._loss, self._layers.parametrised), self._loss)
 
     def _look_at(self, graph: Graph, loss: Tensor) -> None:
         gathering = self._gathering
-        samples = gathering.batch_size or samples_of_last_call(self._model)
+        samples = gathering.batch_size or self._layers.samples
         nodes = coupling_nodes(graph, samples)
-        if nodes and not has_batch_statistics(self._model):
+        if nodes and not self._layers.normalise_over_batch:
             gathering.coupling.add("a function")
         if self._attribute and samples is not None and samples > 1:
             gathering.attribution = self._attribution(graph, loss, nodes, samples)
@@ -111,7 +106,7 @@ class Listening:
         self._handle = loss.register_hook(gathering.receive_loss_gradient)
 
     def _watch(self, graph: Graph) -> GraphUses | None:
-        return watch_graph(graph, self._model, self._parameters, self._gathering, self._besides)
+        return watch_graph(graph, self._layers, self._parameters, self._gathering, self._besides)
 
     def _listen_to_uncoupled(self, graph: Graph, loss: Tensor, nodes: Sequence[Node]) -> None:
         self._in_graph = self._watch(graph)
@@ -127,7 +122,7 @@ class Listening:
         coupled = in_front_of(nodes, graph, self._parameters)
         separate = {n: p for n, p in self._parameters.items() if n not in coupled}
         scale = samples if self._gathering.loss_reduction == "mean" else 1
-        positions_first = samples_where_axes_are_known(self._model) is not None
+        positions_first = self._layers.samples_where_axes_are_known is not None
         try:
             with backpack(retain_graph=True), undisturbed(self._model), torch.enable_grad():
                 return attribution_of(loss, graph, samples, separate, scale, positions_first)

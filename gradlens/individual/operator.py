@@ -303,6 +303,8 @@ def slices(length: int, step: int) -> list[slice]:
 
 def squared_norm(rows: Tensor) -> Tensor:
     """Squared Euclidean norm of each row, ``[n, d] -> [n]``."""
+    if rows.numel() <= 2**18:
+        return torch.linalg.vecdot(rows, rows)
     # In parts, since a large temporary tensor costs more than the sum.
     parts = rows.split(max(2**18 // max(len(rows), 1), 1), dim=1)
     norms = torch.linalg.vecdot(parts[0], parts[0])

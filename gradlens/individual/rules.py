@@ -70,15 +70,11 @@ def _refuse(call: LayerCall) -> None:
 
 def couples_samples(call: LayerCall) -> bool:
     """Whether the module mixes samples, so that none has a gradient of its own."""
-    return _uses_batch_statistics(call.module, call.training)
+    return uses_batch_statistics(call.module, call.training)
 
 
-def has_batch_statistics(model: nn.Module) -> bool:
-    """Whether a layer of the model normalises over the batch, in the mode that it is in."""
-    return any(_uses_batch_statistics(module, module.training) for module in model.modules())
-
-
-def _uses_batch_statistics(module: nn.Module, training: bool) -> bool:
+def uses_batch_statistics(module: nn.Module, training: bool) -> bool:
+    """Whether the module normalises over the batch, in train mode or not."""
     return isinstance(module, _BatchNorm) and (training or module.running_mean is None)
 
 

@@ -173,11 +173,12 @@ class _Memory:
             self._inputs = ((args[0].detach(),), {})
         else:
             self._inputs = tree_map(_hold, (args, kwargs))
+        self._simple = all(isinstance(held, Tensor) for held in self._inputs[0]) and not kwargs
         self._versions = self._current_versions()
 
     def call(self, grad_outputs: tuple[Tensor | None, ...]) -> LayerCall:
         changed = self._versions != self._current_versions()
-        args, kwargs = tree_map(_recall, self._inputs)
+        args, kwargs = self._inputs if self._simple else tree_map(_recall, self._inputs)
         flaw = OVERWRITTEN if changed else self._flaw
         return LayerCall(
             self.module,
@@ -196,7 +197,8 @@ class _Memory:
         self.released = True
 
     def _current_versions(self) -> list[int]:
-        leaves = tree_leaves((self._inputs, self.output))
+        simple = (*self._inputs[0], self.output)
+        leaves = simple if self._simple else tree_leaves((self._inputs, self.output))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
@@ -300,25 +302,6 @@ def _is_tappable(module: nn.Module) -> bool:
         return True
     watched = isinstance(module, _WATCHED) or any(True for _ in module.parameters(recurse=False))
     return watched and not any(True for _ in module.children())
-
-
-def shapes_of_calls(model: nn.Module) -> tuple[tuple[int, ...], ...]:
-    """Shapes of the layers' outputs at their latest calls."""
-    calls = [tap.last_call for tap in taps_of(model)]
-    return tuple(call.shape for call in calls if call is not None)
-
-
-def listen(model: nn.Module, listener: CallListener) -> None:
-    """Let the listener hear of completed calls of the model's layers."""
-    for tap in taps_of(model):
-        tap.listeners.append(listener)
-
-
-def stop_listening(model: nn.Module, listener: CallListener) -> None:
-    """The opposite of ``listen``."""
-    for tap in taps_of(model):
-        if listener in tap.listeners:
-            tap.listeners.remove(listener)
 
 
 def stored_inputs(module: nn.Module) -> tuple[Any, ...]:
