@@ -39,9 +39,11 @@ sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
 DOCS = Path(__file__).parent.parent / "docs"
 WARM_UP = 2
 INTERVALS = (4, 16, 64)
-SECONDS = 40.0
-"""No more than this is spent on a contender's measured steps, if there are three of them."""
+SECONDS = 6.0
+"""Steps of a contender are measured until this is spent, or there are enough of them."""
 PRESETS = ("economy", "business", "full")
+WEIGHED = ("nothing scheduled", "squared norms", "GradHist1d", "GradHist2d", *PRESETS, *PEERS)
+"""Contenders whose memory is measured, each in a process of its own."""
 
 
 @dataclass(frozen=True)
@@ -77,19 +79,21 @@ def ratios(
 ) -> tuple[list[float], list[float]]:
     """Seconds of plain steps, and each tracked step's ratio to the plain step beside it."""
     plain, tracked = peer("plain")(setting), contender(setting)
+    spent = 0.0
     for _ in range(WARM_UP):
-        plain()
-        tracked()
+        spent += plain() + tracked()
+        if spent > SECONDS:
+            break
     seconds: list[float] = []
     found: list[float] = []
     spent = 0.0
-    while len(found) < steps and (spent < SECONDS or len(found) < 3):
+    while len(found) < steps and (spent < SECONDS or not found):
         # The plain steps surround the others, so that a machine that slows down favours neither.
         pairs = [(plain(), tracked()) for _ in range(together)]
         before, slow = (sum(column) for column in zip(*pairs, strict=True))
         seconds.append(before / together)
         found.append(slow / before)
-        spent += slow
+        spent += before + slow
     return seconds, found
 
 
@@ -106,8 +110,13 @@ def measure(problem: str, only: str, steps: int, device: str, batch: int) -> Ite
     batch_size = batch or PROBLEMS[problem].batch_size
     setting = Setting(PROBLEMS[problem], batch_size, torch.device(device))
     plain_memory = peak_memory(problem, "plain", batch_size, device)
+    plain = peer("plain")(setting)
+    plain_seconds = [plain() for _ in range(WARM_UP + 1)][-1]
     for name, contender, together in contenders(problem):
         if only not in name:
+            continue
+        if together > 1 and together * plain_seconds > SECONDS:
+            print(f"  {name:28} takes too long", flush=True)
             continue
         try:
             seconds, found = ratios(contender, setting, steps, together)
@@ -115,7 +124,7 @@ def measure(problem: str, only: str, steps: int, device: str, batch: int) -> Ite
             print(f"  {name:28} can't: {type(error).__name__}: {str(error)[:60]}", flush=True)
             continue
         memory = None
-        if "every" not in name and "cockpit" not in name:
+        if name in WEIGHED:
             memory = (peak_memory(problem, name, batch_size, device) - plain_memory) / 1e6
         quartiles = quantiles(found, n=4) if len(found) > 1 else [found[0]] * 3
         yield Measurement(

@@ -121,7 +121,6 @@ class StepGradients:
         )
         self._listening: Listening | None = None
         self._shapes = 0
-        self._looks = False
         self.joined: Share | None = None
 
     def listen(self) -> None:
@@ -135,10 +134,8 @@ class StepGradients:
         self.gathering.leave_out(dict.fromkeys(verdict.refuted, MIXED))
         self.gathering.left_to_graph |= verdict.left_to_graph
         self.gathering.orders |= verdict.orders
-        self._looks = verdict.calls_for_a_look
         some = tracking.used_elsewhere | verdict.left_to_graph
-        everything = self._looks or not tracking.compared
-        tracking.took_a_look |= everything
+        everything = verdict.is_due or not tracking.compared
         self._listening = Listening(
             tracking.model,
             layers,
@@ -147,9 +144,10 @@ class StepGradients:
             self._info.get("loss"),
             tracking.parameters if everything else some,
             tracking.batchnorm,
-            attribute=self._looks,
+            tested=None if verdict.is_due else verdict.tested,
         )
         self._listening.start()
+        tracking.took_a_look |= not tracking.compared or self.gathering.attribution is not None
 
     def stop_listening(self) -> None:
         """The backward pass is over."""
@@ -183,9 +181,8 @@ class StepGradients:
         """Remember what this step has told of all that are like it."""
         tracking, gathering = self._tracking, self.gathering
         tracking.used_elsewhere |= gathering.told_by_graph
-        if self._looks:
-            before = tracking.verdicts.get(self._shapes, Verdict())
-            tracking.verdicts[self._shapes] = before.after(gathering.attribution)
+        before = tracking.verdicts.get(self._shapes, Verdict())
+        tracking.verdicts[self._shapes] = before.after(gathering.attribution)
 
     def _refuse_compiled(self) -> None:
         """Nothing at all is seen of a model that is compiled as a whole."""
@@ -218,6 +215,15 @@ class StepGradients:
         return {name: gathering.missing.get(name, reason) for name, reason in unseen.items()}
 
     @property
+    def refusal(self) -> str:
+        """Why nothing is covered, where layers were heard of."""
+        refused = {n: r for n, r in self.gathering.missing.items() if n in self._missing}
+        if self.gathering.covered or not (refused and self.gathering.heard):
+            return ""
+        name, reason = next(iter(refused.items()))
+        return f"no parameter has individual gradients; of {name}: {reason}"
+
+    @property
     def coverage(self) -> Coverage:
         """The ledger's entry for this step."""
         return Coverage(
@@ -231,6 +237,9 @@ class StepGradients:
         factor = self.gathering.factor
         if factor > 1 and "scaler" not in self._info:
             yield SCALED.format(factor=f"{factor:.6g}")
+        attribution = self.gathering.attribution
+        if attribution is not None and attribution.obstacle:
+            yield UNTESTED.format(obstacle=attribution.obstacle)
         wrong = self._inconsistent()
         if wrong:
             yield remark_on(wrong)
@@ -270,6 +279,10 @@ SCALED = (
     "backward was called on {factor} times the loss. Individual gradients are those of the loss "
     "itself; GradNorm and others that look at p.grad see it as it is: with a GradScaler, pass "
     "scaler=... to the context"
+)
+UNTESTED = (
+    "whether samples of layers are those of the loss isn't tested, and folded samples are not "
+    "covered: {obstacle}"
 )
 COMPILED = (
     "its layer ran compiled, where individual gradients can't be seen: at tracked steps, run the "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.reductions import DirectionDots
 from gradlens.quantities.quantity import Quantity, TwoPointQuantity
-from gradlens.step import Step
+from gradlens.step import NothingCoveredError, Step
 from gradlens.undefined import Undefined
 from gradlens.update import Update
 
@@ -99,5 +99,10 @@ class OpenInterval:
                 "context at every step"
             )
             return {quantity.name: Undefined(reason) for quantity in self.quantities}
-        update = replace(self._update, end_projections=end.total(self.reduction))
+        try:
+            update = replace(self._update, end_projections=end.total(self.reduction))
+        except NothingCoveredError as error:
+            if not error.refusal:
+                raise
+            return {quantity.name: Undefined(error.refusal) for quantity in self.quantities}
         return {q.name: q.compute(self.start, update, end) for q in self.quantities}

@@ -20,8 +20,9 @@ class Step:
 
     ``parameters`` are the trainable ones by name, ``batch_size`` is N and ``individual_losses`` are
     ℓₙ ``[N]`` (both ``None`` where nothing has told them), ``info`` is whatever else the user has
-    passed. Small results of reductions arrive in float64 on the host, so that formulas on them are
-    exact and cost one synchronisation.
+    passed. ``refusal`` says why no parameter has individual gradients, where layers were seen that
+    should have them. Small results of reductions arrive in float64 on the host, so that formulas on
+    them are exact and cost one synchronisation.
     """
 
     global_step: int
@@ -34,6 +35,7 @@ class Step:
     info: Mapping[str, Any] = field(default_factory=dict)
     reduced: Mapping[Reduction, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     signals: LayerSignals = field(default_factory=LayerSignals, repr=False)
+    refusal: str = ""
 
     def without_gradients(self) -> Step:
         """What may be kept until the next step: numbers, but no gradients and no graph."""
@@ -42,9 +44,9 @@ class Step:
 
     @property
     def samples(self) -> int:
-        """N; ``RuntimeError`` if nothing has told it."""
+        """N; ``NothingCoveredError`` if nothing has told it."""
         if self.batch_size is None:
-            raise RuntimeError(NOTHING_COVERED.format(step=self.global_step))
+            raise NothingCoveredError(self.global_step, self.refusal)
         return self.batch_size
 
     def by_parameter(self, reduction: Reduction) -> Mapping[str, Any]:
@@ -61,7 +63,7 @@ class Step:
         """A reduction's value for all covered parameters; tensors in float64 on the host."""
         values = [_on_host(value) for value in self.by_parameter(reduction).values()]
         if not values:
-            raise RuntimeError(NOTHING_COVERED.format(step=self.global_step))
+            raise NothingCoveredError(self.global_step, self.refusal)
         return reduction.total(values)
 
     def by_layer(self, reduction: Reduction) -> dict[str, Any]:
@@ -99,6 +101,14 @@ def gradient_scale(info: Mapping[str, Any]) -> float:
     """What backward's gradients are multiples by: the scale of the scaler that the user named."""
     scaler = info.get("scaler")
     return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
+
+
+class NothingCoveredError(RuntimeError):
+    """No parameter has individual gradients; ``refusal`` says why if layers were seen at all."""
+
+    def __init__(self, global_step: int, refusal: str) -> None:
+        super().__init__(refusal or NOTHING_COVERED.format(step=global_step))
+        self.refusal = refusal
 
 
 NOTHING_COVERED = (

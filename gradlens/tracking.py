@@ -29,7 +29,8 @@ from gradlens.quantities.quantity import (
     TwoPointQuantity,
     UpdateQuantity,
 )
-from gradlens.step import Step, gradient_scale
+from gradlens.step import NothingCoveredError, Step, gradient_scale
+from gradlens.undefined import Undefined
 
 if TYPE_CHECKING:
     from gradlens.cockpit import Cockpit
@@ -270,13 +271,21 @@ class TrackedStep:
         return None if found is None else found / factor
 
     def _compute(self, quantity: Quantity, step: Step, values: dict[str, Any]) -> None:
-        if isinstance(quantity, SingleStepQuantity) and quantity.should_compute(step.global_step):
-            value = quantity.compute(step)
-            values[quantity.name] = recordable(quantity, step.global_step, value)
-        if isinstance(quantity, GradientCurvatureQuantity) and quantity.name in self._seen:
-            value = quantity.compute(step, self._seen.pop(quantity.name))
-            values[quantity.name] = recordable(quantity, step.global_step, value)
-        quantity.adapt_to(step)
+        name, seen = quantity.name, self._seen
+        try:
+            if isinstance(quantity, SingleStepQuantity) and quantity.should_compute(
+                step.global_step
+            ):
+                values[name] = recordable(quantity, step.global_step, quantity.compute(step))
+            if isinstance(quantity, GradientCurvatureQuantity) and name in seen:
+                value = quantity.compute(step, seen.pop(name))
+                values[name] = recordable(quantity, step.global_step, value)
+            quantity.adapt_to(step)
+        except NothingCoveredError as error:
+            if not error.refusal:
+                raise
+            if quantity.should_compute(step.global_step):
+                values[name] = Undefined(error.refusal)
 
     def _await_update(self, step: Step) -> None:
         waiting = [
@@ -312,14 +321,17 @@ class TrackedStep:
             info,
             {} if gradients is None else gradients.gathering.values,
             self._cockpit._layers.finish(self._global_step),
+            "" if gradients is None else gradients.refusal,
         )
 
     def _take_notes(self, step: Step) -> None:
         gradients, cockpit = self._gradients, self._cockpit
         for remark in step.signals.remarks:
             cockpit._note(step.global_step, remark)
-        # Where nothing is covered, whoever needs gradients raises an error that says so.
-        if gradients is None or gradients.gathering.error or not gradients.gathering.covered:
+        # Where nothing is seen, whoever needs gradients raises an error that says so.
+        if gradients is None or gradients.gathering.error:
+            return
+        if not (gradients.gathering.covered or gradients.refusal):
             return
         if gradients.gathering.values:
             cockpit._cover(step.global_step, gradients.coverage)

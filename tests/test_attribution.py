@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradlens
-from gradlens.individual.attribution import MIXED, MOST_LOOKS
+from gradlens import quantities
+from gradlens.individual.attribution import MIXED
+from gradlens.individual.batchnorm import BatchNormPolicy
 from gradlens.quantities import NormTest
 from tests.references import without_hooks
 from tests.whole_networks import WHOLE_NETWORKS
@@ -268,35 +273,35 @@ class CountedPasses(torch.autograd.Function):
 
 
 class Counting(nn.Module):
-    def __init__(self, zeros: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.inner, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
-        if zeros:
-            nn.init.zeros_(self.head.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(CountedPasses.apply(self.inner(x).tanh()))
 
 
-@pytest.mark.parametrize("zeros", [False, True])
-def test_takes_one_pass_more_once(zeros: bool) -> None:
-    """Or twice, where there is nothing to see at the first step."""
+def test_takes_ever_fewer_passes_more() -> None:
+    """At the first, second, fourth, ... step of the same shapes."""
     torch.manual_seed(0)
-    model = Counting(zeros).double()
+    model = Counting().double()
     cockpit = gradlens.Cockpit(model, [NormTest()])
     CountedPasses.count = 0
-    tracked(cockpit, model, [randn(5, 4) for _ in range(6)])
-    assert CountedPasses.count == 6 + (2 if zeros else 1)
+    tracked(cockpit, model, [randn(5, 4) for _ in range(9)])
+    assert CountedPasses.count == 9 + 4
 
 
-def test_gives_up_on_what_never_has_a_gradient() -> None:
+def test_what_is_unfrozen_is_asked_of_at_once() -> None:
     torch.manual_seed(0)
-    model = Counting(zeros=True).double()
-    model.head.weight.requires_grad_(False)
+    model = Counting().double()
     cockpit = gradlens.Cockpit(model, [NormTest()])
+
+    def freeze(step: int) -> None:
+        model.inner.requires_grad_(step > 5)
+
     CountedPasses.count = 0
-    tracked(cockpit, model, [randn(5, 4) for _ in range(6)])
-    assert CountedPasses.count == 6 + MOST_LOOKS
+    tracked(cockpit, model, [randn(5, 4).requires_grad_() for _ in range(7)], freeze)
+    assert CountedPasses.count == 7 + 1  # the looks before had no reason to come here
 
 
 def test_an_expert_is_refused_at_steps_that_give_it_n_tokens() -> None:
@@ -436,3 +441,143 @@ def test_folded_samples_need_the_loss() -> None:
         loss.backward()
     with pytest.raises(KeyError, match="pass loss="):
         gradients["convolution.weight"]
+
+
+def test_a_network_that_is_refused_altogether_does_not_stop_the_training() -> None:
+    """Quantities are NaN with the reason, from the first step on."""
+    torch.manual_seed(0)
+    model = mlp().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracked = [*gradlens.configuration("economy"), quantities.GradHist2d(), quantities.TICTrace()]
+    cockpit = gradlens.Cockpit(model, tracked)
+    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for step in range(3):
+            optimizer.zero_grad()
+            outputs = model(randn(5, 4))
+            loss = loss_function(outputs, torch.arange(5) % 3)
+            with cockpit(step, loss=loss, optimizer=optimizer):
+                (loss + outputs.square().mean()).backward()
+            optimizer.step()
+    for name in ("NormTest", "InnerTest", "GradHist1d", "GradHist2d", "Alpha"):
+        assert "another loss" in cockpit.history[name][0].reason
+    assert isinstance(cockpit.history["GradNorm"][2]["0.weight"], float)
+    assert len(cockpit.history.coverage("NormTest", 0).missing) == 4
+    plotter = gradlens.CockpitPlotter(secondary_screen=True)
+    plotter.plot(cockpit, show_plot=False)
+
+
+WITHOUT_BFLOAT16 = ("LSTM", "word model, LSTM", "bilinear")
+"""Networks for which torch has no kernels under autocast on a processor."""
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", WHOLE_NETWORKS)
+def test_rounding_refuses_nothing(name: str, precision: str) -> None:
+    if precision == "bfloat16" and name.startswith(WITHOUT_BFLOAT16):
+        pytest.skip("torch has no kernel")
+    torch.manual_seed(0)
+    network = WHOLE_NETWORKS[name]
+    model = gradlens.extend(network.build().float())
+    batch = {
+        key: value.float() if value.is_floating_point() else value
+        for key, value in network.batch(6).items()
+    }
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        loss = network.loss(model, batch, network.divisor(batch))
+    with gradlens.individual_gradients(model, loss=loss) as gradients:
+        loss.backward()
+    assert set(gradients) == {n for n, p in model.named_parameters() if p.requires_grad}
+
+
+class Pairs(nn.Module):
+    """Two towers whose outputs are compared both ways, at a learned temperature (CLIP)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images, self.texts = nn.Linear(4, 5), nn.Linear(3, 5)
+        self.temperature = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        images, texts = self.images(x[:, :4]), self.texts(x[:, 4:])
+        return F.normalize(images) @ F.normalize(texts).T * self.temperature.exp()
+
+
+def test_towers_of_a_contrastive_network_are_covered() -> None:
+    """By what flows through each sample's outputs; the parts add up to the gradient."""
+    torch.manual_seed(0)
+    model = gradlens.extend(Pairs().double())
+    scores = model(randn(5, 7))
+    targets = torch.arange(5)
+    loss = (F.cross_entropy(scores, targets) + F.cross_entropy(scores.T, targets)) / 2
+    with gradlens.individual_gradients(model, loss=loss) as gradients:
+        loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name].mean(), parameter.grad)
+
+
+def test_hooks_on_parameters_are_not_asked() -> None:
+    """What the user does to a parameter's gradient isn't done to those of samples."""
+    torch.manual_seed(0)
+    model = gradlens.extend(mlp().double())
+    calls = []
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: calls.append(1) or gradient.clamp(-1e-3, 1e-3))
+    loss = labels(model(randn(5, 4)))
+    with gradlens.individual_gradients(model, loss=loss) as gradients:
+        loss.backward()
+    assert len(gradients) == len(calls) == 4
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh())
+        self.first, self.head, self.reentrant = nn.Linear(4, 4), nn.Linear(5, 3), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.head(checkpoint(self.inner, x, use_reentrant=self.reentrant))
+
+
+def trained(reentrant: bool, policy: BatchNormPolicy | None) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    model = Checkpointed(reentrant).double()
+    cockpit = None
+    if policy is not None:
+        cockpit = gradlens.Cockpit(model, [NormTest()], batchnorm=policy)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = labels(model(randn(6, 4)))
+            with nullcontext() if cockpit is None else cockpit(step, loss=loss):
+                loss.backward()
+            optimizer.step()
+    return model, cockpit
+
+
+@pytest.mark.parametrize("policy", ["coupled", "frozen", "skip"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_normalisation_inside_a_checkpoint(reentrant: bool, policy: BatchNormPolicy) -> None:
+    """Running statistics are those of training without gradlens, whatever is looked at."""
+    plain, _ = trained(reentrant, None)
+    model, cockpit = trained(reentrant, policy)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    missing = cockpit.history.coverage("NormTest", 2).missing
+    reasons = {
+        ("frozen", False): "can't be frozen",
+        ("frozen", True): "hides whether",
+        ("skip", False): "in front of",
+        ("skip", True): "hides whether",
+    }
+    if policy == "coupled":
+        assert not missing
+    else:
+        assert reasons[policy, reentrant] in missing["first.weight"]
+        assert not {"head.weight", "head.bias"} & set(missing)
+    if reentrant:
+        assert any("isn't tested" in note.text for note in cockpit.history.notes)

@@ -45,6 +45,8 @@ def assert_equals_dense_twin(operator: GradientOperator) -> None:
     assert_close(operator.gram(), flat @ flat.T)
     assert_close(operator.dot(direction), flat @ direction.flatten())
     assert_close(operator.sum(), dense.sum(0))
+    weights = torch.randn(operator.batch_size, dtype=operator.dtype)
+    assert_close(operator.weighted_sum(weights), torch.tensordot(weights, dense, 1))
     assert_close(operator.mean(), dense.mean(0))
     assert_close(operator.sum_of_squares(), dense.square().sum(0))
     for max_bytes in (1, 300, 10**9):

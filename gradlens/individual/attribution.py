@@ -5,25 +5,24 @@ places inside the network (sorted by length, routed to experts), where another a
 by chance, or where samples meet (a contrastive loss, attention across the batch). The sum over
 samples is right in all these cases. What tells is a loss whose samples weigh differently: its
 gradient Σₙ vₙ∇ℓₙ, found in a backward pass of its own, must be Σₙ vₙcₙ of the samples'
-contributions cₙ. Both are projected onto a random direction for each parameter.
+contributions cₙ.
 """
 
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from gradlens.individual.consistency import ROUNDING
 from gradlens.individual.folding import Order
-from gradlens.individual.graph import Edge, Graph, Node, kind, nodes_below, output_shape
+from gradlens.individual.graph import Edge, Graph, Node, nodes_below, output_shape
 from gradlens.individual.operator import GradientOperator, accumulable
+from gradlens.norms import norm
 
 MIXED = (
     "its samples aren't those of the loss: they meet or change places inside the network, or "
@@ -36,59 +35,66 @@ UNTOLD = (
     "(it vanishes, is in front of a normalisation over the batch, or samples change places)"
 )
 
-_TOLERANCE = 0.01
-"""Relative; wrong attributions differ by about 1/√N, TF32 products by a thousandth."""
+NOISE = 4
+"""Rounding errors of a gradient that vanishes, in units of the relative one of all gradients."""
+
+TF32 = 0.01
+"""Relative difference that is put down to rounding where matrix products may use TF32."""
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What is known of all steps at which the network's layers have outputs of the same shapes.
 
-    ``refuted`` are parameters whose samples aren't those of the loss, ``left_to_graph`` those of
-    which only the loss's graph tells the right ones, and ``orders`` say, by layer, how samples are
-    folded with another axis. ``looks`` counts the steps looked at.
+    ``tested`` are the parameters of which it has been asked whose samples they have, ``refuted``
+    those whose samples aren't the loss's, ``left_to_graph`` those of which only the loss's graph
+    tells the right ones, and ``orders`` say, by layer, how samples are folded with another axis.
+    ``steps`` counts the steps.
     """
 
+    tested: frozenset[str] = frozenset()
     refuted: frozenset[str] = frozenset()
     left_to_graph: frozenset[str] = frozenset()
     orders: Mapping[str, Order] = field(default_factory=dict)
-    looks: int = 0
-    settled: bool = False
+    steps: int = 0
 
     @property
-    def calls_for_a_look(self) -> bool:
-        """Some parameters have no gradient at first (those behind zeros), and some never do."""
-        return not self.settled and self.looks < MOST_LOOKS
+    def is_due(self) -> bool:
+        """Whether the next step takes a look anyway: the first, second, fourth, eighth and so on.
+
+        Gradients may vanish at first, and what a network does may change.
+        """
+        return (self.steps + 1).bit_count() == 1
 
     def after(self, attribution: Attribution | None) -> Verdict:
-        """With what another look has shown; ``None`` if there is nothing to look at."""
+        """With what another step has shown, if it has taken a look."""
         if attribution is None:
-            return replace(self, settled=True)
+            return replace(self, steps=self.steps + 1)
         return Verdict(
+            self.tested | attribution.tested,
             self.refuted | attribution.refuted,
             self.left_to_graph | attribution.left_to_graph,
             {**self.orders, **attribution.orders},
-            self.looks + 1,
-            not attribution.undecided,
+            self.steps + 1,
         )
-
-
-MOST_LOOKS = 3
 
 
 @dataclass
 class Attribution:
     """What the samples' contributions to the gradient must add up to, weighted with ``weights``.
 
-    ``weights`` are vₙ, ``[N]``, and ``expected`` projections of the weighted gradient, by parameter
-    name. ``confirmed`` are the parameters whose contributions do add up, ``refuted`` those whose
-    don't. The others have no gradient to speak of yet, or nothing is known of them.
-    ``left_to_graph`` are those of which calls of layers told otherwise than the loss's graph, and
-    ``orders`` those of folded samples, by layer.
+    ``weights`` are vₙ, ``[N]``, and ``expected`` the weighted gradients, by parameter name;
+    ``tested`` are the parameters that were asked for. ``confirmed`` are those whose contributions
+    do add up, ``refuted`` those whose don't. The others have no gradient to speak of, or nothing is
+    known of them. ``left_to_graph`` are those of which calls of layers told otherwise than the
+    loss's graph, and ``orders`` those of folded samples, by layer. ``obstacle`` says why there is
+    no test at all, if so.
     """
 
-    weights: Tensor
-    expected: Mapping[str, float]
+    tested: frozenset[str]
+    weights: Tensor = field(default_factory=lambda: torch.zeros(0))
+    expected: Mapping[str, Tensor] = field(default_factory=dict)
+    obstacle: str = ""
     confirmed: set[str] = field(default_factory=set)
     refuted: set[str] = field(default_factory=set)
     left_to_graph: set[str] = field(default_factory=set)
@@ -102,23 +108,22 @@ class Attribution:
         """
         if name not in self.expected or individual.batch_size != len(self.weights):
             return None
-        dots = individual.dot(_direction(name, individual)).double()
-        weighted, expected = float(dots @ self.weights.to(dots)), self.expected[name]
-        size = max(float(torch.linalg.vector_norm(dots)), abs(expected))
-        noise = ROUNDING * epsilon * math.hypot(*self.expected.values())
-        if abs(weighted - expected) > max(max(_TOLERANCE, math.sqrt(epsilon)) * size, noise):
-            self.refuted.add(name)
-            return False
-        self.refuted.discard(name)
-        if size <= noise:
-            return None
-        self.confirmed.add(name)
-        return True
+        expected = self.expected[name]
+        difference = float(norm(individual.weighted_sum(self.weights) - expected))
+        size = max(float(individual.squared_norms().sum().sqrt()), float(norm(expected)))
+        noise = NOISE * epsilon * self._everything
+        tolerance = max(math.sqrt(epsilon), TF32 if _may_use_tf32(expected) else 0.0)
+        if size > 0 and difference <= tolerance * size:
+            return True
+        return False if difference > noise else None
 
-    @property
-    def undecided(self) -> bool:
-        """Whether some of the parameters had no gradient to speak of."""
-        return not self.expected.keys() <= self.confirmed | self.refuted
+    @cached_property
+    def _everything(self) -> float:
+        return math.hypot(*(float(norm(gradient)) for gradient in self.expected.values()))
+
+
+def _may_use_tf32(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda" and tensor.dtype == torch.float32
 
 
 def attribution_of(
@@ -128,16 +133,17 @@ def attribution_of(
     parameters: Mapping[str, nn.Parameter],
     scale: float,
     positions_first: bool = False,
-) -> Attribution | None:
+) -> Attribution:
     """By a backward pass from the network's outputs, weighted by samples; p.grad stays as it is.
 
     ``graph`` is that of ``loss`` and ``scale`` what contributions are multiplied by to give gₙ.
-    ``positions_first`` says that the network computes on ``[T, N, ...]``. ``None`` where there are
-    no outputs with an axis of N = ``samples`` entries.
+    ``positions_first`` says that the network computes on ``[T, N, ...]``. Where no outputs have an
+    axis of N = ``samples`` entries, nothing is expected.
     """
+    tested = frozenset(parameters)
     outputs = _outputs(graph, samples, positions_first)
     if not outputs:
-        return None
+        return Attribution(tested, obstacle="no axis of the network's outputs counts the samples")
     weights = _weights(samples)
     edges = [GradientEdge(node, number) for node, number in outputs]
     gradients = torch.autograd.grad(loss, edges, retain_graph=True)
@@ -146,17 +152,16 @@ def attribution_of(
         gradient * _along(weights.to(gradient), gradient, positions_first) * factor
         for gradient in gradients
     ]
-    names = list(parameters)
     found = torch.autograd.grad(
-        edges, [parameters[name] for name in names], weighted, retain_graph=True, allow_unused=True
+        edges, list(parameters.values()), weighted, retain_graph=True, allow_unused=True
     )
     expected = {
-        name: scale / factor * _projection(name, gradient)
-        for name, gradient in zip(names, found, strict=True)
+        name: accumulable(gradient.to_dense() if gradient.is_sparse else gradient) * scale / factor
+        for name, gradient in zip(parameters, found, strict=True)
         if gradient is not None and not gradient.is_complex()
     }
-    finite = {name: value for name, value in expected.items() if math.isfinite(value)}
-    return Attribution(weights, finite)
+    finite = {name: gradient for name, gradient in expected.items() if gradient.isfinite().all()}
+    return Attribution(tested & (finite.keys() | (tested - expected.keys())), weights, finite)
 
 
 def _outputs(graph: Graph, samples: int, positions_first: bool) -> list[Edge]:
@@ -165,53 +170,67 @@ def _outputs(graph: Graph, samples: int, positions_first: bool) -> list[Edge]:
     All that depends on samples passes them, on its way from parameters to the loss, once.
     """
     alone = graph.of_parameters_alone(samples)
-    first = partial(_first, alone=alone, samples=samples, positions_first=positions_first)
-    edges, _ = first([graph.root])
+
+    def below(edges: Iterable[Edge]) -> list[Edge] | None:
+        """The next such edges below; ``None`` if more than scalars comes in before them."""
+        starts = [edge for node, _ in edges for edge in node.next_functions]
+        found, met = _first(starts, alone, samples, positions_first)
+        return found if found and graph.has_scalars_alone(met) else None
+
     chosen: list[Edge] = []
-    met_parameters = False
-    while edges and not met_parameters:
-        if not _nested(edges):
+    edges, _ = _first([graph.root], alone, samples, positions_first)
+    while edges:
+        above = _above_others(edges)
+        if not above:
             chosen = edges
-        below = [edge for node, _ in edges for edge in node.next_functions]
-        edges, met_parameters = first(below)
+        moved = {edge: below([edge]) for edge in above or edges}
+        if above and None in moved.values():
+            break
+        lower = [other for edge in edges for other in moved.get(edge) or [edge]]
+        if set(lower) == set(edges):
+            break
+        edges = list(dict.fromkeys(lower))
     return chosen
 
 
 def _first(
     start: Iterable[Edge], alone: Collection[Node], samples: int, positions_first: bool
-) -> tuple[list[Edge], bool]:
+) -> tuple[list[Edge], set[Node]]:
     """The first edges on the ways down that have an axis of N entries.
 
-    And whether parameters were met before.
+    And the nodes of parameters alone that were met before.
     """
     found: dict[Edge, None] = {}
-    seen, waiting, met_parameters = set(), list(start), False
+    seen, waiting, met = set(), list(start), set()
     while waiting:
         edge = waiting.pop()
         node, output = edge
         if node is None or edge in seen:
             continue
         seen.add(edge)
-        met_parameters |= node in alone
-        if node in alone or kind(node) == "AccumulateGrad":
+        if node in alone:
+            met.add(node)
             continue
         shape = output_shape(node, output)
         if shape[_sample_axis(shape, positions_first) :][:1] == (samples,):
             found[edge] = None
         else:
             waiting += node.next_functions
-    return list(found), met_parameters
+    return list(found), met
 
 
-def _nested(edges: Sequence[Edge]) -> bool:
-    below = nodes_below(child for node, _ in edges for child, _ in node.next_functions)
-    return any(node in below for node, _ in edges)
+def _above_others(edges: Sequence[Edge]) -> list[Edge]:
+    """Those from which another one can be reached."""
+    nodes = {node for node, _ in edges}
+    return [
+        edge for edge in edges if nodes & nodes_below(child for child, _ in edge[0].next_functions)
+    ]
 
 
 def _weights(samples: int) -> Tensor:
-    """Numbers of either sign, none near zero, few of them alike, and exact in every precision."""
+    """Numbers of either sign, none near zero, ``[N]``."""
     generator = torch.Generator().manual_seed(samples)
-    sizes = torch.randint(64, 128, (samples,), generator=generator) / 128
+    sizes = 0.5 + torch.rand(samples, generator=generator) / 2
     return sizes * (torch.randint(0, 2, (samples,), generator=generator) * 2 - 1)
 
 
@@ -221,7 +240,7 @@ def _along(weights: Tensor, gradient: Tensor, positions_first: bool) -> Tensor:
 
 
 def _sample_axis(shape: Sequence[int], positions_first: bool) -> int:
-    return 1 if positions_first and len(shape) > 2 else 0
+    return 1 if positions_first and len(shape) == 3 else 0
 
 
 def _loss_scale(gradients: Sequence[Tensor]) -> float:
@@ -230,15 +249,3 @@ def _loss_scale(gradients: Sequence[Tensor]) -> float:
         return 1.0
     largest = max(float(gradient.abs().amax()) for gradient in gradients if gradient.numel())
     return 2.0 ** (6 - math.frexp(largest)[1]) if 0 < largest < math.inf else 1.0
-
-
-def _projection(name: str, gradient: Tensor) -> float:
-    gradient = accumulable(gradient.to_dense() if gradient.is_sparse else gradient)
-    return float((gradient * _direction(name, gradient)).sum())
-
-
-def _direction(name: str, like: Tensor | GradientOperator) -> Tensor:
-    """Random signs, the same ones for a parameter's name and shape, ``[*P]``."""
-    generator = torch.Generator(like.device).manual_seed(zlib.crc32(name.encode()))
-    signs = torch.randint(0, 2, like.shape, generator=generator, device=like.device)
-    return (2 * signs - 1).to(like.dtype)

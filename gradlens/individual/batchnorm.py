@@ -23,12 +23,23 @@ from typing import Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from gradlens.individual.graph import Graph, Node, kind
+from gradlens.individual.graph import Graph, Node, kind, output_shape
 
 BatchNormPolicy: TypeAlias = Literal["coupled", "frozen", "skip"]
 
 SKIPPED = 'it is in front of a normalisation over the batch, and batchnorm="skip"'
 
+NOT_FROZEN = (
+    "it is in front of a normalisation over the batch whose statistics can't be frozen ({reason}): "
+    'use batchnorm="coupled" or "skip"'
+)
+
+HIDDEN = (
+    "a reentrant checkpoint hides whether it is in front of a normalisation over the batch: pass "
+    'use_reentrant=False to it, or use batchnorm="coupled"'
+)
+
+SYNCHRONISED = "SyncBatchNormBackward"
 _KINDS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
 
@@ -52,6 +63,15 @@ def in_front_of(
     inputs = [node.next_functions[0][0] for node in nodes]
     leaves = graph.leaves_below([node for node in inputs if node is not None])
     return tuple(name for name, parameter in parameters.items() if id(parameter) in leaves)
+
+
+def hidden_by_checkpoints(graph: Graph, parameters: Mapping[str, nn.Parameter]) -> tuple[str, ...]:
+    """Names of the parameters inside reentrant checkpoints and in front of them."""
+    checkpoints = [node for node in graph.nodes if kind(node) == "CheckpointFunctionBackward"]
+    if not checkpoints:
+        return ()
+    front = graph.leaves_below(checkpoints)
+    return tuple(n for n, p in parameters.items() if p not in graph or id(p) in front)
 
 
 @contextmanager
@@ -79,9 +99,12 @@ def _frozen(
 
 def _is_coupling(node: Node, samples: int | None) -> bool:
     """Instance normalisation computes the same on ``[1, N·C, ...]``, and couples nothing."""
+    if kind(node) == SYNCHRONISED:
+        return True
     if not (kind(node).startswith(_KINDS) and node._saved_training):
         return False
-    length = len(node._saved_input)
+    # Saved tensors of a checkpoint would be computed anew to be looked at.
+    length = output_shape(node, 0)[0]
     whole = samples is not None and length % samples == 0
     return whole and (length > 1 or node._saved_running_mean is not None)
 
@@ -89,6 +112,11 @@ def _is_coupling(node: Node, samples: int | None) -> bool:
 def uncoupled_gradients(
     loss: Tensor, nodes: Sequence[Node], parameters: Mapping[str, nn.Parameter]
 ) -> None:
-    """A backward pass with frozen statistics, for those who listen; p.grad stays as it is."""
+    """A backward pass with frozen statistics, for those who listen; p.grad stays as it is.
+
+    ``RuntimeError`` where there can't be one.
+    """
+    if any(kind(node) == SYNCHRONISED for node in nodes):
+        raise RuntimeError("they are those of all processes")
     with statistics_frozen(nodes):
         torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)

@@ -22,8 +22,9 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     stay valid after the context, and keep the layers' inputs and output gradients alive as long
     as they are. ``loss`` is needed for parameters that no layer of their own holds, such as a
     class token or the packed projections of attention, if backward is called on a multiple of it,
-    and to find out, by a backward pass of its own, whether samples of layers are those of the loss
-    (``gradlens.individual.attribution``). ``batchnorm`` says what a gradient is where samples are
+    and to ``test``, by a backward pass of its own, whether samples of layers are those of the loss
+    (``gradlens.individual.attribution``); without a test, backward may start elsewhere in the
+    loss's graph. ``batchnorm`` says what a gradient is where samples are
     coupled (``gradlens.individual.batchnorm``). ``KeyError`` says why a parameter has none.
     """
 
@@ -34,6 +35,7 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         loss: Tensor | None = None,
         batch_size: int | None = None,
         batchnorm: BatchNormPolicy = "coupled",
+        test: bool = True,
     ) -> None:
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
@@ -45,6 +47,7 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         self._batch_size = batch_size
         self._gathering = Gathering(self._parameters, loss_reduction)
         self._batchnorm: BatchNormPolicy = batchnorm
+        self._tested = None if test else frozenset(self._parameters)
         self._operators: dict[str, GradientOperator] = {}
 
     def __enter__(self) -> individual_gradients:
@@ -58,6 +61,7 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
             self._loss,
             besides=self._parameters,
             batchnorm=self._batchnorm,
+            tested=self._tested,
         )
         self._listening.start()
         return self

@@ -87,3 +87,8 @@ class Folded(GradientOperator):
 
     def _sum(self) -> Tensor:
         return self._by_row._sum()
+
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        if self._order is Order.SAMPLES_FIRST:
+            return self._by_row._weighted_sum(weights.repeat_interleave(self._folds))
+        return self._by_row._weighted_sum(weights.repeat(self._folds))

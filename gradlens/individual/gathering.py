@@ -50,13 +50,15 @@ class Gathering(CallListener):
         self.error: Exception | None = None
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self.loss_reduction: LossReduction = loss_reduction
-        # By name and backward pass: a gradient that the user asks for inside the context, without
-        # accumulating it into the parameters, must not be mixed with the one that is.
         self.factor = 1.0
         self._left_out: set[str] = set()
         self.attribution: Attribution | None = None
+        self.knows_loss = False
+        self.heard = False
         self.closed = False
         self.orders: dict[str, Order] = {}
+        # By name and backward pass: a gradient that the user asks for inside the context, without
+        # accumulating it into the parameters, must not be mixed with the one that is.
         self._uses: dict[str, dict[int, list[Readings]]] = {}
         self._uses_in_graph: dict[str, dict[int, list[Readings]]] = {}
         self._missing_in_graph: dict[str, str] = {}
@@ -72,6 +74,11 @@ class Gathering(CallListener):
         """Take in nothing more."""
         self.closed = True
 
+    def forget_calls(self) -> None:
+        """As before the first call."""
+        self._uses.clear()
+        self._uses_in_graph.clear()
+
     def receive_loss_gradient(self, gradient: Tensor) -> None:
         """Take in ∂(what backward is called on)/∂loss, a factor that gₙ must not contain."""
         if self.paused:
@@ -86,6 +93,7 @@ class Gathering(CallListener):
 
     def receive(self, call: LayerCall) -> None:
         """Take in a completed call of a layer that holds some of the parameters."""
+        self.heard = True
         names = {
             key: self._names[id(parameter)]
             for key, parameter in call.module._parameters.items()
@@ -116,6 +124,7 @@ class Gathering(CallListener):
 
         ``precision`` is that of the output gradient it was made from.
         """
+        self.heard = True
         if self.closed or name in self._left_out:
             return
         self.epsilon = max(self.epsilon, torch.finfo(precision).eps)
@@ -161,12 +170,16 @@ class Gathering(CallListener):
             return dict.fromkeys(Order, operators_of(call, self._scale))
         orders = {order for name in names for order in self.orders_of(name)}
         if not (rows and samples and axis == 0 and rows % samples == 0 and orders):
-            raise BatchAxisError(
-                f"axis {axis} of its output {list(found.shape)} should count the samples of the "
-                f"batch, N = {samples}: put the batch first, keep it apart from other axes within "
-                "the network, and pass loss=... to the context, which tells how they are folded"
-            )
+            raise BatchAxisError(self._misplaced(axis))
         return {order: folded_operators(call, self._scale, samples, order) for order in orders}
+
+    def _misplaced(self, axis: int) -> str:
+        # Without numbers, which would make a new reason of each batch.
+        remedy = "" if self.knows_loss else ", and pass loss=... to the context to try how it is"
+        return (
+            f"axis {axis} of its output should count the samples of the batch: put the batch first "
+            f"and keep it apart from other axes within the network, or folded with one{remedy}"
+        )
 
     @property
     def _scale(self) -> float:
@@ -175,14 +188,33 @@ class Gathering(CallListener):
 
     def take(self, name: str, backward_pass: int | None = None) -> GradientOperator | None:
         """Remove and return a parameter's operator, its uses in one or all passes added up."""
+        verdicts = []
         for candidate in self._candidates(name, backward_pass):
             operator = summed(candidate.uses)
-            if self._accepts(name, candidate, operator):
-                self.missing.pop(name, None)
-                if candidate.in_graph:
-                    self.told_by_graph.add(name)
+            try:
+                verdict = self._judge(name, candidate, operator)
+            except CannotRecomputeError as reason:
+                self.missing[name] = str(reason)
+                continue
+            if verdict == "":
+                self._accept(name, candidate)
                 return operator
+            verdicts.append(verdict)
+        if verdicts:
+            self.missing[name] = UNTOLD if UNTOLD in verdicts else MIXED
+        if verdicts and UNTOLD not in verdicts and self.attribution is not None:
+            self.attribution.refuted.add(name)
         return None
+
+    def _accept(self, name: str, candidate: _Candidate) -> None:
+        self.missing.pop(name, None)
+        if candidate.in_graph:
+            self.told_by_graph.add(name)
+        if self.attribution is not None:
+            if candidate.order is not None:
+                self.attribution.orders[layer_of(name)] = candidate.order
+            if candidate.in_graph:
+                self.attribution.left_to_graph.add(name)
 
     def _candidates(self, name: str, backward_pass: int | None) -> list[_Candidate]:
         """What a parameter's operator may be, the likeliest first."""
@@ -197,33 +229,26 @@ class Gathering(CallListener):
         calls_first = by_calls and not recomputed and len(calls) >= len(in_graph)
         return [*by_calls, *by_graph] if calls_first else [*by_graph, *by_calls]
 
-    def _accepts(self, name: str, candidate: _Candidate, operator: GradientOperator) -> bool:
-        attribution = self.attribution
+    def _judge(self, name: str, candidate: _Candidate, operator: GradientOperator) -> str:
+        """Why a candidate isn't the right one; nothing if it may be."""
+        attribution, order, layer = self.attribution, candidate.order, layer_of(name)
         if attribution is None:
-            return True
-        layer, order = layer_of(name), candidate.order
-        try:
-            agrees = attribution.agrees(name, operator, self.epsilon)
-            if agrees is None and order is not None:
-                agrees = order is self._order_told(layer, attribution)
-        except CannotRecomputeError as reason:
-            self.missing[name] = str(reason)
-            return False
+            return ""
+        agrees = attribution.agrees(name, operator, self.epsilon)
         if agrees is False:
-            self.missing[name] = MIXED if order is None else UNTOLD
-            return False
-        if order is not None:
-            attribution.orders[layer] = order
-        if candidate.in_graph:
-            attribution.left_to_graph.add(name)
-        return True
+            return MIXED
+        if order is None:
+            return ""
+        told = self._order_told(layer, attribution)
+        if told is None and agrees is None:
+            return UNTOLD
+        return "" if told in (None, order) else MIXED
 
     def _order_told(self, layer: str, attribution: Attribution) -> Order | None:
         """The order that another of the layer's parameters has told, or does."""
         if layer in attribution.orders:
             return attribution.orders[layer]
-        siblings = [name for name in self._uses if layer_of(name) == layer]
-        for name in siblings:
+        for name in (name for name in self._uses if layer_of(name) == layer):
             for candidate in _readings(_of_pass(self._uses[name], None), None):
                 if attribution.agrees(name, summed(candidate.uses), self.epsilon):
                     return candidate.order

@@ -85,6 +85,11 @@ class Graph:
         below = nodes_below(nodes)
         return {identity for identity, leaf in self._leaves.items() if leaf in below}
 
+    def has_scalars_alone(self, nodes: Iterable[Node]) -> bool:
+        """Whether the nodes are computed from parameters of one element each."""
+        below = nodes_below(nodes)
+        return all(leaf.variable.numel() == 1 for leaf in self._leaves.values() if leaf in below)
+
     def __contains__(self, parameter: Tensor) -> bool:
         return id(parameter) in self._leaves
 
@@ -108,11 +113,12 @@ class Graph:
 
         Positions look like samples where there are as many.
         """
-        own = len(output_shape(node, 0))
+        own = output_shape(node, 0)
+        missing = len(own) if own[:1] != (1,) else len(own) - 1
         sums = [
             output_shape(c, 0) for c, _, _ in self._consumers[node] if kind(c) == "AddBackward0"
         ]
-        repeated = [shape for shape in sums if len(shape) > own and shape[0] == samples]
+        repeated = [shape for shape in sums if len(shape) > missing and shape[0] == samples]
         return 0 < len(repeated) == len(self._consumers[node])
 
     def uses(self, parameter: Tensor, alone: set[Node]) -> Iterator[Use]:

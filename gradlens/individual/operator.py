@@ -112,6 +112,13 @@ class GradientOperator(ABC):
         return self._sum_times(self.scale / self.batch_size if self.batch_size else math.nan)
 
     @final
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Σₙ wₙ gₙ with weights ``[N]``, ``[*P]``."""
+        with torch.no_grad():
+            total = self._weighted_sum(weights.to(self.device, self.dtype))
+            return (total * self.scale).reshape(self.shape)
+
+    @final
     def sum_of_squares(self) -> Tensor:
         """Σₙ gₙ² for each element, ``[*P]``."""
         with torch.no_grad():
@@ -215,6 +222,12 @@ class GradientOperator(ABC):
         total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
         for samples, rows in self._partition(PIECE_BYTES):
             total[rows] += self._block(samples, rows).sum(0)
+        return total
+
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
+        for samples, rows in self._partition(PIECE_BYTES):
+            total[rows] += torch.tensordot(weights[samples], self._block(samples, rows), 1)
         return total
 
     def _sum_of_squares(self) -> Tensor:

@@ -48,6 +48,9 @@ class OuterProduct(GradientOperator):
     def _sum(self) -> Tensor:
         return self._delta.T @ self._inputs
 
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        return (self._delta * weights[:, None]).T @ self._inputs
+
     def _sum_of_squares(self) -> Tensor:
         return self._delta.square().T @ self._inputs.square()
 
@@ -159,6 +162,10 @@ class SumOfOuterProducts(GradientOperator):
 
     def _sum(self) -> Tensor:
         return self._delta.flatten(0, 1).T @ self._inputs.flatten(0, 1)
+
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        delta = self._delta * weights[:, None, None]
+        return delta.flatten(0, 1).T @ self._inputs.flatten(0, 1)
 
 
 def _same_precision(delta: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -70,6 +70,9 @@ class IndexedRows(GradientOperator):
     def _sum(self) -> Tensor:
         return self._per_row(self._values)
 
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        return self._per_row(self._values * weights[self._owner][:, None])
+
     def _sum_of_squares(self) -> Tensor:
         return self._per_row(self._values.square())
 

@@ -46,6 +46,12 @@ class Summed(GradientOperator):
             total += use._sum()
         return total
 
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
+        for use in self._uses:
+            total += use._weighted_sum(weights.to(use.dtype))
+        return total
+
 
 def summed(uses: Sequence[GradientOperator]) -> GradientOperator:
     """The one use, or the sum of several."""

@@ -242,22 +242,22 @@ def _autocast_dtype(device: str) -> torch.dtype | None:
 
 def _entanglement(outputs: list[Tensor], args: Any, kwargs: Any) -> str:
     """Whether one output is an ancestor of another, so that its gradient contains the other's."""
-    nodes = [output.grad_fn for output in outputs]
-    if len({(node, output.output_nr) for node, output in zip(nodes, outputs, strict=True)}) < len(
-        outputs
-    ):
+    edges = {(output.grad_fn, output.output_nr) for output in outputs}
+    if len(edges) < len(outputs):
         return ENTANGLED
     inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     seen = {tensor.grad_fn for tensor in inputs}
-    below = [parent for node in nodes if node is not None for parent, _ in node.next_functions]
+    # What a node computes besides an output is no part of that output.
+    below = [edge for node, _ in edges if node is not None for edge in node.next_functions]
     while below:
-        node = below.pop()
+        edge = below.pop()
+        if edge in edges:
+            return ENTANGLED
+        node, _ = edge
         if node is None or node in seen:
             continue
-        if node in nodes:
-            return ENTANGLED
         seen.add(node)
-        below += [parent for parent, _ in node.next_functions]
+        below += node.next_functions
     return ""
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from gradlens.individual.pausable import ListeningHook, Pausable
 from gradlens.individual.tap import taps_of
@@ -38,6 +38,20 @@ def _listeners(model: nn.Module) -> Iterator[Pausable]:
         for hook in hooks:
             if isinstance(hook, ListeningHook) and hook.listener is not None:
                 yield hook.listener
+
+
+@contextmanager
+def hooks_muted(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Without the tensors' own hooks: a user's may count calls, or clip what passes."""
+    hooks = [t._backward_hooks for t in tensors if t._backward_hooks]
+    kept = [dict(registered) for registered in hooks]
+    for registered in hooks:
+        registered.clear()
+    try:
+        yield
+    finally:
+        for registered, entries in zip(hooks, kept, strict=True):
+            registered.update(entries)
 
 
 @contextmanager
