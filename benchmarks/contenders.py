@@ -93,15 +93,18 @@ def _first(count: int) -> Callable[[Schedule], list[Quantity]]:
 TRACKED |= {f"first {count} quantities": _first(count) for count in range(1, len(COUNTED) + 1)}
 
 
-def tracked_by_gradlens(name: str, interval: int = 1) -> Contender:
-    """A cockpit at every ``interval``-th step; ``interval`` 0 for one that never tracks."""
+def tracked_by_gradlens(name: str, interval: int = 1, budget: float | None = None) -> Contender:
+    """A cockpit at every ``interval``-th step, or as often as a ``budget`` allows.
+
+    ``interval`` 0 is for one that never tracks.
+    """
 
     def set_up(setting: Setting) -> Callable[[], float]:
         schedule = linear(interval) if interval else (lambda step: False)
         model = _model(setting)
         loss_function = gradlens.extend(nn.CrossEntropyLoss())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        cockpit = gradlens.Cockpit(model, TRACKED[name](schedule))
+        cockpit = gradlens.Cockpit(model, TRACKED[name](schedule), budget=budget)
         inputs, labels = _batch(setting)
         count = iter(range(10**9))
 

@@ -19,7 +19,7 @@ from gradlens.quantities import (
     HessMaxEV,
     HessTrace,
     Quantity,
-    TICDiag,
+    TICTrace,
 )
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from gradlens.schedules import linear
@@ -87,7 +87,7 @@ def tracked() -> list[Quantity]:
     changed: list[Quantity] = [
         GradHist1d(adapt=GradAbsMax(often)),
         GradHist2d(adapt=(GradAbsMax(often), ParamAbsMax(often))),
-        TICDiag(often),
+        TICTrace(often),
         HessTrace(often),
         HessMaxEV(often),
     ]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from gradlens import quantities
 from gradlens.quantities import Quantity
 from gradlens.schedules import Schedule
 
-_Classes: TypeAlias = tuple[type[Quantity], ...]
+_Builders: TypeAlias = tuple[Callable[..., Quantity], ...]
 
-_ECONOMY: _Classes = (
+_ECONOMY: _Builders = (
     quantities.Loss,
     quantities.Time,
     quantities.GradNorm,
@@ -22,16 +24,22 @@ _ECONOMY: _Classes = (
     quantities.Distance,
     quantities.UpdateSize,
 )
-_BUSINESS: _Classes = (
+# An exact diagonal takes some twenty training steps, a sampled trace less than one. A sampled
+# diagonal would be too noisy to divide by, so that there is no TICDiag.
+_BUSINESS: _Builders = (
     *_ECONOMY,
     quantities.MeanGSNR,
     quantities.GradCovariance,
-    quantities.TICDiag,
-    quantities.HessTrace,
+    partial(quantities.TICTrace, curvature="diag_ggn_mc", samples=1, sub_batch=32),
+    partial(quantities.HessTrace, curvature="diag_ggn_mc", samples=1, sub_batch=32),
 )
-_FULL: _Classes = (*_BUSINESS, quantities.HessMaxEV, quantities.GradHist2d)
+_FULL: _Builders = (
+    *_BUSINESS,
+    partial(quantities.HessMaxEV, tolerance=0.03, explore_every=20),
+    quantities.GradHist2d,
+)
 
-PRESETS: dict[str, _Classes] = {
+PRESETS: dict[str, _Builders] = {
     "economy": _ECONOMY,
     "business": _BUSINESS,
     "full": _FULL,

@@ -331,7 +331,7 @@ def test_a_once_differentiable_function_is_refused(
         if kind == "hessian":
             HessianOperator(loss, {"weight": weight})
         else:
-            GGNOperator(loss, outputs, {"weight": weight})
+            GGNOperator(loss, outputs, {"weight": weight}) @ np.ones(3)
 
 
 def test_other_errors_of_torch_are_not_reinterpreted() -> None:
@@ -479,6 +479,18 @@ def test_a_useless_start_is_survived(start: np.ndarray) -> None:
     found = eigenpairs(matrix, 2, start=start)
     assert found.converged
     np.testing.assert_allclose(found.values, [2.0, 2 - 3 / 99], rtol=1e-5)
+
+
+def test_a_large_matrix_in_float32_is_as_accurate_as_a_small_one() -> None:
+    """A plain sum over as many elements would be off by more than the tolerance."""
+    weight = nn.Parameter(torch.zeros(400_000))
+    scale = torch.ones(400_000).index_fill(0, torch.arange(3), 3.0)
+    loss = (scale * weight.square()).sum() / 2 + (weight.sum() / 400).square() / 2
+    found = eigenpairs(HessianOperator(loss, {"weight": weight}), 1, tolerance=1e-6)
+    assert found.converged, found.reason
+    # 1 + 2.5 along the vector of ones, and 3, coupled a little.
+    matrix = np.diag([3.0, 1.0]) + 2.5 * np.outer(root := np.sqrt([3, 4e5 - 3]), root) / 4e5
+    np.testing.assert_allclose(found.values, np.linalg.eigvalsh(matrix)[-1:], rtol=2e-7)
 
 
 def test_running_out_of_products_is_said() -> None:

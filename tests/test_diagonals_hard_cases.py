@@ -609,6 +609,7 @@ def test_criterion_of_nothing() -> None:
         loss.backward()
 
 
+@pytest.mark.filterwarnings("ignore:.*samples aren't those of the loss")
 @pytest.mark.parametrize(
     ("kind", "build", "remedy"),
     [
@@ -616,6 +617,7 @@ def test_criterion_of_nothing() -> None:
         ("diag_ggn_exact", of(Centred), "diag_ggn_exact is estimated here"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*individual gradients cover")
 def test_remedy_for_curvature_that_is_not_positive(
     kind: Any, build: Callable[[], Problem], remedy: str
 ) -> None:

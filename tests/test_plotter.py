@@ -295,7 +295,7 @@ def test_saves_next_to_the_run(tmp_path: Path) -> None:
 
 FULL = (
     *("Loss", "Time", "GradNorm", "NormTest", "InnerTest", "OrthoTest", "GradHist1d", "Alpha"),
-    *("Distance", "UpdateSize", "MeanGSNR", "GradCovariance", "TICDiag", "HessTrace"),
+    *("Distance", "UpdateSize", "MeanGSNR", "GradCovariance", "TICTrace", "HessTrace"),
     *("HessMaxEV", "GradHist2d"),
 )
 """Kinds of the full preset."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -10,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.curvature.orthogonal import direction
+from gradlens.curvature.orthogonal import direction, inner, norm
 from gradlens.curvature.probes import Seed, gaussian
 from gradlens.curvature.products import NotFiniteError, Products, SymmetricMatrix
 
@@ -46,6 +48,22 @@ class Eigenpairs:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class RitzPairs:
+    """As ``Eigenpairs``, with vectors as they were computed.
+
+    ``vectors`` are those of the k pairs and of the one that was watched besides, unit tensors
+    ``[D]``; none if a product had NaN or Inf.
+    """
+
+    values: NDArray[np.float64]
+    vectors: Sequence[Tensor]
+    residuals: NDArray[np.float64]
+    converged: bool
+    products: int
+    reason: str = ""
+
+
 def eigenpairs(
     matrix: SymmetricMatrix,
     k: int = 1,
@@ -65,80 +83,106 @@ def eigenpairs(
     The subspace grows by the residual of the first unconverged pair and is restarted with the
     best Ritz vectors (Wu and Simon, 2000, Alg. 1). It starts from k + 1 independent vectors, so
     that multiple eigenvalues are all found; the pair after the last must be out of reach before
-    the others count as converged.
+    the others count as converged. Vectors are of the matrix's own precision.
 
     Raises ``ValueError`` for k < 1, a ``start`` of another size, fewer than k + 1 products.
     """
-    products = Products(matrix)
-    k = _checked(k, products.size, which, max_products, start)
+    size = matrix.shape[0]
+    if start is not None and len(start) != size:
+        raise ValueError(f"start has {len(start)} rows, the matrix has {size}")
+    guesses = [] if start is None else list(torch.tensor(start.reshape(size, -1).T[: max(k, 0)]))
+    found = ritz_pairs(matrix, k, which, tolerance, max_products, guesses, seed)
+    wanted = [vector.to("cpu", torch.float64).numpy() for vector in found.vectors]
+    nan = np.full((size, len(found.values)), np.nan)
+    return Eigenpairs(
+        found.values,
+        np.stack(wanted[: len(found.values)], axis=1) if wanted else nan,
+        found.residuals,
+        found.converged,
+        found.products,
+        found.reason,
+    )
+
+
+def ritz_pairs(
+    matrix: SymmetricMatrix,
+    k: int,
+    which: Which,
+    tolerance: float,
+    max_products: int,
+    guesses: Sequence[Tensor],
+    seed: Seed,
+    exploration: int = EXPLORATION,
+) -> RitzPairs:
+    """As ``eigenpairs``, from at most k + 1 ``guesses`` ``[D]`` and random vectors for the others.
+
+    ``exploration`` is how many directions are tried beside these, at least.
+    """
+    products = Products(matrix, own_precision=True)
+    k = _checked(k, products.size, which, max_products)
     generator = np.random.default_rng(seed)
-    search = _Search(products, k, which, tolerance, max_products)
+    search = _Search(products, k, which, tolerance, max_products, exploration)
     try:
-        search.begin(start, generator)
+        search.begin(guesses, generator)
         while not search.finished():
             search.expand(generator)
     except NotFiniteError as error:
-        return _undefined(products, k, str(error))
+        nan = np.full(k, np.nan)
+        return RitzPairs(nan, (), nan, False, products.count, str(error))
     return search.result()
 
 
 class _Search:
-    """A growing orthonormal ``basis`` ``[m, D]``, its ``images`` under H, and the Ritz pairs.
+    """A growing orthonormal ``basis``, its ``images`` under H, and the Ritz pairs.
 
     Eigenvalues of H in the subspace are ``ritz``, the wanted ones first; ``small`` ``[m, m]``
-    holds their eigenvectors in the coordinates of the basis as columns.
+    holds their eigenvectors in the coordinates of the basis as columns. Residuals are computed
+    when asked for: each takes a pass over all of basis and images.
     """
 
     def __init__(
-        self, products: Products, k: int, which: Which, tolerance: float, max_products: int
+        self,
+        products: Products,
+        k: int,
+        which: Which,
+        tolerance: float,
+        max_products: int,
+        exploration: int,
     ) -> None:
         self.products = products
         self.k = k
         self.which = which
         self.tolerance = tolerance
         self.max_products = max_products
+        self.exploration = exploration
         self.watched = min(k + 1, products.size)
         self.capacity = min(max(3 * self.watched, 20), products.size)
         self.dense = products.size <= min(DENSE, max_products)
         self.explored = 0
-        rows = products.size if self.dense else self.capacity
-        self._memory = torch.empty(
-            2, rows, products.size, dtype=torch.float64, device=products.device
-        )
-        self._filled = 0
+        self.basis: list[Tensor] = []
+        self.images: list[Tensor] = []
         self._projected = np.empty((0, 0))
         self.ritz = np.empty(0)
         self.small = np.empty((0, 0))
-        self.residuals = np.empty(0)
-        self._residuals = torch.empty(0)
+        self._residuals: dict[int, Tensor] = {}
+        self._sizes: dict[int, float] = {}
 
-    @property
-    def basis(self) -> Tensor:
-        return self._memory[0, : self._filled]
-
-    @property
-    def images(self) -> Tensor:
-        return self._memory[1, : self._filled]
-
-    def begin(self, start: NDArray[Any] | None, generator: np.random.Generator) -> None:
-        guesses: list[Tensor | None] = [None] * self.watched
+    def begin(self, start: Sequence[Tensor], generator: np.random.Generator) -> None:
+        guesses = [each.to(self.products.device, self.products.dtype) for each in start]
         if self.dense:
-            guesses = list(torch.eye(self.products.size, dtype=torch.float64))
-        elif start is not None:
-            known = self.products.place(start.reshape(self.products.size, -1)).T[: self.k]
-            usable = [guess for guess in known if bool(guess.isfinite().all())]
-            guesses = [*usable, *guesses[len(usable) :]]
-        for guess in guesses:
+            units = torch.eye(self.products.size, dtype=self.products.dtype)
+            guesses = list(units.to(self.products.device))
+        usable = [guess for guess in guesses if math.isfinite(norm(guess))]
+        for guess in [*usable, *[None] * (self.watched - len(usable))]:
             self._add(guess, generator)
         self._solve()
 
     def expand(self, generator: np.random.Generator) -> None:
         """One more direction: the residual of the first pair that has far to go."""
-        if self._filled == self.capacity:
+        if len(self.basis) == self.capacity:
             self._restart()
-        open_pairs = np.flatnonzero(~self._settled())
-        pair = int(open_pairs[0]) if len(open_pairs) else self.watched - 1
-        self._add(self._residuals[pair], generator)
+        open_pairs = (pair for pair in range(self.watched) if not self._settled(pair))
+        self._add(self._residual(next(open_pairs, self.watched - 1)), generator)
         self.explored += 1
         self._solve()
 
@@ -147,77 +191,94 @@ class _Search:
             return True
         return self._wanted_settled() and self._searched()
 
-    def result(self) -> Eigenpairs:
+    def result(self) -> RitzPairs:
         reason = self._reason()
-        return Eigenpairs(
+        return RitzPairs(
             self.ritz[: self.k].copy(),
-            (self.basis.T @ self._columns(slice(0, self.k))).cpu().numpy(),
-            self.residuals[: self.k].copy(),
+            [self._combined(self.basis, self.small[:, pair]) for pair in range(self.watched)],
+            self._wanted_residuals(),
             not reason,
             self.products.count,
             reason,
         )
 
     def _add(self, vector: Tensor | None, generator: np.random.Generator) -> None:
-        unit = None if vector is None else direction(vector.to(self.basis.device), self.basis)
+        unit = None if vector is None else direction(vector, self.basis)
         while unit is None:
             unit = direction(gaussian(self.products, generator), self.basis)
         image = self.products(unit)
-        self._memory[0, self._filled] = unit
-        self._memory[1, self._filled] = image
-        self._filled += 1
-        column = (self.basis @ image).cpu().numpy()
-        self._projected = _bordered(self._projected, column)
+        self.basis.append(unit)
+        self.images.append(image)
+        column = torch.stack([inner(row, image) for row in self.basis])
+        self._projected = _bordered(self._projected, column.cpu().double().numpy())
 
     def _solve(self) -> None:
         ritz, small = np.linalg.eigh(self._projected)
         order = np.argsort(-_outwardness(ritz, self.which), kind="stable")
         self.ritz, self.small = ritz[order], small[:, order]
-        columns = self._columns(slice(0, self.watched))
-        values = torch.tensor(self.ritz[: self.watched], device=self.basis.device)
-        self._residuals = columns.T @ self.images
-        self._residuals -= (columns * values).T @ self.basis
-        self.residuals = self._residuals.norm(dim=1).cpu().numpy()
+        self._residuals, self._sizes = {}, {}
+
+    def _residual(self, pair: int) -> Tensor:
+        """Hv − λv of a Ritz pair."""
+        if pair not in self._residuals:
+            column = self.small[:, pair]
+            residual = self._combined(self.images, column)
+            for row, factor in zip(self.basis, column * self.ritz[pair], strict=True):
+                residual.sub_(row, alpha=float(factor))
+            self._residuals[pair] = residual
+        return self._residuals[pair]
+
+    def _size(self, pair: int) -> float:
+        """‖Hv − λv‖."""
+        if pair not in self._sizes:
+            self._sizes[pair] = norm(self._residual(pair))
+        return self._sizes[pair]
+
+    def _combined(self, vectors: Sequence[Tensor], column: NDArray[Any]) -> Tensor:
+        combined = vectors[0] * float(column[0])
+        for vector, factor in zip(vectors[1:], column[1:], strict=True):
+            combined.add_(vector, alpha=float(factor))
+        return combined
 
     def _restart(self) -> None:
         """Keeps the best Ritz vectors as the basis."""
-        kept = slice(0, self.watched + (self.capacity - self.watched) // 3)
-        columns = self._columns(kept)
-        for rows in (0, 1):
-            self._memory[rows, kept] = columns.T @ self._memory[rows]
-        self._filled = kept.stop
-        self.ritz = self.ritz[kept]
-        self.small = np.eye(kept.stop)
+        kept = self.watched + (self.capacity - self.watched) // 3
+        columns = self.small.T[:kept]
+        self.basis = [self._combined(self.basis, column) for column in columns]
+        self.images = [self._combined(self.images, column) for column in columns]
+        self.ritz = self.ritz[:kept]
+        self.small = np.eye(kept)
         self._projected = np.diag(self.ritz)
-
-    def _columns(self, which: slice) -> Tensor:
-        return torch.tensor(self.small[:, which], device=self.basis.device)
 
     def _floor(self) -> float:
         return _ROUNDING * self.products.eps * self.products.norm
 
-    def _settled(self) -> NDArray[np.bool_]:
-        """Which of the watched pairs can't, or needn't, become better."""
-        sizes = np.abs(self.ritz[: self.watched])
-        return self.residuals <= np.maximum(self.tolerance * sizes, self._floor())
+    def _settled(self, pair: int) -> bool:
+        """Whether a watched pair can't, or needn't, become better."""
+        return self._size(pair) <= max(self.tolerance * abs(self.ritz[pair]), self._floor())
 
     def _wanted_settled(self) -> bool:
-        return self._complete() or bool(self._settled()[: self.k].all())
+        return self._complete() or all(self._settled(pair) for pair in range(self.k))
 
     def _complete(self) -> bool:
-        return self._filled == self.products.size
+        return len(self.basis) == self.products.size
 
     def _searched(self) -> bool:
-        return self._complete() or (self.explored >= EXPLORATION and self._next_is_out_of_reach())
+        if self._complete():
+            return True
+        return self.explored >= self.exploration and self._next_is_out_of_reach()
 
     def _next_is_out_of_reach(self) -> bool:
-        if self.watched == self.k or bool(self._settled()[self.k]):
+        if self.watched == self.k or self._settled(self.k):
             return True
         last, following = _outwardness(self.ritz[self.k - 1 : self.k + 1], self.which)
-        return bool(following + self.residuals[self.k] <= last)
+        return bool(following + self._size(self.k) <= last + self.tolerance * abs(last))
+
+    def _wanted_residuals(self) -> NDArray[np.float64]:
+        return np.array([self._size(pair) for pair in range(self.k)])
 
     def _accurate(self) -> bool:
-        sizes, residuals = np.abs(self.ritz[: self.k]), self.residuals[: self.k]
+        sizes, residuals = np.abs(self.ritz[: self.k]), self._wanted_residuals()
         zero = (sizes <= self._floor()) & (residuals <= self._floor())
         return bool(np.all((residuals <= self.tolerance * sizes) | zero))
 
@@ -243,25 +304,12 @@ def _outwardness(values: NDArray[Any], which: Which) -> NDArray[Any]:
     return values if which == "largest" else -values
 
 
-def _checked(k: int, size: int, which: Which, max_products: int, start: NDArray[Any] | None) -> int:
+def _checked(k: int, size: int, which: Which, max_products: int) -> int:
     if which not in ("largest", "smallest", "magnitude"):
         raise ValueError(f"which is {which!r}: pass 'largest', 'smallest' or 'magnitude'")
     if k < 1:
         raise ValueError(f"k is {k}: ask for one eigenvalue at least")
-    if start is not None and len(start) != size:
-        raise ValueError(f"start has {len(start)} rows, the matrix has {size}")
     k = min(k, size)
     if max_products < min(k + 1, size):
         raise ValueError(f"{k} eigenvalues need more than {max_products} products")
     return k
-
-
-def _undefined(products: Products, k: int, reason: str) -> Eigenpairs:
-    return Eigenpairs(
-        np.full(k, np.nan),
-        np.full((products.size, k), np.nan),
-        np.full(k, np.nan),
-        False,
-        products.count,
-        reason,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import final
 
 import torch
@@ -46,16 +47,19 @@ class GGNOperator(CurvatureOperator):
         _check_outputs(loss, outputs)
         self.outputs = outputs
         self._loss_gradient = differentiable_gradient(loss, [outputs])
-        # J times v is the derivative of Jᵀu with respect to u, which is linear in it.
-        self._cotangent = torch.zeros_like(outputs, requires_grad=True)
-        self._pulled_back = differentiable_gradient(
-            outputs, list(self.parameters.values()), self._cotangent
-        )
 
     def jacobian_product(self, vectors: list[Tensor]) -> Tensor:
         """Jv, of the outputs' shape; v is one tensor for each parameter, of its shape."""
-        (pushed_forward,) = derivative(self._pulled_back, [self._cotangent], vectors)
+        cotangent, pulled_back = self._transposed
+        (pushed_forward,) = derivative(pulled_back, [cotangent], vectors)
         return pushed_forward
+
+    @cached_property
+    def _transposed(self) -> tuple[Tensor, list[Tensor | None]]:
+        """u and Jᵀu, linear in u, with respect to which its derivative times v is Jv."""
+        cotangent = torch.zeros_like(self.outputs, requires_grad=True)
+        parameters = list(self.parameters.values())
+        return cotangent, differentiable_gradient(self.outputs, parameters, cotangent)
 
     def loss_hessian_product(self, direction: Tensor) -> Tensor:
         """(∇²ℓ)u without the ``scale``; u and the result are of the outputs' shape."""

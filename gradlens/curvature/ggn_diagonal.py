@@ -8,6 +8,7 @@ individual gradients, at the cost of one backward pass for each output.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.products import NotFiniteError
 from gradlens.individual.context import individual_gradients
-from gradlens.individual.operator import accumulable
+from gradlens.individual.operator import GradientOperator, accumulable
 
 MAX_OUTPUTS = 256
 """More outputs for each sample than these are too many for a Hessian of all their pairs."""
@@ -51,7 +52,7 @@ def roots(ggn: GGNOperator, generator: np.random.Generator) -> Tensor:
         raise NotFiniteError("the loss's Hessian at the network's outputs contains NaN or Inf")
     values, vectors = torch.linalg.eigh((hessians + hessians.mT) / 2)
     rounding = torch.finfo(outputs.dtype).eps ** 0.5 * values.abs().max()
-    probe = accumulable(_normal(outputs, generator)).reshape(n, size)
+    probe = accumulable(normal_like(outputs, generator)).reshape(n, size)
     coupled = product(probe) - (hessians.mT @ probe[:, :, None])[:, :, 0]
     if bool((coupled.abs() > rounding).any()):
         raise NoRootError("the loss is not a sum over samples")
@@ -97,36 +98,21 @@ class SamplesJacobians:
     def check(self, generator: np.random.Generator) -> None:
         """``NoRootError`` unless individual gradients are all that there is of Jₙᵀsₙ.
 
-        ⟨Jₙᵀsₙ, v⟩ = ⟨sₙ, Jₙv⟩ for a random direction v is fulfilled by other vectors with
-        probability zero. They are others if a use of a parameter isn't seen, or if samples meet
-        inside the network.
+        They are not if a use of a parameter isn't seen, or if samples meet inside the network.
         """
-        ggn = self.ggn
-        start = _normal(ggn.outputs, generator)
-        direction = {name: _normal(p, generator) for name, p in ggn.parameters.items()}
-        pushed_forward = ggn.jacobian_product(list(direction.values()))
-        expected = torch.linalg.vecdot(
-            accumulable(start).flatten(1), accumulable(pushed_forward).flatten(1)
-        )
+        start = normal_like(self.ggn.outputs, generator)
         gradients, whole = self._pulled_back(start)
         absent = [n for n, part in whole.items() if bool(part.any()) and n not in gradients]
         if absent:
             raise NoRootError(f"there are no individual gradients of {', '.join(absent)}")
-        dots = [gradients[name].dot(direction[name]).cpu().double() for name in gradients]
-        norms = [gradients[name].squared_norms().cpu().double() for name in gradients]
-        difference = torch.stack(dots).sum(0) - expected.cpu().double()
-        dtypes = {ggn.outputs.dtype, *(p.dtype for p in ggn.parameters.values())}
-        rounding = max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5
-        if not bool(difference.norm() <= rounding * torch.stack(norms).sum().sqrt()):
-            raise NoRootError(
-                "the samples' gradients are not those of their own outputs: samples meet inside "
-                "the network, or a parameter is used where it can't be seen"
-            )
+        check_products(self.ggn, gradients, start, generator)
 
     def _pulled_back(self, start: Tensor) -> tuple[individual_gradients, dict[str, Tensor]]:
         """Individual gradients, and their sums by autograd."""
         parameters, outputs = self.ggn.parameters, self.ggn.outputs
-        with individual_gradients(self.model, loss_reduction="sum", loss=self.loss) as gradients:
+        with individual_gradients(
+            self.model, loss_reduction="sum", loss=self.loss, test=False
+        ) as gradients:
             whole = derivative([outputs], list(parameters.values()), [start])
         if gradients.batch_size != len(outputs):
             raise NoRootError(
@@ -136,5 +122,36 @@ class SamplesJacobians:
         return gradients, dict(zip(parameters, whole, strict=True))
 
 
-def _normal(like: Tensor, generator: np.random.Generator) -> Tensor:
+def check_products(
+    ggn: GGNOperator,
+    gradients: Mapping[str, GradientOperator],
+    start: Tensor,
+    generator: np.random.Generator,
+) -> None:
+    """``NoRootError`` unless ``gradients`` are Jₙᵀsₙ of all parameters; ``start`` is sₙ.
+
+    ⟨Jₙᵀsₙ, v⟩ = ⟨sₙ, Jₙv⟩ for a random direction v is fulfilled by other vectors with
+    probability zero.
+    """
+    direction = {name: normal_like(p, generator) for name, p in ggn.parameters.items()}
+    pushed_forward = ggn.jacobian_product(list(direction.values()))
+    expected = torch.linalg.vecdot(
+        accumulable(start).flatten(1), accumulable(pushed_forward).flatten(1)
+    )
+    difference = -expected.cpu().double()
+    norms = torch.zeros_like(difference)
+    for name, gradient in gradients.items():
+        difference += gradient.dot(direction[name]).cpu().double()
+        norms += gradient.squared_norms().cpu().double()
+    dtypes = {ggn.outputs.dtype, *(p.dtype for p in ggn.parameters.values())}
+    rounding = max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5
+    if not bool(difference.norm() <= rounding * norms.sum().sqrt()):
+        raise NoRootError(
+            "the samples' gradients are not those of their own outputs: samples meet inside "
+            "the network, or a parameter is used where it can't be seen"
+        )
+
+
+def normal_like(like: Tensor, generator: np.random.Generator) -> Tensor:
+    """Independent standard normal numbers, of a tensor's shape."""
     return torch.tensor(generator.standard_normal(tuple(like.shape))).to(like.device, like.dtype)

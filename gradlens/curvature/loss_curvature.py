@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 
 from gradlens.curvature.agreement import has_diagonal, same_matrix
 from gradlens.curvature.backpack_graph import BackpackGraph, BeyondBackpackError, backpack_graph
-from gradlens.curvature.calls import Calls, recording
+from gradlens.curvature.calls import Calls, LossCall, recording
 from gradlens.curvature.differentiation import NotTwiceDifferentiableError, derivative
 from gradlens.curvature.ggn import GGNOperator, NoOutputsError
 from gradlens.curvature.ggn_diagonal import NoRootError
@@ -21,6 +22,7 @@ from gradlens.curvature.hessian import HessianOperator, check_loss
 from gradlens.curvature.loss_diagonal import (
     DiagonalKind,
     LossDiagonal,
+    LossTraces,
     diagonal_by_backpack,
     diagonal_by_hutchinson,
     diagonal_by_individual_gradients,
@@ -37,6 +39,7 @@ from gradlens.curvature.network_outputs import (
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probes import private_random_numbers
 from gradlens.curvature.products import NotFiniteError
+from gradlens.curvature.sampled_traces import Verdicts, sampled_traces
 from gradlens.individual.gathering import LossReduction
 from gradlens.individual.layers import Layers
 
@@ -73,6 +76,7 @@ class LossCurvature:
         self._loss_reduction = loss_reduction
         self._batch_size = batch_size
         self._diagonals: dict[tuple[DiagonalKind, int], LossDiagonal] = {}
+        self._traces: dict[tuple[DiagonalKind, int, int | None], LossTraces] = {}
         self.remarks: list[str] = []
 
     @cached_property
@@ -105,6 +109,25 @@ class LossCurvature:
             self._diagonals[kind, samples] = self._defined_diagonal(kind, samples)
         return self._diagonals[kind, samples]
 
+    def traces(
+        self, kind: DiagonalKind, samples: int, sub_batch: int | None, verdicts: Verdicts
+    ) -> LossTraces:
+        """The diagonal's sums, of ``"diag_ggn_mc"`` without it where layers tell them.
+
+        That is checked unless ``verdicts``, which are kept from step to step, know the graph. Then
+        ``samples`` are draws, each for ``sub_batch`` samples or all. Elsewhere it is the diagonal,
+        with two samples at least.
+        """
+        key = (kind, samples, sub_batch)
+        if key not in self._traces:
+            sampled = (
+                self._sampled_traces(samples, sub_batch, verdicts)
+                if kind == "diag_ggn_mc"
+                else None
+            )
+            self._traces[key] = sampled or self.diagonal(kind, max(samples, 2)).sums()
+        return self._traces[key]
+
     def run(self, extension: BackpropExtension) -> None:
         """Let a second-order BackPACK extension save its results on the parameters.
 
@@ -116,6 +139,18 @@ class LossCurvature:
             raise BeyondBackpackError(
                 f"{type(extension).__name__} can't be run on this network: {reason}"
             ) from reason
+
+    def _sampled_traces(
+        self, samples: int, sub_batch: int | None, verdicts: Verdicts
+    ) -> LossTraces | None:
+        """None where there are none; what says why is the way to the diagonal."""
+        if self._model is None:
+            return None
+        try:
+            found = sampled_traces(self._model, self.ggn, samples, sub_batch, self.seed, verdicts)
+        except (NoRootError, NoOutputsError, NotTwiceDifferentiableError, NotFiniteError):
+            return None
+        return LossTraces(*found, "Monte Carlo")
 
     def _defined_diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
         try:
@@ -183,11 +218,22 @@ class LossCurvature:
             derivative([self.loss], list(self.parameters.values()), [torch.ones_like(self.loss)])
         return calls
 
+    @cached_property
+    def _loss_calls(self) -> list[LossCall]:
+        """A loss module's call that returned the loss itself, or otherwise those found below."""
+        check_loss(self.loss)
+        with recording(None) as calls:
+            edge = get_gradient_edge(self.loss)
+            torch.autograd.grad(
+                [self.loss], [edge], [torch.ones_like(self.loss)], retain_graph=True
+            )
+        return calls.of_losses or self._recorded.of_losses
+
     def _network_outputs(self) -> Tensor:
         """What the user has passed, or otherwise the input of the extended loss module."""
         if self._outputs is not None:
             return checked_outputs(self._outputs)
-        calls = self._recorded.of_losses
+        calls = self._loss_calls
         if any(isinstance(call.module, nn.NLLLoss) for call in calls):
             self.remarks.append(LINEAR_IN_OUTPUTS)
         return outputs_by_calls(calls)

@@ -38,13 +38,26 @@ _EXTENSIONS: dict[DiagonalKind, Callable[[], BackpropExtension]] = {
 }
 
 
-def check_request(name: str, kind: str, samples: int, least: int) -> None:
+def check_request(
+    name: str, kind: str, samples: int, least: int, sub_batch: int | None = None
+) -> None:
     """``ValueError`` on behalf of ``name`` for a kind that there isn't, or too few samples."""
     if kind not in _EXTENSIONS:
         known = ", ".join(repr(known) for known in _EXTENSIONS)
         raise ValueError(f"{name}: curvature={kind!r} is unknown: use one of {known}")
     if samples < least:
         raise ValueError(f"{name}: samples={samples} is too few: use {least} or more")
+    if sub_batch is not None and sub_batch < 2:
+        raise ValueError(f"{name}: sub_batch={sub_batch} is too few: use 2 or more")
+
+
+@dataclass(frozen=True)
+class LossTraces:
+    """The ``trace`` and the parameters' ``traces``, as those of a ``LossDiagonal``."""
+
+    trace: Estimate
+    traces: Mapping[str, Estimate]
+    method: Method
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,10 @@ class LossDiagonal:
     trace: Estimate
     traces: Mapping[str, Estimate]
     method: Method
+
+    def sums(self) -> LossTraces:
+        """Without the values."""
+        return LossTraces(self.trace, self.traces, self.method)
 
 
 def diagonal_by_backpack(

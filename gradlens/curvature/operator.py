@@ -69,7 +69,8 @@ class CurvatureOperator(_LinearOperator, ABC):
             v.detach().to(p.device, p.dtype)
             for v, p in zip(vectors, self.parameters.values(), strict=True)
         ]
-        return [part.to(self.torch_dtype) * self.scale for part in self._product(placed)]
+        parts = [part.to(self.torch_dtype) for part in self._product(placed)]
+        return parts if self.scale == 1.0 else [part * self.scale for part in parts]
 
     @final
     def multiply(self, vector: Tensor) -> Tensor:

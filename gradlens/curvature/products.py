@@ -29,20 +29,24 @@ class NotFiniteError(ArithmeticError):
 
 
 class Products:
-    """Products of a symmetric matrix with vectors ``[D]``, both float64 tensors on ``device``.
+    """Products of a symmetric matrix with vectors ``[D]``, both tensors of ``dtype`` on ``device``.
 
-    That is the matrix's own device where it has one. ``count`` is the number of products so far,
-    ``norm`` the largest ‖Hv‖/‖v‖ seen, ``eps`` the relative rounding error of the numbers that
-    the products are computed in. A call raises ``NotFiniteError``.
+    That is the matrix's own device where it has one, and float64, or with ``own_precision`` the
+    precision of a curvature operator. ``count`` is the number of products so far, ``norm`` the
+    largest ‖Hv‖/‖v‖ seen, ``eps`` the relative rounding error of the numbers that the products are
+    computed in. A call raises ``NotFiniteError``.
     """
 
-    def __init__(self, matrix: SymmetricMatrix) -> None:
+    def __init__(self, matrix: SymmetricMatrix, own_precision: bool = False) -> None:
         self._multiply, self.device, self.size, self.eps = _adapted(matrix)
+        self.dtype = torch.float64
+        if own_precision and isinstance(matrix, CurvatureOperator):
+            self.dtype, self.device = matrix.torch_dtype, matrix.device
         self.count = 0
         self.norm = 0.0
 
     def __call__(self, vector: Tensor) -> Tensor:
-        product = self._multiply(vector).to(self.device, torch.float64)
+        product = self._multiply(vector).to(self.device, self.dtype)
         self.count += 1
         size, product_size = float(vector.norm()), float(product.norm())
         if not math.isfinite(product_size):
@@ -52,8 +56,8 @@ class Products:
         return product
 
     def place(self, vector: NDArray[Any]) -> Tensor:
-        """A float64 copy on the device."""
-        return torch.tensor(vector).to(self.device, torch.float64)
+        """A copy on the device."""
+        return torch.tensor(vector).to(self.dtype).to(self.device)
 
 
 def float64_device(device: torch.device) -> torch.device:

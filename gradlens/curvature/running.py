@@ -20,6 +20,16 @@ class RunningMean:
         self._squares = torch.zeros(())
         self._cubes = torch.zeros(())
 
+    @classmethod
+    def of(cls, samples: Tensor) -> RunningMean:
+        """That of samples known at once, along the first axis."""
+        found = cls()
+        found.samples = len(samples)
+        found.mean = samples.mean(0)
+        deviations = samples - found.mean
+        found._squares, found._cubes = deviations.square().sum(0), (deviations**3).sum(0)
+        return found
+
     def add(self, sample: Tensor) -> None:
         if self.samples == 0:
             self.mean = torch.zeros_like(sample)

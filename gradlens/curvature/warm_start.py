@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
-from gradlens.curvature.eigenpairs import Eigenpairs, Which, eigenpairs
+from torch import Tensor
+
+from gradlens.curvature.eigenpairs import EXPLORATION, RitzPairs, Which, ritz_pairs
 from gradlens.curvature.products import SymmetricMatrix
 
 
 class WarmStartedEigenpairs:
-    """``eigenpairs`` that remembers the last eigenvectors, with a tolerance and a budget."""
+    """``eigenpairs`` that remembers the last eigenvectors, with a tolerance and a budget.
 
-    def __init__(self, tolerance: float, max_products: int) -> None:
+    Every search but each ``explore_every``-th is short: it starts from the vector after the last
+    wanted one, too, instead of a random one, and tries one more direction. So an eigenvalue that
+    has overtaken those known may be seen some searches late, at the next full one for sure.
+    """
+
+    def __init__(self, tolerance: float, max_products: int, explore_every: int = 1) -> None:
         self._tolerance = tolerance
         self._max_products = max_products
-        self._start: NDArray[np.float64] | None = None
+        self._explore_every = explore_every
+        self._searches = 0
+        self._known: Sequence[Tensor] = ()
 
     def __call__(
         self, matrix: SymmetricMatrix, seed: int, k: int = 1, which: Which = "largest"
-    ) -> Eigenpairs:
+    ) -> RitzPairs:
         """The outermost eigenpairs of a matrix that has changed a little since the last call."""
-        start = self._start
-        if start is not None and len(start) != matrix.shape[0]:
-            start = None  # other parameters are trained by now
-        found = eigenpairs(
+        known = self._known if self._fits(matrix) else ()
+        in_full = not known or self._searches % self._explore_every == 0
+        found = ritz_pairs(
             matrix,
             k,
             which,
-            tolerance=self._tolerance,
-            max_products=self._max_products,
-            start=start,
-            seed=seed,
+            self._tolerance,
+            self._max_products,
+            known[:k] if in_full else known,
+            seed,
+            EXPLORATION if in_full else 1,
         )
-        self._start = found.vectors if bool(np.isfinite(found.vectors).all()) else None
+        self._searches += 1
+        self._known = found.vectors
         return found
+
+    def _fits(self, matrix: SymmetricMatrix) -> bool:
+        """Not if other parameters are trained by now."""
+        return all(len(vector) == matrix.shape[0] for vector in self._known)

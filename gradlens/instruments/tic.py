@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from matplotlib.axes import Axes
@@ -40,9 +39,3 @@ class TICInstrument(Instrument):
             title(ax, self.title, *readout(lines[label]))
             artists["subtitle"] = subtitle(ax, f"Takeuchi's information criterion, {label}")
         return artists
-
-
-def _labels(history: History, names: Sequence[str]) -> dict[str, str]:
-    kinds = {name: history.sources[name].kind for name in names if name in history.sources}
-    usual = len({*kinds.values()}) == len(names)
-    return {name: SHORT.get(kinds[name], name) if usual else name for name in names}

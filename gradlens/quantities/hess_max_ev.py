@@ -15,7 +15,11 @@ class HessMaxEV(CurvatureQuantity):
 
     It starts from the eigenvector of the last tracked step. A value that hasn't converged to the
     relative ``tolerance`` within ``max_products`` Hessian products is a NaN whose reason tells how
-    far it came.
+    far it came. A full search takes ten products at least, so that a good start hides no other
+    eigenvalue; with ``explore_every`` only each so many-th tracked step has one, and the others
+    take three products at least, from the two outermost vectors of the last: if another eigenvalue
+    becomes the largest meanwhile, they may miss it until the next full search. ``ValueError`` for
+    ``explore_every`` below one.
     """
 
     view = View("Largest Hessian eigenvalue", group="curvature", yscale="symlog", label="λ₁")
@@ -26,11 +30,14 @@ class HessMaxEV(CurvatureQuantity):
         verbose: bool = False,
         tolerance: float = 1e-3,
         max_products: int = 100,
+        explore_every: int = 1,
         *,
         name: str | None = None,
     ) -> None:
         super().__init__(track_schedule, verbose, name=name)
-        self._eigenpairs = WarmStartedEigenpairs(tolerance, max_products)
+        if explore_every < 1:
+            raise ValueError(f"{self.name}: explore_every={explore_every}: use 1 or more")
+        self._eigenpairs = WarmStartedEigenpairs(tolerance, max_products, explore_every)
 
     def compute(self, curvature: LossCurvature) -> float:
         found = self._eigenpairs(curvature.hessian, curvature.seed)

@@ -18,9 +18,16 @@ class HessTrace(CurvatureQuantity):
     ``curvature`` is ``"diag_h"``, ``"diag_ggn_exact"`` or ``"diag_ggn_mc"``, exact for the first
     two where BackPACK's rules hold: networks that are a sequence of its modules, with an extended
     loss module. The second is exact, too, wherever layers give individual gradients. Elsewhere it
-    is estimated by Hutchinson's method with ``samples`` products, and the Monte-Carlo diagonal with
-    as many sampled targets. Whatever comes out is checked against products of the loss's own
-    matrix with random vectors.
+    is estimated by Hutchinson's method with ``samples`` products. Whatever comes out is checked
+    against products of the loss's own matrix with random vectors.
+
+    ``"diag_ggn_mc"`` is the cheap one: ``samples`` backward passes without the weights' gradients,
+    from random gradients of the outputs. Each is for all samples of the batch, or for a random
+    ``sub_batch`` of them, which makes norms of convolutions cheaper. The error is that between
+    passes; of a single one it is that between the batch's samples, and rather too large. It is
+    checked at the first step, and when operations, shapes or parameters of the graph change: a
+    network that comes to mix samples without any of that, by other numbers in an index, say, is not
+    noticed. Elsewhere it is what the diagonal is estimated by, with two ``samples`` at least.
 
     A value holds the ``"trace"``, its ``"standard_error"``, the ends ``"low"`` and ``"high"`` of a
     95 % confidence interval, the ``"method"`` (``"exact"``, ``"Monte Carlo"``, ``"Hutchinson"``,
@@ -37,16 +44,21 @@ class HessTrace(CurvatureQuantity):
         verbose: bool = False,
         curvature: DiagonalKind = "diag_h",
         samples: int = 10,
+        sub_batch: int | None = None,
         *,
         name: str | None = None,
     ) -> None:
         super().__init__(track_schedule, verbose, name=name)
-        check_request(self.name, curvature, samples, least=2)  # which have an error
+        # One draw of targets for many samples has an error, one product has none.
+        least = 1 if curvature == "diag_ggn_mc" else 2
+        check_request(self.name, curvature, samples, least, sub_batch)
         self.curvature: DiagonalKind = curvature
         self.samples = samples
+        self.sub_batch = sub_batch
+        self._verdicts: dict[int, str] = {}
 
     def compute(self, curvature: LossCurvature) -> dict[str, Any]:
-        found = curvature.diagonal(self.curvature, self.samples)
+        found = curvature.traces(self.curvature, self.samples, self.sub_batch, self._verdicts)
         parameters = {name: _fields(trace) for name, trace in found.traces.items()}
         return {**_fields(found.trace), "method": found.method, "parameters": parameters}
 

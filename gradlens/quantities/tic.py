@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import final
+from collections.abc import Mapping
+from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from gradlens.curvature.loss_curvature import LossCurvature
-from gradlens.curvature.loss_diagonal import DiagonalKind, LossDiagonal, Method, check_request
-from gradlens.individual.reductions import SumOfSquares
+from gradlens.curvature.loss_diagonal import (
+    DiagonalKind,
+    LossDiagonal,
+    LossTraces,
+    Method,
+    check_request,
+)
+from gradlens.individual.reductions import SquaredNorms, SumOfSquares
 from gradlens.quantities.quantity import GradientCurvatureQuantity
 from gradlens.schedules import Schedule
 from gradlens.statistics import takeuchi_by_diagonal, takeuchi_by_trace
-from gradlens.step import NOTHING_COVERED, Step
+from gradlens.step import NothingCoveredError, Step
 from gradlens.undefined import Undefined
 from gradlens.view import View
 
@@ -26,8 +34,6 @@ class TIC(GradientCurvatureQuantity):
     curvature are those of the parameters that have individual gradients. Where the curvature isn't
     positive the criterion has no meaning, and is a NaN.
     """
-
-    reductions = (SumOfSquares(),)
 
     def __init__(
         self,
@@ -47,8 +53,8 @@ class TIC(GradientCurvatureQuantity):
         self._method: Method = ""
 
     @final
-    def look(self, curvature: LossCurvature) -> LossDiagonal:
-        seen = curvature.diagonal(self.curvature, self.samples)
+    def look(self, curvature: LossCurvature) -> LossDiagonal | LossTraces:
+        seen = self._seen(curvature)
         if self._method and seen.method and self._method != seen.method:
             curvature.remarks.append(
                 f"{self.name}: from step {curvature.global_step} on {self.curvature} comes from "
@@ -58,22 +64,22 @@ class TIC(GradientCurvatureQuantity):
         return seen
 
     @final
-    def compute(self, step: Step, seen: LossDiagonal) -> float:
+    def compute(self, step: Step, seen: Any) -> float:
         if isinstance(seen.trace.value, Undefined):
             return seen.trace.value
-        sums = step.by_parameter(SumOfSquares())
+        (reduction,) = self.reductions
+        sums = step.by_parameter(reduction)
         if not sums:
-            raise RuntimeError(f"{self.name}: {NOTHING_COVERED.format(step=step.global_step)}")
-        diagonals = {name: seen.values[name] for name in sums}
-        moments = [sums[n].to(d.device, d.dtype) / step.samples for n, d in diagonals.items()]
-        remedy = _remedy(self.curvature, seen.method)
-        return self._criterion(moments, list(diagonals.values()), remedy)
+            raise NothingCoveredError(step.global_step, step.refusal)
+        return self._criterion(sums, step.samples, seen, _remedy(self.curvature, seen.method))
 
     @abstractmethod
-    def _criterion(
-        self, second_moments: list[Tensor], diagonals: list[Tensor], remedy: str
-    ) -> float:
-        """From Σₙgₙⱼ²/N and cⱼ of each parameter; ``remedy`` is for a cⱼ that isn't positive."""
+    def _seen(self, curvature: LossCurvature) -> LossDiagonal | LossTraces:
+        """What the criterion takes of the curvature."""
+
+    @abstractmethod
+    def _criterion(self, sums: Mapping[str, Tensor], samples: int, seen: Any, remedy: str) -> float:
+        """From the reduction's values and the curvature; ``remedy`` is for one of zero or below."""
 
 
 def _remedy(kind: DiagonalKind, method: Method) -> str:
@@ -86,23 +92,61 @@ def _remedy(kind: DiagonalKind, method: Method) -> str:
 
 @final
 class TICDiag(TIC):
-    """Σⱼ (Σₙgₙⱼ²/N) / (cⱼ + ε) over all elements j, with the curvature's diagonal c."""
+    """Σⱼ (Σₙgₙⱼ²/N) / (cⱼ + ε) over all elements j, with the curvature's diagonal c.
 
+    A sampled diagonal (``"diag_ggn_mc"``, or wherever it is estimated) is noisy element by element,
+    and the mean of a ratio is not the ratio of the means: TICTrace divides by their sum alone.
+    """
+
+    reductions = (SumOfSquares(),)
     view = View("TIC (diagonal)", group="curvature", yscale="log", label="TIC")
 
+    def _seen(self, curvature: LossCurvature) -> LossDiagonal:
+        return curvature.diagonal(self.curvature, self.samples)
+
     def _criterion(
-        self, second_moments: list[Tensor], diagonals: list[Tensor], remedy: str
+        self, sums: Mapping[str, Tensor], samples: int, seen: LossDiagonal, remedy: str
     ) -> float:
-        return takeuchi_by_diagonal(second_moments, diagonals, self.epsilon, remedy)
+        diagonals = [seen.values[name] for name in sums]
+        moments = [
+            total.to(diagonal.device, diagonal.dtype) / samples
+            for total, diagonal in zip(sums.values(), diagonals, strict=True)
+        ]
+        return takeuchi_by_diagonal(moments, diagonals, self.epsilon, remedy)
 
 
 @final
 class TICTrace(TIC):
-    """(Σₙⱼgₙⱼ²/N) / (Σⱼcⱼ + ε), with the curvature's diagonal c."""
+    """(Σₙⱼgₙⱼ²/N) / (Σⱼcⱼ + ε), with the curvature's diagonal c.
 
+    ``sub_batch`` is that of ``HessTrace``.
+    """
+
+    reductions = (SquaredNorms(),)
     view = View("TIC (trace)", group="curvature", yscale="log", label="TIC")
 
+    def __init__(
+        self,
+        track_schedule: Schedule | None = None,
+        verbose: bool = False,
+        curvature: DiagonalKind = "diag_h",
+        epsilon: float = 1e-7,
+        samples: int = 10,
+        sub_batch: int | None = None,
+        *,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(track_schedule, verbose, curvature, epsilon, samples, name=name)
+        check_request(self.name, curvature, samples, 1, sub_batch)
+        self.sub_batch = sub_batch
+        self._verdicts: dict[int, str] = {}
+
+    def _seen(self, curvature: LossCurvature) -> LossTraces:
+        return curvature.traces(self.curvature, self.samples, self.sub_batch, self._verdicts)
+
     def _criterion(
-        self, second_moments: list[Tensor], diagonals: list[Tensor], remedy: str
+        self, sums: Mapping[str, Tensor], samples: int, seen: LossTraces, remedy: str
     ) -> float:
-        return takeuchi_by_trace(second_moments, diagonals, self.epsilon, remedy)
+        moments = [norms.cpu().double() / samples for norms in sums.values()]
+        traces = [torch.tensor(seen.traces[n].value, dtype=torch.float64) for n in sums]
+        return takeuchi_by_trace(moments, traces, self.epsilon, remedy)

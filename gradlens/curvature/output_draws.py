@@ -1,0 +1,78 @@
+"""Random gradients of each sample's outputs whose second moments are the loss's Hessian there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.ggn_diagonal import normal_like, roots
+
+_Map: TypeAlias = Callable[[Tensor], Tensor]
+"""A linear map of what has the outputs' shape, sample by sample."""
+
+
+def drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Tensor]:
+    """Draws sₙ ``[N, *C]`` with E[sₙsₙᵀ] = Hₙ: a root of Hₙ times random signs.
+
+    The roots of squared errors and of cross-entropy are known but for a factor; whether Hₙ is one
+    of theirs, its product with a random vector tells. ``NoRootError`` and ``NotFiniteError`` as by
+    ``roots``, for all other losses.
+    """
+    outputs = ggn.outputs.detach()
+    probe = normal_like(outputs, generator)
+    curved = ggn.loss_hessian_product(probe)
+    for hessian, root in _known(outputs):
+        factor = _factor(curved, hessian(probe))
+        if factor is not None:
+            return partial(_signed, root, factor**0.5, outputs, generator)
+    columns = roots(ggn, generator)
+
+    def draw() -> Tensor:
+        signs = _signs(columns.new_empty(columns.shape[:2]), generator)
+        return (columns * signs.reshape(*signs.shape, *[1] * (columns.dim() - 2))).sum(0)
+
+    return draw
+
+
+def _known(outputs: Tensor) -> list[tuple[_Map, _Map]]:
+    """Hessians, and roots of them, of losses that often occur."""
+    known: list[tuple[_Map, _Map]] = [(lambda u: u, lambda u: u)]
+    if outputs.dim() > 1:
+        known.append(_of_cross_entropy(outputs.softmax(1)))
+    return known
+
+
+def _of_cross_entropy(p: Tensor) -> tuple[_Map, _Map]:
+    """diag(p) − ppᵀ = RRᵀ with R = diag(√p) − p√pᵀ, for the probabilities p of axis 1."""
+    roots_of_p = p.sqrt()
+
+    def hessian(u: Tensor) -> Tensor:
+        return p * u - p * (p * u).sum(1, keepdim=True)
+
+    def root(u: Tensor) -> Tensor:
+        return roots_of_p * u - p * (roots_of_p * u).sum(1, keepdim=True)
+
+    return hessian, root
+
+
+def _factor(curved: Tensor, expected: Tensor) -> float | None:
+    """c ≥ 0 with ``curved`` = c·``expected``; None if there is none, but for rounding."""
+    factor = float((curved * expected).sum() / expected.square().sum())
+    difference = (curved - factor * expected).norm()
+    agrees = difference <= torch.finfo(curved.dtype).eps ** 0.5 * curved.norm()
+    return factor if bool(agrees) and factor >= 0 else None
+
+
+def _signed(root: _Map, size: float, like: Tensor, generator: np.random.Generator) -> Tensor:
+    return root(_signs(like, generator)) * size
+
+
+def _signs(like: Tensor, generator: np.random.Generator) -> Tensor:
+    drawn = torch.from_numpy(generator.integers(0, 2, tuple(like.shape), dtype=np.int8))
+    return 2 * drawn.to(like.device, like.dtype) - 1

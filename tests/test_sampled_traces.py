@@ -1,0 +1,217 @@
+"""Sampled traces of the Gauss-Newton matrix against dense ones, and when they are checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlens
+from gradlens import Cockpit, quantities
+from gradlens.curvature import sampled_traces
+from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.output_draws import drawing
+from gradlens.curvature.sampled_traces import structure
+from tests.test_diagonals import BEYOND_BACKPACK, LOSSES, SAMPLES, WITHIN_BACKPACK, Case
+from tests.test_diagonals_hard_cases import Centred
+
+STEPS = 60
+SAMPLED: Any = {"curvature": "diag_ggn_mc", "samples": 1}
+
+
+def sampled(case: Case, steps: int = STEPS, **settings: Any) -> list[dict[str, Any]]:
+    """A record for each of some steps, which have seeds of their own."""
+    quantity = quantities.HessTrace(**{**SAMPLED, **settings})
+    cockpit = Cockpit(case.model, [quantity], loss_reduction=case.reduction)
+    for step in range(steps):
+        loss = case.loss_function(case.model(case.inputs), case.targets) * case.factor
+        with cockpit(step, loss=loss):
+            loss.backward()
+    assert cockpit.history.notes == []
+    return list(cockpit.history["HessTrace"].values())
+
+
+def assert_unbiased(found: list[float], truth: float) -> None:
+    values = torch.tensor(found, dtype=torch.float64)
+    error = float(values.std()) / math.sqrt(len(values))
+    assert abs(float(values.mean()) - truth) < 4.5 * error + 1e-12 * abs(truth)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("network", ["nested sigmoid", "convolution", "residual"])
+def test_every_blocks_trace_is_unbiased(network: str, loss: str) -> None:
+    case = Case((WITHIN_BACKPACK | BEYOND_BACKPACK)[network], LOSSES[loss]("mean"))
+    records = sampled(case)
+    diagonal = case.ggn_diagonal()
+    assert all(record["method"] == "Monte Carlo" for record in records)
+    assert_unbiased([record["trace"] for record in records], float(diagonal.sum()))
+    for name, truth in case.blocks(diagonal).items():
+        assert_unbiased([record["parameters"][name]["trace"] for record in records], truth)
+
+
+@pytest.mark.parametrize("settings", [{"sub_batch": 3}, {"sub_batch": 99}, {"samples": 3}])
+@pytest.mark.parametrize(("reduction", "factor"), [("mean", 0.5), ("sum", 1.0)])
+def test_draws_sub_batches_and_sum_losses(
+    settings: dict[str, int], reduction: str, factor: float
+) -> None:
+    case = Case(WITHIN_BACKPACK["convolution"], nn.CrossEntropyLoss(reduction=reduction), factor)
+    records = sampled(case, **settings)
+    assert_unbiased([record["trace"] for record in records], float(case.ggn_diagonal().sum()))
+
+
+@pytest.mark.parametrize("sub_batch", [None, 4])
+def test_intervals_of_one_draw_are_rather_too_wide(sub_batch: int | None) -> None:
+    case = Case(WITHIN_BACKPACK["nested sigmoid"], nn.CrossEntropyLoss())
+    truth = float(case.ggn_diagonal().sum())
+    records = sampled(case, 100, sub_batch=sub_batch)
+    assert sum(record["low"] <= truth <= record["high"] for record in records) >= 93
+    values = torch.tensor([record["trace"] for record in records])
+    errors = torch.tensor([record["standard_error"] for record in records])
+    assert float(values.std()) < 1.1 * float(errors.square().mean().sqrt())
+
+
+def test_draws_have_the_losss_hessian_for_their_second_moment() -> None:
+    """Of cross-entropy with weights, too, whose factor differs from sample to sample."""
+    torch.manual_seed(0)
+    outputs = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([0, 2])
+    for loss_of in (
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)),
+        lambda o, t: nn.functional.mse_loss(o, nn.functional.one_hot(t, 3).double()),
+    ):
+        ggn = GGNOperator(loss_of(outputs, targets), outputs, {"outputs": outputs})
+        draw = drawing(ggn, np.random.default_rng(0))
+        draws = torch.stack([draw() for _ in range(4000)])
+        moment = torch.einsum("sni,snj->nij", draws, draws) / len(draws)
+        hessian = _hessian(lambda o, f=loss_of: f(o, targets))(outputs.detach())
+        for n in range(2):
+            expected = hessian[n, :, n]
+            assert (moment[n] - expected).norm() < 0.08 * expected.norm()
+
+
+def _hessian(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    # torch.func.hessian goes forward, which uses the deprecated torch.jit.
+    return torch.func.jacrev(torch.func.jacrev(function))
+
+
+class Counted:
+    """How often layers are checked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.checks = 0
+        check = sampled_traces.check_products
+
+        def counting(*arguments: Any) -> None:
+            self.checks += 1
+            check(*arguments)
+
+        monkeypatch.setattr(sampled_traces, "check_products", counting)
+
+
+def test_the_check_runs_once_for_each_structure(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    trace, tic = quantities.HessTrace(**SAMPLED), quantities.TICTrace(**SAMPLED)
+    cockpit = Cockpit(model, [tic, trace])
+
+    def track(step: int, n: int) -> None:
+        loss = loss_function(model(torch.randn(n, 4)), torch.randint(3, (n,)))
+        with cockpit(step, loss=loss):
+            loss.backward()
+
+    for step, (n, checks) in enumerate([(6, 1), (6, 1), (4, 2), (6, 2)]):
+        track(step, n)
+        assert counted.checks == checks, "for both quantities together"
+    model[1] = nn.Sigmoid()
+    track(4, 6)
+    assert counted.checks == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
+def test_what_has_failed_the_check_is_estimated_at_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = Counted(monkeypatch)
+    torch.manual_seed(0)
+    model = Centred().double()
+    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    cockpit = Cockpit(model, [quantities.HessTrace(**SAMPLED)])
+    for step in range(3):
+        inputs = torch.randn(6, 4, dtype=torch.float64)
+        loss = loss_function(model(inputs), torch.randint(3, (6,)))
+        with cockpit(step, loss=loss):
+            loss.backward()
+    records = cockpit.history["HessTrace"].values()
+    assert [record["method"] for record in records] == ["Hutchinson"] * 3
+    assert all(record["standard_error"] > 0 for record in records)
+    assert counted.checks == 1
+
+
+def square(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
+    outputs: Tensor = second(torch.tanh(first(x)))
+    return outputs
+
+
+def test_structures_tell_operations_shapes_and_parameters_apart() -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    parameters = dict(nn.ModuleList([first, second]).named_parameters())
+    x = torch.randn(3, 3)
+    graphs: list[Callable[[], Tensor]] = [
+        lambda: square(x, first, second),
+        lambda: square(x, second, first),
+        lambda: square(x[:2], first, second),
+        lambda: square(x, first, second).sin(),
+        lambda: second(first(x).sigmoid()),
+        lambda: second(torch.tanh(first(x)) + first(x)),
+        lambda: second((hidden := torch.tanh(first(x))) + hidden.mean(0)),
+    ]
+    seen = [structure(graph(), parameters) for graph in graphs]
+    assert len(set(seen)) == len(graphs)
+    assert seen == [structure(graph(), parameters) for graph in graphs]
+
+
+def test_criterion_of_a_sampled_trace() -> None:
+    case = Case(WITHIN_BACKPACK["convolution"], nn.CrossEntropyLoss())
+    cockpit = case.track(
+        quantities.TICTrace(epsilon=1e-3, **SAMPLED), quantities.HessTrace(**SAMPLED)
+    )
+    trace = cockpit.history["HessTrace"][0]["trace"]
+    expected = float(case.second_moments().sum()) / (trace + 1e-3)
+    assert cockpit.history["TICTrace"][0] == pytest.approx(expected, rel=1e-9)
+
+
+def test_too_small_a_sub_batch_is_refused() -> None:
+    for quantity in (quantities.HessTrace, quantities.TICTrace):
+        with pytest.raises(ValueError, match="sub_batch=1 is too few: use 2 or more"):
+            quantity(curvature="diag_ggn_mc", sub_batch=1)
+    with pytest.raises(ValueError, match="samples=1 is too few: use 2 or more"):
+        quantities.HessTrace(samples=1)
+
+
+def test_half_precision_and_dropout() -> None:
+    """In autocast, within its precision; the mask is that of the step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    inputs, targets = torch.randn(SAMPLES, 4), torch.randint(3, (SAMPLES,))
+
+    def traces(autocast: bool) -> list[float]:
+        cockpit = Cockpit(model, [quantities.HessTrace(**SAMPLED)])
+        for step in range(3):
+            torch.manual_seed(step)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = loss_function(model(inputs), targets)
+            with cockpit(step, loss=loss):
+                loss.backward()
+        records = cockpit.history["HessTrace"].values()
+        assert all(record["method"] == "Monte Carlo" for record in records)
+        return [record["trace"] for record in records]
+
+    assert traces(True) == pytest.approx(traces(False), rel=0.1)
