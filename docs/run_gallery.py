@@ -1,9 +1,9 @@
 """Sphinx extension: runs scripts that draw pictures, and shows them.
 
-Each script of ``gallery/``, and ``instruments.py``, has a page beside it and a
-``main(folder: Path)`` that writes PNG files. It runs when it, or the package, has changed; the
-pictures are kept in the docs' own ``_build``, for all builders. A script that fails or warns ends
-the build.
+Each script of ``gallery/``, as well as ``instruments.py`` and ``overhead.py``, has a page beside it
+and a ``main(folder: Path)`` that writes PNG files. It runs when it, a table beside it or the
+package has changed; the pictures are kept in the docs' own ``_build``, for all builders. A script
+that fails or warns ends the build.
 """
 
 import hashlib
@@ -48,7 +48,8 @@ class Picture(Figure):
 
 def run_scripts(app: Sphinx) -> None:
     """Run all scripts whose pictures are out of date, as many at once as there are cores."""
-    scripts = [Path(app.srcdir, "instruments.py"), *Path(app.srcdir, "gallery").glob("*.py")]
+    own = [Path(app.srcdir, name) for name in ("instruments.py", "overhead.py")]
+    scripts = [*own, *Path(app.srcdir, "gallery").glob("*.py")]
     for script in scripts:
         if not script.with_suffix(".rst").exists():
             raise ExtensionError(f"{script} has no page: write {script.with_suffix('.rst').name}")
@@ -77,9 +78,11 @@ def run(script: Path, folder: Path, made_from: str) -> None:
 
 
 def stamp(script: Path) -> str:
-    """Hash of a script and of the package's sources."""
+    """Hash of a script, of the tables beside it and of the package's sources."""
     package = Path(gradlens.__file__).parent
     digest = hashlib.sha256(script.read_bytes())
+    for table in sorted(script.parent.glob("*.csv")):
+        digest.update(table.read_bytes())
     for source in sorted(package.rglob("*.py")):
         digest.update(str(source.relative_to(package)).encode() + source.read_bytes())
     return digest.hexdigest()

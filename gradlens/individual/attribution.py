@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from gradlens.individual.folding import Order
-from gradlens.individual.graph import Edge, Graph, Node, nodes_below, output_shape
+from gradlens.individual.graph import Edge, Graph, Node, kind, nodes_below, output_shape
 from gradlens.individual.operator import GradientOperator, accumulable
 from gradlens.norms import norm
 
@@ -84,18 +84,16 @@ class Attribution:
     """What the samples' contributions to the gradient must add up to, weighted with ``weights``.
 
     ``weights`` are vₙ, ``[N]``, and ``expected`` the weighted gradients, by parameter name;
-    ``tested`` are the parameters that were asked for. ``confirmed`` are those whose contributions
-    do add up, ``refuted`` those whose don't. The others have no gradient to speak of, or nothing is
-    known of them. ``left_to_graph`` are those of which calls of layers told otherwise than the
-    loss's graph, and ``orders`` those of folded samples, by layer. ``obstacle`` says why there is
-    no test at all, if so.
+    ``tested`` are the parameters that were asked for. ``obstacle`` says why there is no test at
+    all, if so. What has come out so far: ``refuted`` are parameters whose contributions don't add
+    up, ``left_to_graph`` those of which the loss's graph told the right ones, and ``orders`` say,
+    by layer, how samples are folded.
     """
 
     tested: frozenset[str]
     weights: Tensor = field(default_factory=lambda: torch.zeros(0))
     expected: Mapping[str, Tensor] = field(default_factory=dict)
     obstacle: str = ""
-    confirmed: set[str] = field(default_factory=set)
     refuted: set[str] = field(default_factory=set)
     left_to_graph: set[str] = field(default_factory=set)
     orders: dict[str, Order] = field(default_factory=dict)
@@ -161,7 +159,7 @@ def attribution_of(
         if gradient is not None and not gradient.is_complex()
     }
     finite = {name: gradient for name, gradient in expected.items() if gradient.isfinite().all()}
-    return Attribution(tested & (finite.keys() | (tested - expected.keys())), weights, finite)
+    return Attribution(tested - (expected.keys() - finite.keys()), weights, finite)
 
 
 def _outputs(graph: Graph, samples: int, positions_first: bool) -> list[Edge]:
@@ -210,6 +208,8 @@ def _first(
         seen.add(edge)
         if node in alone:
             met.add(node)
+            continue
+        if kind(node) == "AccumulateGrad":  # of an input
             continue
         shape = output_shape(node, output)
         if shape[_sample_axis(shape, positions_first) :][:1] == (samples,):
