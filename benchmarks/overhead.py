@@ -161,23 +161,34 @@ def main() -> None:
         write(everything, options.device)
 
 
+COLUMNS = ("problem", "contender", "ratio", "low", "high", "MB", "plain ms")
+
+
 def write(measurements: list[Measurement], device: str) -> None:
-    """A table for the documentation, and a line about the machine."""
-    with (DOCS / "overhead.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["problem", "contender", "ratio", "low", "high", "MB"])
-        for one in measurements:
-            numbers = (f"{one.ratio:.2f}", f"{one.low:.2f}", f"{one.high:.2f}")
-            memory = "" if one.megabytes is None else f"{one.megabytes:.0f}"
-            table.writerow([one.problem, one.contender, *numbers, memory])
-    plain = {one.problem: f"{1e3 * one.plain_seconds:.1f} ms" for one in measurements}
-    steps = ", ".join(f"{problem} {time}" for problem, time in plain.items())
+    """The documentation's table, with earlier rows of other problems, and a line on the machine."""
+    path = DOCS / "overhead.csv"
+    rows = [row_of(one) for one in measurements]
+    if path.exists():
+        measured = {one.problem for one in measurements}
+        with path.open() as file:
+            before = [row for row in list(csv.reader(file))[1:] if row[0] not in measured]
+        order = list(PROBLEMS)
+        rows = sorted([*before, *rows], key=lambda row: order.index(row[0]))
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *rows])
     processor = platform.processor() or platform.machine()
     threads, version = torch.get_num_threads(), torch.__version__
     (DOCS / "overhead-machine.txt").write_text(
         f"Measured with {threads} threads of a {processor} processor and torch {version}, on "
-        f"{device}. Plain steps took: {steps}.\n"
+        f"{device}.\n"
     )
+
+
+def row_of(one: Measurement) -> list[str]:
+    """A measurement in words."""
+    numbers = [f"{number:.2f}" for number in (one.ratio, one.low, one.high)]
+    memory = "" if one.megabytes is None else f"{one.megabytes:.0f}"
+    return [one.problem, one.contender, *numbers, memory, f"{1e3 * one.plain_seconds:.1f}"]
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def test_demo_trains_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "40/40" in printed.err
     history = History.load(out / "run.jsonl")
     assert history.steps == tuple(range(40))
-    ends = {"Alpha": 39, "TICDiag": 4, "HessTrace": 4, "HessMaxEV": 4}
+    ends = {"Alpha": 39, "TICTrace": 4, "HessTrace": 4, "HessMaxEV": 4}
     assert all(len(history[name]) == ends.get(name, 40) for name in history.names)
     assert not history.notes
     losses = history["Loss"]
