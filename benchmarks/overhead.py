@@ -1,6 +1,6 @@
 """What tracking costs: steps of gradlens and its peers over plain steps, interleaved in one run.
 
-``python -m benchmarks.overhead [PROBLEM ...] [--only WORD] [--steps K] [--device D] [--write]``
+``python -m benchmarks.overhead [PROBLEM ...] [--only WORD] [--without WORD] [--steps K] [--write]``
 prints ratios of each contender's steps to the plain steps beside them, their quartiles, and the
 peak memory above a plain step's. ``--write`` makes docs/overhead.csv of it, from which the
 documentation's table and figure are drawn.
@@ -105,7 +105,9 @@ def peak_memory(problem: str, contender: str, batch_size: int, device: str) -> f
     return float(done.stdout.split()[-1]) if done.returncode == 0 and done.stdout else float("nan")
 
 
-def measure(problem: str, only: str, steps: int, device: str, batch: int) -> Iterator[Measurement]:
+def measure(
+    problem: str, only: str, without: str, steps: int, device: str, batch: int
+) -> Iterator[Measurement]:
     """All contenders on one problem."""
     batch_size = batch or PROBLEMS[problem].batch_size
     setting = Setting(PROBLEMS[problem], batch_size, torch.device(device))
@@ -113,7 +115,7 @@ def measure(problem: str, only: str, steps: int, device: str, batch: int) -> Ite
     plain = peer("plain")(setting)
     plain_seconds = [plain() for _ in range(WARM_UP + 1)][-1]
     for name, contender, together in contenders(problem):
-        if only not in name:
+        if only not in name or (without and without in name):
             continue
         if together > 1 and together * plain_seconds > SECONDS:
             print(f"  {name:28} takes too long", flush=True)
@@ -137,6 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", help=", ".join(PROBLEMS))
     parser.add_argument("--only", default="", help="contenders whose names contain this")
+    parser.add_argument("--without", default="", help="no contenders whose names contain this")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--batch", type=int, default=0, help="default: the problem's own")
     parser.add_argument("--device", default="cpu")
@@ -146,19 +149,20 @@ def main() -> None:
     if unknown:
         parser.error(f"no problem is called {', '.join(unknown)}: choose of {', '.join(PROBLEMS)}")
     warnings.simplefilter("ignore")
-    everything = []
     for problem in options.problems or PROBLEMS:
         print(f"{problem}, batch {options.batch or PROBLEMS[problem].batch_size}")
-        for one in measure(problem, options.only, options.steps, options.device, options.batch):
-            everything.append(one)
+        found = []
+        choice = (options.only, options.without)
+        for one in measure(problem, *choice, options.steps, options.device, options.batch):
+            found.append(one)
             memory = "" if one.megabytes is None else f"{one.megabytes:8.0f} MB"
             print(
                 f"  {one.contender:28} {one.ratio:8.2f} ({one.low:.2f} to {one.high:.2f}) plain "
                 f"steps of {1e3 * one.plain_seconds:.1f} ms {memory}",
                 flush=True,
             )
-    if options.write:
-        write(everything, options.device)
+        if options.write:
+            write(found, options.device)
 
 
 COLUMNS = ("problem", "contender", "ratio", "low", "high", "MB", "plain ms")
