@@ -120,6 +120,13 @@ def tracked_by_gradlens(name: str, interval: int = 1, budget: float | None = Non
     return set_up
 
 
+def named(name: str) -> Contender:
+    """What gradlens tracks, "nothing scheduled", or a peer."""
+    if name == "nothing scheduled":
+        return tracked_by_gradlens("NormTest", 0)
+    return tracked_by_gradlens(name) if name in TRACKED else peer(name)
+
+
 def peer(name: str) -> Contender:
     """Squared norms by a peer; ``"plain"`` for a step without any."""
 

@@ -16,8 +16,8 @@ from statistics import quantiles
 
 import torch
 
-from benchmarks.contenders import Setting, tracked_by_gradlens
-from benchmarks.overhead import peak_memory, ratios
+from benchmarks.contenders import Setting, named
+from benchmarks.overhead import megabytes_above_plain, ratios
 from benchmarks.problems import problem_of
 
 THRESHOLDS = Path(__file__).parent / "thresholds.csv"
@@ -41,12 +41,9 @@ def holds(row: dict[str, str], steps: int, device: str) -> bool:
     problem, contender = row["problem"], row["contender"]
     n = problem_of(problem).batch_size
     setting = Setting(problem_of(problem), n, torch.device(device))
-    idle = contender == "nothing scheduled"
-    step = tracked_by_gradlens("NormTest", 0) if idle else tracked_by_gradlens(contender)
-    _, found = ratios(step, setting, steps, together=1)
+    _, found = ratios(named(contender), setting, steps, together=1)
     ratio = quantiles(found, n=4)[0]
-    plain, tracked = (peak_memory(problem, name, n, device) for name in ("plain", contender))
-    megabytes = (tracked - plain) / 1e6
+    megabytes = megabytes_above_plain(problem, contender, n, device)
     kept = ratio <= float(row["ratio"]) and megabytes <= float(row["MB"])
     print(
         f"{'kept    ' if kept else 'EXCEEDED'} {problem:20} {contender:20} "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.contenders import TRACKED, Contender, Setting, peer, tracked_by_gradlens
+from benchmarks.contenders import Setting, named
 from benchmarks.problems import problem_of
 
 STEPS = 3
@@ -20,18 +20,12 @@ def status(field: str) -> int:
     return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
 
 
-def _contender(name: str) -> Contender:
-    if name == "nothing scheduled":
-        return tracked_by_gradlens("NormTest", 0)
-    return tracked_by_gradlens(name) if name in TRACKED else peer(name)
-
-
 def main() -> None:
     """Print the bytes that steps take at their peak above what was there before."""
     problem, name, batch_size, device = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     warnings.simplefilter("ignore")
     setting = Setting(problem_of(problem), batch_size, torch.device(device))
-    step = _contender(name)(setting)
+    step = named(name)(setting)
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

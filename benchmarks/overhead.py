@@ -105,6 +105,13 @@ def peak_memory(problem: str, contender: str, batch_size: int, device: str) -> f
     return float(done.stdout.split()[-1]) if done.returncode == 0 and done.stdout else float("nan")
 
 
+def megabytes_above_plain(problem: str, contender: str, batch_size: int, device: str) -> float:
+    """Peak memory above that of plain steps."""
+    names = ("plain", contender)
+    plain, tracked = (peak_memory(problem, name, batch_size, device) for name in names)
+    return (tracked - plain) / 1e6
+
+
 def measure(
     problem: str, only: str, without: str, steps: int, device: str, batch: int
 ) -> Iterator[Measurement]:

@@ -17,7 +17,7 @@ from statistics import median
 import torch
 
 from benchmarks.contenders import COUNTED, Setting, tracked_by_gradlens
-from benchmarks.overhead import DOCS, peak_memory, ratios
+from benchmarks.overhead import DOCS, megabytes_above_plain, ratios
 from benchmarks.problems import SCALED, problem_of
 
 QUANTITIES = "number of quantities"
@@ -66,9 +66,9 @@ def measured(
     n = problem_of(problem).batch_size
     setting = Setting(problem_of(problem), n, torch.device(device))
     _, found = ratios(tracked_by_gradlens(contender), setting, steps, together=1)
-    plain, tracked = (peak_memory(problem, name, n, device) for name in ("plain", contender))
+    megabytes = megabytes_above_plain(problem, contender, n, device)
     name = "quantities" if what == QUANTITIES else contender
-    return what, size, name, f"{median(found):.2f}", f"{(tracked - plain) / 1e6:.0f}"
+    return what, size, name, f"{median(found):.2f}", f"{megabytes:.0f}"
 
 
 if __name__ == "__main__":

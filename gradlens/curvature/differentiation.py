@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradlens.curvature.recomputed_nodes import twice_differentiable_nodes
 from gradlens.individual.graph import nodes_below
+from gradlens.individual.undisturbed import hooks_muted
 
 _REMEDY = (
     "Compute the loss with operations that torch can differentiate twice. If it uses attention "
@@ -51,7 +52,7 @@ def differentiable_gradient(
     if not cotangent.requires_grad:
         # Otherwise torch marks a once-differentiable function only where its gradient varies.
         cotangent = cotangent.detach().requires_grad_()
-    with _muted(inputs), _explained(), twice_differentiable_nodes(output):
+    with hooks_muted(inputs), _explained(), twice_differentiable_nodes(output):
         found = torch.autograd.grad(output, inputs, cotangent, create_graph=True, allow_unused=True)
     gradients = [g if g is not None and g.requires_grad else None for g in found]
     _refuse_once_differentiable(g for g in gradients if g is not None)
@@ -68,7 +69,7 @@ def derivative(
     pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o is not None]
     if not pairs:
         return [torch.zeros_like(x, requires_grad=False) for x in inputs]
-    with _muted(inputs), _explained():
+    with hooks_muted(inputs), _explained():
         found = torch.autograd.grad(
             [output for output, _ in pairs],
             inputs,
@@ -84,7 +85,7 @@ def derivative(
 
 def depends_on(output: Tensor, tensor: Tensor) -> bool:
     """Whether ``tensor`` is part of the scalar ``output``'s graph."""
-    with _muted([tensor]), _explained():
+    with hooks_muted([tensor]), _explained():
         found = torch.autograd.grad(output, [tensor], retain_graph=True, allow_unused=True)
     return found[0] is not None
 
@@ -97,20 +98,6 @@ def _explained() -> Iterator[None]:
         if any(words in str(error) for words in _TORCH_SAYS):
             raise NotTwiceDifferentiableError(str(error)) from error
         raise
-
-
-@contextmanager
-def _muted(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Without the tensors' own hooks: a user's may count calls, or clip what passes."""
-    hooks = [t._backward_hooks for t in tensors if t._backward_hooks]
-    kept = [dict(registered) for registered in hooks]
-    for registered in hooks:
-        registered.clear()
-    try:
-        yield
-    finally:
-        for registered, entries in zip(hooks, kept, strict=True):
-            registered.update(entries)
 
 
 def _refuse_once_differentiable(gradients: Iterable[Tensor]) -> None:

@@ -23,8 +23,8 @@ from gradlens.individual.tap import CallListener, LayerCall, known_gradient
 
 LossReduction: TypeAlias = Literal["mean", "sum"]
 
-Readings: TypeAlias = dict[Order, GradientOperator]
-"""A parameter's operators by one call, by how the call's rows may count the samples."""
+Readings: TypeAlias = dict[Order | None, GradientOperator]
+"""A parameter's operators by one call, by how its rows may be folded; ``None`` if they aren't."""
 
 
 class Gathering(CallListener):
@@ -155,7 +155,7 @@ class Gathering(CallListener):
     def _miss(self, names: Iterable[str], reason: str) -> None:
         self.missing |= dict.fromkeys(names, reason)
 
-    def _by_order(self, call: LayerCall, names: Iterable[str]) -> dict[Order, Operators]:
+    def _by_order(self, call: LayerCall, names: Iterable[str]) -> dict[Order | None, Operators]:
         """The call's operators, by how its rows may count the samples.
 
         Those of samples that are folded with another axis have to be confirmed.
@@ -167,7 +167,7 @@ class Gathering(CallListener):
             self.batch_size = rows
         samples = self.batch_size
         if rows is not None and rows == samples:
-            return dict.fromkeys(Order, operators_of(call, self._scale))
+            return {None: operators_of(call, self._scale)}
         orders = {order for name in names for order in self.orders_of(name)}
         if not (rows and samples and axis == 0 and rows % samples == 0 and orders):
             raise BatchAxisError(self._misplaced(axis))
@@ -282,13 +282,12 @@ def _readings(calls: Sequence[Readings], told: Order | None) -> list[_Candidate]
     """One for each order of samples; one without an order if that doesn't matter."""
     if not calls:
         return []
-    if all(len(set(map(id, readings.values()))) == 1 and len(readings) > 1 for readings in calls):
-        return [_Candidate([next(iter(readings.values())) for readings in calls])]
-    orders = Order if told is None else (told,)
+    if all(None in readings for readings in calls):
+        return [_Candidate([readings[None] for readings in calls])]
     return [
-        _Candidate([readings[order] for readings in calls], order)
-        for order in orders
-        if all(order in readings for readings in calls)
+        _Candidate([readings.get(order) or readings[None] for readings in calls], order)
+        for order in (Order if told is None else (told,))
+        if all(order in readings or None in readings for readings in calls)
     ]
 
 

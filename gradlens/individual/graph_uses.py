@@ -111,7 +111,7 @@ class GraphUses:
                 raise
             folded = {order: operator_of(replace(meeting, order=order)) for order in orders}
             return {order: operator for order, operator in folded.items() if operator is not None}
-        return {} if operator is None else dict.fromkeys(Order, operator)
+        return {} if operator is None else {None: operator}
 
 
 def watch_graph(

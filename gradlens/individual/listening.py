@@ -112,13 +112,12 @@ class Listening:
             gathering.leave_out(dict.fromkeys(hidden, HIDDEN))
         if self._batchnorm == "skip":
             gathering.leave_out(dict.fromkeys(front, SKIPPED))
-        self._in_graph = self._watch(graph)
+        self._in_graph = watch_graph(
+            graph, self._layers, self._parameters, gathering, self._besides
+        )
         if self._batchnorm == "frozen" and nodes:
             self._listen_to_uncoupled(loss, nodes, front)
         self._handle = loss.register_hook(gathering.receive_loss_gradient)
-
-    def _watch(self, graph: Graph) -> GraphUses | None:
-        return watch_graph(graph, self._layers, self._parameters, self._gathering, self._besides)
 
     def _listen_to_uncoupled(
         self, loss: Tensor, nodes: Sequence[Node], front: Collection[str]
