@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,6 @@ from gradlens.individual.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.individual.context import check_loss_reduction
 from gradlens.individual.gathering import LossReduction
 from gradlens.individual.operator import GradientOperator
-from gradlens.individual.tap import extend
 from gradlens.layer_tracking import LayerTracking
 from gradlens.pending import OpenInterval, PendingUpdate
 from gradlens.plain import to_plain
@@ -78,7 +77,7 @@ class Cockpit:
         self.loss_reduction: LossReduction = loss_reduction
         wrapped = params if isinstance(params, nn.Module) else None
         model = None if wrapped is None else unwrapped(wrapped)
-        self.model = None if model is None else extend(model)
+        self.model = model
         self.parameters = _trainable(params if model is None else model)
         self._budget = None if budget is None else Budget(budget, self.quantities)
         self._gradients = GradientTracking(
@@ -130,13 +129,16 @@ class Cockpit:
         known |= {name: value for name, value in given.items() if value is not None}
         return TrackedStep(self, int(global_step), extensions, known, accumulating, debug)
 
-    def forward(self, global_step: int) -> AbstractContextManager[None]:
-        """A context for a step's forward pass, where quantities of layers must be told the step.
+    @contextmanager
+    def forward(self, global_step: int) -> Iterator[None]:
+        """A context for a step's forward pass, where what watches layers must be told the step.
 
         Without it, steps are expected to follow each other as the last two did. A step may have
         several of them. The backward pass has a context of its own, as ever.
         """
-        return self._layers.forward(int(global_step))
+        self._expect([int(global_step)])
+        with self._layers.forward(int(global_step)):
+            yield
 
     def evaluation(
         self, global_step: int, name: str = "evaluation"
@@ -243,6 +245,7 @@ class Cockpit:
         self._close_interval()
         self._append_aggregated(*self._aggregation.rest())
         self._layers.close()
+        self._gradients.close()
         if self._budget is not None:
             self._budget.restore()
         if self._file is not None:
@@ -353,6 +356,24 @@ class Cockpit:
         if self._layers.is_repeated(global_step) and self._has_values(global_step):
             self._note(global_step, REPEATED)
         self._layers.announce(global_step)
+
+    def _expect(self, steps: Sequence[int]) -> None:
+        """Watch layers in the forward passes to come if one of these steps may need it.
+
+        Without any, there is no telling.
+        """
+        waiting = [] if self._pending is None else self._pending.quantities
+        unfinished = any(isinstance(quantity, TwoPointQuantity) for quantity in waiting)
+        asked = (self._may_watch_layers(quantity, s) for quantity in self.quantities for s in steps)
+        self._gradients.expect(unfinished or not steps or any(asked))
+
+    def _may_watch_layers(self, quantity: Quantity, global_step: int) -> bool:
+        try:
+            if self._gradients.has_parts:
+                return quantity.should_compute(global_step)
+            return quantity.watches_layers(global_step)
+        except Exception:  # of a table that ends before; if the step comes, it is raised there
+            return True
 
     def _has_values(self, global_step: int) -> bool:
         known = [q.name for q in self.quantities if q.name in self.history]

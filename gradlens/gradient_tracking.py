@@ -19,14 +19,15 @@ from gradlens.individual.layers import Layers
 from gradlens.individual.listening import Listening
 from gradlens.individual.reductions import Reduction
 from gradlens.individual.shares import Share, exchanged, joined
+from gradlens.individual.tap import Watch, extend_for
 
 
 class GradientTracking:
     """What is known from step to step.
 
     ``took_a_look`` says that the latest step has checked what later ones take for granted,
-    ``waiting`` are the shares of micro-batches whose last one is still to come, ``group`` the
-    processes that train together.
+    ``has_parts`` that batches come in parts, ``waiting`` are the shares of micro-batches whose last
+    one is still to come, ``group`` the processes that train together.
     """
 
     def __init__(
@@ -43,24 +44,47 @@ class GradientTracking:
         self.loss_reduction: LossReduction = loss_reduction
         self.batchnorm: BatchNormPolicy = batchnorm
         self.group = group
+        self._watch = Watch()
+        self._may_sleep = True
+        if model is not None:
+            extend_for(self._watch, model)
         self._compiled = compiled
         self.compared = False
         self.used_elsewhere: set[str] = set()
         # By a hash of the shapes of layers' outputs, which may differ at every step.
         self.verdicts: dict[int, Verdict] = {}
         self.took_a_look = False
+        self.has_parts = group is not None
         self.waiting: list[Share] = []
         self._waiting_for: int | None = None
 
-    def begin_step(self, global_step: int) -> str:
+    def begin_step(self, global_step: int, accumulating: bool) -> str:
         """Forget micro-batches whose step never ended; a remark, if there are any."""
         self.took_a_look = False
+        self.has_parts |= accumulating
         left = len(self.waiting) if self._waiting_for != global_step else 0
         before, self._waiting_for = self._waiting_for, global_step
         if not left:
             return ""
         self.waiting.clear()
         return LEFT_OVER.format(count=left, step=before)
+
+    def expect(self, needed: bool) -> None:
+        """Watch forward passes to come if they may be ``needed``, as far as can be foreseen."""
+        self._watch.awake = needed or not self._may_sleep
+
+    def stay_awake(self) -> None:
+        """Watch each forward pass from now on, since there is no telling what is needed when."""
+        self._may_sleep, self._watch.awake = False, True
+
+    @property
+    def has_slept(self) -> bool:
+        """Whether the latest forward pass was not watched."""
+        return self.model is not None and bool(Layers(self.model).parameters_slept_through)
+
+    def close(self) -> None:
+        """Watch no forward pass any more."""
+        self._watch.awake = False
 
     def at_step(
         self,
@@ -121,6 +145,7 @@ class StepGradients:
         )
         self._listening: Listening | None = None
         self._shapes = 0
+        self._slept: frozenset[int] = frozenset()
         self.joined: Share | None = None
 
     def listen(self) -> None:
@@ -129,6 +154,9 @@ class StepGradients:
         if tracking.model is None:
             return
         layers = Layers(tracking.model)
+        self._slept = layers.parameters_slept_through
+        if self._slept:
+            tracking.stay_awake()
         self._shapes = hash(layers.shapes_of_calls)
         verdict = tracking.verdicts.get(self._shapes, Verdict())
         self.gathering.leave_out(dict.fromkeys(verdict.refuted, MIXED))
@@ -212,13 +240,16 @@ class StepGradients:
         gathering, compiled = self.gathering, self._tracking.compiled_prefixes()
         absent = [name for name in self._tracking.parameters if name not in gathering.covered]
         unseen = {n: COMPILED if n.startswith(compiled) else UNSEEN for n in absent}
-        return {name: gathering.missing.get(name, reason) for name, reason in unseen.items()}
+        reasons = {name: gathering.missing.get(name, reason) for name, reason in unseen.items()}
+        slept = (n for n in absent if id(self._tracking.parameters[n]) in self._slept)
+        return reasons | dict.fromkeys(slept, SLEPT)
 
     @property
     def refusal(self) -> str:
         """Why nothing is covered, where layers were heard of."""
         refused = {n: r for n, r in self.gathering.missing.items() if n in self._missing}
-        if self.gathering.covered or not (refused and self.gathering.heard):
+        refused |= {n: reason for n, reason in self._missing.items() if reason == SLEPT}
+        if self.gathering.covered or not (refused and (self.gathering.heard or self._slept)):
             return ""
         name, reason = next(iter(refused.items()))
         return f"no parameter has individual gradients; of {name}: {reason}"
@@ -279,6 +310,10 @@ SCALED = (
     "backward was called on {factor} times the loss. Individual gradients are those of the loss "
     "itself; GradNorm and others that look at p.grad see it as it is: with a GradScaler, pass "
     "scaler=... to the context"
+)
+SLEPT = (
+    "nothing was expected at this step, and its layers were not watched in the forward pass; they "
+    "are from now on. Where steps come irregularly, run it inside cockpit.forward(step)"
 )
 UNTESTED = (
     "whether samples of layers are those of the loss isn't tested, and folded samples are not "

@@ -59,6 +59,11 @@ class LayerTracking:
         """Whether the last step to end has the same number."""
         return bool(self._past) and self._past[-1] == global_step
 
+    @property
+    def steps_to_come(self) -> tuple[int, ...]:
+        """Which step may be next; none if there is no telling."""
+        return steps_to_expect(self._past)
+
     def announce(self, global_step: int) -> None:
         """A step's context is about to be entered; micro-batches of another one are forgotten.
 
@@ -98,7 +103,7 @@ class LayerTracking:
         self._evaluated.clear()
         self._past.append(global_step)
         if self._capture is not None:
-            following = steps_to_expect(self._past)
+            following = self.steps_to_come
             self._capture.expect(self._wanted_in(following) if following else self._everything)
 
     @contextmanager

@@ -12,6 +12,10 @@ Schedule: TypeAlias = Callable[[int], bool]
 """Any callable from ``global_step`` to whether to track."""
 
 
+REMEMBERED = 4
+"""Decisions that are kept: those about steps that may come next are asked for ahead of time."""
+
+
 @dataclass(frozen=True)
 class Linear:
     """True at ``offset``, ``offset + interval``, ``offset + 2·interval``, ..."""
@@ -61,21 +65,21 @@ class _DecidedOnce:
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._step: int | None = None
-        self._decision = False
+        self._decisions: dict[int, bool] = {}
 
     def __call__(self, global_step: int) -> bool:
-        if global_step != self._step:
-            self._decision = bool(self._schedule(global_step))
-            self._step = global_step
-        return self._decision
+        if global_step not in self._decisions:
+            if len(self._decisions) == REMEMBERED:
+                self._decisions.pop(next(iter(self._decisions)))
+            self._decisions[global_step] = bool(self._schedule(global_step))
+        return self._decisions[global_step]
 
     def __repr__(self) -> str:
         return repr(self._schedule)
 
 
 def decided_once(schedule: Schedule) -> Schedule:
-    """The same schedule, with one answer for each step however often it is asked in a row."""
+    """The same schedule, with one answer for each of the last few steps that it is asked about."""
     return _DecidedOnce(schedule)
 
 

@@ -11,12 +11,13 @@ import torch
 from backpack import backpack
 from backpack.context import CTX
 from backpack.extensions.backprop_extension import BackpropExtension
+from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
 from backpack.extensions.secondorder.base import SecondOrderBackpropExtension
 from torch import Tensor, nn
 
 from gradlens.curvature.backpack_graph import extended_by_backpack
 from gradlens.curvature.loss_curvature import LossCurvature
-from gradlens.gradient_tracking import StepGradients
+from gradlens.gradient_tracking import SLEPT, StepGradients
 from gradlens.individual.extension import IndividualGradients
 from gradlens.individual.losses import IndividualLosses
 from gradlens.individual.undisturbed import undisturbed
@@ -69,7 +70,7 @@ class TrackedStep:
     def __enter__(self) -> None:
         step, cockpit = self._global_step, self._cockpit
         cockpit._begin_step(step)
-        left_over = cockpit._gradients.begin_step(step)
+        left_over = cockpit._gradients.begin_step(step, self._accumulating)
         if left_over:
             cockpit._note(step, left_over)
         self._active = [
@@ -78,6 +79,7 @@ class TrackedStep:
         if not self._active and not self._extensions and cockpit._interval is None:
             return
         self._check_info()
+        self._check_extensions()
         if self._debug:
             print(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
         try:
@@ -104,10 +106,16 @@ class TrackedStep:
             if error is None and (self._active or self._cockpit._interval is not None):
                 self._finish()
         finally:
-            self._cockpit._layers.end(self._global_step, self._accumulating and error is None)
-            if not self._accumulating:
-                self._cockpit._close_interval()
-            self._release()
+            self._end(goes_on=self._accumulating and error is None)
+
+    def _end(self, goes_on: bool) -> None:
+        cockpit = self._cockpit
+        cockpit._layers.end(self._global_step, goes_on)
+        if not self._accumulating:
+            cockpit._close_interval()
+        self._release()
+        if not goes_on:
+            cockpit._expect(cockpit._layers.steps_to_come)
 
     def _release(self) -> None:
         if self._gradients is not None:
@@ -136,6 +144,30 @@ class TrackedStep:
                 f"loss= must be a tensor with one element, got {shape}: pass the loss that "
                 "backward is called on (loss.mean() or loss.sum() of individual losses)"
             )
+
+    def _check_extensions(self) -> None:
+        """BackPACK has nothing to work on where layers were not watched."""
+        cockpit, step = self._cockpit, self._global_step
+        extending = [
+            q
+            for q in self._active
+            if q.extension_hooks(step) or self._runs_on_calls(q.extensions(step))
+        ]
+        by_user = self._runs_on_calls(self._extensions)
+        if (by_user or extending) and cockpit._gradients.has_slept:
+            if by_user:
+                raise ValueError(LATE.format(extension=type(self._extensions[0]).__name__))
+            self._values |= {quantity.name: Undefined(SLEPT) for quantity in extending}
+            cockpit._gradients.stay_awake()
+        if by_user:
+            cockpit._gradients.stay_awake()
+
+    def _runs_on_calls(self, extensions: Sequence[BackpropExtension]) -> bool:
+        """Whether one of them is run on what taps have seen, other than our own."""
+        model = self._cockpit.model
+        foreign = (e for e in extensions if not isinstance(e, IndividualGradients))
+        by_taps = any(isinstance(e, FirstOrderBackpropExtension) for e in foreign)
+        return by_taps and model is not None and not extended_by_backpack(model)
 
     def _compute_curvature(self, extensions: Sequence[BackpropExtension]) -> None:
         step, cockpit, info = self._global_step, self._cockpit, self._info
@@ -273,9 +305,8 @@ class TrackedStep:
     def _compute(self, quantity: Quantity, step: Step, values: dict[str, Any]) -> None:
         name, seen = quantity.name, self._seen
         try:
-            if isinstance(quantity, SingleStepQuantity) and quantity.should_compute(
-                step.global_step
-            ):
+            due = name not in values and quantity.should_compute(step.global_step)
+            if due and isinstance(quantity, SingleStepQuantity):
                 values[name] = recordable(quantity, step.global_step, quantity.compute(step))
             if isinstance(quantity, GradientCurvatureQuantity) and name in seen:
                 value = quantity.compute(step, seen.pop(name))
@@ -293,6 +324,7 @@ class TrackedStep:
             for quantity in self._active
             if isinstance(quantity, (UpdateQuantity, TwoPointQuantity))
             and quantity.should_compute(step.global_step)
+            and quantity.name not in self._values
         ]
         if not waiting:
             return
@@ -339,6 +371,11 @@ class TrackedStep:
             cockpit._note(step.global_step, remark)
 
 
+LATE = (
+    "{extension} is the first BackPACK extension to be passed, and the layers were not watched in "
+    "this step's forward pass: call gradlens.extend(model) before the first step, which lets them "
+    "be watched at each"
+)
 CURVATURE_OF_A_PART = (
     "the batch comes in parts, from micro-batches or processes; its curvature is that of the last "
     "part of the first process alone"

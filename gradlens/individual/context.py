@@ -49,13 +49,16 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         self._batchnorm: BatchNormPolicy = batchnorm
         self._tested = None if test else frozenset(self._parameters)
         self._operators: dict[str, GradientOperator] = {}
+        self._slept: frozenset[int] = frozenset()
 
     def __enter__(self) -> individual_gradients:
         self._operators = {}
+        layers = Layers(self._model)
+        self._slept = layers.parameters_slept_through
         self._gathering = Gathering(self._parameters, self._loss_reduction, self._batch_size)
         self._listening = Listening(
             self._model,
-            Layers(self._model),
+            layers,
             self._gathering,
             self._parameters,
             self._loss,
@@ -107,7 +110,8 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         if name not in self._parameters:
             known = ", ".join(self._parameters)
             return f"no trainable parameter {name!r} (there are: {known})"
-        reason = self._gathering.missing.get(name, UNSEEN)
+        unseen = UNWATCHED if id(self._parameters[name]) in self._slept else UNSEEN
+        reason = self._gathering.missing.get(name, unseen)
         return f"no individual gradients of {name!r}: {reason}"
 
 
@@ -115,6 +119,10 @@ UNSEEN = (
     "no layer that holds it took part in the backward pass (it was not used, the backward pass "
     "was outside the context, or it is used in another way than by calling its layer, which is "
     "seen if the loss is passed to the context)"
+)
+UNWATCHED = (
+    "its layer was not watched in the forward pass, since a cockpit expected nothing at this step: "
+    "call gradlens.extend(model), and it is at each step"
 )
 
 

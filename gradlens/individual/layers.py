@@ -52,6 +52,13 @@ class Layers:
         return tuple(call.shape for call in calls if call is not None)
 
     @cached_property
+    def parameters_slept_through(self) -> frozenset[int]:
+        """``id`` of parameters in layers that were not watched at their latest calls."""
+        slept = [layer for layer in self._all if layer.tap is not None and layer.tap.slept]
+        parameters = [p for layer in slept for p in layer.module._parameters.values()]
+        return frozenset(id(p) for p in parameters if p is not None)
+
+    @cached_property
     def parametrised(self) -> tuple[Node, ...]:
         """Where weights come from that are computed from parameters, whatever their shapes."""
         return tuple(tap.parametrised for tap in self._taps if tap.parametrised is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -81,20 +81,36 @@ class CallListener(Pausable, ABC):
         """Take in a completed call; runs in the backward pass."""
 
 
+class Watch:
+    """Somebody on whose behalf taps watch a model's forward passes, while ``awake``."""
+
+    def __init__(self) -> None:
+        self.awake = True
+
+
 class Tap:
     """A forward hook on a module with parameters of its own.
 
-    It listens with a hook on the output tensor rather than a full backward hook, which would
-    wrap inputs and outputs: in-place operations and first layers work as without it, and the
-    inputs of each call are its own, also when a module is called twice. The inputs belong to the
-    graph and go with it, or as soon as a backward pass that frees the graph has passed.
+    It works ``always``, or as long as somebody it knows of is awake; ``slept`` says that it didn't
+    at the latest call. It listens with a hook on the output tensor rather than a full backward
+    hook, which would wrap inputs and outputs: in-place operations and first layers work as without
+    it, and the inputs of each call are its own, also when a module is called twice. The inputs
+    belong to the graph and go with it, or as soon as a backward pass that frees it has passed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, always: bool = False) -> None:
+        self.always = always
+        self.slept = False
         self.listeners: list[CallListener] = []
         self.last_call: Seen | None = None
         self.parametrised: Node | None = None
         self._latest: weakref.ref[_Memory] | None = None
+        self._watches: list[weakref.ref[Watch]] = []
+
+    def watch_for(self, watch: Watch) -> None:
+        """Work whenever it is awake, as long as it lives."""
+        known = [reference for reference in self._watches if reference() is not None]
+        self._watches = [*known, weakref.ref(watch)]
 
     @property
     def latest(self) -> _Memory | None:
@@ -107,6 +123,10 @@ class Tap:
     ) -> None:
         # A compiled graph has no room for hooks on its tensors.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        self.slept = not self._is_wanted()
+        if self.slept:
+            self.last_call = self.parametrised = self._latest = None
             return
         if isinstance(module, ParametrizationList):
             self.parametrised = output.grad_fn
@@ -136,9 +156,15 @@ class Tap:
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             memory.release()
 
-    def __reduce__(self) -> tuple[type[Tap], tuple[()]]:
+    def _is_wanted(self) -> bool:
+        if self.always:
+            return True
+        watches = [reference() for reference in self._watches]
+        return any(watch is not None and watch.awake for watch in watches)
+
+    def __reduce__(self) -> tuple[type[Tap], tuple[bool]]:
         # Copies and pickles of a module get a tap of their own, that nobody listens to yet.
-        return Tap, ()
+        return Tap, (self.always,)
 
 
 class _Memory:
@@ -159,21 +185,22 @@ class _Memory:
     ) -> None:
         self.module = module
         self.released = False
+        self.output: Tensor | None = None
         self._trainable = trainable
         self._training = module.training
         self._autocast = _autocast_dtype(outputs[0].device.type)
         self._flaw = "" if len(outputs) == 1 else _entanglement(outputs, args, kwargs)
-        self.output = outputs[0].detach() if isinstance(module, nn.Dropout) else None
+        self._simple = not kwargs and all(isinstance(argument, Tensor) for argument in args)
         if isinstance(module, nn.Dropout):
             self._inputs: Any = ((), {})
+            self.output = outputs[0].detach()
         elif isinstance(module, _Loss):
             # Its inputs are the network's outputs, which the loss's curvature is taken at.
             self._inputs = (args, kwargs)
-        elif not kwargs and len(args) == 1 and isinstance(args[0], Tensor):
-            self._inputs = ((args[0].detach(),), {})
+        elif self._simple:
+            self._inputs = (tuple([argument.detach() for argument in args]), {})
         else:
             self._inputs = tree_map(_hold, (args, kwargs))
-        self._simple = all(isinstance(held, Tensor) for held in self._inputs[0]) and not kwargs
         self._versions = self._current_versions()
 
     def call(self, grad_outputs: tuple[Tensor | None, ...]) -> LayerCall:
@@ -197,9 +224,8 @@ class _Memory:
         self.released = True
 
     def _current_versions(self) -> list[int]:
-        simple = (*self._inputs[0], self.output)
-        leaves = simple if self._simple else tree_leaves((self._inputs, self.output))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        leaves = self._inputs[0] if self._simple else tree_leaves(self._inputs)
+        tensors = [leaf for leaf in (*leaves, self.output) if isinstance(leaf, Tensor)]
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
@@ -207,7 +233,9 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 
 def _shape_of(output: Any) -> tuple[int, ...]:
-    leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
+    if isinstance(output, Tensor):
+        return tuple(output.shape)
+    leaves = tree_leaves(output)
     return next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)), ())
 
 
@@ -232,8 +260,9 @@ def _recall(held: Any) -> Any:
 
 def _differentiable(output: Any) -> list[Tensor]:
     """Output tensors of a graph; a module may also return a parameter as it is."""
-    leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
-    return [o for o in leaves if isinstance(o, Tensor) and o.grad_fn is not None]
+    if isinstance(output, Tensor):
+        return [] if output.is_leaf else [output]
+    return [o for o in tree_leaves(output) if isinstance(o, Tensor) and not o.is_leaf]
 
 
 def _autocast_dtype(device: str) -> torch.dtype | None:
@@ -268,11 +297,25 @@ def extend(model: AnyModule) -> AnyModule:
     need individual losses. First-order BackPACK extensions then work on the model
     too. Second-order ones need BackPACK's own ``extend`` on model and loss besides.
     """
-    for module in tappable_modules(model):
-        if tap_of(module) is None:
-            # First of all hooks, since others may replace the output.
-            module.register_forward_hook(Tap(), with_kwargs=True, prepend=True)
+    for tap in _taps_set_on(model):
+        tap.always = True
     return model
+
+
+def extend_for(watch: Watch, model: nn.Module) -> None:
+    """Let the model's layers be seen whenever the watch is awake."""
+    for tap in _taps_set_on(model):
+        tap.watch_for(watch)
+
+
+def _taps_set_on(model: nn.Module) -> Iterator[Tap]:
+    for module in tappable_modules(model):
+        tap = tap_of(module)
+        if tap is None:
+            tap = Tap()
+            # First of all hooks, since others may replace the output.
+            module.register_forward_hook(tap, with_kwargs=True, prepend=True)
+        yield tap
 
 
 def tap_of(module: nn.Module) -> Tap | None:

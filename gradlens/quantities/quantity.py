@@ -84,6 +84,12 @@ class Quantity(ABC):  # noqa: B024 - its subclasses below say what a value depen
         """Functions to be called on each module after BackPACK's extensions have run on it."""
         return []
 
+    def watches_layers(self, global_step: int) -> bool:
+        """Whether layers must be watched in this step's forward pass."""
+        losses = "individual_losses" in self.needs and self.should_compute(global_step)
+        extends = self.extensions(global_step) or self.extension_hooks(global_step)
+        return losses or bool(extends or self.reductions_at(global_step))
+
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:  # noqa: B027
         """Look at the parameters when a cockpit's first context is entered; by default, don't."""
 
@@ -104,6 +110,10 @@ class CurvatureQuantity(Quantity):
 
     needs: ClassVar[Sequence[Needed]] = ("loss",)
 
+    def watches_layers(self, global_step: int) -> bool:
+        """Some curvature is made of what layers tell."""
+        return self.should_compute(global_step)
+
     @abstractmethod
     def compute(self, curvature: LossCurvature) -> Any:
         """The value at a step for which ``should_compute`` is true; called on entering."""
@@ -113,6 +123,10 @@ class GradientCurvatureQuantity(Quantity):
     """A quantity of the loss's curvature and of the gradients that backward finds after it."""
 
     needs: ClassVar[Sequence[Needed]] = ("loss",)
+
+    def watches_layers(self, global_step: int) -> bool:
+        """Some curvature is made of what layers tell."""
+        return self.should_compute(global_step)
 
     @abstractmethod
     def look(self, curvature: LossCurvature) -> Any:

@@ -1,0 +1,219 @@
+"""Layers are watched in the forward passes of steps that may need it, and in no others."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from backpack.extensions import BatchGrad
+from backpack.extensions.backprop_extension import BackpropExtension
+from torch import Tensor, nn
+
+import gradlens
+from gradlens.individual.tap import taps_of
+from gradlens.quantities import Alpha, HessTrace, Loss, NormTest, Quantity, SingleStepQuantity
+from gradlens.schedules import linear
+from gradlens.step import Step
+from gradlens.undefined import Undefined
+
+JUMPING = (0, 1, 2, 3, 10, 11, 12, 20, 21)
+"""Step 10 comes where 4 is expected."""
+
+
+class BatchGradNorm(SingleStepQuantity):
+    """Of an extension of BackPACK's own."""
+
+    def extensions(self, global_step: int) -> list[BackpropExtension]:
+        return [BatchGrad()] if self.should_compute(global_step) else []
+
+    def compute(self, step: Step) -> float:
+        parts: Iterable[Tensor] = (vars(p)["grad_batch"] for p in step.parameters.values())
+        return sum(float(part.square().sum()) for part in parts)
+
+
+class Run:
+    """Trains, and notes at which steps the layers were watched."""
+
+    def __init__(self, quantities: Sequence[Quantity]) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+        self.loss_function = gradlens.extend(nn.CrossEntropyLoss())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.cockpit = gradlens.Cockpit(self.model, quantities)
+        self.inputs, self.labels = torch.randn(8, 5).double(), torch.arange(8) % 3
+        self.watched: list[int] = []
+
+    def step(self, step: int, *extensions: BackpropExtension, **known: int) -> None:
+        self.optimizer.zero_grad()
+        loss = self.loss()
+        if not any(tap.slept for tap in taps_of(self.model)):
+            self.watched.append(step)
+        with self.cockpit(step, *extensions, loss=loss, optimizer=self.optimizer, **known):
+            loss.backward()
+        self.optimizer.step()
+
+    def loss(self) -> Tensor:
+        found: Tensor = self.loss_function(self.model(self.inputs), self.labels)
+        return found
+
+
+def reference(make: Callable[[], Sequence[Quantity]], steps: Iterable[int]) -> gradlens.Cockpit:
+    """The same run, its layers watched all the time."""
+    run = Run(make())
+    gradlens.extend(run.model)
+    for step in steps:
+        run.step(step)
+    return run.cockpit
+
+
+def scalars(values: Iterable[Any]) -> list[float]:
+    return [value["trace"] if isinstance(value, dict) else value for value in values]
+
+
+@pytest.mark.parametrize(
+    ("quantity", "watched"),
+    [
+        (NormTest, [0, 1, 5, 10]),
+        (Alpha, [0, 1, 5, 6, 10, 11]),
+        (HessTrace, [0, 1, 5, 10]),
+        (BatchGradNorm, [0, 1, 5, 10]),
+        (Loss, [0, 1]),
+    ],
+)
+def test_watched_where_something_is_scheduled(quantity: type[Quantity], watched: list[int]) -> None:
+    # What follows the first step can't be known.
+    run = Run([quantity(linear(5)), Loss(name="another")])
+    for step in range(12):
+        run.step(step)
+    assert run.watched == watched
+    expected = reference(lambda: [quantity(linear(5))], range(12)).history[quantity.__name__]
+    found = run.cockpit.history[quantity.__name__]
+    assert list(found) == list(expected)
+    assert scalars(found.values()) == pytest.approx(scalars(expected.values()), rel=1e-12)
+
+
+@pytest.mark.parametrize("quantity", [NormTest, BatchGradNorm])
+def test_an_unexpected_step_has_a_reason_and_later_ones_have_values(
+    quantity: type[Quantity],
+) -> None:
+    run = Run([quantity(linear(10))])
+    with pytest.warns(match="cockpit.forward") if quantity is NormTest else nullcontext():
+        for step in JUMPING:
+            run.step(step)
+    values = run.cockpit.history[quantity.__name__]
+    missed = values[10]
+    assert isinstance(missed, Undefined)
+    assert "cockpit.forward(step)" in missed.reason
+    assert run.watched == [0, 1, 11, 12, 20, 21]
+    expected = reference(lambda: [quantity(linear(10))], JUMPING).history[quantity.__name__]
+    assert {0: values[0], 20: values[20]} == {0: expected[0], 20: expected[20]}
+
+
+def test_the_graph_tells_what_was_not_watched_if_the_batch_size_is_known() -> None:
+    run = Run([NormTest(linear(10))])
+    for step in JUMPING:
+        run.step(step, batch_size=8)
+    expected = reference(lambda: [NormTest(linear(10))], JUMPING).history["NormTest"]
+    assert list(run.cockpit.history["NormTest"].values()) == pytest.approx(
+        list(expected.values()), rel=1e-12
+    )
+
+
+def test_forward_says_which_step_comes() -> None:
+    run = Run([NormTest(linear(10))])
+    for step in JUMPING:
+        run.optimizer.zero_grad()
+        with run.cockpit.forward(step):
+            loss = run.loss()
+        assert any(tap.slept for tap in taps_of(run.model)) == (step % 10 > 0)
+        with run.cockpit(step, loss=loss):
+            loss.backward()
+        run.optimizer.step()
+    assert list(run.cockpit.history["NormTest"]) == [0, 10, 20]
+    assert all(isinstance(value, float) for value in run.cockpit.history["NormTest"].values())
+
+
+def test_micro_batches() -> None:
+    cockpits = []
+    for watched in (False, True):
+        run = Run([NormTest(linear(4)), Loss()])
+        if watched:
+            gradlens.extend(run.model)
+        for step in range(9):
+            run.optimizer.zero_grad()
+            for part in range(2):
+                rows = slice(4 * part, 4 * part + 4)
+                loss = run.loss_function(run.model(run.inputs[rows]), run.labels[rows])
+                with run.cockpit(step, loss=loss, accumulating=part == 0):
+                    (loss / 2).backward()
+            run.optimizer.step()
+        cockpits.append(run.cockpit)
+    for name in ("NormTest", "Loss"):
+        first, second = (dict(cockpit.history[name]) for cockpit in cockpits)
+        assert first == second
+    assert all(isinstance(value, float) for value in cockpits[0].history["Loss"].values())
+
+
+def test_extensions_of_the_users_own() -> None:
+    run = Run([Loss()])
+    for step in range(6):
+        run.step(step, *([BatchGrad()] if step in (0, 5) else []))
+        if step in (0, 5):
+            assert run.model[0].weight.grad_batch.shape == (8, 4, 5)
+    late = Run([Loss()])
+    for step in range(5):
+        late.step(step)
+    with pytest.raises(ValueError, match=r"BatchGrad .* gradlens\.extend\(model\)"):
+        late.step(5, BatchGrad())
+
+
+def test_two_cockpits_on_one_model() -> None:
+    run = Run([NormTest(linear(5))])
+    other = gradlens.Cockpit(run.model, [NormTest(linear(3))])
+    for step in range(10):
+        run.optimizer.zero_grad()
+        loss = run.loss()
+        with run.cockpit(step, loss=loss), other(step, loss=loss):
+            loss.backward()
+        run.optimizer.step()
+    assert list(run.cockpit.history["NormTest"]) == [0, 5]
+    assert list(other.history["NormTest"]) == [0, 3, 6, 9]
+    del other
+    gc.collect()
+    for step in range(10, 14):
+        run.step(step)
+    assert run.watched == [10]
+
+
+def test_individual_gradients_beside_a_cockpit() -> None:
+    run = Run([NormTest(linear(5))])
+    for step in range(3):
+        run.step(step)
+    with gradlens.individual_gradients(run.model) as gradients:
+        run.loss().backward()
+    with pytest.raises(KeyError, match=r"not watched .* gradlens\.extend\(model\)"):
+        gradients["0.weight"]
+    gradlens.extend(run.model)
+    with gradlens.individual_gradients(run.model) as gradients:
+        run.loss().backward()
+    assert set(gradients) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_copies_of_an_extended_model_are_watched() -> None:
+    model = copy.deepcopy(gradlens.extend(nn.Sequential(nn.Linear(3, 2))))
+    with gradlens.individual_gradients(model) as gradients:
+        model(torch.ones(4, 3)).sum().backward()
+    assert set(gradients) == {"0.weight", "0.bias"}
+
+
+def test_a_closed_cockpit_watches_nothing() -> None:
+    run = Run([NormTest()])
+    run.step(0)
+    run.cockpit.close()
+    run.loss()
+    assert all(tap.slept for tap in taps_of(run.model))
