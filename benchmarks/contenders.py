@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,29 +94,55 @@ def _first(count: int) -> Callable[[Schedule], list[Quantity]]:
 TRACKED |= {f"first {count} quantities": _first(count) for count in range(1, len(COUNTED) + 1)}
 
 
-def tracked_by_gradlens(name: str, interval: int = 1, budget: float | None = None) -> Contender:
-    """A cockpit at every ``interval``-th step, or as often as a ``budget`` allows.
+class Training:
+    """A network in training under a cockpit: a call takes a step, and returns its seconds."""
 
-    ``interval`` 0 is for one that never tracks.
-    """
+    def __init__(
+        self, setting: Setting, quantities: list[Quantity], budget: float | None = None
+    ) -> None:
+        self.setting = setting
+        self.model = _model(setting)
+        self.loss_function = nn.CrossEntropyLoss()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.cockpit = gradlens.Cockpit(
+            self.model, quantities, loss_function=self.loss_function, budget=budget
+        )
+        self._inputs, self._labels = _batch(setting)
+        self._count = iter(range(10**9))
+        self._tracked = _timed(self._step, setting.device)
+        self._plain = _timed(self._plain_step, setting.device)
 
-    def set_up(setting: Setting) -> Callable[[], float]:
+    def __call__(self) -> float:
+        return self._tracked()
+
+    def plain(self) -> float:
+        """A step of the same network without gradlens; another one lies elsewhere in memory."""
+        with _without_hooks(self.model), _without_hooks(self.loss_function):
+            return self._plain()
+
+    def _loss(self) -> torch.Tensor:
+        loss: torch.Tensor = self.loss_function(self.model(self._inputs), self._labels)
+        return loss
+
+    def _step(self) -> None:
+        self.optimizer.zero_grad()
+        loss = self._loss()
+        with self.cockpit(next(self._count), loss=loss, optimizer=self.optimizer):
+            loss.backward()
+        self.optimizer.step()
+
+    def _plain_step(self) -> None:
+        self.optimizer.zero_grad()
+        self._loss().backward()
+        self.optimizer.step()
+
+
+def tracked_by_gradlens(name: str, interval: int = 1) -> Callable[[Setting], Training]:
+    """A cockpit at every ``interval``-th step; ``interval`` 0 is for one that never tracks."""
+
+    def set_up(setting: Setting) -> Training:
         schedule = linear(interval) if interval else (lambda step: False)
-        model = _model(setting)
-        loss_function = gradlens.extend(nn.CrossEntropyLoss())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        cockpit = gradlens.Cockpit(model, TRACKED[name](schedule), budget=budget)
-        inputs, labels = _batch(setting)
-        count = iter(range(10**9))
-
-        def step() -> None:
-            optimizer.zero_grad()
-            loss = loss_function(model(inputs), labels)
-            with cockpit(next(count), loss=loss, optimizer=optimizer):
-                loss.backward()
-            optimizer.step()
-
-        return _timed(step, setting.device)
+        return Training(setting, TRACKED[name](schedule))
 
     return set_up
 
@@ -180,6 +207,18 @@ def _batch(setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(1)
     inputs, labels = setting.problem.batch(setting.batch_size)
     return inputs.to(setting.device), labels.to(setting.device)
+
+
+@contextmanager
+def _without_hooks(model: nn.Module) -> Iterator[None]:
+    hooks = {module: dict(module._forward_hooks) for module in model.modules()}
+    for module in hooks:
+        module._forward_hooks.clear()
+    try:
+        yield
+    finally:
+        for module, kept in hooks.items():
+            module._forward_hooks.update(kept)
 
 
 def _timed(step: Callable[[], None], device: torch.device) -> Callable[[], float]:

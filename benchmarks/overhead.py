@@ -26,6 +26,7 @@ from benchmarks.contenders import (
     TRACKED,
     Contender,
     Setting,
+    Training,
     peer,
     tracked_by_cockpit,
     tracked_by_gradlens,
@@ -78,7 +79,8 @@ def ratios(
     contender: Contender, setting: Setting, steps: int, together: int
 ) -> tuple[list[float], list[float]]:
     """Seconds of plain steps, and each tracked step's ratio to the plain step beside it."""
-    plain, tracked = peer("plain")(setting), contender(setting)
+    tracked = contender(setting)
+    plain = tracked.plain if isinstance(tracked, Training) else peer("plain")(setting)
     spent = 0.0
     for _ in range(WARM_UP):
         spent += plain() + tracked()

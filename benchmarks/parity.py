@@ -82,9 +82,10 @@ def main() -> int:
 
 def run_gradlens() -> dict[str, dict[int, Any]]:
     """``{quantity: {step: value}}``"""
-    model, loss_function = network(), gradlens.extend(torch.nn.CrossEntropyLoss())
+    model, loss_function = network(), torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    cockpit = gradlens.Cockpit(model, [build() for build in OURS.values()])
+    tracked = [build() for build in OURS.values()]
+    cockpit = gradlens.Cockpit(model, tracked, loss_function=loss_function)
     for step, (inputs, labels) in enumerate(batches()):
         optimizer.zero_grad()
         loss = loss_function(model(inputs), labels)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -46,11 +47,12 @@ class Cockpit:
     ``params`` is the model, which is extended on the spot and whose parameters are known by name,
     or an iterable of parameters whose layers have been extended by ``gradlens.extend`` or
     BackPACK's ``extend``. Parameters that need no gradient are left out. ``loss_reduction`` says
-    whether the loss is a ``"mean"`` or a ``"sum"`` over the samples. ``run`` is the path of a file
-    that values are written to as they come; an existing one is continued with ``resume=True`` and
-    is an error otherwise. ``batchnorm`` says what an individual gradient is where samples are
-    coupled (``gradlens.individual.batchnorm``). ``budget`` is the share of the training time that
-    tracking may take, such as 0.05: schedules are thinned to keep to it.
+    whether the loss is a ``"mean"`` or a ``"sum"`` over the samples. ``loss_function`` is the loss
+    module, which is extended, too, for quantities that need individual losses. ``run`` is the path
+    of a file that values are written to as they come; an existing one is continued with
+    ``resume=True`` and is an error otherwise. ``batchnorm`` says what an individual gradient is
+    where samples are coupled (``gradlens.individual.batchnorm``). ``budget`` is the share of the
+    training time that tracking may take, such as 0.05: schedules are thinned to keep to it.
 
     The context is entered at each step, around the backward pass::
 
@@ -64,6 +66,7 @@ class Cockpit:
         quantities: Iterable[Quantity | Aggregate] | None = None,
         *,
         loss_reduction: LossReduction = "mean",
+        loss_function: nn.Module | None = None,
         batchnorm: BatchNormPolicy = "coupled",
         budget: float | None = None,
         run: str | Path | None = None,
@@ -71,6 +74,7 @@ class Cockpit:
     ) -> None:
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
+        _check_loss_function(loss_function)
         chosen = configuration("economy") if quantities is None else quantities
         self._aggregation = Aggregation(chosen)
         self.quantities = _checked(self._aggregation.quantities)
@@ -79,7 +83,7 @@ class Cockpit:
         model = None if wrapped is None else unwrapped(wrapped)
         self.model = model
         self.parameters = _trainable(params if model is None else model)
-        self._budget = None if budget is None else Budget(budget, self.quantities)
+        self.budget = None if budget is None else Budget(budget, self.quantities)
         self._gradients = GradientTracking(
             self.parameters,
             self.model,
@@ -87,6 +91,7 @@ class Cockpit:
             batchnorm,
             None if wrapped is None else process_group_of(wrapped),
             wrapped is not None and is_compiled(wrapped),
+            loss_function,
         )
         self._layers = LayerTracking(self.model, self.parameters, self.quantities)
         self.history = self._history(run, resume)
@@ -94,6 +99,7 @@ class Cockpit:
         writes = run is not None and self._gradients.is_first_process
         self._file = RunFile(run, self.history, resume) if run is not None and writes else None
         self._started = False
+        self._foreseen: dict[int, list[Quantity]] = {}
         self._pending: PendingUpdate | None = None
         self._interval: OpenInterval | None = None
 
@@ -246,8 +252,8 @@ class Cockpit:
         self._append_aggregated(*self._aggregation.rest())
         self._layers.close()
         self._gradients.close()
-        if self._budget is not None:
-            self._budget.restore()
+        if self.budget is not None:
+            self.budget.restore()
         if self._file is not None:
             self._file.close()
 
@@ -345,8 +351,8 @@ class Cockpit:
     # until the step after.
 
     def _begin_step(self, global_step: int) -> None:
-        if self._budget is not None:
-            self._budget.begin_step(global_step, self._gradients.took_a_look)
+        if self.budget is not None:
+            self.budget.begin_step(global_step, self._gradients.took_a_look)
         if not self._started:
             self._started = True
             for quantity in self.quantities:
@@ -364,16 +370,25 @@ class Cockpit:
         """
         waiting = [] if self._pending is None else self._pending.quantities
         unfinished = any(isinstance(quantity, TwoPointQuantity) for quantity in waiting)
-        asked = (self._may_watch_layers(quantity, s) for quantity in self.quantities for s in steps)
-        self._gradients.expect(unfinished or not steps or any(asked))
-
-    def _may_watch_layers(self, quantity: Quantity, global_step: int) -> bool:
+        self._foreseen = {}
         try:
-            if self._gradients.has_parts:
-                return quantity.should_compute(global_step)
-            return quantity.watches_layers(global_step)
+            asked = any(self._may_watch_layers(step) for step in steps)
         except Exception:  # of a table that ends before; if the step comes, it is raised there
-            return True
+            asked = True
+        self._gradients.expect(asked or unfinished or not steps)
+
+    def _may_watch_layers(self, global_step: int) -> bool:
+        active = self._active_at(global_step)
+        # Parts are put together by the samples that layers tell of.
+        has_parts = self._gradients.has_parts
+        return any(has_parts or quantity.watches_layers(global_step) for quantity in active)
+
+    def _active_at(self, global_step: int) -> list[Quantity]:
+        """Who has something to do; asked once for each step."""
+        if global_step not in self._foreseen:
+            active = [q for q in self.quantities if q.is_active(global_step)]
+            self._foreseen[global_step] = active
+        return self._foreseen[global_step]
 
     def _has_values(self, global_step: int) -> bool:
         known = [q.name for q in self.quantities if q.name in self.history]
@@ -421,6 +436,15 @@ REPEATED = (
     "the step has had a context before, whose values are replaced in the history; the run's file "
     "keeps both. Give each context a step of its own, or each network a cockpit of its own"
 )
+
+
+def _check_loss_function(loss_function: object) -> None:
+    if not isinstance(loss_function, (nn.Module, NoneType)):
+        raise TypeError(
+            f"loss_function={loss_function!r} is not a module: pass one such as "
+            "nn.CrossEntropyLoss(); losses of single samples that are found in another way can be "
+            "passed to the context, as info={'individual_losses': ...}"
+        )
 
 
 def _checked(quantities: Iterable[Quantity]) -> tuple[Quantity, ...]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.cockpit import Cockpit
-from gradlens.individual.tap import extend
 from gradlens.plotter import CockpitPlotter
 from gradlens.presets import configuration
 from gradlens.progress import progress
@@ -53,14 +52,14 @@ def demo(directory: Path, steps: int = 300, seed: int = 0) -> Outcome:
     directory.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     model = network()
-    cockpit = Cockpit(model, tracked(), run=directory / "run.jsonl")
-    train(model, cockpit, digits, steps)
+    loss_function = nn.CrossEntropyLoss()
+    run = directory / "run.jsonl"
+    cockpit = Cockpit(model, tracked(), loss_function=loss_function, run=run)
+    train(model, loss_function, cockpit, digits, steps)
     cockpit.close()
     title = "A small convolutional network on handwritten digits"
     figure = CockpitPlotter().plot(cockpit, show_plot=False, plot_title=title)
-    outcome = Outcome(
-        directory / "run.jsonl", directory / "cockpit.png", accuracy(model.eval(), digits)
-    )
+    outcome = Outcome(run, directory / "cockpit.png", accuracy(model.eval(), digits))
     figure.savefig(outcome.figure, dpi=150)
     return outcome
 
@@ -95,9 +94,10 @@ def tracked() -> list[Quantity]:
     return [replaced.get(quantity.name, quantity) for quantity in configuration("full")]
 
 
-def train(model: nn.Module, cockpit: Cockpit, digits: Digits, steps: int) -> None:
+def train(
+    model: nn.Module, loss_function: nn.Module, cockpit: Cockpit, digits: Digits, steps: int
+) -> None:
     """Plain training with momentum."""
-    loss_function = extend(nn.CrossEntropyLoss())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for step in progress(steps, "training"):
         batch = torch.randint(len(digits.train_labels), (BATCH_SIZE,))

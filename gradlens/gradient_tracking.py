@@ -38,6 +38,7 @@ class GradientTracking:
         batchnorm: BatchNormPolicy = "coupled",
         group: dist.ProcessGroup | None = None,
         compiled: bool = False,
+        loss_function: nn.Module | None = None,
     ) -> None:
         self.parameters = parameters
         self.model = model
@@ -46,8 +47,9 @@ class GradientTracking:
         self.group = group
         self._watch = Watch()
         self._may_sleep = True
-        if model is not None:
-            extend_for(self._watch, model)
+        for watched in (model, loss_function):
+            if watched is not None:
+                extend_for(self._watch, watched)
         self._compiled = compiled
         self.compared = False
         self.used_elsewhere: set[str] = set()
@@ -243,6 +245,11 @@ class StepGradients:
         reasons = {name: gathering.missing.get(name, reason) for name, reason in unseen.items()}
         slept = (n for n in absent if id(self._tracking.parameters[n]) in self._slept)
         return reasons | dict.fromkeys(slept, SLEPT)
+
+    @property
+    def slept(self) -> bool:
+        """Whether some layers were not watched in the forward pass."""
+        return bool(self._slept)
 
     @property
     def refusal(self) -> str:

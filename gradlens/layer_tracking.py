@@ -167,7 +167,7 @@ def steps_to_expect(past: Iterable[int]) -> tuple[int, ...]:
     if not moves:
         return ()
     following = steps[-1] + moves[-1]
-    return (steps[-1], following) if 0 in gaps else (following,)
+    return (following,) if len(moves) == len(gaps) else (steps[-1], following)
 
 
 def _may_want(quantity: LayerQuantity, global_step: int) -> bool:

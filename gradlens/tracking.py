@@ -65,7 +65,7 @@ class TrackedStep:
         self._values: dict[str, Any] = {}
         self._seen: dict[str, Any] = {}
         self._failures = _Failures()
-        self._exit = ExitStack()
+        self._exit: ExitStack | None = None
 
     def __enter__(self) -> None:
         step, cockpit = self._global_step, self._cockpit
@@ -73,9 +73,7 @@ class TrackedStep:
         left_over = cockpit._gradients.begin_step(step, self._accumulating)
         if left_over:
             cockpit._note(step, left_over)
-        self._active = [
-            q for q in cockpit.quantities if q.should_compute(step) or q.reductions_at(step)
-        ]
+        self._active = cockpit._active_at(step)
         if not self._active and not self._extensions and cockpit._interval is None:
             return
         self._check_info()
@@ -85,7 +83,7 @@ class TrackedStep:
         try:
             extensions, hooks = self._wanted_extensions()
             self._compute_curvature(_distinct(extensions))
-            with self._exit as stack:
+            with ExitStack() as stack:
                 self._enter_extensions(stack, extensions, hooks)
                 self._exit = stack.pop_all()
             cockpit._layers.begin(step, gradient_scale(self._info))
@@ -99,7 +97,8 @@ class TrackedStep:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._exit.close()
+        if self._exit is not None:
+            self._exit.close()
         if error is not None:
             self._cockpit._gradients.waiting.clear()
         try:
@@ -329,7 +328,8 @@ class TrackedStep:
         if not waiting:
             return
         lacking = [q.name for q in waiting if "individual_losses" in q.needs]
-        if lacking and step.individual_losses is None:
+        slept = self._gradients is not None and self._gradients.slept
+        if lacking and step.individual_losses is None and not slept:
             text = NO_INDIVIDUAL_LOSSES.format(quantities=", ".join(lacking))
             self._cockpit._note(step.global_step, text)
         retained = {} if self._gradients is None else self._gradients.gathering.retained
@@ -381,8 +381,8 @@ CURVATURE_OF_A_PART = (
     "part of the first process alone"
 )
 NO_INDIVIDUAL_LOSSES = (
-    "{quantities} can't be found without individual losses: extend the loss module before the "
-    "forward pass (loss_function = gradlens.extend(loss_function)), or pass them as "
+    "{quantities} can't be found without individual losses: pass the loss module to the cockpit "
+    "(Cockpit(..., loss_function=loss_function)), or them to the context, as "
     "info={{'individual_losses': ...}}"
 )
 

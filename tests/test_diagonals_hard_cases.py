@@ -317,7 +317,7 @@ UNDEFINED: dict[str, tuple[Callable[[], Problem], str]] = {
     "regulariser": (regularised, "depends on 0.weight in other ways"),
     "once differentiable": (of(OnceDifferentiable), "can't be differentiated twice.*once_diff"),
     "NaN": (not_a_number, "contains NaN"),
-    "functional loss": (functional, "extend the loss module"),
+    "functional loss": (functional, r"loss_function=loss_function"),
 }
 
 

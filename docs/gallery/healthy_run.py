@@ -37,9 +37,9 @@ def main(folder: Path) -> None:
     digits = load_digits()
     torch.manual_seed(0)
     model = network()
-    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
-    cockpit = gradlens.Cockpit(model, tracked())
+    cockpit = gradlens.Cockpit(model, tracked(), loss_function=loss_function)
     for step in range(STEPS):
         batch = torch.randint(len(digits.train_labels), (BATCH_SIZE,))
         optimizer.zero_grad()

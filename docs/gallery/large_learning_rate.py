@@ -21,10 +21,10 @@ def train(learning_rate: float) -> gradlens.History:
     inputs, labels = DIGITS.train_images[:400].flatten(1), DIGITS.train_labels[:400]
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
-    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     tracked = [quantities.Loss(), quantities.Stability(), quantities.Alpha()]
-    cockpit = gradlens.Cockpit(model, tracked)
+    cockpit = gradlens.Cockpit(model, tracked, loss_function=loss_function)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss = loss_function(model(inputs), labels)

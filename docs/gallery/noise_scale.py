@@ -22,7 +22,7 @@ def train(batch_size: int) -> gradlens.History:
     inputs, labels = DIGITS.train_images.flatten(1), DIGITS.train_labels
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     cockpit = gradlens.Cockpit(model, [quantities.GradNoiseScale()])
     log = schedules.linear(5)

@@ -46,7 +46,7 @@ def train(scale: float) -> gradlens.History:
     """Adam, with the gradient norm at every step and histograms at every tenth."""
     torch.manual_seed(0)
     model = network(scale)
-    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    loss_function = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     often = schedules.linear(10)
     histogram = quantities.GradHist1d(often, bins=50, adapt=GradAbsMax(often), keep_individual=True)

@@ -142,8 +142,9 @@ class _Chain(BackpackGraph):
 def _the_loss_call(calls: Calls) -> LossCall:
     if len(calls.of_losses) != 1:
         raise BeyondBackpackError(
-            f"the loss must come from one extended loss module, here from {len(calls.of_losses)} "
-            "(loss_function = gradlens.extend(loss_function), before the forward pass)"
+            "the loss must come from one loss module that the cockpit knows of "
+            "(Cockpit(..., loss_function=loss_function)), or that has been extended; here it comes "
+            f"from {len(calls.of_losses)}"
         )
     (call,) = calls.of_losses
     if call.grad_output.numel() != 1:

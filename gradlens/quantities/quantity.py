@@ -71,9 +71,14 @@ class Quantity(ABC):  # noqa: B024 - its subclasses below say what a value depen
         """Whether there is a value to find at this step."""
         return bool(self.track_schedule(global_step))
 
+    def is_active(self, global_step: int) -> bool:
+        """Whether something is to be done at this step, be it for the values of others."""
+        return self.should_compute(global_step) or bool(self.reductions_at(global_step))
+
     def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
         """Reductions of individual gradients to be made at this step."""
-        return tuple(self.reductions) if self.should_compute(global_step) else ()
+        reductions = tuple(self.reductions)
+        return reductions if reductions and self.should_compute(global_step) else ()
 
     def extensions(self, global_step: int) -> list[BackpropExtension]:
         """BackPACK extensions to be active in this step's backward pass."""
@@ -85,7 +90,7 @@ class Quantity(ABC):  # noqa: B024 - its subclasses below say what a value depen
         return []
 
     def watches_layers(self, global_step: int) -> bool:
-        """Whether layers must be watched in this step's forward pass."""
+        """Whether layers must be watched in the forward pass of this step; asked if active."""
         losses = "individual_losses" in self.needs and self.should_compute(global_step)
         extends = self.extensions(global_step) or self.extension_hooks(global_step)
         return losses or bool(extends or self.reductions_at(global_step))
