@@ -33,11 +33,14 @@ LEARNING_RATE = 0.3
 
 @dataclass
 class _Bill:
-    """What a tracked step, and those that it disturbs, have taken longer than others."""
+    """What a tracked step, and those that it disturbs, have taken longer than others.
+
+    ``once`` is the part of it that is no cost of later steps.
+    """
 
     names: Sequence[str]
     excess: float
-    tells_costs: bool
+    once: float
     settled: int = 0
 
 
@@ -64,6 +67,7 @@ class Budget:
         self.share = share
         self._quantities = tuple(quantities)
         self._kinds = {q.name: _kind(q) for q in self._quantities}
+        self._two_point = {q.name for q in self._quantities if isinstance(q, TwoPointQuantity)}
         self.clock = clock
         self._plain: deque[float] = deque(maxlen=RECENT)
         self._undisturbed = 0
@@ -71,6 +75,8 @@ class Budget:
         self._costs: dict[str, float] = {}
         self._earned = 0.0
         self._paid = dict.fromkeys(self._kinds, 0.0)
+        self._due = dict.fromkeys(self._kinds, 0.0)
+        self._is_ready = False
         self._chosen: dict[int, list[str]] = {}
         self._bill: _Bill | None = None
         self._latest: int | None = None
@@ -82,19 +88,23 @@ class Budget:
             self._schedules[quantity.name] = quantity.track_schedule
             quantity.track_schedule = decided_once(self._thinned(quantity))
 
-    def begin_step(self, global_step: int, after_a_look: bool = False) -> None:
+    @property
+    def has_means(self) -> bool:
+        """Whether anybody could be tracked at the step to come."""
+        return self._is_ready and self._earned >= min(self._due.values())
+
+    def begin_step(self, global_step: int, once: float = 0.0) -> None:
         """A context is entered: the step before is over.
 
-        ``after_a_look`` says that it has done what most steps needn't: it is paid for, but tells
-        nothing about the next ones.
+        It has spent ``once`` seconds on what most steps needn't do: that is paid for, but is no
+        cost of the next ones.
         """
         now, before = self.clock(), self._latest
         tracked = [] if before is None else self._chosen.get(before, [])
         if self._entered is not None and self._steps > WARM_UP:
-            self._account(now - self._entered, tracked, tells_costs=not after_a_look)
+            self._account(now - self._entered, tracked, once)
         if global_step != before:
-            two_point = {q.name for q in self._quantities if isinstance(q, TwoPointQuantity)}
-            self._unfinished = [name for name in tracked if name in two_point]
+            self._unfinished = [name for name in tracked if name in self._two_point]
             # Decisions about steps to come may have been asked for already.
             self._chosen = {s: names for s, names in self._chosen.items() if s != before}
         self._entered, self._latest = now, global_step
@@ -105,13 +115,13 @@ class Budget:
         for quantity in self._quantities:
             quantity.track_schedule = self._schedules[quantity.name]
 
-    def _account(self, seconds: float, tracked: Sequence[str], tells_costs: bool) -> None:
+    def _account(self, seconds: float, tracked: Sequence[str], once: float) -> None:
         """Enter a step's time."""
         self._earned += self.share * seconds / len(self._paid)
         if tracked:
             self._pay()
             names = [*dict.fromkeys([*tracked, *self._unfinished])]
-            self._bill = _Bill(names, seconds - median(self._plain), tells_costs)
+            self._bill = _Bill(names, seconds - median(self._plain), once)
         elif self._bill is not None:
             self._bill.excess += seconds - median(self._plain)
             self._bill.settled += 1
@@ -121,52 +131,58 @@ class Budget:
         self._since_pause = 0 if self._undisturbed >= PAUSE else self._since_pause + 1
         if self._bill is not None and self._bill.settled == SETTLING:
             self._pay()
+        self._is_ready = len(self._plain) >= BASELINE and self._since_pause <= RECENT
 
     def _pay(self) -> None:
         bill, self._bill = self._bill, None
         if bill is None:
             return
-        for name, charge in self._charges(bill).items():
-            self._paid[name] += charge
-            if bill.tells_costs:
-                known = self._costs.get(name, charge)
-                self._costs[name] = known + LEARNING_RATE * (charge - known)
+        charges = self._divided(bill.excess, bill.names)
+        for name, cost in self._divided(bill.excess - bill.once, bill.names).items():
+            self._paid[name] += charges[name]
+            known = self._costs.get(name, cost)
+            self._costs[name] = known + LEARNING_RATE * (cost - known)
+        self._due = {name: self._falls_due(name) for name in self._due}
 
-    def _charges(self, bill: _Bill) -> dict[str, float]:
+    def _divided(self, excess: float, names: Sequence[str]) -> dict[str, float]:
         """What each pays of a bill; who is new pays what the others were not expected to."""
-        known = {name: self._expected(name) for name in bill.names if name in self._costs}
-        new = [name for name in bill.names if name not in known]
+        known = {name: self._expected(name) for name in names if name in self._costs}
+        new = [name for name in names if name not in known]
         expected = sum(known.values())
         if new:
-            return known | dict.fromkeys(new, (bill.excess - expected) / len(new))
+            return known | dict.fromkeys(new, (excess - expected) / len(new))
         if not expected:
-            return dict.fromkeys(bill.names, bill.excess / len(bill.names))
-        return {name: bill.excess * cost / expected for name, cost in known.items()}
+            return dict.fromkeys(names, excess / len(names))
+        return {name: excess * cost / expected for name, cost in known.items()}
 
     def _thinned(self, quantity: Quantity) -> Schedule:
-        scheduled = quantity.track_schedule
+        scheduled, name = quantity.track_schedule, quantity.name
 
         def schedule(global_step: int) -> bool:
-            companions = self._chosen.setdefault(global_step, [])
-            chosen = bool(scheduled(global_step)) and self._affords(quantity.name, global_step)
+            # Most steps are asked about in vain, so that must be quick.
+            if not self._is_ready or self._earned < self._due[name]:
+                return False
+            chosen = bool(scheduled(global_step)) and self._affords(name, global_step)
             if chosen:
-                companions.append(quantity.name)
+                self._chosen.setdefault(global_step, []).append(name)
             return chosen
 
         return schedule
 
     def _affords(self, name: str, global_step: int) -> bool:
-        if len(self._plain) < BASELINE or self._since_pause > RECENT:
-            return False
+        """Whether who can pay for itself can do so beside those that are chosen already."""
         unpaid = self._unpaid(global_step)
         if name in self._costs:
-            credit = self._earned - self._paid[name]
-            return credit >= self._expected(name) * (1 + unpaid.count(name))
+            return self._earned >= self._due[name] + self._expected(name) * unpaid.count(name)
         # Its cost shows beside those that are known, and divided among new ones of its kind.
-        new = [n for n in self._chosen[global_step] if n not in self._costs]
-        alike = all(self._kinds[n] == self._kinds[name] for n in new)
-        solvent = self._earned * len(self._paid) >= sum(self._paid.values())
-        return alike and not unpaid and solvent
+        new = [n for n in self._chosen.get(global_step, []) if n not in self._costs]
+        return not unpaid and all(self._kinds[n] == self._kinds[name] for n in new)
+
+    def _falls_due(self, name: str) -> float:
+        """What each must have earned before a quantity is tracked."""
+        if name in self._costs:
+            return self._paid[name] + self._expected(name)
+        return sum(self._paid.values()) / len(self._paid)
 
     def _expected(self, name: str) -> float:
         # What is cheap seems to cost less than nothing now and then.

@@ -99,7 +99,7 @@ class Cockpit:
         writes = run is not None and self._gradients.is_first_process
         self._file = RunFile(run, self.history, resume) if run is not None and writes else None
         self._started = False
-        self._foreseen: dict[int, list[Quantity]] = {}
+        self._foreseen: dict[int, tuple[Quantity, ...]] = {}
         self._pending: PendingUpdate | None = None
         self._interval: OpenInterval | None = None
 
@@ -352,7 +352,7 @@ class Cockpit:
 
     def _begin_step(self, global_step: int) -> None:
         if self.budget is not None:
-            self.budget.begin_step(global_step, self._gradients.took_a_look)
+            self.budget.begin_step(global_step, self._gradients.look_seconds)
         if not self._started:
             self._started = True
             for quantity in self.quantities:
@@ -371,6 +371,8 @@ class Cockpit:
         waiting = [] if self._pending is None else self._pending.quantities
         unfinished = any(isinstance(quantity, TwoPointQuantity) for quantity in waiting)
         self._foreseen = {}
+        if self.budget is not None and not self.budget.has_means:
+            self._foreseen = dict.fromkeys(steps, ())
         try:
             asked = any(self._may_watch_layers(step) for step in steps)
         except Exception:  # of a table that ends before; if the step comes, it is raised there
@@ -383,11 +385,11 @@ class Cockpit:
         has_parts = self._gradients.has_parts
         return any(has_parts or quantity.watches_layers(global_step) for quantity in active)
 
-    def _active_at(self, global_step: int) -> list[Quantity]:
+    def _active_at(self, global_step: int) -> tuple[Quantity, ...]:
         """Who has something to do; asked once for each step."""
         if global_step not in self._foreseen:
             active = [q for q in self.quantities if q.is_active(global_step)]
-            self._foreseen[global_step] = active
+            self._foreseen[global_step] = tuple(active)
         return self._foreseen[global_step]
 
     def _has_values(self, global_step: int) -> bool:

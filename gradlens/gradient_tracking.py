@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,13 +20,13 @@ from gradlens.individual.layers import Layers
 from gradlens.individual.listening import Listening
 from gradlens.individual.reductions import Reduction
 from gradlens.individual.shares import Share, exchanged, joined
-from gradlens.individual.tap import Watch, extend_for
+from gradlens.individual.tap import Watch
 
 
 class GradientTracking:
     """What is known from step to step.
 
-    ``took_a_look`` says that the latest step has checked what later ones take for granted,
+    ``look_seconds`` is what the latest step has spent on checking what later ones take for granted,
     ``has_parts`` that batches come in parts, ``waiting`` are the shares of micro-batches whose last
     one is still to come, ``group`` the processes that train together.
     """
@@ -49,20 +50,20 @@ class GradientTracking:
         self._may_sleep = True
         for watched in (model, loss_function):
             if watched is not None:
-                extend_for(self._watch, watched)
+                self._watch.over(watched)
         self._compiled = compiled
         self.compared = False
         self.used_elsewhere: set[str] = set()
         # By a hash of the shapes of layers' outputs, which may differ at every step.
         self.verdicts: dict[int, Verdict] = {}
-        self.took_a_look = False
+        self.look_seconds = 0.0
         self.has_parts = group is not None
         self.waiting: list[Share] = []
         self._waiting_for: int | None = None
 
     def begin_step(self, global_step: int, accumulating: bool) -> str:
         """Forget micro-batches whose step never ended; a remark, if there are any."""
-        self.took_a_look = False
+        self.look_seconds = 0.0
         self.has_parts |= accumulating
         left = len(self.waiting) if self._waiting_for != global_step else 0
         before, self._waiting_for = self._waiting_for, global_step
@@ -176,8 +177,10 @@ class StepGradients:
             tracking.batchnorm,
             tested=None if verdict.is_due else verdict.tested,
         )
+        start = time.perf_counter()
         self._listening.start()
-        tracking.took_a_look |= not tracking.compared or self.gathering.attribution is not None
+        if everything:
+            tracking.look_seconds += time.perf_counter() - start
 
     def stop_listening(self) -> None:
         """The backward pass is over."""

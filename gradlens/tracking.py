@@ -58,7 +58,7 @@ class TrackedStep:
         self._info = info
         self._accumulating = accumulating
         self._debug = debug
-        self._active: list[Quantity] = []
+        self._active: tuple[Quantity, ...] = ()
         self._gradients: StepGradients | None = None
         self._losses: IndividualLosses | None = None
         self._savefields: set[str] = set()

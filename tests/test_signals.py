@@ -28,7 +28,7 @@ from gradlens.signals import Active, Gram, Maxima, Moments, SignalReduction, Siz
 from gradlens.signals.axes import find_axes
 from gradlens.signals.signal import first_tensor
 from gradlens.undefined import Undefined
-from tests.test_cockpit import assert_bit_identical
+from tests.test_cockpit import assert_bit_identical, attributes
 from tests.test_layer_quantities import everything
 
 Forward = Callable[[nn.Module, Tensor], Any]
@@ -1011,7 +1011,7 @@ def train(tracked: bool, steps: int = 20) -> dict[str, Any]:
         "gradients": [p.grad for p in model.parameters()],
         "random": torch.get_rng_state(),
         "losses": losses,
-        "attributes": [sorted(vars(module)) for module in model.modules()],
+        "attributes": attributes(model),
     }
 
 

@@ -143,7 +143,7 @@ def _the_loss_call(calls: Calls) -> LossCall:
     if len(calls.of_losses) != 1:
         raise BeyondBackpackError(
             "the loss must come from one loss module that the cockpit knows of "
-            "(Cockpit(..., loss_function=loss_function)), or that has been extended; here it comes "
+            "(Cockpit(..., loss_function=loss_function)), or that has been extended; here "
             f"from {len(calls.of_losses)}"
         )
     (call,) = calls.of_losses

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -43,6 +43,8 @@ class Seen:
 
 
 _numbers = itertools.count()
+
+_ATTRIBUTE = "_gradlens_tap"
 
 
 @dataclass(frozen=True)
@@ -85,17 +87,38 @@ class Watch:
     """Somebody on whose behalf taps watch a model's forward passes, while ``awake``."""
 
     def __init__(self) -> None:
-        self.awake = True
+        self._awake = True
+        self._taps: list[Tap] = []
+
+    @property
+    def awake(self) -> bool:
+        """Whether forward passes are watched from now on."""
+        return self._awake
+
+    @awake.setter
+    def awake(self, awake: bool) -> None:
+        if awake != self._awake:
+            self._awake = awake
+            for tap in self._taps:
+                tap.settle()
+
+    def over(self, model: nn.Module) -> None:
+        """Let the model's layers be seen whenever the watch is awake."""
+        taps = _taps_set_on(model)
+        self._taps += taps
+        for tap in taps:
+            tap.watch_for(self)
 
 
 class Tap:
     """A forward hook on a module with parameters of its own.
 
-    It works ``always``, or as long as somebody it knows of is awake; ``slept`` says that it didn't
-    at the latest call. It listens with a hook on the output tensor rather than a full backward
-    hook, which would wrap inputs and outputs: in-place operations and first layers work as without
-    it, and the inputs of each call are its own, also when a module is called twice. The inputs
-    belong to the graph and go with it, or as soon as a backward pass that frees it has passed.
+    It is one ``always``, or as long as somebody it knows of is awake; otherwise it has ``slept``
+    through the latest call, which costs nothing. It listens with a hook on the output tensor rather
+    than a full backward hook, which would wrap inputs and outputs: in-place operations and first
+    layers work as without it, and the inputs of each call are its own, also when a module is called
+    twice. The inputs belong to the graph and go with it, or as soon as a backward pass that frees
+    it has passed.
     """
 
     def __init__(self, always: bool = False) -> None:
@@ -106,11 +129,40 @@ class Tap:
         self.parametrised: Node | None = None
         self._latest: weakref.ref[_Memory] | None = None
         self._watches: list[weakref.ref[Watch]] = []
+        self._module: weakref.ref[nn.Module] | None = None
+
+    def belong_to(self, module: nn.Module) -> None:
+        """Be set on a module, which finds it under an attribute while it is no hook."""
+        self._module = weakref.ref(module)
+        vars(module)[_ATTRIBUTE] = self
+
+    def watch_always(self) -> None:
+        """Be a hook from now on."""
+        self.always = True
+        self.settle()
 
     def watch_for(self, watch: Watch) -> None:
-        """Work whenever it is awake, as long as it lives."""
+        """Be a hook whenever the watch is awake, as long as it lives."""
         known = [reference for reference in self._watches if reference() is not None]
         self._watches = [*known, weakref.ref(watch)]
+        self.settle()
+
+    def settle(self) -> None:
+        """Become a hook if that is wanted, or stop being one."""
+        module = None if self._module is None else self._module()
+        if module is None:
+            return
+        hooks = module._forward_hooks
+        key = next((key for key, hook in hooks.items() if hook is self), None)
+        if self._is_wanted():
+            if key is None:
+                # First of all hooks, since others may replace the output.
+                module.register_forward_hook(self, with_kwargs=True, prepend=True)
+            return
+        if key is not None:
+            del hooks[key], module._forward_hooks_with_kwargs[key]
+        self.slept = True
+        self.last_call = self.parametrised = self._latest = None
 
     @property
     def latest(self) -> _Memory | None:
@@ -124,10 +176,7 @@ class Tap:
         # A compiled graph has no room for hooks on its tensors.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        self.slept = not self._is_wanted()
-        if self.slept:
-            self.last_call = self.parametrised = self._latest = None
-            return
+        self.slept = False
         if isinstance(module, ParametrizationList):
             self.parametrised = output.grad_fn
             return
@@ -298,29 +347,21 @@ def extend(model: AnyModule) -> AnyModule:
     too. Second-order ones need BackPACK's own ``extend`` on model and loss besides.
     """
     for tap in _taps_set_on(model):
-        tap.always = True
+        tap.watch_always()
     return model
 
 
-def extend_for(watch: Watch, model: nn.Module) -> None:
-    """Let the model's layers be seen whenever the watch is awake."""
-    for tap in _taps_set_on(model):
-        tap.watch_for(watch)
-
-
-def _taps_set_on(model: nn.Module) -> Iterator[Tap]:
-    for module in tappable_modules(model):
-        tap = tap_of(module)
-        if tap is None:
-            tap = Tap()
-            # First of all hooks, since others may replace the output.
-            module.register_forward_hook(tap, with_kwargs=True, prepend=True)
-        yield tap
+def _taps_set_on(model: nn.Module) -> list[Tap]:
+    taps = {module: tap_of(module) or Tap() for module in tappable_modules(model)}
+    for module, tap in taps.items():
+        tap.belong_to(module)
+    return list(taps.values())
 
 
 def tap_of(module: nn.Module) -> Tap | None:
     """The module's tap, or ``None`` if it has not been extended."""
-    return next((hook for hook in module._forward_hooks.values() if isinstance(hook, Tap)), None)
+    tap: Tap | None = vars(module).get(_ATTRIBUTE)
+    return tap
 
 
 def taps_of(model: nn.Module) -> list[Tap]:

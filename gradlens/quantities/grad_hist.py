@@ -51,6 +51,9 @@ class GradHist1d(SingleStepQuantity):
     def of_samples(self) -> bool:
         return True
 
+    def is_active(self, global_step: int) -> bool:
+        return self.should_compute(global_step) or self.adapt.should_compute(global_step)
+
     def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
         own = (self._histogram,) if self.should_compute(global_step) else ()
         return (*own, *self.adapt.reductions_at(global_step))
@@ -97,6 +100,10 @@ class GradHist2d(SingleStepQuantity):
     @property
     def of_samples(self) -> bool:
         return True
+
+    def is_active(self, global_step: int) -> bool:
+        adapts = any(policy.should_compute(global_step) for policy in self.adapt)
+        return adapts or self.should_compute(global_step)
 
     def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
         own = (self._histogram,) if self.should_compute(global_step) else ()

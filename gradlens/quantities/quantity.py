@@ -73,10 +73,10 @@ class Quantity(ABC):  # noqa: B024 - its subclasses below say what a value depen
 
     def is_active(self, global_step: int) -> bool:
         """Whether something is to be done at this step, be it for the values of others."""
-        return self.should_compute(global_step) or bool(self.reductions_at(global_step))
+        return self.should_compute(global_step)
 
     def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
-        """Reductions of individual gradients to be made at this step."""
+        """Reductions of individual gradients to be made at this step, if it is active."""
         reductions = tuple(self.reductions)
         return reductions if reductions and self.should_compute(global_step) else ()
 
