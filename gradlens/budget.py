@@ -21,12 +21,17 @@ WARM_UP = 2
 """Steps that are not measured: the first ones are slower."""
 SETTLING = 5
 """Untracked steps after a tracked one that may still be slower, as caches and memory are."""
-BASELINE = 5
-"""Undisturbed steps that must be known before anything is tracked."""
-RECENT = 50
-"""Latest undisturbed steps whose median is the time of a plain step."""
 PAUSE = 10
-"""Undisturbed steps in a row after which tracking goes on for ``RECENT`` steps."""
+"""Undisturbed steps in a row that must have been seen before anything is tracked."""
+STRETCH = 20
+"""Steps after such a pause at which something may be tracked, until the next one: what a plain
+step takes changes with the machine's other work."""
+LONG_STRETCH = 50
+"""The same, where tracking everything at each step costs less than the share."""
+RECENT = 30
+"""Latest undisturbed steps whose median is the time of a plain step."""
+SAVINGS = 2.0
+"""Times its cost that a quantity may save; what it earns above that goes to the others."""
 LEARNING_RATE = 0.3
 """How fast the estimate of a quantity's cost follows what is measured."""
 
@@ -50,9 +55,10 @@ class Budget:
     A step's time is that from one context to the next. What a tracked step and the few after it
     take above the median of undisturbed ones is what tracking has cost. Each quantity earns the
     same part of the share as training goes on, and is tracked at a step of its schedule as soon as
-    it can pay for itself. A bill of several quantities is divided by what each was expected to
-    cost. The first time, quantities of a kind, which share most of their work, are tracked together
-    as soon as nobody has debts, and divide the bill equally; so they stay together.
+    it can pay for itself; what it can't use goes to the others. A bill of several quantities is
+    divided by what each was expected to cost. The first time, quantities of a kind, which share
+    most of their work, are tracked together as soon as nobody has debts, and divide the bill
+    equally; so they stay together.
     """
 
     def __init__(
@@ -71,7 +77,8 @@ class Budget:
         self.clock = clock
         self._plain: deque[float] = deque(maxlen=RECENT)
         self._undisturbed = 0
-        self._since_pause = 0
+        self._stretch = STRETCH
+        self._since_pause = STRETCH + 1
         self._costs: dict[str, float] = {}
         self._earned = 0.0
         self._paid = dict.fromkeys(self._kinds, 0.0)
@@ -131,7 +138,7 @@ class Budget:
         self._since_pause = 0 if self._undisturbed >= PAUSE else self._since_pause + 1
         if self._bill is not None and self._bill.settled == SETTLING:
             self._pay()
-        self._is_ready = len(self._plain) >= BASELINE and self._since_pause <= RECENT
+        self._is_ready = self._since_pause <= self._stretch
 
     def _pay(self) -> None:
         bill, self._bill = self._bill, None
@@ -142,7 +149,21 @@ class Budget:
             self._paid[name] += charges[name]
             known = self._costs.get(name, cost)
             self._costs[name] = known + LEARNING_RATE * (cost - known)
+        self._share_surplus()
+        is_cheap = sum(self._costs.values()) < self.share * median(self._plain)
+        self._stretch = LONG_STRETCH if is_cheap else STRETCH
         self._due = {name: self._falls_due(name) for name in self._due}
+
+    def _share_surplus(self) -> None:
+        """Who is tracked whenever its schedule says so needs no more."""
+        most = {name: SAVINGS * self._expected(name) for name in self._costs}
+        rich = {name: self._earned - self._paid[name] - most[name] for name in most}
+        rich = {name: surplus for name, surplus in rich.items() if surplus > 0}
+        poor = self._paid.keys() - rich.keys()
+        for name in rich if poor else ():
+            self._paid[name] += rich[name]
+        for name in poor:
+            self._paid[name] -= sum(rich.values()) / len(poor)
 
     def _divided(self, excess: float, names: Sequence[str]) -> dict[str, float]:
         """What each pays of a bill; who is new pays what the others were not expected to."""
