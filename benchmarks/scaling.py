@@ -3,7 +3,7 @@
 ``python -m benchmarks.scaling [WHAT ...] [--steps K] [--device D] [--write]`` prints ratios of
 tracked steps to the plain steps beside them and the peak memory above theirs, for the batch size
 (of 3c3d), the width and depth of an MLP, the sequence length of a transformer, and the number of
-quantities (on 3c3d). ``--write`` makes docs/scaling.csv of it.
+quantities (on 3c3d). ``--write`` puts it into docs/scaling.csv.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import csv
 import warnings
 from collections.abc import Iterator
 from statistics import median
+from typing import TypeAlias
 
 import torch
 
@@ -21,6 +22,7 @@ from benchmarks.overhead import DOCS, megabytes_above_plain, ratios
 from benchmarks.problems import SCALED, problem_of
 
 QUANTITIES = "number of quantities"
+Row: TypeAlias = tuple[str, int, str, str, str]
 CONTENDERS = ("squared norms", "economy")
 
 
@@ -48,20 +50,33 @@ def main() -> None:
     if unknown:
         parser.error(f"{', '.join(unknown)} doesn't grow: choose of {', '.join(known)}")
     warnings.simplefilter("ignore")
-    rows = []
     for what in options.what or known:
         print(what)
+        rows = []
         for size, problem, contender in cases(what):
             rows.append(measured(what, size, problem, contender, options.steps, options.device))
             print("  {:>6} {:22} {:>8} {:>6} MB".format(*rows[-1][1:]), flush=True)
-    if options.write:
-        with (DOCS / "scaling.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([("what", "size", "contender", "ratio", "MB"), *rows])
+        if options.write:
+            write(what, rows)
 
 
-def measured(
-    what: str, size: int, problem: str, contender: str, steps: int, device: str
-) -> tuple[str, int, str, str, str]:
+COLUMNS = ("what", "size", "contender", "ratio", "MB")
+
+
+def write(what: str, rows: list[Row]) -> None:
+    """The documentation's table, with earlier rows of what else may grow."""
+    path = DOCS / "scaling.csv"
+    written = [[str(cell) for cell in row] for row in rows]
+    if path.exists():
+        with path.open() as file:
+            before = [row for row in list(csv.reader(file))[1:] if row[0] != what]
+        order = [*SCALED, QUANTITIES]
+        written = sorted([*before, *written], key=lambda row: order.index(row[0]))
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *written])
+
+
+def measured(what: str, size: int, problem: str, contender: str, steps: int, device: str) -> Row:
     """A row of the table."""
     n = problem_of(problem).batch_size
     setting = Setting(problem_of(problem), n, torch.device(device))

@@ -156,10 +156,14 @@ class TrackedStep:
         if (by_user or extending) and cockpit._gradients.has_slept:
             if by_user:
                 raise ValueError(LATE.format(extension=type(self._extensions[0]).__name__))
-            self._values |= {quantity.name: Undefined(SLEPT) for quantity in extending}
-            cockpit._gradients.stay_awake()
+            self._give_up(extending)
         if by_user:
             cockpit._gradients.stay_awake()
+
+    def _give_up(self, quantities: Sequence[Quantity]) -> None:
+        """They need what layers tell, which were not watched."""
+        self._values |= {quantity.name: Undefined(SLEPT) for quantity in quantities}
+        self._cockpit._gradients.stay_awake()
 
     def _runs_on_calls(self, extensions: Sequence[BackpropExtension]) -> bool:
         """Whether one of them is run on what taps have seen, other than our own."""
@@ -179,6 +183,10 @@ class TrackedStep:
                 f"{type(apart[0]).__name__} is of second order and needs the loss: pass loss=... "
                 "to the context"
             )
+        unknown = cockpit.loss_reduction == "sum" and "batch_size" not in info
+        if unknown and cockpit._gradients.has_slept:
+            self._give_up(active)
+            active = []
         curvature = LossCurvature(
             step,
             info["loss"],

@@ -6,7 +6,7 @@ import copy
 import gc
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens.individual.tap import taps_of
-from gradlens.quantities import Alpha, HessTrace, Loss, NormTest, Quantity, SingleStepQuantity
+from gradlens.quantities import (
+    Alpha,
+    HessMaxEV,
+    HessTrace,
+    Loss,
+    NormTest,
+    Quantity,
+    SingleStepQuantity,
+)
 from gradlens.schedules import linear
 from gradlens.step import Step
 from gradlens.undefined import Undefined
@@ -39,20 +47,27 @@ class BatchGradNorm(SingleStepQuantity):
 class Run:
     """Trains, and notes at which steps the layers were watched."""
 
-    def __init__(self, quantities: Sequence[Quantity]) -> None:
+    def __init__(
+        self, quantities: Sequence[Quantity], reduction: Literal["mean", "sum"] = "mean"
+    ) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-        self.loss_function = gradlens.extend(nn.CrossEntropyLoss())
+        self.loss_function = nn.CrossEntropyLoss(reduction=reduction)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.cockpit = gradlens.Cockpit(self.model, quantities)
+        self.cockpit = gradlens.Cockpit(
+            self.model, quantities, loss_reduction=reduction, loss_function=self.loss_function
+        )
         self.inputs, self.labels = torch.randn(8, 5).double(), torch.arange(8) % 3
         self.watched: list[int] = []
+        self.losses_watched: list[int] = []
 
     def step(self, step: int, *extensions: BackpropExtension, **known: int) -> None:
         self.optimizer.zero_grad()
         loss = self.loss()
         if not any(tap.slept for tap in taps_of(self.model)):
             self.watched.append(step)
+        if not any(tap.slept for tap in taps_of(self.loss_function)):
+            self.losses_watched.append(step)
         with self.cockpit(step, *extensions, loss=loss, optimizer=self.optimizer, **known):
             loss.backward()
         self.optimizer.step()
@@ -114,6 +129,16 @@ def test_an_unexpected_step_has_a_reason_and_later_ones_have_values(
     assert {0: values[0], 20: values[20]} == {0: expected[0], 20: expected[20]}
 
 
+@pytest.mark.filterwarnings("ignore:.*not watched")
+def test_curvature_of_a_sum_loss_at_an_unexpected_step() -> None:
+    run = Run([HessMaxEV(linear(10))], "sum")
+    for step in JUMPING:
+        run.step(step)
+    values = run.cockpit.history["HessMaxEV"]
+    assert "cockpit.forward(step)" in values[10].reason
+    assert not isinstance(values[20], Undefined)
+
+
 def test_the_graph_tells_what_was_not_watched_if_the_batch_size_is_known() -> None:
     run = Run([NormTest(linear(10))])
     for step in JUMPING:
@@ -122,6 +147,21 @@ def test_the_graph_tells_what_was_not_watched_if_the_batch_size_is_known() -> No
     assert list(run.cockpit.history["NormTest"].values()) == pytest.approx(
         list(expected.values()), rel=1e-12
     )
+
+
+def test_the_loss_function_sleeps_too() -> None:
+    run = Run([Alpha(linear(5)), NormTest(linear(3))])
+    for step in range(12):
+        run.step(step)
+    assert run.losses_watched == run.watched == [0, 1, 3, 5, 6, 9, 10, 11]
+    expected = Run([Alpha(linear(5))])
+    gradlens.extend(expected.loss_function)
+    for step in range(12):
+        expected.step(step)
+    found = run.cockpit.history["Alpha"]
+    assert list(found.values()) == pytest.approx(list(expected.cockpit.history["Alpha"].values()))
+    with pytest.raises(TypeError, match="individual_losses"):
+        gradlens.Cockpit(run.model, loss_function=nn.functional.cross_entropy)
 
 
 def test_forward_says_which_step_comes() -> None:

@@ -32,7 +32,7 @@ class Quantity(ABC):  # noqa: B024 - its subclasses below say what a value depen
     """Reductions of the individual gradients that ``compute`` asks the step for."""
     needs: ClassVar[Sequence[Needed]] = ()
     """What must be known on a tracked step. Loss and optimizer are passed to the context;
-    individual losses are found where the loss module has been extended."""
+    individual losses are found where the cockpit has been given the loss module."""
     retains_gradients: ClassVar[bool] = False
     """Whether individual gradients must stay until the optimizer has stepped."""
     view: ClassVar[View] = View("")
