@@ -21,6 +21,9 @@ WARM_UP = 2
 """Steps that are not measured: the first ones are slower."""
 SETTLING = 5
 """Untracked steps after a tracked one that may still be slower, as caches and memory are."""
+AT_MOST = 2.0
+"""Plain steps that tracking is held to account for between two contexts: what takes longer there is
+something else, such as a validation."""
 PAUSE = 10
 """Undisturbed steps in a row that must have been seen before anything is tracked."""
 STRETCH = 20
@@ -88,7 +91,7 @@ class Budget:
         self._bill: _Bill | None = None
         self._latest: int | None = None
         self._unfinished: list[str] = []
-        self._entered: float | None = None
+        self._entered = self._left = 0.0
         self._steps = 0
         self._schedules: dict[str, Schedule] = {}
         for quantity in self._quantities:
@@ -108,37 +111,46 @@ class Budget:
         """
         now, before = self.clock(), self._latest
         tracked = [] if before is None else self._chosen.get(before, [])
-        if self._entered is not None and self._steps > WARM_UP:
-            self._account(now - self._entered, tracked, once)
+        if self._steps > WARM_UP:
+            self._account(self._left - self._entered, now - self._left, tracked, once)
         if global_step != before:
             self._unfinished = [name for name in tracked if name in self._two_point]
-            # Decisions about steps to come may have been asked for already.
-            self._chosen = {s: names for s, names in self._chosen.items() if s != before}
-        self._entered, self._latest = now, global_step
+        # What was decided about other steps was in vain: they didn't come.
+        self._chosen = {global_step: self._chosen.get(global_step, [])}
+        self._entered = self._left = now
+        self._latest = global_step
         self._steps += 1
+
+    def end_step(self) -> None:
+        """A context is left."""
+        self._left = self.clock()
 
     def restore(self) -> None:
         """Give the quantities their own schedules back."""
         for quantity in self._quantities:
             quantity.track_schedule = self._schedules[quantity.name]
 
-    def _account(self, seconds: float, tracked: Sequence[str], once: float) -> None:
-        """Enter a step's time."""
-        self._earned += self.share * seconds / len(self._paid)
+    def _account(self, inside: float, outside: float, tracked: Sequence[str], once: float) -> None:
+        """Enter a step's seconds inside its context, and until the next one."""
+        self._earned += self.share * (inside + outside) / len(self._paid)
         if tracked:
             self._pay()
             names = [*dict.fromkeys([*tracked, *self._unfinished])]
-            self._bill = _Bill(names, seconds - median(self._plain), once)
+            self._bill = _Bill(names, self._excess(inside, outside), once)
         elif self._bill is not None:
-            self._bill.excess += seconds - median(self._plain)
+            self._bill.excess += self._excess(inside, outside)
             self._bill.settled += 1
         else:
-            self._plain.append(seconds)
+            self._plain.append(inside + outside)
         self._undisturbed = self._undisturbed + 1 if self._bill is None else 0
         self._since_pause = 0 if self._undisturbed >= PAUSE else self._since_pause + 1
         if self._bill is not None and self._bill.settled == SETTLING:
             self._pay()
         self._is_ready = self._since_pause <= self._stretch
+
+    def _excess(self, inside: float, outside: float) -> float:
+        plain = median(self._plain)
+        return inside + min(outside, AT_MOST * plain) - plain
 
     def _pay(self) -> None:
         bill, self._bill = self._bill, None

@@ -115,6 +115,8 @@ class TrackedStep:
         self._release()
         if not goes_on:
             cockpit._expect(cockpit._layers.steps_to_come)
+        if cockpit.budget is not None:
+            cockpit.budget.end_step()
 
     def _release(self) -> None:
         if self._gradients is not None:

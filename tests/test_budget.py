@@ -35,11 +35,12 @@ def simulate(
     ahead: bool = False,
     kinds: dict[str, type[Quantity]] | None = None,
     afterwards: float = 0.0,
+    pause: float = 0.0,
 ) -> tuple[float, Counter[str]]:
     """Share of the time that tracking took, and how often each quantity was tracked.
 
     ``ahead`` asks about a step before the one before has been paid for; ``afterwards`` is by how
-    much the three steps after a tracked one are slower.
+    much the three steps after a tracked one are slower, ``pause`` comes after each 50th step.
     """
     clock, draws = Clock(), random.Random(0)
     kinds = dict.fromkeys(costs, Loss) | (kinds or {})
@@ -54,7 +55,9 @@ def simulate(
         cost = sum(costs[name] for name in active) + (afterwards if slow else 0)
         slow = 3 if active else max(slow - 1, 0)
         spent += cost
-        clock.now += max(1 + cost + draws.gauss(0, noise), 0.1)
+        clock.now += max(1 + cost + draws.gauss(0, noise), 0.1) - 0.5
+        budget.end_step()
+        clock.now += 0.5 + (pause if step % 50 == 0 else 0)
         if ahead:
             for quantity in tracked:
                 quantity.should_compute(step + 1)
@@ -88,6 +91,31 @@ def test_steps_that_tracking_slows_down_are_paid_for(ahead: bool) -> None:
     found, count = simulate(0.05, {"a": 0.3, "b": 0.1}, afterwards=0.2, ahead=ahead)
     assert 0.03 <= found <= 0.06
     assert count["a"] == count["b"]
+
+
+def test_a_validation_is_nobodys_cost() -> None:
+    costs = {"a": 0.3, "b": 0.1}
+    _, count = simulate(0.05, costs)
+    _, interrupted = simulate(0.05, costs, pause=100.0)
+    # Its time is part of the training time.
+    assert interrupted["a"] >= count["a"] > 0
+
+
+def test_steps_that_never_come() -> None:
+    """Somebody asks about them, and who is chosen there need not pay."""
+    clock = Clock()
+    tracked = [Loss(name=name) for name in "ab"]
+    budget = Budget(0.2, tracked, clock)
+    count = 0
+    for step in range(0, 2 * STEPS, 2):
+        budget.begin_step(step)
+        active = [quantity for quantity in tracked if quantity.should_compute(step)]
+        count += len(active)
+        clock.now += 1 + 0.1 * len(active)
+        budget.end_step()
+        for quantity in tracked:
+            quantity.should_compute(step + 1)
+    assert count > 100
 
 
 @pytest.mark.parametrize("ahead", [False, True])
