@@ -1,6 +1,7 @@
 """Training steps under cockpit-for-pytorch 1.0.2, one for each line of the standard input.
 
-``python cockpit_worker.py PROBLEM PRESET BATCH``, in an environment of its own.
+``python cockpit_worker.py PROBLEM PRESET BATCH``, in an environment of its own. A line "plain" asks
+for a step without it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from collections.abc import Callable
 
 import torch
 from backpack import extend
@@ -27,7 +29,13 @@ def main() -> None:
     individual = torch.nn.CrossEntropyLoss(reduction="none")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     cockpit = Cockpit(model.parameters(), quantities=configuration(preset))
-    for step, _ in enumerate(sys.stdin):
+    untracked = PROBLEMS[name].build()
+    plain = plain_step(untracked, inputs, labels)
+    step = 0
+    for line in sys.stdin:
+        if line.strip() == "plain":
+            print(plain(), flush=True)
+            continue
         start = time.perf_counter()
         optimizer.zero_grad()
         outputs = model(inputs)
@@ -42,6 +50,23 @@ def main() -> None:
             loss.backward(create_graph=cockpit.create_graph(step))
         optimizer.step()
         print(time.perf_counter() - start, flush=True)
+        step += 1
+
+
+def plain_step(
+    model: torch.nn.Module, inputs: torch.Tensor, labels: torch.Tensor
+) -> Callable[[], float]:
+    """Its seconds."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> float:
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        return time.perf_counter() - start
+
+    return step
 
 
 if __name__ == "__main__":

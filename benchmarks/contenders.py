@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,8 +95,23 @@ def _first(count: int) -> Callable[[Schedule], list[Quantity]]:
 TRACKED |= {f"first {count} quantities": _first(count) for count in range(1, len(COUNTED) + 1)}
 
 
-class Training:
-    """A network in training under a cockpit: a call takes a step, and returns its seconds."""
+class Paired(ABC):
+    """Takes a training step when called, and plain ones to compare it with; gives their seconds.
+
+    Two processes would disturb each other, and two networks lie in different places of memory.
+    """
+
+    @abstractmethod
+    def __call__(self) -> float:
+        """A tracked step."""
+
+    @abstractmethod
+    def plain(self) -> float:
+        """A plain step of the same process."""
+
+
+class Training(Paired):
+    """A network in training under a cockpit."""
 
     def __init__(
         self, setting: Setting, quantities: list[Quantity], budget: float | None = None
@@ -116,7 +132,7 @@ class Training:
         return self._tracked()
 
     def plain(self) -> float:
-        """A step of the same network without gradlens; another one lies elsewhere in memory."""
+        """A step of the same network, without gradlens."""
         with _without_hooks(self.model), _without_hooks(self.loss_function):
             return self._plain()
 
@@ -173,12 +189,12 @@ def peer(name: str) -> Contender:
     return set_up
 
 
-def tracked_by_cockpit(problem_name: str, preset: str) -> Contender:
+class CockpitTraining(Paired):
     """cockpit-for-pytorch 1.0.2, in a process of its own environment."""
 
-    def set_up(setting: Setting) -> Callable[[], float]:
-        command = [COCKPIT_PYTHON, COCKPIT_WORKER, problem_name, preset, str(setting.batch_size)]
-        worker = subprocess.Popen(
+    def __init__(self, problem_name: str, preset: str, batch_size: int) -> None:
+        command = [COCKPIT_PYTHON, COCKPIT_WORKER, problem_name, preset, str(batch_size)]
+        self._worker = subprocess.Popen(
             [str(part) for part in command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -186,16 +202,24 @@ def tracked_by_cockpit(problem_name: str, preset: str) -> Contender:
             text=True,
         )
 
-        def step() -> float:
-            assert worker.stdin is not None
-            assert worker.stdout is not None
-            worker.stdin.write("step\n")
-            worker.stdin.flush()
-            return float(worker.stdout.readline())
+    def __call__(self) -> float:
+        return self._ask("step")
 
-        return step
+    def plain(self) -> float:
+        """A step of another network, without cockpit."""
+        return self._ask("plain")
 
-    return set_up
+    def _ask(self, what: str) -> float:
+        assert self._worker.stdin is not None
+        assert self._worker.stdout is not None
+        self._worker.stdin.write(f"{what}\n")
+        self._worker.stdin.flush()
+        return float(self._worker.stdout.readline())
+
+
+def tracked_by_cockpit(problem_name: str, preset: str) -> Contender:
+    """Every quantity of a preset at every step."""
+    return lambda setting: CockpitTraining(problem_name, preset, setting.batch_size)
 
 
 def _model(setting: Setting) -> nn.Module:

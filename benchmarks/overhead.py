@@ -25,17 +25,14 @@ from benchmarks.contenders import (
     COCKPIT_PYTHON,
     TRACKED,
     Contender,
+    Paired,
     Setting,
-    Training,
     peer,
     tracked_by_cockpit,
     tracked_by_gradlens,
 )
 from benchmarks.peers import PEERS
 from benchmarks.problems import PROBLEMS
-
-# transformers imports it wherever it is installed, and some builds don't match that of torch.
-sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
 
 DOCS = Path(__file__).parent.parent / "docs"
 WARM_UP = 2
@@ -80,7 +77,7 @@ def ratios(
 ) -> tuple[list[float], list[float]]:
     """Seconds of plain steps, and each tracked step's ratio to the plain step beside it."""
     tracked = contender(setting)
-    plain = tracked.plain if isinstance(tracked, Training) else peer("plain")(setting)
+    plain = tracked.plain if isinstance(tracked, Paired) else peer("plain")(setting)
     spent = 0.0
     for _ in range(WARM_UP):
         spent += plain() + tracked()
@@ -100,7 +97,11 @@ def ratios(
 
 
 def peak_memory(problem: str, contender: str, batch_size: int, device: str) -> float:
-    """Peak bytes of a few steps above what was there before, in a process of its own."""
+    """Peak bytes of a few steps above what was there before: the median of three processes."""
+    return median(_peak_memory(problem, contender, batch_size, device) for _ in range(3))
+
+
+def _peak_memory(problem: str, contender: str, batch_size: int, device: str) -> float:
     module = "benchmarks.memory"
     command = [sys.executable, "-m", module, problem, contender, str(batch_size), device]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -178,15 +179,15 @@ COLUMNS = ("problem", "contender", "ratio", "low", "high", "MB", "plain ms")
 
 
 def write(measurements: list[Measurement], device: str) -> None:
-    """The documentation's table, with earlier rows of other problems, and a line on the machine."""
+    """The documentation's table, with earlier rows of others, and a line on the machine."""
     path = DOCS / "overhead.csv"
-    rows = [row_of(one) for one in measurements]
+    known: list[list[str]] = []
     if path.exists():
-        measured = {one.problem for one in measurements}
         with path.open() as file:
-            before = [row for row in list(csv.reader(file))[1:] if row[0] not in measured]
-        order = list(PROBLEMS)
-        rows = sorted([*before, *rows], key=lambda row: order.index(row[0]))
+            known = list(csv.reader(file))[1:]
+    by_name = {(row[0], row[1]): row for row in [*known, *map(row_of, measurements)]}
+    order = list(PROBLEMS)
+    rows = sorted(by_name.values(), key=lambda row: order.index(row[0]))
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([COLUMNS, *rows])
     processor = platform.processor() or platform.machine()

@@ -5,6 +5,7 @@ The sizes are those of the DeepOBS networks (Schneider et al., 2019, arXiv:1903.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -127,6 +128,8 @@ class GPT2(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        # It is imported with them wherever it is installed, and some builds don't match torch's.
+        sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
         from transformers import GPT2Config, GPT2ForSequenceClassification
 
         options = {"n_layer": 4, "n_head": 4, "n_embd": 128, "n_positions": 128, "pad_token_id": 0}
