@@ -208,7 +208,9 @@ def test_alpha_without_individual_losses_says_how_to_get_them() -> None:
     model = nn.Linear(4, 2)
     optimizer = SGD(model.parameters(), lr=0.1)
     cockpit = Cockpit(model, [quantities.Alpha()])
-    with pytest.warns(UserWarning, match=r"Alpha can't be found .*extend\(loss_function") as caught:
+    with pytest.warns(
+        UserWarning, match=r"Alpha can't be found .*loss_function=loss_function"
+    ) as caught:
         for step in range(3):
             with cockpit(step, optimizer=optimizer):
                 model(torch.randn(3, 4)).square().mean().backward()

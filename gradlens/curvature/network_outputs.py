@@ -38,8 +38,8 @@ def outputs_by_calls(calls: Sequence[LossCall]) -> Tensor:
     found = {id(tensor): tensor for tensor in tensors if tensor.requires_grad}
     if not found:
         raise NoOutputsError(
-            f"the generalised Gauss-Newton matrix takes the network's outputs: {_PASS}, or extend "
-            "the loss module"
+            f"the generalised Gauss-Newton matrix takes the network's outputs: {_PASS}, or the "
+            "loss module to the cockpit (Cockpit(..., loss_function=loss_function))"
         )
     if len(found) > 1:
         raise NoOutputsError(
