@@ -116,7 +116,6 @@ class Training(Paired):
     def __init__(
         self, setting: Setting, quantities: list[Quantity], budget: float | None = None
     ) -> None:
-        self.setting = setting
         self.model = _model(setting)
         self.loss_function = nn.CrossEntropyLoss()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)

@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -180,22 +180,31 @@ COLUMNS = ("problem", "contender", "ratio", "low", "high", "MB", "plain ms")
 
 def write(measurements: list[Measurement], device: str) -> None:
     """The documentation's table, with earlier rows of others, and a line on the machine."""
-    path = DOCS / "overhead.csv"
-    known: list[list[str]] = []
-    if path.exists():
-        with path.open() as file:
-            known = list(csv.reader(file))[1:]
-    by_name = {(row[0], row[1]): row for row in [*known, *map(row_of, measurements)]}
-    order = list(PROBLEMS)
-    rows = sorted(by_name.values(), key=lambda row: order.index(row[0]))
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *rows])
+    merge("overhead.csv", COLUMNS, [row_of(one) for one in measurements], 2, list(PROBLEMS))
     processor = platform.processor() or platform.machine()
     threads, version = torch.get_num_threads(), torch.__version__
     (DOCS / "overhead-machine.txt").write_text(
         f"Measured with {threads} threads of a {processor} processor and torch {version}, on "
         f"{device}.\n"
     )
+
+
+def merge(
+    name: str, columns: Sequence[str], rows: list[list[str]], key: int, order: list[str]
+) -> None:
+    """Put rows into a table of the documentation, where those of the same first cells are replaced.
+
+    ``key`` is the number of these cells, and ``order`` that of the first one.
+    """
+    path = DOCS / name
+    known: list[list[str]] = []
+    if path.exists():
+        with path.open() as file:
+            known = list(csv.reader(file))[1:]
+    by_key = {tuple(row[:key]): row for row in [*known, *rows]}
+    merged = sorted(by_key.values(), key=lambda row: order.index(row[0]))
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *merged])
 
 
 def row_of(one: Measurement) -> list[str]:

@@ -9,20 +9,17 @@ quantities (on 3c3d). ``--write`` puts it into docs/scaling.csv.
 from __future__ import annotations
 
 import argparse
-import csv
 import warnings
 from collections.abc import Iterator
 from statistics import median
-from typing import TypeAlias
 
 import torch
 
 from benchmarks.contenders import COUNTED, Setting, tracked_by_gradlens
-from benchmarks.overhead import DOCS, megabytes_above_plain, ratios
+from benchmarks.overhead import megabytes_above_plain, merge, ratios
 from benchmarks.problems import SCALED, problem_of
 
 QUANTITIES = "number of quantities"
-Row: TypeAlias = tuple[str, int, str, str, str]
 CONTENDERS = ("squared norms", "economy")
 
 
@@ -57,33 +54,22 @@ def main() -> None:
             rows.append(measured(what, size, problem, contender, options.steps, options.device))
             print("  {:>6} {:22} {:>8} {:>6} MB".format(*rows[-1][1:]), flush=True)
         if options.write:
-            write(what, rows)
+            merge("scaling.csv", COLUMNS, rows, 3, [*SCALED, QUANTITIES])
 
 
 COLUMNS = ("what", "size", "contender", "ratio", "MB")
 
 
-def write(what: str, rows: list[Row]) -> None:
-    """The documentation's table, with earlier rows of what else may grow."""
-    path = DOCS / "scaling.csv"
-    written = [[str(cell) for cell in row] for row in rows]
-    if path.exists():
-        with path.open() as file:
-            before = [row for row in list(csv.reader(file))[1:] if row[0] != what]
-        order = [*SCALED, QUANTITIES]
-        written = sorted([*before, *written], key=lambda row: order.index(row[0]))
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *written])
-
-
-def measured(what: str, size: int, problem: str, contender: str, steps: int, device: str) -> Row:
+def measured(
+    what: str, size: int, problem: str, contender: str, steps: int, device: str
+) -> list[str]:
     """A row of the table."""
     n = problem_of(problem).batch_size
     setting = Setting(problem_of(problem), n, torch.device(device))
     _, found = ratios(tracked_by_gradlens(contender), setting, steps, together=1)
     megabytes = megabytes_above_plain(problem, contender, n, device)
     name = "quantities" if what == QUANTITIES else contender
-    return what, size, name, f"{median(found):.2f}", f"{megabytes:.0f}"
+    return [what, str(size), name, f"{median(found):.2f}", f"{megabytes:.0f}"]
 
 
 if __name__ == "__main__":

@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.quantities.quantity import (
-    CurvatureQuantity,
-    GradientCurvatureQuantity,
-    Quantity,
-    TwoPointQuantity,
-)
+from gradlens.quantities.quantity import CURVED, Quantity, TwoPointQuantity
 from gradlens.schedules import Schedule, decided_once
 
 WARM_UP = 2
@@ -228,6 +223,6 @@ class Budget:
 
 
 def _kind(quantity: Quantity) -> Hashable:
-    if isinstance(quantity, (CurvatureQuantity, GradientCurvatureQuantity)):
+    if isinstance(quantity, CURVED):
         return quantity.name
     return isinstance(quantity, LayerQuantity), quantity.of_samples

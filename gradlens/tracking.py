@@ -23,6 +23,7 @@ from gradlens.individual.losses import IndividualLosses
 from gradlens.individual.undisturbed import undisturbed
 from gradlens.plain import to_plain
 from gradlens.quantities.quantity import (
+    CURVED,
     CurvatureQuantity,
     GradientCurvatureQuantity,
     Quantity,
@@ -35,9 +36,6 @@ from gradlens.undefined import Undefined
 
 if TYPE_CHECKING:
     from gradlens.cockpit import Cockpit
-
-
-_CURVED = (CurvatureQuantity, GradientCurvatureQuantity)
 
 
 class TrackedStep:
@@ -176,7 +174,7 @@ class TrackedStep:
 
     def _compute_curvature(self, extensions: Sequence[BackpropExtension]) -> None:
         step, cockpit, info = self._global_step, self._cockpit, self._info
-        active = [q for q in self._active if isinstance(q, _CURVED) and not self._accumulating]
+        active = [q for q in self._active if isinstance(q, CURVED) and not self._accumulating]
         apart = [e for e in extensions if self._runs_apart(e)]
         if not active and not apart:
             return

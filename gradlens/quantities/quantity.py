@@ -142,6 +142,10 @@ class GradientCurvatureQuantity(Quantity):
         """The value, from the step after backward and what ``look`` has returned."""
 
 
+CURVED = (CurvatureQuantity, GradientCurvatureQuantity)
+"""What needs the loss's curvature."""
+
+
 class UpdateQuantity(Quantity):
     """A quantity whose value needs the parameter update that follows the step.
 
