@@ -30,7 +30,7 @@ def sampled(case: Case, steps: int = STEPS, **settings: Any) -> list[dict[str, A
     cockpit = Cockpit(case.model, [quantity], loss_reduction=case.reduction)
     for step in range(steps):
         loss = case.loss_function(case.model(case.inputs), case.targets) * case.factor
-        with cockpit(step, loss=loss):
+        with cockpit(step, loss=loss, batch_size=SAMPLES):
             loss.backward()
     assert cockpit.history.notes == []
     return list(cockpit.history["HessTrace"].values())
@@ -42,10 +42,28 @@ def assert_unbiased(found: list[float], truth: float) -> None:
     assert abs(float(values.mean()) - truth) < 4.5 * error + 1e-12 * abs(truth)
 
 
+class Positions(nn.Module):
+    """Adds a vector for each position, the same for all samples, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Linear(1, 3), nn.Embedding(4, 3)
+        self.scale, self.head = nn.Parameter(torch.randn(3)), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, 4] -> [N, 3]``."""
+        embedded = self.words(x[..., None]) + self.positions(torch.arange(4)[None])
+        outputs: Tensor = self.head(torch.tanh(embedded * self.scale).mean(1))
+        return outputs
+
+
+NETWORKS = WITHIN_BACKPACK | BEYOND_BACKPACK | {"positions": Positions}
+
+
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("network", ["nested sigmoid", "convolution", "residual"])
+@pytest.mark.parametrize("network", ["nested sigmoid", "convolution", "residual", "positions"])
 def test_every_blocks_trace_is_unbiased(network: str, loss: str) -> None:
-    case = Case((WITHIN_BACKPACK | BEYOND_BACKPACK)[network], LOSSES[loss]("mean"))
+    case = Case(NETWORKS[network], LOSSES[loss]("mean"))
     records = sampled(case)
     diagonal = case.ggn_diagonal()
     assert all(record["method"] == "Monte Carlo" for record in records)
@@ -54,12 +72,13 @@ def test_every_blocks_trace_is_unbiased(network: str, loss: str) -> None:
         assert_unbiased([record["parameters"][name]["trace"] for record in records], truth)
 
 
+@pytest.mark.parametrize("network", ["convolution", "positions"])
 @pytest.mark.parametrize("settings", [{"sub_batch": 3}, {"sub_batch": 99}, {"samples": 3}])
 @pytest.mark.parametrize(("reduction", "factor"), [("mean", 0.5), ("sum", 1.0)])
 def test_draws_sub_batches_and_sum_losses(
-    settings: dict[str, int], reduction: str, factor: float
+    settings: dict[str, int], reduction: str, factor: float, network: str
 ) -> None:
-    case = Case(WITHIN_BACKPACK["convolution"], nn.CrossEntropyLoss(reduction=reduction), factor)
+    case = Case(NETWORKS[network], nn.CrossEntropyLoss(reduction=reduction), factor)
     records = sampled(case, **settings)
     assert_unbiased([record["trace"] for record in records], float(case.ggn_diagonal().sum()))
 
@@ -151,7 +170,7 @@ def test_what_has_failed_the_check_is_estimated_at_every_step(
     records = cockpit.history["HessTrace"].values()
     assert [record["method"] for record in records] == ["Hutchinson"] * 3
     assert all(record["standard_error"] > 0 for record in records)
-    assert counted.checks == 1
+    assert counted.checks == 2, "layers alone, and the loss's graph, at the first step"
 
 
 def square(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:

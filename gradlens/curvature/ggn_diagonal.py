@@ -95,6 +95,10 @@ class SamplesJacobians:
             for name, p in self.ggn.parameters.items()
         }
 
+    def operators(self, start: Tensor) -> Mapping[str, GradientOperator]:
+        """Jₙᵀsₙ by parameter; ``start`` is sₙ ``[N, *C]``."""
+        return self._pulled_back(start)[0]
+
     def check(self, generator: np.random.Generator) -> None:
         """``NoRootError`` unless individual gradients are all that there is of Jₙᵀsₙ.
 

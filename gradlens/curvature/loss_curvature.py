@@ -39,7 +39,7 @@ from gradlens.curvature.network_outputs import (
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probes import private_random_numbers
 from gradlens.curvature.products import NotFiniteError
-from gradlens.curvature.sampled_traces import Verdicts, sampled_traces
+from gradlens.curvature.sampled_traces import Tellers, sampled_traces
 from gradlens.individual.gathering import LossReduction
 from gradlens.individual.layers import Layers
 
@@ -110,20 +110,18 @@ class LossCurvature:
         return self._diagonals[kind, samples]
 
     def traces(
-        self, kind: DiagonalKind, samples: int, sub_batch: int | None, verdicts: Verdicts
+        self, kind: DiagonalKind, samples: int, sub_batch: int | None, tellers: Tellers
     ) -> LossTraces:
-        """The diagonal's sums, of ``"diag_ggn_mc"`` without it where layers tell them.
+        """The diagonal's sums, of ``"diag_ggn_mc"`` without it where a backward pass tells them.
 
-        That is checked unless ``verdicts``, which are kept from step to step, know the graph. Then
-        ``samples`` are draws, each for ``sub_batch`` samples or all. Elsewhere it is the diagonal,
-        with two samples at least.
+        Who does is checked unless ``tellers``, which are kept from step to step, know the graph.
+        Then ``samples`` are draws, each for ``sub_batch`` samples or all. Elsewhere it is the
+        diagonal, with two samples at least.
         """
         key = (kind, samples, sub_batch)
         if key not in self._traces:
             sampled = (
-                self._sampled_traces(samples, sub_batch, verdicts)
-                if kind == "diag_ggn_mc"
-                else None
+                self._sampled_traces(samples, sub_batch, tellers) if kind == "diag_ggn_mc" else None
             )
             self._traces[key] = sampled or self.diagonal(kind, max(samples, 2)).sums()
         return self._traces[key]
@@ -141,13 +139,15 @@ class LossCurvature:
             ) from reason
 
     def _sampled_traces(
-        self, samples: int, sub_batch: int | None, verdicts: Verdicts
+        self, samples: int, sub_batch: int | None, tellers: Tellers
     ) -> LossTraces | None:
         """None where there are none; what says why is the way to the diagonal."""
         if self._model is None:
             return None
         try:
-            found = sampled_traces(self._model, self.ggn, samples, sub_batch, self.seed, verdicts)
+            found = sampled_traces(
+                self._model, self.loss, self.ggn, samples, sub_batch, self.seed, tellers
+            )
         except (NoRootError, NoOutputsError, NotTwiceDifferentiableError, NotFiniteError):
             return None
         return LossTraces(*found, "Monte Carlo")

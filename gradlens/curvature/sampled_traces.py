@@ -1,15 +1,16 @@
 """Traces of the generalised Gauss-Newton matrix, from random gradients of each sample's outputs.
 
 With a random sₙ of which E[sₙsₙᵀ] is the loss's Hessian Hₙ at sample n's outputs, E‖Jₙᵀsₙ‖² is
-the trace of JₙᵀHₙJₙ. Layers tell these norms in a backward pass that leaves out the gradients of
-weights.
+the trace of JₙᵀHₙJₙ. Most layers tell these norms in a backward pass that leaves out the gradients
+of weights; where some don't, the loss's graph does in a complete one.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 import numpy as np
 import torch
@@ -18,7 +19,12 @@ from torch.autograd.graph import GradientEdge
 
 from gradlens.curvature.calls import Calls
 from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.ggn_diagonal import NoRootError, check_products, normal_like
+from gradlens.curvature.ggn_diagonal import (
+    NoRootError,
+    SamplesJacobians,
+    check_products,
+    normal_like,
+)
 from gradlens.curvature.output_draws import drawing
 from gradlens.curvature.products import NotFiniteError
 from gradlens.curvature.running import RunningMean
@@ -31,20 +37,18 @@ from gradlens.individual.recomputed import CannotRecomputeError, batch_axis
 from gradlens.individual.rules import operators_of
 from gradlens.individual.tap import LayerCall, known_gradient
 
-Verdicts: TypeAlias = MutableMapping[int, str]
-"""Why layers don't tell all of a graph, by its ``structure``; nothing where they do."""
-
 _TRANSPOSED = "TBackward0"
 """What a linear layer does to its weight."""
 
 
 def sampled_traces(
     model: nn.Module,
+    loss: Tensor,
     ggn: GGNOperator,
     samples: int,
     sub_batch: int | None,
     seed: int,
-    verdicts: Verdicts,
+    tellers: Tellers,
 ) -> tuple[Estimate, dict[str, Estimate]]:
     """Estimates of the whole trace, and of those of the parameters' blocks.
 
@@ -52,16 +56,15 @@ def sampled_traces(
     ``sub_batch`` random ones. The error is that between draws. Of one draw it is that between the
     batch's samples, which is rather too large: it contains how they differ.
 
-    That layers tell all of Jₙᵀsₙ is checked once for each ``structure`` of the graph.
-    ``NoRootError`` where they don't, or where the loss isn't a convex sum over samples;
+    Who tells all of Jₙᵀsₙ is found out once for each ``structure`` of the graph.
+    ``NoRootError`` where nobody does, or where the loss isn't a convex sum over samples;
     ``NotFiniteError`` for NaN or Inf.
     """
     generator = np.random.default_rng(seed)
-    jacobians = LayersJacobians(model, ggn)
-    _check_once(jacobians, generator, verdicts)
+    teller = _chosen(model, loss, ggn, tellers, generator)
     draw, n = drawing(ggn, generator), len(ggn.outputs)
     norms = [
-        jacobians.squared_norms(draw(), _some_of(n, sub_batch, generator)) for _ in range(samples)
+        teller.squared_norms(draw(), _some_of(n, sub_batch, generator)) for _ in range(samples)
     ]
     each = torch.stack(norms) * (n * ggn.scale)
     if not bool(each.isfinite().all()):
@@ -73,24 +76,52 @@ def sampled_traces(
 
 
 @dataclass(frozen=True)
-class LayersJacobians:
-    """Jₙᵀsₙ of every sample as each layer's only call tells it.
+class Teller(ABC):
+    """Who tells Jₙᵀsₙ of every sample, by parameter; ``NoRootError`` where it can't."""
+
+    model: nn.Module
+    ggn: GGNOperator
+    loss: Tensor
+
+    @abstractmethod
+    def operators(self, start: Tensor) -> Mapping[str, GradientOperator]:
+        """Jₙᵀsₙ of all samples; ``start`` is sₙ ``[N, *C]``."""
+
+    @abstractmethod
+    def squared_norms(self, start: Tensor, kept: Tensor | None) -> Tensor:
+        """‖Jₙᵀsₙ‖² ``[samples, parameters]`` of those ``kept`` or all, in float64 on the host."""
+
+    @final
+    def _squared_norms(self, found: Mapping[str, GradientOperator], samples: int) -> Tensor:
+        zeros = torch.zeros(samples, dtype=torch.float64)
+        norms = {name: each.squared_norms().cpu().double() for name, each in found.items()}
+        return torch.stack([norms.get(name, zeros) for name in self.ggn.parameters], dim=1)
+
+
+@final
+class LossGraph(Teller):
+    """The layers and the loss's graph, wherever parameters are used."""
+
+    def operators(self, start: Tensor) -> Mapping[str, GradientOperator]:
+        return SamplesJacobians(self.model, self.ggn, self.loss).operators(start)
+
+    def squared_norms(self, start: Tensor, kept: Tensor | None) -> Tensor:
+        norms = self._squared_norms(self.operators(start), len(start))
+        return norms if kept is None else norms[kept]
+
+
+@final
+class LayersAlone(Teller):
+    """Each layer's only call.
 
     ``NoRootError`` where a layer has more calls, or another axis counts its samples.
     """
 
-    model: nn.Module
-    ggn: GGNOperator
-
-    def squared_norms(self, start: Tensor, kept: Tensor | None = None) -> Tensor:
-        """‖Jₙᵀsₙ‖² ``[samples, parameters]`` of the samples ``kept``, in float64 on the host."""
-        found = self.operators(start, kept)
-        zeros = torch.zeros(len(start) if kept is None else len(kept), dtype=torch.float64)
-        norms = {name: each.squared_norms().cpu().double() for name, each in found.items()}
-        return torch.stack([norms.get(name, zeros) for name in self.ggn.parameters], dim=1)
+    def squared_norms(self, start: Tensor, kept: Tensor | None) -> Tensor:
+        samples = len(start) if kept is None else len(kept)
+        return self._squared_norms(self.operators(start, kept), samples)
 
     def operators(self, start: Tensor, kept: Tensor | None = None) -> dict[str, GradientOperator]:
-        """Jₙᵀsₙ of the samples ``kept``, or of all, by parameter; ``start`` is sₙ ``[N, *C]``."""
         names = {id(p): name for name, p in self.ggn.parameters.items()}
         found: dict[str, GradientOperator] = {}
         for call in self._calls(start):
@@ -115,6 +146,10 @@ class LayersJacobians:
             if len(found) > 1:
                 raise NoRootError(f"{type(module).__name__} was called {len(found)} times")
         return [call for found in calls.of.values() for call in found]
+
+
+Tellers: TypeAlias = MutableMapping[int, type[Teller] | None]
+"""Who tells all of a graph, by its ``structure``; ``None`` if nobody does."""
 
 
 def structure(outputs: Tensor, parameters: Mapping[str, Tensor]) -> int:
@@ -164,23 +199,30 @@ def _is_parameter(node: Node) -> bool:
     return node is not None and kind(node) == "AccumulateGrad"
 
 
-def _check_once(
-    jacobians: LayersJacobians, generator: np.random.Generator, verdicts: Verdicts
-) -> None:
-    """By ⟨Jₙᵀsₙ, v⟩ = ⟨sₙ, Jₙv⟩ for random sₙ and v."""
-    ggn = jacobians.ggn
+def _chosen(
+    model: nn.Module, loss: Tensor, ggn: GGNOperator, tellers: Tellers, rng: np.random.Generator
+) -> Teller:
     if ggn.outputs.dim() == 0:
         raise NoRootError("outputs without axes have no samples")
     seen = structure(ggn.outputs, ggn.parameters)
-    if seen not in verdicts:
-        start = normal_like(ggn.outputs, generator)
-        try:
-            check_products(ggn, jacobians.operators(start), start, generator)
-            verdicts[seen] = ""
-        except NoRootError as reason:
-            verdicts[seen] = str(reason)
-    if verdicts[seen]:
-        raise NoRootError(verdicts[seen])
+    if seen not in tellers:
+        kinds: list[type[Teller]] = [LayersAlone, LossGraph]
+        telling = (kind for kind in kinds if _tells_all(kind(model, ggn, loss), rng))
+        tellers[seen] = next(telling, None)
+    chosen = tellers[seen]
+    if chosen is None:
+        raise NoRootError("nobody tells all of the samples' gradients")
+    return chosen(model, ggn, loss)
+
+
+def _tells_all(teller: Teller, generator: np.random.Generator) -> bool:
+    """By ⟨Jₙᵀsₙ, v⟩ = ⟨sₙ, Jₙv⟩ for random sₙ and v."""
+    start = normal_like(teller.ggn.outputs, generator)
+    try:
+        check_products(teller.ggn, teller.operators(start), start, generator)
+    except NoRootError:
+        return False
+    return True
 
 
 def _check_call(call: LayerCall, n: int) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.loss_diagonal import DiagonalKind, check_request
+from gradlens.curvature.sampled_traces import Tellers
 from gradlens.curvature.trace import Estimate
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
@@ -21,13 +22,14 @@ class HessTrace(CurvatureQuantity):
     is estimated by Hutchinson's method with ``samples`` products. Whatever comes out is checked
     against products of the loss's own matrix with random vectors.
 
-    ``"diag_ggn_mc"`` is the cheap one: ``samples`` backward passes without the weights' gradients,
-    from random gradients of the outputs. Each is for all samples of the batch, or for a random
-    ``sub_batch`` of them, which makes norms of convolutions cheaper. The error is that between
-    passes; of a single one it is that between the batch's samples, and rather too large. It is
-    checked at the first step, and when operations, shapes or parameters of the graph change: a
-    network that comes to mix samples without any of that, by other numbers in an index, say, is not
-    noticed. Elsewhere it is what the diagonal is estimated by, with two ``samples`` at least.
+    ``"diag_ggn_mc"`` is the cheap one: ``samples`` backward passes from random gradients of the
+    outputs, without the weights' gradients unless the loss's graph has to tell of some parameters.
+    Each is for all samples of the batch, or for a random ``sub_batch`` of them, which makes norms
+    of convolutions cheaper. The error is that between passes; of a single one it is that between
+    the batch's samples, and rather too large. Who tells is checked at the first step, and when
+    operations, shapes or parameters of the graph change: a network that comes to mix samples
+    without any of that, by other numbers in an index, say, is not noticed. Elsewhere it is what the
+    diagonal is estimated by, with two ``samples`` at least.
 
     A value holds the ``"trace"``, its ``"standard_error"``, the ends ``"low"`` and ``"high"`` of a
     95 % confidence interval, the ``"method"`` (``"exact"``, ``"Monte Carlo"``, ``"Hutchinson"``,
@@ -55,10 +57,10 @@ class HessTrace(CurvatureQuantity):
         self.curvature: DiagonalKind = curvature
         self.samples = samples
         self.sub_batch = sub_batch
-        self._verdicts: dict[int, str] = {}
+        self._tellers: Tellers = {}
 
     def compute(self, curvature: LossCurvature) -> dict[str, Any]:
-        found = curvature.traces(self.curvature, self.samples, self.sub_batch, self._verdicts)
+        found = curvature.traces(self.curvature, self.samples, self.sub_batch, self._tellers)
         parameters = {name: _fields(trace) for name, trace in found.traces.items()}
         return {**_fields(found.trace), "method": found.method, "parameters": parameters}
 
