@@ -127,18 +127,29 @@ def tally_1d(values: Tensor, grid: Grid) -> Tensor:
     table = torch.zeros(grid.size, dtype=torch.int64, device=values.device)
     if not values.numel():
         return table
-    for rows in values.split(max(CHUNK // values.shape[1], 1)):
-        near = rows.abs().amax(1) < grid.centre  # which a NaN is not
-        tail = rows[~near].reshape(-1)
+    if values.shape[1] > CHUNK:
+        *whole, rest = values.reshape(-1).split(CHUNK)
+        return sum((tally_1d(part[None], grid) for part in whole), tally_1d(rest[None], grid))
+    for rows in values.split(CHUNK // values.shape[1]):
+        small, tail = _by_size(rows, grid.centre)
         if len(tail):
             table += count(grid.cells(tail), grid.size)
-        smaller = rows.numel() - len(tail)
+        table[grid.zero] += small.numel()
         if grid.negative != grid.zero:
-            negatives = negative(rows).sum(1)[near].sum(dtype=torch.int64)
-            table[grid.negative] += negatives
-            table[grid.zero] -= negatives
-        table[grid.zero] += smaller
+            # As a sum of signs, which is cheaper than a comparison, and exact for a chunk.
+            signs = small.sign().clamp_(max=0).sum().long()
+            table[grid.negative] -= signs
+            table[grid.zero] += signs
     return table
+
+
+def _by_size(rows: Tensor, centre: float) -> tuple[Tensor, Tensor]:
+    """Rows of numbers that are all smaller than ``centre``, and the elements of all others."""
+    smallest, largest = rows.aminmax()
+    if bool(smallest > -centre) and bool(largest < centre):  # which a NaN is not
+        return rows, rows.new_empty(0)
+    near = rows.abs().amax(1) < centre
+    return rows[near], rows[~near].reshape(-1)
 
 
 def tally_2d(values: Tensor, companions: Tensor, grid: Grid, size: int) -> Tensor:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from gradlens.histograms import CHUNK, Counts, Grid, Range, bin_edges, histogram_1d, histogram_2d
 from gradlens.individual.convolution import Convolution, Geometry
-from gradlens.individual.dense import Dense, stored
+from gradlens.individual.dense import Dense
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.individual.rows import IndexedRows
+from gradlens.individual.stored import Stored, stored
 from gradlens.individual.summed import Summed
 from gradlens.individual.tail import tail_of_outer_products
 
@@ -129,6 +130,10 @@ OPERATORS = {
     "convolution": Convolution(
         whole(5, 4, 6, 6), whole(5, 3, 8, 8), Geometry((3, 3), (1, 1), (1, 1), 1)
     ),
+    "stored": Stored(
+        Convolution(whole(5, 4, 6, 6), whole(5, 3, 8, 8), Geometry((3, 3), (1, 1), (1, 1), 1), 3.0),
+        piece_bytes=10_000,
+    ),
     "embedding": IndexedRows(torch.tensor([[0, 1, 1], [4, 0, 2]]), whole(2, 3, 8), 5),
     "tied": Summed([OuterProduct(whole(5, 6), whole(5, 7)), Dense(whole(5, 6, 7))]),
     "vector": Dense(whole(5, 12)),
@@ -155,7 +160,8 @@ def test_operators(operator: GradientOperator, range_: Range, max_bytes: int) ->
 def test_stored_gradients_are_the_same(operator: GradientOperator) -> None:
     assert stored(operator, 0) is operator or not operator.dense().numel()
     assert torch.equal(stored(operator, 10**7).dense(), operator.dense())
-    assert isinstance(stored(OPERATORS["convolution"], 10**7), Dense)
+    assert isinstance(stored(OPERATORS["convolution"], 10**7), Stored)
+    assert stored(OPERATORS["stored"], 10**7) is OPERATORS["stored"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -55,6 +55,9 @@ class Convolution(GradientOperator):
         grouped = delta.unflatten(1, (self._geometry.groups, -1)) @ patches.mT
         return grouped.flatten(1, 2)[:, rows]
 
+    def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
+        return self._block(samples, rows).mul_(self.scale)
+
     def _dot(self, matrix: Tensor) -> Tensor:
         weight = matrix.reshape(self.shape)
         convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[len(self._geometry.kernel) - 1]

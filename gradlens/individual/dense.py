@@ -35,11 +35,3 @@ class Dense(GradientOperator):
 
     def _sum(self) -> Tensor:
         return self._gradients.sum(0)
-
-
-def stored(individual: GradientOperator, max_bytes: int) -> GradientOperator:
-    """The same gradients, as a tensor if that saves work and is small enough."""
-    elements = individual.batch_size * individual.shape.numel()
-    if individual.elementwise and elements * individual.dtype.itemsize <= max_bytes:
-        return Dense(individual.dense())
-    return individual

@@ -27,6 +27,10 @@ Readings: TypeAlias = dict[Order | None, GradientOperator]
 """A parameter's operators by one call, by how its rows may be folded; ``None`` if they aren't."""
 
 
+RETAINED_BYTES = 96 * 2**20
+"""Memory that stored individual gradients may take until the update."""
+
+
 class Gathering(CallListener):
     """Operators of backward passes, by parameter name.
 
@@ -322,6 +326,8 @@ class ReducedGradients(Gathering):
         self.retained: dict[str, GradientOperator] = {}
         self.waiting: dict[str, GradientOperator] = {}
         self._retain = retain
+        self._shared = sum(each.passes for each in self.values) + retain > 1
+        self._may_retain = RETAINED_BYTES
         self._waits = waits
         self._parameters = parameters
         self._without_gradient = {name for name, p in parameters.items() if p.grad is None}
@@ -368,14 +374,24 @@ class ReducedGradients(Gathering):
     def _reduce_operator(
         self, name: str, individual: GradientOperator, gradient: Tensor | None = None
     ) -> None:
-        gradients = ParameterGradients(name, self._parameters[name], individual, gradient)
+        parameter = self._parameters[name]
+        gradients = ParameterGradients(name, parameter, individual, gradient, self._shared)
         found = {reduction: reduction.reduce(gradients) for reduction in self.values}
         for reduction, value in found.items():
             self.values[reduction][name] = value
         self.covered.add(name)
         if self._retain:
-            individual.outlive_update()
-            self.retained[name] = individual
+            self.retained[name] = self._lasting(gradients)
+
+    def _lasting(self, gradients: ParameterGradients) -> GradientOperator:
+        """What tells projections after the update at least cost."""
+        elements = gradients.elements
+        needed = elements.batch_size * elements.shape.numel() * elements.dtype.itemsize
+        if elements is not gradients.individual and needed <= self._may_retain:
+            self._may_retain -= needed
+            return elements
+        gradients.individual.outlive_update()
+        return gradients.individual
 
     def take_joined(
         self,

@@ -260,6 +260,11 @@ class GradientOperator(ABC):
             table += tally_2d(values, self._long_rows(companions[None, rows])[0], grid, size)
         return table
 
+    def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
+        """As ``_block``, scaled; not to be written to."""
+        block = self._block(samples, rows)
+        return block if self.scale == 1.0 else block * self.scale
+
     # Shared by the above.
 
     @final
@@ -268,12 +273,6 @@ class GradientOperator(ABC):
             total = self._sum()
             # Often 1, and one pass over memory takes as long as a part of the product.
             return (total if factor == 1.0 else total * factor).reshape(self.shape)
-
-    @final
-    def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
-        """As ``_block``, scaled; not to be written to."""
-        block = self._block(samples, rows)
-        return block if self.scale == 1.0 else block * self.scale
 
     @final
     def _long_rows(self, values: Tensor) -> Tensor:
@@ -302,7 +301,8 @@ class GradientOperator(ABC):
                 for samples in slices(self.batch_size, max_bytes // sample_bytes)
             )
             return
-        rows_at_once = (max_bytes - workspace) // row_bytes
+        # A workspace that alone is too large would be needed again for each slice of rows.
+        rows_at_once = max(max_bytes - workspace, max_bytes // 2) // row_bytes
         for sample in range(self.batch_size):
             for rows in slices(self._rows, rows_at_once):
                 yield slice(sample, sample + 1), rows
@@ -316,10 +316,11 @@ def slices(length: int, step: int) -> list[slice]:
 
 def squared_norm(rows: Tensor) -> Tensor:
     """Squared Euclidean norm of each row, ``[n, d] -> [n]``."""
-    if rows.numel() <= 2**18:
+    at_once = PIECE_BYTES // rows.itemsize
+    if rows.numel() <= at_once:
         return torch.linalg.vecdot(rows, rows)
     # In parts, since a large temporary tensor costs more than the sum.
-    parts = rows.split(max(2**18 // max(len(rows), 1), 1), dim=1)
+    parts = rows.split(max(at_once // len(rows), 1), dim=1)
     norms = torch.linalg.vecdot(parts[0], parts[0])
     for part in parts[1:]:
         norms += torch.linalg.vecdot(part, part)

@@ -9,14 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from gradlens.histograms import Counts, Range
-from gradlens.individual.dense import stored
 from gradlens.individual.operator import GradientOperator
+from gradlens.individual.stored import stored
 from gradlens.norms import norm
 
 STORED_BYTES = 64 * 2**20
@@ -28,17 +28,19 @@ class ParameterGradients:
     """One parameter with its individual gradients; all that a reduction sees.
 
     ``gradient`` is what this backward pass alone has put into ``p.grad``, where that is known.
+    ``shared`` tells whether their elements are looked at more than once.
     """
 
     name: str
     parameter: Tensor
     individual: GradientOperator
     gradient: Tensor | None = None
+    shared: bool = True
 
     @cached_property
     def elements(self) -> GradientOperator:
         """``individual``, stored for the time of the reductions where that saves work."""
-        return stored(self.individual, STORED_BYTES)
+        return stored(self.individual, STORED_BYTES) if self.shared else self.individual
 
     @cached_property
     def mean(self) -> Tensor:
@@ -49,8 +51,11 @@ class ParameterGradients:
 class Reduction(ABC):
     """Turns one parameter's individual gradients into something small.
 
-    Subclasses are frozen dataclasses.
+    Subclasses are frozen dataclasses. ``passes`` is how often it goes through all elements: if
+    that is more than once for all reductions together, they may be stored.
     """
+
+    passes: ClassVar[int] = 1
 
     @abstractmethod
     def reduce(self, gradients: ParameterGradients) -> Any:
@@ -91,6 +96,8 @@ class MeanSquaredNorm(Reduction):
 @dataclass(frozen=True)
 class MeanDots(Reduction):
     """⟨gₙ, ḡ⟩ of every sample, ``[N]``."""
+
+    passes: ClassVar[int] = 2
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
         return gradients.elements.dot(gradients.mean)
