@@ -19,7 +19,7 @@ from gradlens.individual.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.individual.rows import IndexedRows
 from gradlens.individual.stored import Stored, stored
 from gradlens.individual.summed import Summed
-from gradlens.individual.tail import tail_of_outer_products
+from gradlens.individual.tail import Tail
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.25, -0.02, 0.04, 1e30, -1e30, 1e-30, 1e-40, -1e-40, 1e-45]
 NOT_FINITE = [math.inf, -math.inf, math.nan]
@@ -222,9 +222,9 @@ def test_small_elements_of_outer_products_are_not_computed() -> None:
         torch.randn(20, 70, generator=generator),
     )
     large = (delta[:, :, None] * inputs[:, None] * 2).abs() >= 6
-    blocks = list(tail_of_outer_products(delta, inputs, 2.0, 6.0, 1000))
+    blocks = list(Tail(delta, inputs, 2.0, 6.0).blocks(1000))
     seen = torch.cat([block.values.flatten() for block in blocks])
     assert (seen.abs() >= 6).sum() == large.sum() > 0
     assert len(seen) < 2 * large.sum()
     assert all(block.values.numel() <= 1000 for block in blocks)
-    assert not list(tail_of_outer_products(delta, inputs, 2.0, 100.0, 1000))
+    assert not list(Tail(delta, inputs, 2.0, 100.0).blocks(1000))

@@ -48,6 +48,10 @@ def assert_equals_dense_twin(operator: GradientOperator) -> None:
     weights = torch.randn(operator.batch_size, dtype=operator.dtype)
     assert_close(operator.weighted_sum(weights), torch.tensordot(weights, dense, 1))
     assert_close(operator.mean(), dense.mean(0))
+    along_mean = operator.along_mean()
+    if along_mean is not None:
+        assert_close(along_mean.dots, flat @ flat.mean(0))
+        assert_close(along_mean.squared_norm, flat.mean(0).square().sum())
     assert_close(operator.sum_of_squares(), dense.square().sum(0))
     for max_bytes in (1, 300, 10**9):
         assert_pieces_equal(operator, dense, max_bytes)

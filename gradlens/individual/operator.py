@@ -44,6 +44,14 @@ class Piece:
     values: Tensor
 
 
+@dataclass(frozen=True)
+class AlongMean:
+    """⟨gₙ, ḡ⟩ of every sample ``[N]``, and ‖ḡ‖²."""
+
+    dots: Tensor
+    squared_norm: Tensor
+
+
 class GradientOperator(ABC):
     """Individual gradients gₙ ``[N, *P]`` of one parameter, without building them.
 
@@ -110,6 +118,16 @@ class GradientOperator(ABC):
     def mean(self) -> Tensor:
         """ḡ = (1/N)·Σₙ gₙ, ``[*P]``."""
         return self._sum_times(self.scale / self.batch_size if self.batch_size else math.nan)
+
+    @final
+    def along_mean(self) -> AlongMean | None:
+        """Individual gradients along their mean; ``None`` where that takes the mean itself."""
+        with torch.no_grad():
+            dots = self._dots_with_sum()
+        if dots is None or not self.batch_size:
+            return None
+        dots = dots * self.scale**2 / self.batch_size
+        return AlongMean(dots.to(self.dtype), dots.mean().to(self.dtype))
 
     @final
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -223,6 +241,10 @@ class GradientOperator(ABC):
         for samples, rows in self._partition(PIECE_BYTES):
             total[rows] += self._block(samples, rows).sum(0)
         return total
+
+    def _dots_with_sum(self) -> Tensor | None:
+        """⟨gₙ, Σₘgₘ⟩ in float64, ``[N]``, where that is cheaper than the sum itself."""
+        return None
 
     def _weighted_sum(self, weights: Tensor) -> Tensor:
         total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -15,7 +13,10 @@ from gradlens.individual.operator import (
     slices,
     squared_norm,
 )
-from gradlens.individual.tail import Block, tail_of_outer_products
+from gradlens.individual.tail import Tail
+
+MOST = 0.5
+"""The share of elements in a tail above which sorting them apart doesn't pay."""
 
 
 class OuterProduct(GradientOperator):
@@ -42,6 +43,15 @@ class OuterProduct(GradientOperator):
     def _gram(self) -> Tensor:
         return (self._delta @ self._delta.T) * (self._inputs @ self._inputs.T)
 
+    def _dots_with_sum(self) -> Tensor | None:
+        # By the Gram matrix, whose sums may cancel: in single precision, more than those of ḡ do.
+        # Double precision is as cheap as half as many numbers on a CPU, but not on each GPU.
+        numbers = self.batch_size * (self._rows + self._columns)
+        if self.device.type != "cpu" or numbers > self._rows * self._columns:
+            return None
+        delta, inputs = self._delta.double(), self._inputs.double()
+        return ((delta @ delta.T) * (inputs @ inputs.T)).sum(1)
+
     def _dot(self, matrix: Tensor) -> Tensor:
         return torch.linalg.vecdot(self._delta @ matrix, self._inputs)
 
@@ -64,13 +74,16 @@ class OuterProduct(GradientOperator):
         return (products * self.scale).amax()
 
     def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
+        tail = self._tail(grid)
+        if tail.at_most > MOST * self._elements:
+            return super()._tally_1d(grid, max_bytes)
         table = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
         opposite = sum(
             (one.sum(1).long() * other.sum(1).long()).sum() for one, other in self._opposites()
         )
-        table[grid.zero] += self.batch_size * self._rows * self._columns - opposite
+        table[grid.zero] += self._elements - opposite
         table[grid.negative] += opposite
-        for block in self._tail(grid, max_bytes):
+        for block in tail.blocks(self._at_once(max_bytes)):
             opposite = torch.count_nonzero(block.opposite)
             table += count(grid.cells(block.values), grid.size)
             table[grid.zero] -= block.values.numel() - opposite
@@ -78,6 +91,9 @@ class OuterProduct(GradientOperator):
         return table
 
     def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
+        tail = self._tail(grid)
+        if tail.at_most > MOST * self._elements:
+            return super()._tally_2d(grid, companions, size, max_bytes)
         table = torch.zeros(grid.size, size, dtype=torch.int64, device=self.device)
         delta, inputs = (torch.cat(signs) for signs in zip(*self._opposites(), strict=True))
         bytes_per_row = self._columns * (2 * self.dtype.itemsize + 16)
@@ -86,7 +102,7 @@ class OuterProduct(GradientOperator):
             add_weights(table[grid.negative], companions[rows], opposite)
             add_weights(table[grid.zero], companions[rows], self.batch_size - opposite)
         companions = companions.flatten()
-        for block in self._tail(grid, max_bytes):
+        for block in tail.blocks(self._at_once(max_bytes)):
             index = block.column + block.row[:, None] * self._columns
             others = companions.index_select(0, index.flatten()).view_as(index)
             table += grid.joint_counts(block.values, others, size)
@@ -100,10 +116,16 @@ class OuterProduct(GradientOperator):
         delta, inputs = self._delta, self._inputs
         return (negative(-delta), negative(inputs)), (negative(delta), negative(-inputs))
 
-    def _tail(self, grid: Grid, max_bytes: int) -> Iterator[Block]:
+    def _tail(self, grid: Grid) -> Tail:
         """All elements but those whose factors' signs tell their cell."""
-        elements = min(max_bytes // self.dtype.itemsize, CHUNK)
-        return tail_of_outer_products(self._delta, self._inputs, self.scale, grid.centre, elements)
+        return Tail(self._delta, self._inputs, self.scale, grid.centre)
+
+    @property
+    def _elements(self) -> int:
+        return self.batch_size * self._rows * self._columns
+
+    def _at_once(self, max_bytes: int) -> int:
+        return min(max_bytes // self.dtype.itemsize, CHUNK)
 
 
 class SumOfOuterProducts(GradientOperator):

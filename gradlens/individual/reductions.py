@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradlens.histograms import Counts, Range
-from gradlens.individual.operator import GradientOperator
+from gradlens.individual.operator import AlongMean, GradientOperator
 from gradlens.individual.stored import stored
 from gradlens.norms import norm
 
@@ -46,6 +46,22 @@ class ParameterGradients:
     def mean(self) -> Tensor:
         """ḡ, ``[*P]``; not read off ``p.grad``, which may hold more than the samples' gradients."""
         return self.elements.mean()
+
+    @cached_property
+    def mean_dots(self) -> Tensor:
+        """⟨gₙ, ḡ⟩ of every sample, ``[N]``."""
+        along_mean = self._along_mean
+        return self.elements.dot(self.mean) if along_mean is None else along_mean.dots
+
+    @cached_property
+    def mean_squared_norm(self) -> Tensor:
+        """‖ḡ‖², a scalar."""
+        along_mean = self._along_mean
+        return norm(self.mean).square() if along_mean is None else along_mean.squared_norm
+
+    @cached_property
+    def _along_mean(self) -> AlongMean | None:
+        return self.elements.along_mean()
 
 
 class Reduction(ABC):
@@ -90,7 +106,7 @@ class MeanSquaredNorm(Reduction):
     """‖ḡ‖², a scalar."""
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return norm(gradients.mean).square()
+        return gradients.mean_squared_norm
 
 
 @dataclass(frozen=True)
@@ -100,7 +116,7 @@ class MeanDots(Reduction):
     passes: ClassVar[int] = 2
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.elements.dot(gradients.mean)
+        return gradients.mean_dots
 
 
 @dataclass(frozen=True, eq=False)
