@@ -15,7 +15,7 @@ from gradlens.individual.operator import (
 )
 from gradlens.individual.tail import Tail
 
-MOST = 0.5
+MOST = 0.4
 """The share of elements in a tail above which sorting them apart doesn't pay."""
 
 
@@ -36,6 +36,9 @@ class OuterProduct(GradientOperator):
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
         return self._delta[samples, rows, None] * self._inputs[samples, None, :]
+
+    def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
+        return self._block(samples, rows).mul_(self.scale)
 
     def _squared_norms(self) -> Tensor:
         return squared_norm(self._delta) * squared_norm(self._inputs)
@@ -76,14 +79,14 @@ class OuterProduct(GradientOperator):
     def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
         tail = self._tail(grid)
         if tail.at_most > MOST * self._elements:
-            return super()._tally_1d(grid, max_bytes)
+            return super()._tally_1d(grid, self._in_cache(max_bytes))
         table = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
         opposite = sum(
             (one.sum(1).long() * other.sum(1).long()).sum() for one, other in self._opposites()
         )
         table[grid.zero] += self._elements - opposite
         table[grid.negative] += opposite
-        for block in tail.blocks(self._at_once(max_bytes)):
+        for block in tail.blocks(self._in_cache(max_bytes) // self.dtype.itemsize):
             opposite = torch.count_nonzero(block.opposite)
             table += count(grid.cells(block.values), grid.size)
             table[grid.zero] -= block.values.numel() - opposite
@@ -93,7 +96,7 @@ class OuterProduct(GradientOperator):
     def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
         tail = self._tail(grid)
         if tail.at_most > MOST * self._elements:
-            return super()._tally_2d(grid, companions, size, max_bytes)
+            return super()._tally_2d(grid, companions, size, self._in_cache(max_bytes))
         table = torch.zeros(grid.size, size, dtype=torch.int64, device=self.device)
         delta, inputs = (torch.cat(signs) for signs in zip(*self._opposites(), strict=True))
         bytes_per_row = self._columns * (2 * self.dtype.itemsize + 16)
@@ -102,7 +105,7 @@ class OuterProduct(GradientOperator):
             add_weights(table[grid.negative], companions[rows], opposite)
             add_weights(table[grid.zero], companions[rows], self.batch_size - opposite)
         companions = companions.flatten()
-        for block in tail.blocks(self._at_once(max_bytes)):
+        for block in tail.blocks(self._in_cache(max_bytes) // self.dtype.itemsize):
             index = block.column + block.row[:, None] * self._columns
             others = companions.index_select(0, index.flatten()).view_as(index)
             table += grid.joint_counts(block.values, others, size)
@@ -124,8 +127,8 @@ class OuterProduct(GradientOperator):
     def _elements(self) -> int:
         return self.batch_size * self._rows * self._columns
 
-    def _at_once(self, max_bytes: int) -> int:
-        return min(max_bytes // self.dtype.itemsize, CHUNK)
+    def _in_cache(self, max_bytes: int) -> int:
+        return min(max_bytes, CHUNK * self.dtype.itemsize)
 
 
 class SumOfOuterProducts(GradientOperator):
