@@ -64,8 +64,8 @@ def gradient_signal_to_noise(mean: Tensor, sum_of_squares: Tensor, n: int, eps: 
     """ḡⱼ² / (Σₙgₙⱼ²/N − ḡⱼ² + ε) for each element j (Liu et al., 2020, arXiv:2001.07384)."""
     squared_mean = mean.square()
     # Rounding can push a vanishing variance below zero.
-    variance = (sum_of_squares / n - squared_mean).clamp_(min=0)
-    return squared_mean / (variance + eps)
+    variance = (sum_of_squares / n).sub_(squared_mean).clamp_(min=0)
+    return squared_mean.div_(variance.add_(eps))
 
 
 def mean_of_elements(tensors: Sequence[Tensor]) -> float:

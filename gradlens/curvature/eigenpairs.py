@@ -24,6 +24,9 @@ DENSE = 32
 EXPLORATION = 8
 """Directions tried at least: a good start must not hide an eigenvalue it knows nothing of."""
 
+SUBSPACE_BYTES = 192 * 2**20
+"""Memory that a subspace and its images may take; of large matrices it is restarted earlier."""
+
 _ROUNDING = 16.0
 """A residual below this many rounding errors of the matrix is as small as it gets."""
 
@@ -156,7 +159,8 @@ class _Search:
         self.max_products = max_products
         self.exploration = exploration
         self.watched = min(k + 1, products.size)
-        self.capacity = min(max(3 * self.watched, 20), products.size)
+        fitting = SUBSPACE_BYTES // (2 * products.size * products.dtype.itemsize)
+        self.capacity = min(max(3 * self.watched, min(fitting, 20)), products.size)
         self.dense = products.size <= min(DENSE, max_products)
         self.explored = 0
         self.basis: list[Tensor] = []
