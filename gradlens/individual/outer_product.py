@@ -81,9 +81,7 @@ class OuterProduct(GradientOperator):
         if tail.at_most > MOST * self._elements:
             return super()._tally_1d(grid, self._in_cache(max_bytes))
         table = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
-        opposite = sum(
-            (one.sum(1).long() * other.sum(1).long()).sum() for one, other in self._opposites()
-        )
+        opposite = _opposite_pairs(self._delta, self._inputs)
         table[grid.zero] += self._elements - opposite
         table[grid.negative] += opposite
         for block in tail.blocks(self._in_cache(max_bytes) // self.dtype.itemsize):
@@ -191,6 +189,19 @@ class SumOfOuterProducts(GradientOperator):
     def _weighted_sum(self, weights: Tensor) -> Tensor:
         delta = self._delta * weights[:, None, None]
         return delta.flatten(0, 1).T @ self._inputs.flatten(0, 1)
+
+
+def _opposite_pairs(first: Tensor, second: Tensor) -> Tensor:
+    """How many products of two numbers of the same sample have factors of opposite signs."""
+    (positive, negatives), (other_positive, other_negative) = map(_signs, (first, second))
+    return (positive * other_negative + negatives * other_positive).sum()
+
+
+def _signs(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """How many numbers of each sample are positive, and negative; int64 ``[N]``."""
+    signs = factor.sign().nan_to_num_()
+    difference, total = signs.sum(1).long(), signs.abs_().sum(1).long()
+    return (total + difference) // 2, (total - difference) // 2
 
 
 def _same_precision(delta: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:

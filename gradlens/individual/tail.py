@@ -42,7 +42,7 @@ class Tail:
         concerned = _concerned(size, other_size, scale, threshold).nonzero()[:, 0]
         if not len(concerned):
             return
-        if len(concerned) < len(delta):
+        if 2 * len(concerned) < len(delta):  # others take a little time, as does a copy
             self._delta = delta.index_select(0, concerned)
             self._inputs = inputs.index_select(0, concerned)
             size, other_size = size.some(concerned), other_size.some(concerned)
