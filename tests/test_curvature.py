@@ -414,6 +414,20 @@ def test_eigenpairs_equal_the_spectrum(spectrum: np.ndarray, k: int, which: str)
     assert_consistent(found, matrix)
 
 
+@pytest.mark.parametrize("spectrum", spectra().values(), ids=spectra())
+def test_small_subspaces_find_the_same(
+    spectrum: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradlens.curvature.eigenpairs.SUBSPACE_BYTES", 0)
+    found = eigenpairs(rotated(spectrum), 2, max_products=2000)
+    assert found.converged, found.reason
+    expected = expected_values(spectrum, 2, "largest")
+    np.testing.assert_allclose(
+        found.values, expected, rtol=1e-5, atol=1e-13 * np.abs(spectrum).max()
+    )
+    assert_consistent(found, rotated(spectrum))
+
+
 def assert_consistent(found: Eigenpairs, matrix: np.ndarray) -> None:
     k = len(found.values)
     residuals = np.linalg.norm(matrix @ found.vectors - found.vectors * found.values, axis=0)

@@ -182,6 +182,11 @@ def test_more_elements_than_are_binned_at_once() -> None:
     assert_counts_2d(found, values, values[0], bins, ranges)
 
 
+def test_more_small_numbers_than_single_precision_can_count() -> None:
+    values = torch.full((2**24 + 3,), -1e-6)
+    assert histogram_1d(values, 4, (-2.0, 2.0)).hist.tolist() == [0, len(values), 0, 0]
+
+
 @given(
     st.integers(1, 1000),
     st.floats(-1e308, 1e308, allow_subnormal=False),

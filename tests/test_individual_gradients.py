@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens.individual import operator as operator_module
-from gradlens.individual.convolution import Convolution
+from gradlens.individual.convolution import Convolution, Geometry
 from gradlens.individual.dense import Dense
 from gradlens.individual.folding import Folded, Order
 from gradlens.individual.gathering import LossReduction
@@ -21,6 +21,7 @@ from gradlens.individual.operator import GradientOperator
 from gradlens.individual.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.individual.recomputed import Recomputed
 from gradlens.individual.rows import IndexedRows
+from gradlens.individual.stored import Stored
 from gradlens.individual.summed import Summed
 from tests.networks import NETWORKS, Network
 from tests.references import Contribution, individual_gradients_by_loop, squared_error
@@ -303,6 +304,48 @@ def test_folded(network: Network, order: Order) -> None:
         samples = (rows[:3], rows[3:]) if first else (rows[::2], rows[1::2])
         assert_close(folded.dense(), torch.stack([part.sum(0) for part in samples]))
         assert_equals_dense_twin(folded)
+
+
+def convolution(scale: float) -> Convolution:
+    inputs = torch.randn(7, 4, 6, 6, dtype=torch.float64)
+    delta = torch.randn(7, 5, 4, 4, dtype=torch.float64)
+    return Convolution(delta, inputs, Geometry((3, 3), (1, 1), (1, 1), 1), scale)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 30_000, operator_module.PIECE_BYTES])
+def test_stored_gradients(piece_bytes: int) -> None:
+    torch.manual_seed(0)
+    operator = convolution(7.0)
+    whole_samples = max(piece_bytes, 8 * (operator.shape.numel() + operator._workspace()))
+    kept = Stored(operator, whole_samples)
+    assert_close(kept.dense(), operator.dense())
+    assert_equals_dense_twin(kept)
+
+
+def test_dots_with_the_mean_by_pairs() -> None:
+    """Where they are cheaper; however small the mean is, beside what it is the mean of."""
+    torch.manual_seed(0)
+    factors = torch.randn(3, 40), torch.randn(3, 50)
+    operator = OuterProduct(*(factor.double() for factor in factors), 3.0)
+    assert operator.along_mean() is not None
+    assert_equals_dense_twin(operator)
+    assert OuterProduct(torch.randn(30, 4), torch.randn(30, 5)).along_mean() is None
+
+    delta, inputs = (torch.cat([factor, factor]) for factor in factors)
+    delta[3:] *= -1 - 1e-5
+    exact = OuterProduct(delta.double(), inputs.double()).dense().flatten(1)
+    found = OuterProduct(delta, inputs).along_mean()
+    assert found is not None
+    torch.testing.assert_close(found.dots.double(), exact @ exact.mean(0), rtol=1e-6, atol=0)
+    expected = exact.mean(0).square().sum()
+    torch.testing.assert_close(found.squared_norm.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_a_workspace_larger_than_a_piece_is_not_made_for_each_row() -> None:
+    operator = convolution(1.0)
+    pieces = list(operator.pieces(8 * operator._workspace()))
+    assert len(pieces) <= 2 * operator.batch_size
+    assert_pieces_equal(operator, operator.dense(), 8 * operator._workspace())
 
 
 def test_structure_is_kept_where_there_is_a_rule() -> None:

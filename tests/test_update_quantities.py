@@ -129,6 +129,19 @@ def test_alpha_update_size_and_distance(
         assert math.isnan(expected) == bool(getattr(history["Alpha"][step], "reason", ""))
 
 
+@pytest.mark.parametrize("others", [[], [quantities.NormTest()]], ids=["alone", "with another"])
+@pytest.mark.parametrize("limit", ["STORED_BYTES", "RETAINED_BYTES", None])
+def test_alpha_does_not_depend_on_what_is_stored(
+    limit: str | None, others: list[quantities.Quantity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if limit is not None:
+        module = "reductions" if limit == "STORED_BYTES" else "gathering"
+        monkeypatch.setattr(f"gradlens.individual.{module}.{limit}", 0)
+    cockpit, records = run("conv2d", "mean", "SGD", [quantities.Alpha(), *others])
+    for step, (start, end) in enumerate(pairwise(records)):
+        assert cockpit.history["Alpha"][step] == pytest.approx(alpha(start, end), rel=1e-7)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("network", ["mlp", "conv2d"])
 def test_cabs_and_early_stopping(network: str, reduction: str) -> None:
