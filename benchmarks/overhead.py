@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -96,6 +97,7 @@ def ratios(
     return seconds, found
 
 
+@cache
 def peak_memory(problem: str, contender: str, batch_size: int, device: str) -> float:
     """Peak bytes of a few steps above what was there before: the median of three processes."""
     return median(_peak_memory(problem, contender, batch_size, device) for _ in range(3))
