@@ -313,6 +313,20 @@ def convolution(scale: float) -> Convolution:
     return Convolution(delta, inputs, Geometry((3, 3), (1, 1), (1, 1), 1), scale)
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("piece_bytes", [1, operator_module.PIECE_BYTES])
+def test_convolutions_of_few_positions(
+    piece_bytes: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose norms go through pairs of them."""
+    monkeypatch.setattr("gradlens.individual.convolution.PIECE_BYTES", piece_bytes)
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 8, 5, 4, dtype=torch.float64)
+    delta = torch.randn(3, 10, 3, 1, dtype=torch.float64)
+    geometry = Geometry((2, 3), (1, 2), (2, 1), groups)
+    assert_equals_dense_twin(Convolution(delta, inputs, geometry, 3.0))
+
+
 @pytest.mark.parametrize("piece_bytes", [1, 30_000, operator_module.PIECE_BYTES])
 def test_stored_gradients(piece_bytes: int) -> None:
     torch.manual_seed(0)

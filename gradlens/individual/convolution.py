@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from gradlens.individual.operator import GradientOperator
-from gradlens.individual.outer_product import _same_precision
+from gradlens.individual.operator import PIECE_BYTES, GradientOperator, slices
+from gradlens.individual.outer_product import same_precision, squared_norms_by_positions
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Convolution(GradientOperator):
 
     ``delta`` is ``[N, R, *S]``, ``inputs`` the padded input ``[N, C, *L]``; the weight has shape
     ``[R, C/groups, *kernel]``. For a transposed convolution the two swap roles. Patches are cut
-    out (unfolded) for a few samples at a time.
+    out (unfolded) for a few samples at a time. Norms go through pairs of positions where that is
+    cheaper.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Convolution(GradientOperator):
     ) -> None:
         self._geometry = geometry
         self._positions = delta.shape[2:]
-        self._delta, self._inputs = _same_precision(delta, _reached(inputs, geometry, delta.shape))
+        self._delta, self._inputs = same_precision(delta, _reached(inputs, geometry, delta.shape))
         channels = inputs.shape[1] // geometry.groups
         shape = (delta.shape[1], channels, *geometry.kernel)
         super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device)
@@ -57,6 +58,21 @@ class Convolution(GradientOperator):
 
     def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
         return self._block(samples, rows).mul_(self.scale)
+
+    def _squared_norms(self) -> Tensor:
+        positions = math.prod(self._positions)
+        cheaper = positions * (self._rows + self._columns) < self._rows * self._columns
+        if not cheaper or self._geometry.groups > 1 or not self.batch_size:
+            return super()._squared_norms()
+        numbers_per_sample = positions * (2 * positions + self._columns)
+        at_once = PIECE_BYTES // max(numbers_per_sample * self.dtype.itemsize, 1)
+        norms = [
+            squared_norms_by_positions(
+                self._delta[part].flatten(2).mT, self._patches(part)[:, 0].mT
+            )
+            for part in slices(self.batch_size, at_once)
+        ]
+        return torch.cat(norms)
 
     def _dot(self, matrix: Tensor) -> Tensor:
         weight = matrix.reshape(self.shape)

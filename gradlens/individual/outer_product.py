@@ -26,7 +26,7 @@ class OuterProduct(GradientOperator):
     """
 
     def __init__(self, delta: Tensor, inputs: Tensor, scale: float = 1.0) -> None:
-        self._delta, self._inputs = _same_precision(delta, inputs)
+        self._delta, self._inputs = same_precision(delta, inputs)
         shape = (delta.shape[1], inputs.shape[1])
         super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device)
 
@@ -137,7 +137,7 @@ class SumOfOuterProducts(GradientOperator):
     """
 
     def __init__(self, delta: Tensor, inputs: Tensor, scale: float = 1.0) -> None:
-        self._delta, self._inputs = _same_precision(delta, inputs)
+        self._delta, self._inputs = same_precision(delta, inputs)
         self._positions = delta.shape[1]
         shape = (delta.shape[2], inputs.shape[2])
         super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device)
@@ -150,15 +150,11 @@ class SumOfOuterProducts(GradientOperator):
         return self._delta[samples, :, rows].mT @ self._inputs[samples]
 
     def _squared_norms(self) -> Tensor:
-        if self.elementwise:
+        if self.elementwise or not self.batch_size:
             return super()._squared_norms()
         bytes_per_sample = 2 * self._positions**2 * self.dtype.itemsize
         parts = [
-            torch.einsum(
-                "nst,nst->n",
-                self._delta[part] @ self._delta[part].mT,
-                self._inputs[part] @ self._inputs[part].mT,
-            )
+            squared_norms_by_positions(self._delta[part], self._inputs[part])
             for part in slices(self.batch_size, PIECE_BYTES // max(bytes_per_sample, 1))
         ]
         return torch.cat(parts)
@@ -181,7 +177,7 @@ class SumOfOuterProducts(GradientOperator):
         return torch.cat(rows)
 
     def _dot(self, matrix: Tensor) -> Tensor:
-        return torch.einsum("nsk,nsk->n", self._delta @ matrix, self._inputs)
+        return torch.linalg.vecdot((self._delta @ matrix).flatten(1), self._inputs.flatten(1))
 
     def _sum(self) -> Tensor:
         return self._delta.flatten(0, 1).T @ self._inputs.flatten(0, 1)
@@ -189,6 +185,12 @@ class SumOfOuterProducts(GradientOperator):
     def _weighted_sum(self, weights: Tensor) -> Tensor:
         delta = self._delta * weights[:, None, None]
         return delta.flatten(0, 1).T @ self._inputs.flatten(0, 1)
+
+
+def squared_norms_by_positions(delta: Tensor, inputs: Tensor) -> Tensor:
+    """‖Σₛ δₙₛ xₙₛᵀ‖² from δ ``[N, S, R]`` and x ``[N, S, K]``, by their Gram matrices, ``[N]``."""
+    pairs = delta @ delta.mT, inputs @ inputs.mT
+    return torch.linalg.vecdot(*(products.flatten(1) for products in pairs))
 
 
 def _opposite_pairs(first: Tensor, second: Tensor) -> Tensor:
@@ -204,7 +206,7 @@ def _signs(factor: Tensor) -> tuple[Tensor, Tensor]:
     return (total + difference) // 2, (total - difference) // 2
 
 
-def _same_precision(delta: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+def same_precision(delta: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Under autocast an input can be wider than the output gradient."""
     delta, inputs = accumulable(delta), accumulable(inputs)
     dtype = torch.promote_types(delta.dtype, inputs.dtype)
