@@ -1,6 +1,6 @@
 """What tracking costs: steps of gradlens and its peers over plain steps, interleaved in one run.
 
-``python -m benchmarks.overhead [PROBLEM ...] [--only WORD] [--without WORD] [--steps K] [--write]``
+``python -m benchmarks.overhead [PROBLEM ...] [--only WORD ...] [--without WORD ...] [--write]``
 prints ratios of each contender's steps to the plain steps beside them, their quartiles, and the
 peak memory above a plain step's. ``--write`` makes docs/overhead.csv of it, from which the
 documentation's table and figure are drawn.
@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -118,16 +118,16 @@ def megabytes_above_plain(problem: str, contender: str, batch_size: int, device:
 
 
 def measure(
-    problem: str, only: str, without: str, steps: int, device: str, batch: int
+    problem: str, wanted: Callable[[str], bool], steps: int, device: str, batch: int
 ) -> Iterator[Measurement]:
-    """All contenders on one problem."""
+    """All contenders on one problem whose names are wanted."""
     batch_size = batch or PROBLEMS[problem].batch_size
     setting = Setting(PROBLEMS[problem], batch_size, torch.device(device))
     plain_memory = peak_memory(problem, "plain", batch_size, device)
     plain = peer("plain")(setting)
     plain_seconds = [plain() for _ in range(WARM_UP + 1)][-1]
     for name, contender, together in contenders(problem):
-        if only not in name or (without and without in name):
+        if not wanted(name):
             continue
         if together > 1 and together * plain_seconds > SECONDS:
             print(f"  {name:28} takes too long", flush=True)
@@ -150,8 +150,8 @@ def main() -> None:
     """Print a table of ratios."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("problems", nargs="*", metavar="PROBLEM", help=", ".join(PROBLEMS))
-    parser.add_argument("--only", default="", help="contenders whose names contain this")
-    parser.add_argument("--without", default="", help="no contenders whose names contain this")
+    parser.add_argument("--only", nargs="+", default=[""], help="words, of which names have one")
+    parser.add_argument("--without", nargs="+", default=[], help="words that no name has")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--batch", type=int, default=0, help="default: the problem's own")
     parser.add_argument("--device", default="cpu")
@@ -160,12 +160,17 @@ def main() -> None:
     unknown = set(options.problems) - PROBLEMS.keys()
     if unknown:
         parser.error(f"no problem is called {', '.join(unknown)}: choose of {', '.join(PROBLEMS)}")
+
+    def wanted(name: str) -> bool:
+        if any(word in name for word in options.without):
+            return False
+        return any(word in name for word in options.only)
+
     warnings.simplefilter("ignore")
     for problem in options.problems or PROBLEMS:
         print(f"{problem}, batch {options.batch or PROBLEMS[problem].batch_size}")
         found = []
-        choice = (options.only, options.without)
-        for one in measure(problem, *choice, options.steps, options.device, options.batch):
+        for one in measure(problem, wanted, options.steps, options.device, options.batch):
             found.append(one)
             memory = "" if one.megabytes is None else f"{one.megabytes:8.0f} MB"
             print(
