@@ -98,9 +98,11 @@ def ratios(
 
 
 @cache
-def peak_memory(problem: str, contender: str, batch_size: int, device: str) -> float:
-    """Peak bytes of a few steps above what was there before: the median of three processes."""
-    return median(_peak_memory(problem, contender, batch_size, device) for _ in range(3))
+def peak_memory(
+    problem: str, contender: str, batch_size: int, device: str, processes: int = 3
+) -> float:
+    """Peak bytes of a few steps above what was there before: the median of some processes."""
+    return median(_peak_memory(problem, contender, batch_size, device) for _ in range(processes))
 
 
 def _peak_memory(problem: str, contender: str, batch_size: int, device: str) -> float:
@@ -110,10 +112,12 @@ def _peak_memory(problem: str, contender: str, batch_size: int, device: str) -> 
     return float(done.stdout.split()[-1]) if done.returncode == 0 and done.stdout else float("nan")
 
 
-def megabytes_above_plain(problem: str, contender: str, batch_size: int, device: str) -> float:
+def megabytes_above_plain(
+    problem: str, contender: str, batch_size: int, device: str, processes: int = 3
+) -> float:
     """Peak memory above that of plain steps."""
     names = ("plain", contender)
-    plain, tracked = (peak_memory(problem, name, batch_size, device) for name in names)
+    plain, tracked = (peak_memory(problem, n, batch_size, device, processes) for n in names)
     return (tracked - plain) / 1e6
 
 

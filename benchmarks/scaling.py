@@ -67,7 +67,7 @@ def measured(
     n = problem_of(problem).batch_size
     setting = Setting(problem_of(problem), n, torch.device(device))
     _, found = ratios(tracked_by_gradlens(contender), setting, steps, together=1)
-    megabytes = megabytes_above_plain(problem, contender, n, device)
+    megabytes = megabytes_above_plain(problem, contender, n, device, processes=1)
     name = "quantities" if what == QUANTITIES else contender
     return [what, str(size), name, f"{median(found):.2f}", f"{megabytes:.0f}"]
 

@@ -156,25 +156,53 @@ def tally_2d(values: Tensor, companions: Tensor, grid: Grid, size: int) -> Tenso
     """How many of ``values`` ``[n, a, b]`` are in each cell, by their companion's cell.
 
     ``companions`` ``[a, b]`` holds cells less than ``size``, the same for all n. The result is
-    int64 ``[grid.size, size]``. Of rows of small numbers only the signs are looked at.
+    int64 ``[grid.size, size]``.
     """
-    table = torch.zeros(grid.size, size, dtype=torch.int64, device=values.device)
-    if not values.numel():
-        return table
-    smaller = values.new_zeros(len(companions), 1).expand(companions.shape)
-    negatives = values.new_zeros(companions.shape)
-    for part in values.split(max(CHUNK // companions.numel(), 1)):
+    tally = JointTally(companions, grid, size)
+    tally.add(values, slice(0, len(companions)))
+    return tally.table()
+
+
+class JointTally:
+    """Counts of ``tally_2d`` from values that come in pieces of some rows.
+
+    Of rows of small numbers only the signs are looked at, and counted by companion at last.
+    """
+
+    def __init__(self, companions: Tensor, grid: Grid, size: int) -> None:
+        self._companions, self._grid, self._size = companions, grid, size
+        self._tail = torch.zeros(grid.size, size, dtype=torch.int64, device=companions.device)
+        self._small = torch.zeros(len(companions), 1, device=companions.device)
+        self._negative = torch.zeros(companions.shape, device=companions.device)
+
+    def add(self, values: Tensor, rows: slice) -> None:
+        """Take in ``[n, len(rows), b]``."""
+        if not values.numel():
+            return
+        for start in range(0, values.shape[1], max(CHUNK // values.shape[2], 1)):
+            some = values[:, start : start + max(CHUNK // values.shape[2], 1)]
+            place = slice(rows.start + start, rows.start + start + some.shape[1])
+            for part in some.split(max(CHUNK // some[0].numel(), 1)):
+                self._add(part, place)
+
+    def _add(self, part: Tensor, place: slice) -> None:
+        grid = self._grid
         near = part.abs().amax(2) < grid.centre  # which a NaN is not
-        smaller = smaller + near.sum(0, dtype=values.dtype)[:, None]
+        self._small[place] += near.sum(0, dtype=torch.float32)[:, None]
         if grid.negative != grid.zero:
-            negatives += negative(part).mul_(near[..., None]).sum(0)
+            self._negative[place] += negative(part).mul_(near[..., None]).sum(0)
         sample, row = (~near).nonzero(as_tuple=True)
         at_once = max(CHUNK // part.shape[2], 1)
+        companions = self._companions[place]
         for s, r in zip(sample.split(at_once), row.split(at_once), strict=True):
-            table += grid.joint_counts(part[s, r], companions[r], size)
-    add_weights(table[grid.negative], companions, negatives)
-    add_weights(table[grid.zero], companions, smaller - negatives)
-    return table
+            self._tail += grid.joint_counts(part[s, r], companions[r], self._size)
+
+    def table(self) -> Tensor:
+        """Of all that was added, int64 ``[grid.size, size]``."""
+        table, grid = self._tail.clone(), self._grid
+        add_weights(table[grid.negative], self._companions, self._negative)
+        add_weights(table[grid.zero], self._companions, self._small - self._negative)
+        return table
 
 
 def negative(values: Tensor) -> Tensor:

@@ -18,13 +18,13 @@ from torch import Tensor
 from gradlens.histograms import (
     Counts,
     Grid,
+    JointTally,
     Range,
     comparable,
     counts_of_1d,
     counts_of_2d,
     grid_of,
     tally_1d,
-    tally_2d,
 )
 
 PIECE_BYTES = 16 * 2**20
@@ -270,17 +270,18 @@ class GradientOperator(ABC):
         """Counts by ``grid``'s cells."""
         table = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
         for samples, rows in self._partition(max_bytes):
-            values = self._long_rows(self._scaled_block(samples, rows))
+            block = self._scaled_block(samples, rows)
+            # A vector's elements are in one row rather than in one each.
+            values = block.mT if self._columns == 1 else block
             table += tally_1d(values.flatten(0, 1), grid)
         return table
 
     def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
         """Joint counts by ``grid``'s cells and ``companions`` ``[R, K]``, cells below ``size``."""
-        table = torch.zeros(grid.size, size, dtype=torch.int64, device=self.device)
+        tally = JointTally(companions, grid, size)
         for samples, rows in self._partition(max_bytes):
-            values = self._long_rows(self._scaled_block(samples, rows))
-            table += tally_2d(values, self._long_rows(companions[None, rows])[0], grid, size)
-        return table
+            tally.add(self._scaled_block(samples, rows), rows)
+        return tally.table()
 
     def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
         """As ``_block``, scaled; not to be written to."""
@@ -295,11 +296,6 @@ class GradientOperator(ABC):
             total = self._sum()
             # Often 1, and one pass over memory takes as long as a part of the product.
             return (total if factor == 1.0 else total * factor).reshape(self.shape)
-
-    @final
-    def _long_rows(self, values: Tensor) -> Tensor:
-        """A vector's elements in one row rather than one row each."""
-        return values.mT if self._columns == 1 else values
 
     @final
     def _rows_of(self, samples: slice, rows: slice) -> Tensor:
