@@ -3,7 +3,9 @@
 import csv
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from gradlens.instruments.style import dress, title
 
@@ -26,8 +28,9 @@ SHOWN = {
 
 
 def main(folder: Path) -> None:
-    """Draw what tracking costs."""
+    """Draw what tracking costs, and how that grows."""
     draw_ratios(rows_of("overhead.csv")).savefig(folder / "ratios.png", dpi=150)
+    draw_scaling(rows_of("scaling.csv")).savefig(folder / "scaling.png", dpi=150)
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
@@ -59,6 +62,41 @@ def draw_ratios(rows: list[dict[str, str]]) -> Figure:
         ax.set_visible(False)
     figure.tight_layout()
     return figure
+
+
+COLOURS = {"squared norms": "#009E73", "economy": OURS, "quantities": OURS}
+
+
+def draw_scaling(rows: list[dict[str, str]]) -> Figure:
+    """Ratios to the plain step, and memory above its peak, by what grows."""
+    axes_of = list(dict.fromkeys(row["what"] for row in rows))
+    figure = Figure(figsize=(10, 0.4 + 1.9 * len(axes_of)), facecolor="white")
+    axes = figure.subplots(len(axes_of), 2, squeeze=False)
+    for (left, right), what in zip(axes, axes_of, strict=True):
+        chosen = [row for row in rows if row["what"] == what]
+        draw_growth(left, chosen, "ratio", "plain steps")
+        draw_growth(right, chosen, "MB", "MB above a plain step")
+    axes[0][0].legend(fontsize=7, frameon=False)
+    figure.tight_layout()
+    return figure
+
+
+def draw_growth(ax: Axes, rows: list[dict[str, str]], column: str, label: str) -> None:
+    """A line for each contender."""
+    dress(ax)
+    what = rows[0]["what"]
+    title(ax, f"{what}: {label}")
+    for contender in dict.fromkeys(row["contender"] for row in rows):
+        chosen = [row for row in rows if row["contender"] == contender]
+        sizes = [int(row["size"]) for row in chosen]
+        values = [max(float(row[column]), 0.0) for row in chosen]
+        colour = COLOURS[contender]
+        ax.plot(sizes, values, "o-", color=colour, markersize=3, linewidth=1, label=contender)
+    if max(sizes) >= 8 * min(sizes):
+        ax.set_xscale("log", base=2)
+    ax.set_xticks(sizes, [str(size) for size in sizes])
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_ylim(bottom=0)
 
 
 if __name__ == "__main__":
