@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import NullFormatter, NullLocator
 
 from gradlens.instruments.style import dress, title
 
@@ -57,6 +57,8 @@ def draw_ratios(rows: list[dict[str, str]]) -> Figure:
         ax.set_yticks(places, names, fontsize=7)
         ax.invert_yaxis()
         ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_xlim(0.8, max(ratios) * 2)
     for ax in list(axes.flat)[len(problems) :]:
         ax.set_visible(False)
