@@ -125,6 +125,7 @@ def whole(*shape: int) -> Tensor:
 
 OPERATORS = {
     "outer product": OuterProduct(whole(5, 6), whole(5, 40)),
+    "backward from a negative multiple": OuterProduct(whole(5, 6), whole(5, 40), -2.0),
     "short sequence": SumOfOuterProducts(whole(5, 2, 6), whole(5, 2, 40)),
     "long sequence": SumOfOuterProducts(whole(5, 30, 6), whole(5, 30, 40)),
     "convolution": Convolution(

@@ -74,7 +74,7 @@ class OuterProduct(GradientOperator):
         other_large, other_small = _extremes(self._inputs)
         # Rounding keeps order. Zero times infinity is NaN, which the small ones give away.
         products = torch.cat([large * other_large, large * other_small, small * other_large])
-        return (products * self.scale).amax()
+        return (products * abs(self.scale)).amax()
 
     def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
         tail = self._tail(grid)
