@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.quantities.quantity import CURVED, Quantity, TwoPointQuantity
+from gradlens.quantities.quantity import CurvedQuantity, Quantity, TwoPointQuantity
 from gradlens.schedules import Schedule, decided_once
 
 WARM_UP = 2
@@ -223,6 +223,6 @@ class Budget:
 
 
 def _kind(quantity: Quantity) -> Hashable:
-    if isinstance(quantity, CURVED):
+    if isinstance(quantity, CurvedQuantity):
         return quantity.name
     return isinstance(quantity, LayerQuantity), quantity.of_samples

@@ -23,8 +23,8 @@ from gradlens.individual.losses import IndividualLosses
 from gradlens.individual.undisturbed import undisturbed
 from gradlens.plain import to_plain
 from gradlens.quantities.quantity import (
-    CURVED,
     CurvatureQuantity,
+    CurvedQuantity,
     GradientCurvatureQuantity,
     Quantity,
     SingleStepQuantity,
@@ -174,7 +174,9 @@ class TrackedStep:
 
     def _compute_curvature(self, extensions: Sequence[BackpropExtension]) -> None:
         step, cockpit, info = self._global_step, self._cockpit, self._info
-        active = [q for q in self._active if isinstance(q, CURVED) and not self._accumulating]
+        active = [
+            q for q in self._active if isinstance(q, CurvedQuantity) and not self._accumulating
+        ]
         apart = [e for e in extensions if self._runs_apart(e)]
         if not active and not apart:
             return

@@ -110,28 +110,26 @@ class SingleStepQuantity(Quantity):
         """The value at a step for which ``should_compute`` is true; called after backward."""
 
 
-class CurvatureQuantity(Quantity):
-    """A quantity of the loss's curvature, found before the backward pass frees the graph."""
+class CurvedQuantity(Quantity):
+    """A quantity that needs the loss's curvature, in one of two ways."""
 
     needs: ClassVar[Sequence[Needed]] = ("loss",)
 
     def watches_layers(self, global_step: int) -> bool:
         """Some curvature is made of what layers tell."""
         return self.should_compute(global_step)
+
+
+class CurvatureQuantity(CurvedQuantity):
+    """A quantity of the loss's curvature, found before the backward pass frees the graph."""
 
     @abstractmethod
     def compute(self, curvature: LossCurvature) -> Any:
         """The value at a step for which ``should_compute`` is true; called on entering."""
 
 
-class GradientCurvatureQuantity(Quantity):
+class GradientCurvatureQuantity(CurvedQuantity):
     """A quantity of the loss's curvature and of the gradients that backward finds after it."""
-
-    needs: ClassVar[Sequence[Needed]] = ("loss",)
-
-    def watches_layers(self, global_step: int) -> bool:
-        """Some curvature is made of what layers tell."""
-        return self.should_compute(global_step)
 
     @abstractmethod
     def look(self, curvature: LossCurvature) -> Any:
@@ -140,10 +138,6 @@ class GradientCurvatureQuantity(Quantity):
     @abstractmethod
     def compute(self, step: Step, seen: Any) -> Any:
         """The value, from the step after backward and what ``look`` has returned."""
-
-
-CURVED = (CurvatureQuantity, GradientCurvatureQuantity)
-"""What needs the loss's curvature."""
 
 
 class UpdateQuantity(Quantity):
