@@ -98,6 +98,10 @@ class Teller(ABC):
         return torch.stack([norms.get(name, zeros) for name in self.ggn.parameters], dim=1)
 
 
+Tellers: TypeAlias = MutableMapping[int, type[Teller] | None]
+"""Who tells all of a graph, by its ``structure``; ``None`` if nobody does."""
+
+
 @final
 class LossGraph(Teller):
     """The layers and the loss's graph, wherever parameters are used."""
@@ -148,10 +152,6 @@ class LayersAlone(Teller):
         return [call for found in calls.of.values() for call in found]
 
 
-Tellers: TypeAlias = MutableMapping[int, type[Teller] | None]
-"""Who tells all of a graph, by its ``structure``; ``None`` if nobody does."""
-
-
 def structure(outputs: Tensor, parameters: Mapping[str, Tensor]) -> int:
     """A hash of the graph behind the outputs: its operations, shapes, edges and parameters."""
     places = {id(parameter): place for place, parameter in enumerate(parameters.values())}
@@ -200,18 +200,22 @@ def _is_parameter(node: Node) -> bool:
 
 
 def _chosen(
-    model: nn.Module, loss: Tensor, ggn: GGNOperator, tellers: Tellers, rng: np.random.Generator
+    model: nn.Module,
+    loss: Tensor,
+    ggn: GGNOperator,
+    tellers: Tellers,
+    generator: np.random.Generator,
 ) -> Teller:
     if ggn.outputs.dim() == 0:
         raise NoRootError("outputs without axes have no samples")
     seen = structure(ggn.outputs, ggn.parameters)
     if seen not in tellers:
         kinds: list[type[Teller]] = [LayersAlone, LossGraph]
-        telling = (kind for kind in kinds if _tells_all(kind(model, ggn, loss), rng))
+        telling = (kind for kind in kinds if _tells_all(kind(model, ggn, loss), generator))
         tellers[seen] = next(telling, None)
     chosen = tellers[seen]
     if chosen is None:
-        raise NoRootError("nobody tells all of the samples' gradients")
+        raise NoRootError("neither layers nor the loss's graph tell all samples' gradients")
     return chosen(model, ggn, loss)
 
 
