@@ -152,21 +152,11 @@ def _by_size(rows: Tensor, centre: float) -> tuple[Tensor, Tensor]:
     return rows[near], rows[~near].reshape(-1)
 
 
-def tally_2d(values: Tensor, companions: Tensor, grid: Grid, size: int) -> Tensor:
-    """How many of ``values`` ``[n, a, b]`` are in each cell, by their companion's cell.
-
-    ``companions`` ``[a, b]`` holds cells less than ``size``, the same for all n. The result is
-    int64 ``[grid.size, size]``.
-    """
-    tally = JointTally(companions, grid, size)
-    tally.add(values, slice(0, len(companions)))
-    return tally.table()
-
-
 class JointTally:
-    """Counts of ``tally_2d`` from values that come in pieces of some rows.
+    """How many values are in each cell of ``grid``, by their companion's cell; in pieces of rows.
 
-    Of rows of small numbers only the signs are looked at, and counted by companion at last.
+    ``companions`` ``[a, b]`` holds cells less than ``size``, the same for all samples. Of rows of
+    small numbers only the signs are looked at, and counted by companion at last.
     """
 
     def __init__(self, companions: Tensor, grid: Grid, size: int) -> None:
@@ -179,8 +169,9 @@ class JointTally:
         """Take in ``[n, len(rows), b]``."""
         if not values.numel():
             return
-        for start in range(0, values.shape[1], max(CHUNK // values.shape[2], 1)):
-            some = values[:, start : start + max(CHUNK // values.shape[2], 1)]
+        at_once = max(CHUNK // values.shape[2], 1)
+        for start in range(0, values.shape[1], at_once):
+            some = values[:, start : start + at_once]
             place = slice(rows.start + start, rows.start + start + some.shape[1])
             for part in some.split(max(CHUNK // some[0].numel(), 1)):
                 self._add(part, place)
@@ -268,8 +259,9 @@ def histogram_2d(
     values, companions = comparable(values), comparable(companions)
     first = grid_of(bins[0], range_[0], values.dtype, values.device)
     second = grid_of(bins[1], range_[1], companions.dtype, companions.device)
-    rows = values.reshape(len(values), 1, companions.numel())
-    return counts_of_2d(tally_2d(rows, second.cells(companions)[None], first, second.size))
+    tally = JointTally(second.cells(companions).reshape(1, -1), first, second.size)
+    tally.add(values.reshape(len(values), 1, companions.numel()), slice(0, 1))
+    return counts_of_2d(tally.table())
 
 
 def comparable(values: Tensor) -> Tensor:
