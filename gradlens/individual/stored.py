@@ -46,9 +46,9 @@ class Stored(GradientOperator):
 
 def stored(individual: GradientOperator, max_bytes: int) -> GradientOperator:
     """The same gradients, stored if that saves work and they are small enough."""
-    elements = individual.batch_size * individual.shape.numel()
-    if not individual.elementwise or elements * individual.dtype.itemsize > max_bytes:
+    needed = individual.batch_size * individual.shape.numel() * individual.dtype.itemsize
+    if not individual.elementwise or not 0 < needed <= max_bytes:
         return individual
-    partition = individual._partition(PIECE_BYTES)
-    whole = all(rows == slice(0, individual._rows) for _, rows in partition)
-    return Stored(individual) if elements and whole else Dense(individual.dense())
+    _, rows = next(individual._partition(PIECE_BYTES))
+    whole_samples = rows == slice(0, individual._rows)
+    return Stored(individual) if whole_samples else Dense(individual.dense())
