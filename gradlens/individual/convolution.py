@@ -33,6 +33,8 @@ class Convolution(GradientOperator):
     cheaper.
     """
 
+    makes_blocks = True
+
     def __init__(
         self, delta: Tensor, inputs: Tensor, geometry: Geometry, scale: float = 1.0
     ) -> None:
@@ -55,9 +57,6 @@ class Convolution(GradientOperator):
             return delta[:, rows] @ patches[:, 0].mT
         grouped = delta.unflatten(1, (self._geometry.groups, -1)) @ patches.mT
         return grouped.flatten(1, 2)[:, rows]
-
-    def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
-        return self._block(samples, rows).mul_(self.scale)
 
     def _squared_norms(self) -> Tensor:
         positions = math.prod(self._positions)

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -62,8 +62,11 @@ class GradientOperator(ABC):
 
     A subclass states ``_block``. Everything else follows from it piece by piece; the other private
     methods are there to be replaced where the structure offers something cheaper. They see
-    unscaled gradients as ``[N, R, K]``.
+    unscaled gradients as ``[N, R, K]``. With ``makes_blocks``, those of ``_block`` are new tensors
+    each time, and are scaled in place.
     """
+
+    makes_blocks: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -283,12 +286,15 @@ class GradientOperator(ABC):
             tally.add(self._scaled_block(samples, rows), rows)
         return tally.table()
 
+    # Shared by the above.
+
+    @final
     def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
         """As ``_block``, scaled; not to be written to."""
         block = self._block(samples, rows)
-        return block if self.scale == 1.0 else block * self.scale
-
-    # Shared by the above.
+        if self.scale == 1.0:
+            return block
+        return block.mul_(self.scale) if self.makes_blocks else block * self.scale
 
     @final
     def _sum_times(self, factor: float) -> Tensor:

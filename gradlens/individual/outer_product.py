@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradlens.histograms import CHUNK, Grid, add_weights, count, negative
+from gradlens.histograms import CHUNK, Grid, add_weights, count
 from gradlens.individual.operator import (
     PIECE_BYTES,
     GradientOperator,
@@ -25,6 +25,8 @@ class OuterProduct(GradientOperator):
     Norms and products need the factors alone (Goodfellow, 2015, arXiv:1510.01799).
     """
 
+    makes_blocks = True
+
     def __init__(self, delta: Tensor, inputs: Tensor, scale: float = 1.0) -> None:
         self._delta, self._inputs = same_precision(delta, inputs)
         shape = (delta.shape[1], inputs.shape[1])
@@ -36,9 +38,6 @@ class OuterProduct(GradientOperator):
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
         return self._delta[samples, rows, None] * self._inputs[samples, None, :]
-
-    def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
-        return self._block(samples, rows).mul_(self.scale)
 
     def _squared_norms(self) -> Tensor:
         return squared_norm(self._delta) * squared_norm(self._inputs)
@@ -81,7 +80,8 @@ class OuterProduct(GradientOperator):
         if tail.at_most > MOST * self._elements:
             return super()._tally_1d(grid, self._in_cache(max_bytes))
         table = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
-        opposite = _opposite_pairs(self._delta, self._inputs)
+        pairs = [d.sum(1).long() * x.sum(1).long() for d, x in self._opposites()]
+        opposite = torch.stack(pairs).sum()
         table[grid.zero] += self._elements - opposite
         table[grid.negative] += opposite
         for block in tail.blocks(self._in_cache(max_bytes) // self.dtype.itemsize):
@@ -114,8 +114,9 @@ class OuterProduct(GradientOperator):
 
     def _opposites(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Where δ is positive and where x is negative, and the other way round; as ones."""
-        delta, inputs = self._delta, self._inputs
-        return (negative(-delta), negative(inputs)), (negative(delta), negative(-inputs))
+        positive, below_zero = _signs(self._delta)
+        other_positive, other_below_zero = _signs(self._inputs)
+        return (positive, other_below_zero), (below_zero, other_positive)
 
     def _tail(self, grid: Grid) -> Tail:
         """All elements but those whose factors' signs tell their cell."""
@@ -135,6 +136,8 @@ class SumOfOuterProducts(GradientOperator):
     Norms and the Gram matrix go through the positions' own Gram matrices where those are smaller
     than the gradients (Li et al., 2022, arXiv:2110.05679, section 4).
     """
+
+    makes_blocks = True
 
     def __init__(self, delta: Tensor, inputs: Tensor, scale: float = 1.0) -> None:
         self._delta, self._inputs = same_precision(delta, inputs)
@@ -193,17 +196,10 @@ def squared_norms_by_positions(delta: Tensor, inputs: Tensor) -> Tensor:
     return torch.linalg.vecdot(*(products.flatten(1) for products in pairs))
 
 
-def _opposite_pairs(first: Tensor, second: Tensor) -> Tensor:
-    """How many products of two numbers of the same sample have factors of opposite signs."""
-    (positive, negatives), (other_positive, other_negative) = map(_signs, (first, second))
-    return (positive * other_negative + negatives * other_positive).sum()
-
-
 def _signs(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """How many numbers of each sample are positive, and negative; int64 ``[N]``."""
+    """Where numbers are positive, and where negative; as ones."""
     signs = factor.sign().nan_to_num_()
-    difference, total = signs.sum(1).long(), signs.abs_().sum(1).long()
-    return (total + difference) // 2, (total - difference) // 2
+    return signs.clamp(min=0), signs.neg_().clamp_(min=0)
 
 
 def same_precision(delta: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
