@@ -15,9 +15,10 @@ from gradlens.individual.attribution import MIXED, Verdict
 from gradlens.individual.batchnorm import BatchNormPolicy
 from gradlens.individual.consistency import Discrepancy, inconsistent, remark_on
 from gradlens.individual.context import UNSEEN
-from gradlens.individual.gathering import LossReduction, ReducedGradients
+from gradlens.individual.gathering import LossReduction
 from gradlens.individual.layers import Layers
 from gradlens.individual.listening import Listening
+from gradlens.individual.reducing import ReducedGradients
 from gradlens.individual.reductions import Reduction
 from gradlens.individual.shares import Share, exchanged, joined
 from gradlens.individual.tap import Watch

@@ -135,7 +135,7 @@ def test_alpha_does_not_depend_on_what_is_stored(
     limit: str | None, others: list[quantities.Quantity], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if limit is not None:
-        module = "reductions" if limit == "STORED_BYTES" else "gathering"
+        module = "reductions" if limit == "STORED_BYTES" else "reducing"
         monkeypatch.setattr(f"gradlens.individual.{module}.{limit}", 0)
     cockpit, records = run("conv2d", "mean", "SGD", [quantities.Alpha(), *others])
     for step, (start, end) in enumerate(pairwise(records)):
