@@ -191,7 +191,9 @@ COLUMNS = ("problem", "contender", "ratio", "low", "high", "MB", "plain ms")
 
 def write(measurements: list[Measurement], device: str) -> None:
     """The documentation's table, with earlier rows of others, and a line on the machine."""
-    merge("overhead.csv", COLUMNS, [row_of(one) for one in measurements], 2, list(PROBLEMS))
+    problems, names = list(PROBLEMS), [name for name, _, _ in contenders(next(iter(PROBLEMS)))]
+    order = [(problem, name) for problem in problems for name in names]
+    merge("overhead.csv", COLUMNS, [row_of(one) for one in measurements], order)
     processor = platform.processor() or platform.machine()
     threads, version = torch.get_num_threads(), torch.__version__
     (DOCS / "overhead-machine.txt").write_text(
@@ -201,21 +203,25 @@ def write(measurements: list[Measurement], device: str) -> None:
 
 
 def merge(
-    name: str, columns: Sequence[str], rows: list[list[str]], key: int, order: list[str]
+    name: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    order: Sequence[tuple[str, ...]],
 ) -> None:
     """Put rows into a table of the documentation, where those of the same first cells are replaced.
 
-    ``key`` is the number of these cells, and ``order`` that of the first one.
+    ``order`` is that of the first cells, of which there are as many; others come last.
     """
-    path = DOCS / name
-    known: list[list[str]] = []
+    path, places = DOCS / name, {cells: place for place, cells in enumerate(order)}
+    cells = len(order[0])
+    known: list[Sequence[str]] = []
     if path.exists():
         with path.open() as file:
             known = list(csv.reader(file))[1:]
-    by_key = {tuple(row[:key]): row for row in [*known, *rows]}
-    merged = sorted(by_key.values(), key=lambda row: order.index(row[0]))
+    by_cells = {tuple(row[:cells]): row for row in [*known, *rows]}
+    merged = sorted(by_cells, key=lambda first: places.get(first, len(places)))
     with path.open("w", newline="") as file:
-        csv.writer(file).writerows([columns, *merged])
+        csv.writer(file).writerows([columns, *(by_cells[first] for first in merged)])
 
 
 def row_of(one: Measurement) -> list[str]:

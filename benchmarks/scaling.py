@@ -54,7 +54,8 @@ def main() -> None:
             rows.append(measured(what, size, problem, contender, options.steps, options.device))
             print("  {:>6} {:22} {:>8} {:>6} MB".format(*rows[-1][1:]), flush=True)
         if options.write:
-            merge("scaling.csv", COLUMNS, rows, 3, [*SCALED, QUANTITIES])
+            order = [first_cells(w, size, name) for w in known for size, _, name in cases(w)]
+            merge("scaling.csv", COLUMNS, rows, order)
 
 
 COLUMNS = ("what", "size", "contender", "ratio", "MB")
@@ -68,8 +69,12 @@ def measured(
     setting = Setting(problem_of(problem), n, torch.device(device))
     _, found = ratios(tracked_by_gradlens(contender), setting, steps, together=1)
     megabytes = megabytes_above_plain(problem, contender, n, device, processes=1)
-    name = "quantities" if what == QUANTITIES else contender
-    return [what, str(size), name, f"{median(found):.2f}", f"{megabytes:.0f}"]
+    return [*first_cells(what, size, contender), f"{median(found):.2f}", f"{megabytes:.0f}"]
+
+
+def first_cells(what: str, size: int, contender: str) -> tuple[str, str, str]:
+    """Those that tell rows apart."""
+    return what, str(size), "quantities" if what == QUANTITIES else contender
 
 
 if __name__ == "__main__":

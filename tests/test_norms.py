@@ -10,6 +10,7 @@ from torch import nn
 
 import gradlens
 from gradlens import quantities
+from gradlens.individual.dense import Dense
 from gradlens.norms import norm, row_norms
 from gradlens.quantities.consecutive import cosine
 
@@ -28,6 +29,24 @@ def test_norms_are_those_of_double_precision(scale: float, dtype: torch.dtype) -
     whole = torch.linalg.vector_norm(exact)
     torch.testing.assert_close(norm(matrix).double(), whole, rtol=accuracy, atol=0)
     torch.testing.assert_close(norm(matrix.to_sparse()).double(), whole, rtol=accuracy, atol=0)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_millions_of_elements(samples: int) -> None:
+    """Added up one after the other in single precision, they would leave four digits."""
+    torch.manual_seed(0)
+    for elements in (torch.full((samples, 6_000_000), 0.1), torch.rand(samples, 6_000_000)):
+        exact = torch.linalg.vector_norm(elements.double(), dim=1)
+        torch.testing.assert_close(row_norms(elements).double(), exact, rtol=2e-7, atol=0)
+        whole = torch.linalg.vector_norm(exact)
+        torch.testing.assert_close(norm(elements).double(), whole, rtol=2e-7, atol=0)
+        individual = Dense(elements)
+        found = individual.squared_norms().double()
+        torch.testing.assert_close(found, exact.square(), rtol=4e-7, atol=0)
+    products = elements.double() @ elements.double().T  # of random elements
+    dots = individual.dot(elements[0]).double()
+    torch.testing.assert_close(dots, products[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(individual.gram().double(), products, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.curvature.orthogonal import direction, inner, norm
+from gradlens.curvature.orthogonal import direction, norm
 from gradlens.curvature.probes import Seed, gaussian
 from gradlens.curvature.products import NotFiniteError, Products, SymmetricMatrix
+from gradlens.norms import inner
 
 Which: TypeAlias = Literal["largest", "smallest", "magnitude"]
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from gradlens.norms import inner
+
 NEGLIGIBLE = 1e-10
 """What is left of a vector after orthogonalisation, relative to it, when that is only rounding.
 
@@ -16,17 +18,6 @@ That is in float64; in lower precisions it is ``_ROUNDING`` times theirs.
 _ROUNDING = 64.0
 _CANCELLED = 0.7
 """Where less than this is left of a vector, digits are lost, and once is not enough."""
-
-
-def inner(one: Tensor, other: Tensor) -> Tensor:
-    """Inner product of two vectors ``[D]``, a scalar tensor, to rounding in any precision.
-
-    Pairwise sums: a library's dot product is off by hundreds of float32's rounding errors at a
-    million elements.
-    """
-    if one.dtype == torch.float64:
-        return torch.dot(one, other)
-    return (one * other).sum()
 
 
 def norm(vector: Tensor) -> float:

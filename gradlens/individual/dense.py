@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gradlens.individual.operator import GradientOperator, accumulable, squared_norm
+from gradlens.individual.operator import GradientOperator, accumulable, dots, products_of_pairs
+from gradlens.norms import squared_row_norms
 
 
 class Dense(GradientOperator):
@@ -24,14 +25,13 @@ class Dense(GradientOperator):
         return self._gradients[samples, rows]
 
     def _squared_norms(self) -> Tensor:
-        return squared_norm(self._gradients.flatten(1))
+        return squared_row_norms(self._gradients.flatten(1))
 
     def _gram(self) -> Tensor:
-        flat = self._gradients.flatten(1)
-        return flat @ flat.T
+        return products_of_pairs(self._gradients.flatten(1))
 
     def _dot(self, matrix: Tensor) -> Tensor:
-        return self._gradients.flatten(1) @ matrix.flatten()
+        return dots(self._gradients.flatten(1), matrix.flatten())
 
     def _sum(self) -> Tensor:
         return self._gradients.sum(0)

@@ -26,9 +26,13 @@ from gradlens.histograms import (
     grid_of,
     tally_1d,
 )
+from gradlens.norms import squared_row_norms
 
 PIECE_BYTES = 16 * 2**20
 """Default bound of the temporary memory of one piece."""
+
+_ADDED_UP = 2**14
+"""Products that are added up by a library: it does so one after the other, and loses digits."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +225,7 @@ class GradientOperator(ABC):
     def _squared_norms(self) -> Tensor:
         squared_norms = torch.zeros(self.batch_size, dtype=self.dtype, device=self.device)
         for samples, rows in self._partition(PIECE_BYTES):
-            squared_norms[samples] += squared_norm(self._block(samples, rows).flatten(1))
+            squared_norms[samples] += squared_row_norms(self._block(samples, rows).flatten(1))
         return squared_norms
 
     def _gram(self) -> Tensor:
@@ -229,14 +233,13 @@ class GradientOperator(ABC):
         everyone = slice(0, self.batch_size)
         bytes_per_row = self.batch_size * self._columns * self.dtype.itemsize
         for rows in slices(self._rows, PIECE_BYTES // max(bytes_per_row, 1)):
-            block = self._rows_of(everyone, rows).flatten(1)
-            gram.addmm_(block, block.T)
+            gram += products_of_pairs(self._rows_of(everyone, rows).flatten(1))
         return gram
 
     def _dot(self, matrix: Tensor) -> Tensor:
         dot = torch.zeros(self.batch_size, dtype=self.dtype, device=self.device)
         for samples, rows in self._partition(PIECE_BYTES):
-            dot[samples] += self._block(samples, rows).flatten(1) @ matrix[rows].flatten()
+            dot[samples] += dots(self._block(samples, rows).flatten(1), matrix[rows].flatten())
         return dot
 
     def _sum(self) -> Tensor:
@@ -338,17 +341,21 @@ def slices(length: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
-def squared_norm(rows: Tensor) -> Tensor:
-    """Squared Euclidean norm of each row, ``[n, d] -> [n]``."""
-    at_once = PIECE_BYTES // rows.itemsize
-    if rows.numel() <= at_once:
-        return torch.linalg.vecdot(rows, rows)
-    # In parts, since a large temporary tensor costs more than the sum.
-    parts = rows.split(max(at_once // len(rows), 1), dim=1)
-    norms = torch.linalg.vecdot(parts[0], parts[0])
-    for part in parts[1:]:
-        norms += torch.linalg.vecdot(part, part)
-    return norms
+def dots(rows: Tensor, vector: Tensor) -> Tensor:
+    """Inner product of each row with a vector, ``[n, d], [d] -> [n]``."""
+    if len(vector) <= _ADDED_UP:
+        return rows @ vector
+    parts = zip(rows.split(_ADDED_UP, dim=1), vector.split(_ADDED_UP), strict=True)
+    return torch.stack([part @ factors for part, factors in parts]).sum(0)
+
+
+def products_of_pairs(rows: Tensor) -> Tensor:
+    """Inner products of all pairs of rows, ``[n, d] -> [n, n]``."""
+    first, *others = rows.split(_ADDED_UP, dim=1)
+    products = first @ first.T
+    for part in others:
+        products.addmm_(part, part.T)
+    return products
 
 
 def accumulable(tensor: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from gradlens.individual.operator import (
     GradientOperator,
     accumulable,
     slices,
-    squared_norm,
 )
 from gradlens.individual.tail import Tail
+from gradlens.norms import squared_row_norms
 
 MOST = 0.4
 """The share of elements in a tail above which sorting them apart doesn't pay."""
@@ -40,7 +40,7 @@ class OuterProduct(GradientOperator):
         return self._delta[samples, rows, None] * self._inputs[samples, None, :]
 
     def _squared_norms(self) -> Tensor:
-        return squared_norm(self._delta) * squared_norm(self._inputs)
+        return squared_row_norms(self._delta) * squared_row_norms(self._inputs)
 
     def _gram(self) -> Tensor:
         return (self._delta @ self._delta.T) * (self._inputs @ self._inputs.T)

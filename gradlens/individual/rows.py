@@ -9,9 +9,10 @@ from gradlens.individual.operator import (
     PIECE_BYTES,
     GradientOperator,
     accumulable,
+    products_of_pairs,
     slices,
-    squared_norm,
 )
+from gradlens.norms import squared_row_norms
 
 
 class IndexedRows(GradientOperator):
@@ -51,7 +52,7 @@ class IndexedRows(GradientOperator):
         return block
 
     def _squared_norms(self) -> Tensor:
-        return self._per_sample(squared_norm(self._values))
+        return self._per_sample(squared_row_norms(self._values))
 
     def _dot(self, matrix: Tensor) -> Tensor:
         return self._per_sample(torch.linalg.vecdot(self._values, matrix[self._row]))
@@ -64,7 +65,7 @@ class IndexedRows(GradientOperator):
             inside = (compact >= rows.start) & (compact < rows.stop)
             block = self._values.new_zeros(self.batch_size, rows.stop - rows.start, self._columns)
             block[self._owner[inside], compact[inside] - rows.start] = self._values[inside]
-            gram.addmm_(block.flatten(1), block.flatten(1).T)
+            gram += products_of_pairs(block.flatten(1))
         return gram
 
     def _sum(self) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradlens.norms import norm
+from gradlens.norms import inner, norm
 from gradlens.undefined import Undefined
 
 FIRST = "there is no step before to compare with"
@@ -58,7 +58,7 @@ def cosine(first: Tensor, second: Tensor) -> float:
         return Undefined("one of the two steps is zero")
     units = [one.flatten().to(length.dtype) / length for one, length in
              zip((first, second), lengths, strict=True)]  # fmt: skip
-    value = float(torch.dot(*units))
+    value = float(inner(*units))
     if math.isnan(value):
         return Undefined("one of the two steps has NaN or Inf")
     return min(max(value, -1.0), 1.0)
