@@ -8,8 +8,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-_BYTES_AT_ONCE = 16 * 2**20
-"""Memory that is squared at once: a larger temporary tensor costs more than the sum."""
+_FEW = 2**18
+"""Elements whose squares are stored in less time than norms of parts take."""
+
+_PART = 256
+"""Squares that are added up one after the other, which leaves all digits."""
 
 
 def norm(tensor: Tensor) -> Tensor:
@@ -46,14 +49,17 @@ def squared_row_norms(matrix: Tensor) -> Tensor:
 
     Pairwise sums: ``torch.linalg.vector_norm`` has four right digits of ten million elements.
     """
-    at_once = _BYTES_AT_ONCE // matrix.itemsize
-    if matrix.numel() <= at_once:
-        return torch.linalg.vecdot(matrix, matrix)
-    parts = matrix.split(max(at_once // len(matrix), 1), dim=1)
-    norms = torch.linalg.vecdot(parts[0], parts[0])
-    for part in parts[1:]:
-        norms += torch.linalg.vecdot(part, part)
-    return norms
+    if matrix.numel() > _FEW:
+        matrix = _norms_of_parts(matrix)
+    return torch.linalg.vecdot(matrix, matrix)
+
+
+def _norms_of_parts(matrix: Tensor) -> Tensor:
+    """``[N, M]`` to ``[N, M / _PART]``, rounded up."""
+    parts = matrix.shape[1] // _PART
+    whole = matrix[:, : parts * _PART].unflatten(1, (parts, _PART))
+    rest = matrix[:, None, parts * _PART :]
+    return torch.cat([torch.linalg.vector_norm(each, dim=2) for each in (whole, rest)], dim=1)
 
 
 def inner(one: Tensor, other: Tensor) -> Tensor:
