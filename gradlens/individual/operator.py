@@ -32,7 +32,7 @@ PIECE_BYTES = 16 * 2**20
 """Default bound of the temporary memory of one piece."""
 
 _ADDED_UP = 2**14
-"""Products that are added up by a library: it does so one after the other, and loses digits."""
+"""Products that a processor's library adds up: it does so one after the other, and loses digits."""
 
 
 @dataclass(frozen=True)
@@ -343,7 +343,7 @@ def slices(length: int, step: int) -> list[slice]:
 
 def dots(rows: Tensor, vector: Tensor) -> Tensor:
     """Inner product of each row with a vector, ``[n, d], [d] -> [n]``."""
-    if len(vector) <= _ADDED_UP:
+    if rows.device.type != "cpu" or len(vector) <= _ADDED_UP:
         return rows @ vector
     parts = zip(rows.split(_ADDED_UP, dim=1), vector.split(_ADDED_UP), strict=True)
     return torch.stack([part @ factors for part, factors in parts]).sum(0)
@@ -351,6 +351,8 @@ def dots(rows: Tensor, vector: Tensor) -> Tensor:
 
 def products_of_pairs(rows: Tensor) -> Tensor:
     """Inner products of all pairs of rows, ``[n, d] -> [n, n]``."""
+    if rows.device.type != "cpu" or rows.shape[1] <= _ADDED_UP:
+        return rows @ rows.T
     first, *others = rows.split(_ADDED_UP, dim=1)
     products = first @ first.T
     for part in others:
