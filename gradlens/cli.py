@@ -28,7 +28,7 @@ from gradlens.runs import load_run
 from gradlens.screen import Screen
 from gradlens.summary import summarize
 from gradlens.summary_text import render
-from gradlens.watch import INTERVAL, FileDisplay, Interruptible, WindowDisplay, watch
+from gradlens.watch import INTERVAL, FileDisplay, WindowDisplay, watch
 
 FAILED = 1
 
@@ -272,8 +272,8 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    display = Interruptible(FileDisplay(options.out) if options.out else WindowDisplay())
-    with suppress(KeyboardInterrupt), display.interrupted_from_keyboard():
+    display = FileDisplay(options.out) if options.out else WindowDisplay()
+    with suppress(KeyboardInterrupt):
         watch(options.run, _screen(options), display, options.interval)
     return 0
 

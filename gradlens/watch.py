@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO, final
 
@@ -79,43 +76,6 @@ class WindowDisplay(Display):
     def _close(self, _: Any) -> None:
         self._open = False
         self._figure.canvas.stop_event_loop()
-
-
-@final
-class Interruptible(Display):
-    """Another display, until somebody interrupts: at once while waiting, or after the drawing.
-
-    Elsewhere an interrupt might come in a destructor, where Python drops it. A second one is
-    obeyed at once.
-    """
-
-    def __init__(self, display: Display) -> None:
-        self._display = display
-        self._waiting = self._interrupted = False
-
-    def show(self, history: History, screen: Screen) -> None:
-        self._display.show(history, screen)
-
-    def wait(self, seconds: float) -> bool:
-        self._waiting = True
-        try:
-            return not self._interrupted and self._display.wait(seconds)
-        finally:
-            self._waiting = False
-
-    @contextmanager
-    def interrupted_from_keyboard(self) -> Iterator[None]:
-        """``KeyboardInterrupt``, but for a first one that has to wait."""
-        before = signal.signal(signal.SIGINT, self._interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    def _interrupt(self, *_: Any) -> None:
-        if self._waiting or self._interrupted:
-            raise KeyboardInterrupt
-        self._interrupted = True
 
 
 def watch(

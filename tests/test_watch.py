@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from gradlens import watch as watching
 from gradlens.history import History, Note
 from gradlens.screen import Screen
-from gradlens.watch import Display, FileDisplay, Interruptible, WindowDisplay, watch
+from gradlens.watch import Display, FileDisplay, WindowDisplay, watch
 from tests.test_instruments import realistic
 
 PATIENCE = 60.0
@@ -244,44 +244,6 @@ def test_interrupted_from_the_keyboard(tmp_path: Path) -> None:
     assert out == ""
     assert "Traceback" not in error
     assert image.read_bytes().startswith(b"\x89PNG")
-
-
-def interrupt() -> None:
-    signal.raise_signal(signal.SIGINT)
-
-
-class Interrupter:
-    """Something that is interrupted when it goes."""
-
-    def __del__(self) -> None:
-        interrupt()
-
-
-class InterruptedDrawing(Script):
-    def show(self, history: History, screen: Screen) -> None:
-        super().show(history, screen)
-        Interrupter()
-
-
-def test_an_interrupt_in_a_destructor_is_not_lost(tmp_path: Path) -> None:
-    script = InterruptedDrawing(nothing, nothing)
-    display, run = Interruptible(script), tmp_path / "run.jsonl"
-    run.write_bytes(content(realistic(2, ("Loss",)), tmp_path))
-    with display.interrupted_from_keyboard():
-        watch(run, Screen("run"), display, stream=io.StringIO())
-    assert len(script.shown) == 1
-    assert script.waits == []
-
-
-def test_interrupts_while_waiting_and_second_ones_are_obeyed_at_once() -> None:
-    display = Interruptible(Script())
-    with pytest.raises(KeyboardInterrupt), display.interrupted_from_keyboard():
-        interrupt()
-        interrupt()
-    waiting = Interruptible(Script(interrupt))
-    with pytest.raises(KeyboardInterrupt), waiting.interrupted_from_keyboard():
-        waiting.wait(1.0)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 # Windows ------------------------------------------------------------------------------------
