@@ -229,7 +229,12 @@ def test_interrupted_from_the_keyboard(tmp_path: Path) -> None:
     run, image = tmp_path / "run.jsonl", tmp_path / "now.png"
     command = [sys.executable, "-m", "gradlens", "watch", str(run), "-o", str(image)]
     with subprocess.Popen(
-        [*command, "--interval", "0.05"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*command, "--interval", "0.05"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # Tests that run in the background ignore interrupts, and so would their children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             assert process.stderr is not None
