@@ -51,8 +51,9 @@ class Budget:
     """Thins schedules so that tracking takes at most a share of the training time.
 
     A step's time is that from one context to the next. What a tracked step and the few after it
-    take above the median of undisturbed ones is what tracking has cost. Each quantity earns the
-    same part of the share as training goes on, and is tracked at a step of its schedule as soon as
+    take above the median of undisturbed ones is what tracking has cost, besides what an untracked
+    step's context takes at each. Each quantity earns the same part of the rest of the share as
+    training goes on, and is tracked at a step of its schedule as soon as
     it can pay for itself; what it can't use goes to the others. A bill of several quantities is
     divided by what each was expected to cost. The first time, quantities of a kind, which share
     most of their work, are tracked together as soon as nobody has debts, and divide the bill
@@ -86,7 +87,8 @@ class Budget:
         self._bill: _Bill | None = None
         self._latest: int | None = None
         self._unfinished: list[str] = []
-        self._entered = self._left = 0.0
+        self._entered = self._began = self._ended = self._left = 0.0
+        self._context = 0.0
         self._steps = 0
         self._schedules: dict[str, Schedule] = {}
         for quantity in self._quantities:
@@ -107,17 +109,27 @@ class Budget:
         now, before = self.clock(), self._latest
         tracked = [] if before is None else self._chosen.get(before, [])
         if self._steps > WARM_UP:
+            if not tracked:
+                self._context = self._began - self._entered + self._left - self._ended
             self._account(self._left - self._entered, now - self._left, tracked, once)
         if global_step != before:
             self._unfinished = [name for name in tracked if name in self._two_point]
         # What was decided about other steps was in vain: they didn't come.
         self._chosen = {global_step: self._chosen.get(global_step, [])}
-        self._entered = self._left = now
+        self._entered = self._began = self._ended = self._left = now
         self._latest = global_step
         self._steps += 1
 
+    def begin_backward(self) -> None:
+        """A context has been entered: what comes is the user's."""
+        self._began = self.clock()
+
+    def end_backward(self) -> None:
+        """A context is about to be left."""
+        self._ended = self.clock()
+
     def end_step(self) -> None:
-        """A context is left."""
+        """A context has been left."""
         self._left = self.clock()
 
     def restore(self) -> None:
@@ -127,7 +139,7 @@ class Budget:
 
     def _account(self, inside: float, outside: float, tracked: Sequence[str], once: float) -> None:
         """Enter a step's seconds inside its context, and until the next one."""
-        self._earned += self.share * (inside + outside) / len(self._paid)
+        self._earned += (self.share * (inside + outside) - self._context) / len(self._paid)
         if tracked:
             self._pay()
             names = [*dict.fromkeys([*tracked, *self._unfinished])]

@@ -66,6 +66,11 @@ class TrackedStep:
         self._exit: ExitStack | None = None
 
     def __enter__(self) -> None:
+        self._begin()
+        if self._cockpit.budget is not None:
+            self._cockpit.budget.begin_backward()
+
+    def _begin(self) -> None:
         step, cockpit = self._global_step, self._cockpit
         cockpit._begin_step(step)
         left_over = cockpit._gradients.begin_step(step, self._accumulating)
@@ -95,6 +100,8 @@ class TrackedStep:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._cockpit.budget is not None:
+            self._cockpit.budget.end_backward()
         if self._exit is not None:
             self._exit.close()
         if error is not None:

@@ -36,11 +36,13 @@ def simulate(
     kinds: dict[str, type[Quantity]] | None = None,
     afterwards: float = 0.0,
     pause: float = 0.0,
+    context: float = 0.0,
 ) -> tuple[float, Counter[str]]:
     """Share of the time that tracking took, and how often each quantity was tracked.
 
     ``ahead`` asks about a step before the one before has been paid for; ``afterwards`` is by how
-    much the three steps after a tracked one are slower, ``pause`` comes after each 50th step.
+    much the three steps after a tracked one are slower, ``pause`` comes after each 50th step,
+    ``context`` is what entering and leaving takes at each.
     """
     clock, draws = Clock(), random.Random(0)
     kinds = dict.fromkeys(costs, Loss) | (kinds or {})
@@ -54,8 +56,12 @@ def simulate(
         count.update(active)
         cost = sum(costs[name] for name in active) + (afterwards if slow else 0)
         slow = 3 if active else max(slow - 1, 0)
-        spent += cost
+        spent += cost + context
+        clock.now += context / 2
+        budget.begin_backward()
         clock.now += max(1 + cost + draws.gauss(0, noise), 0.1) - 0.5
+        budget.end_backward()
+        clock.now += context / 2
         budget.end_step()
         clock.now += 0.5 + (pause if step % 50 == 0 else 0)
         if ahead:
@@ -93,6 +99,13 @@ def test_steps_that_tracking_slows_down_are_paid_for(ahead: bool) -> None:
     assert count["a"] == count["b"]
 
 
+@pytest.mark.parametrize("context", [0.02, 0.08])
+def test_contexts_of_untracked_steps_are_paid_for(context: float) -> None:
+    found, count = simulate(0.05, {"a": 0.3, "b": 0.1}, context=context)
+    assert found <= max(0.06, context)
+    assert bool(count) == (context < 0.05)
+
+
 def test_a_validation_is_nobodys_cost() -> None:
     costs = {"a": 0.3, "b": 0.1}
     _, count = simulate(0.05, costs)
@@ -111,7 +124,9 @@ def test_steps_that_never_come() -> None:
         budget.begin_step(step)
         active = [quantity for quantity in tracked if quantity.should_compute(step)]
         count += len(active)
+        budget.begin_backward()
         clock.now += 1 + 0.1 * len(active)
+        budget.end_backward()
         budget.end_step()
         for quantity in tracked:
             quantity.should_compute(step + 1)
