@@ -47,6 +47,7 @@ def main() -> None:
     if unknown:
         parser.error(f"{', '.join(unknown)} doesn't grow: choose of {', '.join(known)}")
     warnings.simplefilter("ignore")
+    order = [first_cells(what, size, name) for what in known for size, _, name in cases(what)]
     for what in options.what or known:
         print(what)
         rows = []
@@ -54,7 +55,6 @@ def main() -> None:
             rows.append(measured(what, size, problem, contender, options.steps, options.device))
             print("  {:>6} {:22} {:>8} {:>6} MB".format(*rows[-1][1:]), flush=True)
         if options.write:
-            order = [first_cells(w, size, name) for w in known for size, _, name in cases(w)]
             merge("scaling.csv", COLUMNS, rows, order)
 
 

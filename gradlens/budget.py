@@ -53,9 +53,9 @@ class Budget:
     A step's time is that from one context to the next. What a tracked step and the few after it
     take above the median of undisturbed ones is what tracking has cost, besides what an untracked
     step's context takes at each. Each quantity earns the same part of the rest of the share as
-    training goes on, and is tracked at a step of its schedule as soon as
-    it can pay for itself; what it can't use goes to the others. A bill of several quantities is
-    divided by what each was expected to cost. The first time, quantities of a kind, which share
+    training goes on, and is tracked at a step of its schedule as soon as it can pay for itself;
+    what it can't use goes to the others. A bill of several quantities is divided by what each was
+    expected to cost. The first time, quantities of a kind, which share
     most of their work, are tracked together as soon as nobody has debts, and divide the bill
     equally; so they stay together.
     """
