@@ -26,9 +26,9 @@ from gradlens.gradient_tracking import (
     unwrapped,
 )
 from gradlens.history import History, Note, RunFile, Source
+from gradlens.individual.batch import LossReduction
 from gradlens.individual.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.individual.context import check_loss_reduction
-from gradlens.individual.gathering import LossReduction
 from gradlens.individual.operator import GradientOperator
 from gradlens.layer_tracking import LayerTracking
 from gradlens.pending import OpenInterval, PendingUpdate
@@ -90,7 +90,7 @@ class Cockpit:
             loss_reduction,
             batchnorm,
             None if wrapped is None else process_group_of(wrapped),
-            wrapped is not None and is_compiled(wrapped),
+            wrapped if wrapped is not None and is_compiled(wrapped) else None,
             loss_function,
         )
         self._layers = LayerTracking(self.model, self.parameters, self.quantities)

@@ -32,11 +32,14 @@ class Coverage:
 
     ``missing`` says of parameters why they have none. ``coupled`` names the layers that normalise
     over the batch, and ``batchnorm`` the policy for these (``gradlens.individual.batchnorm``).
+    ``samples`` is N and ``known_by`` how it is known.
     """
 
     missing: Mapping[str, str] = field(default_factory=dict)
     coupled: tuple[str, ...] = ()
     batchnorm: str = "coupled"
+    samples: int | None = None
+    known_by: str = ""
 
     def share(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
         """Covered elements over all elements of the parameters with these shapes."""
@@ -76,7 +79,13 @@ class Coverage:
     @classmethod
     def from_plain(cls, found: Mapping[str, Any]) -> Coverage:
         """The inverse of ``plain``."""
-        return cls(dict(found["missing"]), tuple(found["coupled"]), found["batchnorm"])
+        return cls(
+            dict(found["missing"]),
+            tuple(found["coupled"]),
+            found["batchnorm"],
+            found["samples"],
+            found["known_by"],
+        )
 
 
 @dataclass(frozen=True)

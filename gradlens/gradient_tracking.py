@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch._dynamo import OptimizedModule
 
-from gradlens.coverage import Coverage
-from gradlens.individual.attribution import MIXED, Verdict
+from gradlens.coverage import Coverage, few
+from gradlens.individual.backward_call import BackwardCall
+from gradlens.individual.batch import Batch, LossReduction
 from gradlens.individual.batchnorm import BatchNormPolicy
-from gradlens.individual.consistency import Discrepancy, inconsistent, remark_on
 from gradlens.individual.context import UNSEEN
-from gradlens.individual.gathering import LossReduction
-from gradlens.individual.layers import Layers
-from gradlens.individual.listening import Listening
-from gradlens.individual.reducing import ReducedGradients
+from gradlens.individual.gradients import Gradients, Plans, Setting
+from gradlens.individual.look import COMPILED
+from gradlens.individual.model_calls import forget_calls, keep_calls
+from gradlens.individual.reducing import Reducer
 from gradlens.individual.reductions import Reduction
 from gradlens.individual.shares import Share, exchanged, joined
-from gradlens.individual.tap import Watch
+from gradlens.individual.tap import Watch, taps_of
 
 
 class GradientTracking:
     """What is known from step to step.
 
-    ``look_seconds`` is what the latest step has spent on checking what later ones take for granted,
-    ``has_parts`` that batches come in parts, ``waiting`` are the shares of micro-batches whose last
-    one is still to come, ``group`` the processes that train together.
+    ``look_seconds`` is what the latest step has spent on a look that later ones don't need,
+    ``has_parts`` says that batches come in parts, ``waiting`` are the shares of micro-batches whose
+    last one is still to come, ``group`` the processes that train together.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class GradientTracking:
         loss_reduction: LossReduction,
         batchnorm: BatchNormPolicy = "coupled",
         group: dist.ProcessGroup | None = None,
-        compiled: bool = False,
+        compiled: nn.Module | None = None,
         loss_function: nn.Module | None = None,
     ) -> None:
         self.parameters = parameters
@@ -47,16 +49,17 @@ class GradientTracking:
         self.loss_reduction: LossReduction = loss_reduction
         self.batchnorm: BatchNormPolicy = batchnorm
         self.group = group
+        self.setting = Setting(parameters, model, loss_reduction, batchnorm, called=compiled)
+        self.plans_of_outputs = Plans()
+        self._called = model if compiled is None else compiled
+        if self._called is not None:
+            keep_calls(self._called)
         self._watch = Watch()
         self._may_sleep = True
         for watched in (model, loss_function):
             if watched is not None:
                 self._watch.over(watched)
         self._compiled = compiled
-        self.compared = False
-        self.used_elsewhere: set[str] = set()
-        # By a hash of the shapes of layers' outputs, which may differ at every step.
-        self.verdicts: dict[int, Verdict] = {}
         self.look_seconds = 0.0
         self.has_parts = group is not None
         self.waiting: list[Share] = []
@@ -84,11 +87,13 @@ class GradientTracking:
     @property
     def has_slept(self) -> bool:
         """Whether the latest forward pass was not watched."""
-        return self.model is not None and bool(Layers(self.model).parameters_slept_through)
+        return self.model is not None and any(tap.slept for tap in taps_of(self.model))
 
     def close(self) -> None:
         """Watch no forward pass any more."""
         self._watch.awake = False
+        if self._called is not None:
+            forget_calls(self._called)
 
     def at_step(
         self,
@@ -107,7 +112,7 @@ class GradientTracking:
 
     def compiled_prefixes(self) -> tuple[str, ...]:
         """How the names of parameters begin that belong to compiled modules."""
-        if self._compiled:
+        if self._compiled is not None:
             return ("",)
         named = [] if self.model is None else self.model.named_modules()
         compiled = [name for name, module in named if is_compiled(module)]
@@ -121,8 +126,8 @@ class GradientTracking:
 class StepGradients:
     """Individual gradients of one backward pass.
 
-    ``gathering`` holds their reductions after ``finish``. ``loss`` and ``individual_losses`` are
-    those of the whole batch, where it has parts.
+    ``reducer`` holds their reductions after ``finish``, and ``batch`` says what the batch is.
+    ``joined`` is the whole batch, where it has parts.
     """
 
     def __init__(
@@ -137,63 +142,50 @@ class StepGradients:
         self._info = info
         self._joins = tracking.joins(accumulating)
         self.accumulating = accumulating
-        if not (tracking.compared or self._joins):
-            reductions = reductions | {Discrepancy()}
-        self.gathering = ReducedGradients(
+        self.gradients = Gradients(tracking.setting, info)
+        self.reducer = Reducer(
             tracking.parameters,
-            tracking.loss_reduction,
+            self.gradients.collector,
             reductions,
-            info.get("batch_size"),
             retain,
             waits=self._joins,
         )
-        self._listening: Listening | None = None
-        self._shapes = 0
-        self._slept: frozenset[int] = frozenset()
         self.joined: Share | None = None
 
-    def listen(self) -> None:
-        """To the model's backward pass; with frozen statistics, all is heard at once."""
-        tracking = self._tracking
-        if tracking.model is None:
-            return
-        layers = Layers(tracking.model)
-        self._slept = layers.parameters_slept_through
-        if self._slept:
-            tracking.stay_awake()
-        self._shapes = hash(layers.shapes_of_calls)
-        verdict = tracking.verdicts.get(self._shapes, Verdict())
-        self.gathering.leave_out(dict.fromkeys(verdict.refuted, MIXED))
-        self.gathering.left_to_graph |= verdict.left_to_graph
-        self.gathering.orders |= verdict.orders
-        some = tracking.used_elsewhere | verdict.left_to_graph
-        everything = verdict.is_due or not tracking.compared
-        self._listening = Listening(
-            tracking.model,
-            layers,
-            self.gathering,
-            tracking.parameters,
-            self._info.get("loss"),
-            tracking.parameters if everything else some,
-            tracking.batchnorm,
-            tested=None if verdict.is_due else verdict.tested,
-        )
-        start = time.perf_counter()
-        self._listening.start()
-        if everything:
-            tracking.look_seconds += time.perf_counter() - start
+    @property
+    def batch(self) -> Batch:
+        """The batch whose values there are: the whole one, where it has parts."""
+        found = self.gradients.batch
+        if self.joined is None:
+            return found
+        return replace(found, samples=self.joined.batch_size, known_by=PARTS + found.known_by)
 
-    def stop_listening(self) -> None:
-        """The backward pass is over."""
-        if self._listening is not None:
-            self._listening.stop()
-        self._listening = None
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Collect gradients in the backward pass of the loss, or of what backward is called on."""
+        loss = self._info.get("loss")
+        if loss is not None:
+            self._timed(self.gradients.begin, loss)
+        with BackwardCall(lambda tensor: self._timed(self.gradients.called_on, tensor)):
+            try:
+                yield
+            finally:
+                self.gradients.end()
+
+    def _timed(self, begin: Callable[[Tensor], None], tensor: Tensor) -> None:
+        start = time.perf_counter()
+        begin(tensor)
+        if self.gradients.looked:
+            self._tracking.look_seconds += time.perf_counter() - start
+
+    @property
+    def error(self) -> Exception | None:
+        """The first exception that isn't a reason why there are no gradients."""
+        return self.gradients.error or self.reducer.error
 
     def finish(self, individual_losses: Tensor | None) -> None:
         """Reduce what is left, and join the parts of the batch if this was the last one."""
-        self.gathering.finish()
-        self._judge()
-        self._refuse_compiled()
+        self.reducer.finish()
         if not self._joins:
             return
         tracking = self._tracking
@@ -207,102 +199,63 @@ class StepGradients:
             device = next(iter(tracking.parameters.values())).device
             everyone = exchanged(whole, device, tracking.group)
             whole = joined(everyone, tracking.loss_reduction)
-        self.gathering.take_joined(whole.operators, whole.missing, whole.coupling)
-        self.gathering.batch_size = whole.batch_size
+        self.reducer.take_joined(whole.operators)
         self.joined = whole
 
-    def _judge(self) -> None:
-        """Remember what this step has told of all that are like it."""
-        tracking, gathering = self._tracking, self.gathering
-        tracking.used_elsewhere |= gathering.told_by_graph
-        before = tracking.verdicts.get(self._shapes, Verdict())
-        tracking.verdicts[self._shapes] = before.after(gathering.attribution)
-
-    def _refuse_compiled(self) -> None:
-        """Nothing at all is seen of a model that is compiled as a whole."""
-        gathering = self.gathering
-        wanted = gathering.values.keys() - {Discrepancy()}
-        if wanted and not gathering.covered and self._tracking.compiled_prefixes():
-            gathering.error = gathering.error or RuntimeError(COMPILED[0].upper() + COMPILED[1:])
-
     def _share(self, individual_losses: Tensor | None) -> Share:
-        gathering, loss, model = self.gathering, self._info.get("loss"), self._tracking.model
-        samples = gathering.batch_size
-        if samples is None and model is not None:
-            samples = Layers(model).samples
+        batch, loss = self.gradients.batch, self._info.get("loss")
         return Share(
-            samples,
-            gathering.factor,
+            batch.samples,
+            batch.factor,
             None if loss is None else float(loss.detach()),
             individual_losses,
-            dict(gathering.waiting),
+            dict(self.reducer.waiting),
             self._missing,
-            frozenset(gathering.coupling),
+            self.gradients.coupling,
         )
 
     @property
-    def _missing(self) -> dict[str, str]:
+    def _missing(self) -> Mapping[str, str]:
         """Why parameters have no individual gradients."""
-        gathering, compiled = self.gathering, self._tracking.compiled_prefixes()
-        absent = [name for name in self._tracking.parameters if name not in gathering.covered]
+        if self.joined is not None:
+            return self.joined.missing
+        found, compiled = self.gradients.collector.unavailable, self._tracking.compiled_prefixes()
+        absent = [name for name in self._tracking.parameters if name not in self.reducer.covered]
         unseen = {n: COMPILED if n.startswith(compiled) else UNSEEN for n in absent}
-        reasons = {name: gathering.missing.get(name, reason) for name, reason in unseen.items()}
-        slept = (n for n in absent if id(self._tracking.parameters[n]) in self._slept)
-        return reasons | dict.fromkeys(slept, SLEPT)
-
-    @property
-    def slept(self) -> bool:
-        """Whether some layers were not watched in the forward pass."""
-        return bool(self._slept)
+        return {name: found.get(name, reason) for name, reason in unseen.items()}
 
     @property
     def refusal(self) -> str:
-        """Why nothing is covered, where layers were heard of."""
-        refused = {n: r for n, r in self.gathering.missing.items() if n in self._missing}
-        refused |= {n: reason for n, reason in self._missing.items() if reason == SLEPT}
-        if self.gathering.covered or not (refused and (self.gathering.heard or self._slept)):
+        """Why nothing is covered."""
+        if self.reducer.covered or not self._missing:
             return ""
-        name, reason = next(iter(refused.items()))
+        name, reason = next(iter(self._missing.items()))
         return f"no parameter has individual gradients; of {name}: {reason}"
 
     @property
     def coverage(self) -> Coverage:
         """The ledger's entry for this step."""
+        coupling = self.gradients.coupling if self.joined is None else self.joined.coupling
         return Coverage(
             self._missing,
-            tuple(sorted(self.gathering.coupling)),
+            tuple(sorted(coupling)),
             self._tracking.batchnorm,
+            self.batch.samples,
+            self.batch.known_by,
         )
 
     def remarks(self) -> Iterator[str]:
         """What the user should know of this step."""
-        factor = self.gathering.factor
+        factor = self.gradients.batch.factor
         if factor > 1 and "scaler" not in self._info:
             yield SCALED.format(factor=f"{factor:.6g}")
-        attribution = self.gathering.attribution
-        if attribution is not None and attribution.obstacle:
-            yield UNTESTED.format(obstacle=attribution.obstacle)
-        wrong = self._inconsistent()
-        if wrong:
-            yield remark_on(wrong)
-
-    def _inconsistent(self) -> tuple[str, ...]:
-        """Parameters whose samples' gradients don't add up; asked until that has been settled."""
-        tracking, gathering = self._tracking, self.gathering
-        if tracking.compared:
-            return ()
-        found = gathering.values.get(Discrepancy())
-        if found is None or gathering.closed:
-            tracking.compared = True
-            return ()
-        wrong = inconsistent(found, gathering.epsilon)
-        tracking.compared = wrong is not None
-        return wrong or ()
+        if self.gradients.beside and not self._joins:
+            yield BESIDE.format(names=few(self.gradients.beside))
 
     def release(self) -> None:
         """Let go of all gradients."""
-        self.stop_listening()
-        self.gathering.stop()
+        self.gradients.end()
+        self.reducer.stop()
 
 
 def process_group_of(model: nn.Module) -> dist.ProcessGroup | None:
@@ -326,13 +279,10 @@ SLEPT = (
     "nothing was expected at this step, and its layers were not watched in the forward pass; they "
     "are from now on. Where steps come irregularly, run it inside cockpit.forward(step)"
 )
-UNTESTED = (
-    "whether samples of layers are those of the loss isn't tested, and folded samples are not "
-    "covered: {obstacle}"
-)
-COMPILED = (
-    "its layer ran compiled, where individual gradients can't be seen: at tracked steps, run the "
-    'forward pass inside torch.compiler.set_stance("force_eager")'
+PARTS = "all parts of the batch; of each, "
+BESIDE = (
+    "the samples' gradients don't add up to p.grad of {names}: the loss has a term that isn't a "
+    "sum over samples (a regulariser). Quantities describe the part that comes from the samples"
 )
 
 

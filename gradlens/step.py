@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.individual.gathering import LossReduction, layer_of
+from gradlens.individual.batch import LossReduction
+from gradlens.individual.gradients import layer_of
 from gradlens.individual.reductions import Reduction
 from gradlens.signals.layer_signals import LayerSignals
 
@@ -50,20 +51,23 @@ class Step:
         return self.batch_size
 
     def by_parameter(self, reduction: Reduction) -> Mapping[str, Any]:
-        """A reduction's value for each covered parameter, as it was found."""
+        """A reduction's value for each covered parameter, as it was found.
+
+        ``NothingCoveredError`` if none is.
+        """
         if reduction not in self.reduced:
             raise KeyError(
                 f"{reduction} was not made at step {self.global_step}: name it in the quantity's "
                 "`reductions`"
             )
         found = self.reduced[reduction]
+        if not found:
+            raise NothingCoveredError(self.global_step, self.refusal)
         return {name: found[name] for name in self.parameters if name in found}
 
     def total(self, reduction: Reduction) -> Any:
         """A reduction's value for all covered parameters; tensors in float64 on the host."""
         values = [_on_host(value) for value in self.by_parameter(reduction).values()]
-        if not values:
-            raise NothingCoveredError(self.global_step, self.refusal)
         return reduction.total(values)
 
     def by_layer(self, reduction: Reduction) -> dict[str, Any]:

@@ -192,10 +192,6 @@ class TrackedStep:
                 f"{type(apart[0]).__name__} is of second order and needs the loss: pass loss=... "
                 "to the context"
             )
-        unknown = cockpit.loss_reduction == "sum" and "batch_size" not in info
-        if unknown and cockpit._gradients.has_slept:
-            self._give_up(active)
-            active = []
         curvature = LossCurvature(
             step,
             info["loss"],
@@ -205,6 +201,7 @@ class TrackedStep:
             optimizer=info.get("optimizer"),
             loss_reduction=cockpit.loss_reduction,
             batch_size=info.get("batch_size"),
+            plans=cockpit._gradients.plans_of_outputs,
         )
         # BackPACK's own hooks run in these backward passes too; they must keep what they store.
         with backpack(retain_graph=True), undisturbed(cockpit.model):
@@ -249,11 +246,7 @@ class TrackedStep:
             within.append(self._losses)
         if ours or cockpit._interval is not None or cockpit._gradients.joins(self._accumulating):
             self._gradients = self._step_gradients()
-            stack.callback(self._gradients.stop_listening)
-            self._gradients.listen()
-            if cockpit.model is None:
-                gathering = self._gradients.gathering
-                within.append(IndividualGradients(cockpit.loss_reduction, gathering))
+            stack.enter_context(self._gradients.listening())
         if within or hooks:
             stack.enter_context(_within_backpack(within, hooks, self._debug))
         users = {extension.savefield for extension in self._extensions}
@@ -307,15 +300,15 @@ class TrackedStep:
         failures.raise_first()
 
     def _raise_error_of_gradients(self) -> None:
-        if self._gradients is not None and self._gradients.gathering.error is not None:
-            raise self._gradients.gathering.error
+        if self._gradients is not None and self._gradients.error is not None:
+            raise self._gradients.error
 
     def _individual_losses(self) -> Tensor | None:
         if self._losses is None:
             known: Tensor | None = self._info.get("individual_losses")
             return None if known is None else known.detach()
         found, gradients = self._losses.values, self._gradients
-        factor = 1.0 if gradients is None else gradients.gathering.factor
+        factor = 1.0 if gradients is None else gradients.gradients.batch.factor
         return None if found is None else found / factor
 
     def _compute(self, quantity: Quantity, step: Step, values: dict[str, Any]) -> None:
@@ -345,11 +338,11 @@ class TrackedStep:
         if not waiting:
             return
         lacking = [q.name for q in waiting if "individual_losses" in q.needs]
-        slept = self._gradients is not None and self._gradients.slept
+        slept = self._cockpit._gradients.has_slept
         if lacking and step.individual_losses is None and not slept:
             text = NO_INDIVIDUAL_LOSSES.format(quantities=", ".join(lacking))
             self._cockpit._note(step.global_step, text)
-        retained = {} if self._gradients is None else self._gradients.gathering.retained
+        retained = {} if self._gradients is None else self._gradients.reducer.retained
         self._cockpit._await_update(step, waiting, retained)
 
     def _step(self) -> Step:
@@ -363,12 +356,12 @@ class TrackedStep:
             self._global_step,
             self._cockpit.parameters,
             self._cockpit.loss_reduction,
-            info.get("batch_size") if gradients is None else gradients.gathering.batch_size,
+            info.get("batch_size") if gradients is None else gradients.batch.samples,
             loss,
             individual_losses,
             info.get("optimizer"),
             info,
-            {} if gradients is None else gradients.gathering.values,
+            {} if gradients is None else gradients.reducer.values,
             self._cockpit._layers.finish(self._global_step),
             "" if gradients is None else gradients.refusal,
         )
@@ -377,12 +370,9 @@ class TrackedStep:
         gradients, cockpit = self._gradients, self._cockpit
         for remark in step.signals.remarks:
             cockpit._note(step.global_step, remark)
-        # Where nothing is seen, whoever needs gradients raises an error that says so.
-        if gradients is None or gradients.gathering.error:
+        if gradients is None or gradients.error:
             return
-        if not (gradients.gathering.covered or gradients.refusal):
-            return
-        if gradients.gathering.values:
+        if gradients.reducer.values:
             cockpit._cover(step.global_step, gradients.coverage)
         for remark in gradients.remarks():
             cockpit._note(step.global_step, remark)

@@ -28,6 +28,19 @@ def individual_gradients_by_loop(
     return {name: torch.stack(rows) for name, rows in gradients.items()}
 
 
+def individual_gradients_of_losses(losses: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    """gₙ ``[N, *P]`` of losses ``[N]`` that depend on one sample each, from their own graph."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    rows: dict[str, list[Tensor]] = {name: [] for name in parameters}
+    for loss in losses:
+        found = torch.autograd.grad(
+            loss, list(parameters.values()), retain_graph=True, materialize_grads=True
+        )
+        for name, gradient in zip(parameters, found, strict=True):
+            rows[name].append(gradient)
+    return {name: torch.stack(gradients) for name, gradients in rows.items()}
+
+
 def without_hooks(model: nn.Module) -> nn.Module:
     clone = copy.deepcopy(model)
     for module in clone.modules():

@@ -195,14 +195,22 @@ def test_eval_mode_couples_nothing() -> None:
     assert cockpit.coverage().share == 1
 
 
-@pytest.mark.parametrize("policy", ["frozen", "skip"])
-def test_policies_need_the_loss(policy: Any) -> None:
+@pytest.mark.parametrize("policy", ["coupled", "frozen", "skip"])
+def test_policies_without_the_loss(policy: Any) -> None:
+    """It is what backward is called on."""
     x, y = batch()
-    model = Net().double()
-    cockpit = gradlens.Cockpit(model, [NormTest()], batchnorm=policy)
-    loss = losses_of(model, x, y).mean()
-    with pytest.raises(ValueError, match="pass loss="), cockpit(0):
-        loss.backward()
+    model = gradlens.extend(Net().double())
+    found = []
+    for known in (True, False):
+        model.zero_grad()
+        loss = losses_of(model, x, y).mean()
+        told = loss if known else None
+        with gradlens.individual_gradients(model, loss=told, batchnorm=policy) as g:
+            loss.backward()
+        found.append({name: operator.dense() for name, operator in g.items()})
+    assert found[0].keys() == found[1].keys()
+    assert len(found[0]) == (4 if policy == "skip" else 6)
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
 
 
 def test_unknown_policy() -> None:

@@ -25,6 +25,7 @@ from gradlens import Cockpit, History, quantities, schedules
 from gradlens.quantities import Quantity, SingleStepQuantity
 from gradlens.quantities.selective import Selective
 from gradlens.step import Step
+from tests.references import individual_gradients_of_losses
 
 
 def network() -> nn.Module:
@@ -441,38 +442,68 @@ class OwnsAndContains(nn.Module):
         return self.linear(x + self.token)
 
 
-@pytest.mark.parametrize(
-    ("module", "missing", "reason"),
-    [
-        (DropsInside(), "1.weight", "random numbers"),
-        (OwnsAndContains(), "1.token", "no layer that holds it"),
-        (nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), "original0", "no layer"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_is_not_covered_is_said(module: nn.Module, missing: str, reason: str) -> None:
-    model = nn.Sequential(nn.Linear(4, 3), module)
-    cockpit = Cockpit(model, [quantities.NormTest()])
-    state = torch.get_rng_state()
-    loss = loss_of(model)
-    consumed = torch.get_rng_state()
-    with pytest.warns(UserWarning, match=rf"cover \d+.* %.*{missing}.*{reason}"), cockpit(0):
-        loss.backward()
-    assert torch.equal(torch.get_rng_state(), consumed)
-    assert not torch.equal(state, consumed)
+def assert_covered(model: nn.Module, losses: Tensor) -> None:
+    """All parameters, with the gradients of the losses ``[N]``."""
+    expected = individual_gradients_of_losses(losses, model)
+    cockpit, n = Cockpit(model, [quantities.NormTest()]), len(losses)
+    with (
+        gradlens.individual_gradients(model, batch_size=n) as gradients,
+        cockpit(0, batch_size=n),
+    ):
+        losses.mean().backward()
+    assert gradients.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
+    assert cockpit.coverage().share == 1
+    assert not cockpit.history.notes
     assert math.isfinite(cockpit.history["NormTest"][0])
 
 
-def test_input_that_was_overwritten_is_said() -> None:
-    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+@pytest.mark.parametrize(
+    "module",
+    [DropsInside(), OwnsAndContains(), nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))],
+    ids=lambda value: type(value).__name__,
+)
+def test_modules_with_parameters_of_their_own_are_covered(module: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), module).double()
+    losses = model(torch.randn(5, 4, dtype=torch.float64)).square().mean(1)
+    consumed = torch.get_rng_state()
+    assert_covered(model, losses)
+    assert torch.equal(torch.get_rng_state(), consumed)
+
+
+def test_input_that_was_overwritten_is_not_needed() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double()
     model[1].weight.requires_grad_(False)
-    cockpit = Cockpit(model, [quantities.NormTest()])
-    hidden = model[0](torch.randn(5, 4))
-    loss = model[1](hidden).square().mean()
+    hidden = model[0](torch.randn(5, 4, dtype=torch.float64))
+    losses = model[1](hidden).square().mean(1)
     with torch.no_grad():
         hidden.zero_()
-    with pytest.warns(UserWarning, match=r"1.bias: an in-place operation"), cockpit(0):
-        loss.backward()
+    assert_covered(model, losses)
+
+
+class Centres(nn.Module):
+    """Samples meet here."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def test_what_is_not_covered_is_said() -> None:
+    """And quantities describe the rest alone."""
+    model = nn.Sequential(nn.Linear(4, 3), Centres(), nn.Linear(3, 2)).double()
+    rest = copy.deepcopy(model)
+    rest[0].requires_grad_(False)
+    inputs = torch.randn(5, 4, dtype=torch.float64)
+    match = r"cover 34.78 % .* Missing are 0.weight, 0.bias: samples meet between it and 2\.\w+: "
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    with pytest.warns(UserWarning, match=match), cockpit(0):
+        model(inputs).square().mean().backward()
+    alone = Cockpit(rest, [quantities.NormTest()])
+    with alone(0):
+        rest(inputs).square().mean().backward()
+    assert cockpit.history["NormTest"][0] == pytest.approx(alone.history["NormTest"][0], rel=1e-12)
+    assert math.isfinite(cockpit.history["NormTest"][0])
 
 
 def test_schedules_of_each_quantity(model: nn.Module) -> None:
@@ -578,7 +609,7 @@ def test_parameters_instead_of_a_model(extend: Callable[..., Any], model: nn.Mod
     for each, parent in ((reference.model, reference), (model, cockpit)):
         torch.manual_seed(4)
         loss = loss_of(each)
-        with parent(0, loss=loss):
+        with parent(0, loss=loss, batch_size=5):
             loss.backward()
     assert cockpit.history["NormTest"][0] == reference.history["NormTest"][0]
     assert list(cockpit.history["GradNorm"][0]) == ["param_0", "param_1", "param_2", "param_3"]
@@ -725,23 +756,40 @@ def test_parameter_without_gradient_is_named_and_the_rest_is_kept(model: nn.Modu
 
 @pytest.mark.parametrize("as_model", [True, False])
 def test_nothing_extended_before_the_forward_pass(model: nn.Module, as_model: bool) -> None:
-    loss = loss_of(model)
+    """The loss's graph and the number of samples are all that it takes."""
+    reference = Cockpit(gradlens.extend(copy.deepcopy(model)), [quantities.NormTest()])
+    inputs = torch.randn(5, 4)
+    loss = model(inputs).square().mean()
     cockpit = Cockpit(model if as_model else model.parameters(), [quantities.NormTest()])
-    with pytest.raises(RuntimeError, match=r"no layer gave individual gradients.*extend"):
-        with cockpit(0, loss=loss):
-            loss.backward()
+    with cockpit(0, loss=loss, batch_size=5):
+        loss.backward()
+    loss = reference.model(inputs).square().mean()
+    with reference(0, loss=loss):
+        loss.backward()
+    assert cockpit.coverage().share == 1
+    assert cockpit.history["NormTest"][0] == reference.history["NormTest"][0]
 
 
 def test_standalone_on_a_model_that_was_never_extended(model: nn.Module) -> None:
-    with pytest.raises(RuntimeError, match=r"Sequential was never extended: call gradlens.extend"):
-        gradlens.individual_gradients(model)
+    model = model.double()
+    losses = model(torch.randn(5, 4, dtype=torch.float64)).square().mean(1)
+    expected = individual_gradients_of_losses(losses, model)
+    with gradlens.individual_gradients(model) as gradients:
+        losses.mean().backward(retain_graph=True)
+    with pytest.raises(KeyError, match=r"5 rows: pass .* batch_size=.*gradlens.extend"):
+        gradients["0.weight"]
+    with gradlens.individual_gradients(model, batch_size=5) as gradients:
+        losses.mean().backward()
+    assert gradients.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
 
 
 def test_standalone_names_what_it_does_not_have(model: nn.Module) -> None:
     gradlens.extend(model)
     with gradlens.individual_gradients(model) as gradients:
         pass
-    with pytest.raises(KeyError, match="no layer that holds it took part"):
+    with pytest.raises(KeyError, match="no gradient has come to it: the backward pass was outside"):
         gradients["0.weight"]
     with pytest.raises(KeyError, match=r"no trainable parameter 'weight'.*0\.weight"):
         gradients["weight"]
@@ -756,33 +804,38 @@ class Transposing(nn.Module):
         return self.last(self.first(x).transpose(0, 1).reshape(3, -1)[:, :4])
 
 
-def test_batch_axis_that_is_not_n_is_said(model: nn.Module) -> None:
-    """Without the loss; with it, the graph tells which axis it is."""
+def test_numbers_of_samples_that_contradict_each_other(model: nn.Module) -> None:
+    """Nothing is guessed, and both are named."""
     transposing = gradlens.extend(Transposing())
     cockpit = Cockpit(transposing, [quantities.NormTest(), quantities.Time()])
-    match = r"Missing are first.weight, first.bias: axis 0 of its output should count.*pass loss"
+    match = r"cover 0 %.*N = 5 by the rows that the model was called with.*of 3 rows.*batch_size="
     with pytest.warns(UserWarning, match=match), cockpit(0):
         loss_of(transposing).backward()
     assert set(cockpit.get_output()[0]) == {"NormTest", "Time"}
     with gradlens.individual_gradients(transposing) as gradients:
         loss_of(transposing).backward()
-    with pytest.raises(KeyError, match=r"first.weight.*axis 0 of its output should count"):
+    with pytest.raises(KeyError, match=r"first.weight.*N = 5 by .*of 3 rows"):
         gradients["first.weight"]
     cockpit = Cockpit(model, [quantities.NormTest()])
     with (
-        pytest.warns(UserWarning, match="cover 0 %.*axis 0 of its output should count"),
+        pytest.warns(UserWarning, match="cover 0 %.*N = 7 by batch_size=.*of 5 rows"),
         cockpit(0, batch_size=7),
     ):
         loss_of(model).backward()
-    assert "should count the samples" in cockpit.history["NormTest"][0].reason
+    assert "N = 7 by batch_size=" in cockpit.history["NormTest"][0].reason
 
 
-def test_input_without_batch_axis_is_said() -> None:
-    layer = gradlens.extend(nn.Linear(4, 4))
+@pytest.mark.parametrize("outputs", [3, 4])
+def test_a_sample_without_an_axis_of_samples(outputs: int) -> None:
+    """Is one sample if the user says so, and its outputs are never taken for several."""
+    layer, inputs = gradlens.extend(nn.Linear(4, outputs)).double(), torch.randn(4).double()
+    with gradlens.individual_gradients(layer, batch_size=1) as gradients:
+        layer(inputs).sum().backward()
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(gradients[name].dense(), parameter.grad[None])
     with gradlens.individual_gradients(layer) as gradients:
-        layer(torch.randn(4)).sum().backward()
-    with pytest.raises(KeyError, match=r"no batch axis.*unsqueeze"):
-        gradients["weight"]
+        layer(inputs).sum().backward()
+    assert not gradients or gradients.batch_size == 1
 
 
 def test_two_backward_passes_in_one_context(model: nn.Module) -> None:

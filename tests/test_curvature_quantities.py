@@ -328,7 +328,7 @@ def test_backpack_hooks_keep_their_inputs_for_the_real_backward_pass() -> None:
     )
     inputs = torch.randn(5, 3, requires_grad=True)
     loss = model(inputs).square().mean()
-    with cockpit(0, loss=loss):
+    with cockpit(0, loss=loss, batch_size=5):
         loss.backward()
     assert math.isfinite(cockpit.history["NormTest"][0])
     assert math.isfinite(cockpit.history["HessMaxEV"][0])

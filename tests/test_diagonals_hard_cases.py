@@ -224,6 +224,24 @@ def two_calls(told: bool = True) -> Problem:
     return Problem(model, lambda: model(both), lambda o: loss(o[:N], one) + loss(o[N:], -one), told)
 
 
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
+
+
+class OnceDifferentiable(Residual):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = Once.apply(super().forward(x))
+        return found
+
+
 HARD: dict[str, tuple[Callable[[], Problem], dict[str, str]]] = {
     "zeros into dropout": (
         zeros_into_dropout,
@@ -252,6 +270,11 @@ HARD: dict[str, tuple[Callable[[], Problem], dict[str, str]]] = {
         {"diag_ggn_exact": "exact"},
     ),
     "two calls": (two_calls, {"diag_ggn_exact": "exact", "diag_ggn_mc": "Monte Carlo"}),
+    # The network's first derivatives are enough.
+    "once differentiable": (
+        of(OnceDifferentiable),
+        {"diag_ggn_exact": "exact", "diag_ggn_mc": "Monte Carlo"},
+    ),
 }
 
 
@@ -269,24 +292,6 @@ def test_traces_are_those_of_the_whole_loss(name: str, kind: str) -> None:
         assert found["method"] == methods[kind]
         tolerance = max(4.5 * found["standard_error"], 1e-9 * abs(truth))
         assert abs(found["trace"] - truth) < tolerance
-
-
-class Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
-
-
-class OnceDifferentiable(Residual):
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = Once.apply(super().forward(x))
-        return found
 
 
 def regularised() -> Problem:
@@ -315,13 +320,13 @@ UNDEFINED: dict[str, tuple[Callable[[], Problem], str]] = {
     ),
     "two calls": (lambda: two_calls(told=False), "2 tensors"),
     "regulariser": (regularised, "depends on 0.weight in other ways"),
-    "once differentiable": (of(OnceDifferentiable), "can't be differentiated twice.*once_diff"),
     "NaN": (not_a_number, "contains NaN"),
     "functional loss": (functional, r"loss_function=loss_function"),
 }
 
 
 @pytest.mark.filterwarnings("ignore:.*the samples' gradients don't add up")
+@pytest.mark.filterwarnings("ignore:.*individual gradients cover")
 @pytest.mark.parametrize("kind", ["diag_ggn_exact", "diag_ggn_mc"])
 @pytest.mark.parametrize("name", UNDEFINED)
 def test_what_is_undefined_is_a_nan_with_a_reason(name: str, kind: Any) -> None:
@@ -335,6 +340,8 @@ def test_what_is_undefined_is_a_nan_with_a_reason(name: str, kind: Any) -> None:
         assert "\n" not in value.reason
     assert history["HessTrace"][0]["method"] == ""
     assert 0 in history["NormTest"]
+    why = history.coverage("NormTest", 0).missing.values()
+    assert not any("samples meet" in each for each in why), "samples are apart in all of these"
 
 
 def test_hessian_that_does_not_exist() -> None:
@@ -404,7 +411,9 @@ class Tokens(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:.*individual gradients")
 @pytest.mark.parametrize("kind", ["diag_h", "diag_ggn_exact"])
-@pytest.mark.parametrize(("flat", "told", "n"), [(False, {}, 4), (True, {"batch_size": 4}, 4)])
+@pytest.mark.parametrize(
+    ("flat", "told", "n"), [(False, {}, 4), (True, {}, 4), (True, {"batch_size": 4}, 4)]
+)
 def test_all_matrices_of_a_sum_loss_have_one_n(
     flat: bool, told: dict[str, int], n: int, kind: Any
 ) -> None:
@@ -418,18 +427,11 @@ def test_all_matrices_of_a_sum_loss_have_one_n(
     assert abs(found["trace"] - problem.truth(kind) / n) < tolerance
 
 
-def test_layers_that_disagree_on_n_are_reported() -> None:
-    model, x, y = Tokens(True).double(), torch.randn(4, 3, 4).double(), labels(12)
-    loss = cross_entropy(reduction="sum")
-    problem = Problem(model, lambda: model(x).reshape(-1, 3), lambda o: loss(o, y))
-    with pytest.warns(UserWarning, match="layers got 4 or 12 samples: .*divided by 12"):
-        problem.track(quantities.HessTrace(), reduction="sum")
-
-
-def test_a_batch_size_that_no_layer_has_seen_is_refused() -> None:
+def test_a_batch_size_that_the_loss_contradicts_is_refused() -> None:
     y, loss = labels(), cross_entropy(reduction="sum")
     problem = plain(perceptron(), lambda o: loss(o, y))
-    with pytest.raises(ValueError, match="batch_size=60, but the network's layers got 6 samples"):
+    match = "sum loss is divided by the number of samples: N = 60 by batch_size=, .* of 6 rows"
+    with pytest.raises(ValueError, match=match):
         problem.track(quantities.HessTrace(), reduction="sum", batch_size=60)
 
 
@@ -598,15 +600,34 @@ def test_criterion_without_samples(quantity: Any) -> None:
         quantity(samples=0)
 
 
+def test_criterion_of_a_model_that_was_never_extended() -> None:
+    torch.manual_seed(0)
+    problem = functional()
+    found = []
+    for params in (problem.model.parameters(), gradlens.extend(problem.model)):
+        cockpit = Cockpit(params, [quantities.TICDiag(curvature="diag_ggn_exact")])
+        outputs = problem.outputs()
+        loss = problem.loss(outputs)
+        with cockpit(0, loss=loss, info={"outputs": outputs, "batch_size": N}):
+            loss.backward()
+        found.append(cockpit.history["TICDiag"][0])
+        problem.model.zero_grad()
+    assert isinstance(found[0], float)
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+
+
 def test_criterion_of_nothing() -> None:
+    """Where no parameter has individual gradients."""
+    torch.manual_seed(0)
     model, x = perceptron().double(), inputs()
-    cockpit = Cockpit(model.parameters(), [quantities.TICDiag()])
-    loss = model(x).square().mean()
-    with (
-        pytest.raises(RuntimeError, match="no layer gave individual gradients"),
-        cockpit(0, loss=loss, batch_size=N),
-    ):
+    cockpit = Cockpit(model, [quantities.TICDiag()])
+    outputs = model(x)
+    loss = (outputs @ outputs.T).square().mean()
+    with pytest.warns(UserWarning, match="cover 0 %.*samples meet"), cockpit(0, loss=loss):
         loss.backward()
+    value = cockpit.history["TICDiag"][0]
+    assert isinstance(value, Undefined)
+    assert "samples meet" in value.reason
 
 
 @pytest.mark.filterwarnings("ignore:.*samples aren't those of the loss")

@@ -8,6 +8,7 @@ import random
 import types
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, prune
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import gradlens
 from gradlens import Cockpit, quantities
 from gradlens.histograms import histogram_1d, histogram_2d
 from gradlens.quantities import SingleStepQuantity
 from gradlens.step import Step
-from tests.references import individual_gradients_by_loop, squared_error
+from tests.references import (
+    individual_gradients_by_loop,
+    individual_gradients_of_losses,
+    squared_error,
+)
 
 
 def norm_test_of(model: nn.Module, inputs: Tensor, around: Callable[..., None]) -> float:
@@ -103,12 +109,17 @@ def test_regulariser_that_is_switched_on_later() -> None:
     model = nn.Linear(4, 2).double()
     cockpit = Cockpit(model, [quantities.NormTest()])
     inputs = torch.randn(5, 4, dtype=torch.float64)
-    for step in range(2):
+    for step in range(3):
         model.zero_grad()
-        loss = model(inputs).square().mean() + step * model.weight.square().sum()
-        with cockpit(step):
+        loss = model(inputs).square().mean()
+        if step:
+            loss = loss + model.weight.square().sum()
+        said = pytest.warns(match="the samples' gradients don't add up to p.grad of weight: ")
+        with said if step == 1 else nullcontext(), cockpit(step):
             loss.backward()
-    assert cockpit.history["NormTest"][1] == pytest.approx(cockpit.history["NormTest"][0])
+    first, *others = cockpit.history["NormTest"].values()
+    assert others == pytest.approx([first, first])
+    assert [note.step for note in cockpit.history.notes] == [1]
 
 
 def assert_right(model: nn.Module, inputs: Tensor) -> None:
@@ -253,43 +264,68 @@ class DrawsFromPython(nn.Module):
         return self.gain * x * self.draw()
 
 
-NOT_COVERED: dict[str, tuple[Callable[[], nn.Module], str, str]] = {
-    "returns its parameter": (ReturnsItsParameter, "prompt", "no layer"),
-    "the same output twice": (Twice, "linear", "computed from another"),
-    "entangled outputs": (Entangled, "linear", "computed from another"),
-    "patched forward": (patched, "weight", "forward was replaced"),
-    "weight norm": (
-        lambda: nn.utils.weight_norm(nn.Linear(4, 4)),
-        "weight_g",
-        "computes its weight",
-    ),
-    "pruned, with a rule": (
-        lambda: prune.random_unstructured(nn.Linear(4, 4), "weight", 0.5),
-        "weight_orig",
-        "computes its weight",
-    ),
-    "pruned, without": (
-        lambda: prune.random_unstructured(nn.PReLU(4), "weight", 0.5),
-        "weight_orig",
-        "pre-hooks",
-    ),
-    "Python's random": (lambda: DrawsFromPython(random.random), "gain", "random"),
-    "NumPy's random": (lambda: DrawsFromPython(np.random.random), "gain", "random"),
+UNUSUAL: dict[str, Callable[[], nn.Module]] = {
+    "returns its parameter": ReturnsItsParameter,
+    "the same output twice": Twice,
+    "entangled outputs": Entangled,
+    "patched forward": patched,
+    "weight norm": lambda: nn.utils.weight_norm(nn.Linear(4, 4)),
+    "weight norm, as a parametrization": lambda: weight_norm(nn.Linear(4, 4)),
+    "spectral norm": lambda: spectral_norm(nn.Linear(4, 4)),
+    "pruned, with a rule": lambda: prune.random_unstructured(nn.Linear(4, 4), "weight", 0.5),
+    "pruned, without": lambda: prune.random_unstructured(nn.PReLU(4), "weight", 0.5),
+    "Python's random": lambda: DrawsFromPython(random.random),
+    "NumPy's random": lambda: DrawsFromPython(np.random.random),
 }
 
 
-@pytest.mark.parametrize("case", NOT_COVERED)
+@pytest.mark.parametrize("case", UNUSUAL)
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
-def test_what_is_not_covered_is_said_and_changes_nothing(case: str) -> None:
-    build, missing, reason = NOT_COVERED[case]
-    model = First(build())
+def test_unusual_layers_are_covered_and_right(case: str) -> None:
+    """And nothing changes by that."""
+    torch.manual_seed(0)
+    model = First(UNUSUAL[case]()).double()
     cockpit = Cockpit(model, [quantities.NormTest()])
-    loss = model(torch.randn(5, 4)).square().mean()
-    before = random.getstate(), str(np.random.get_state())
-    with pytest.warns(UserWarning, match=rf"cover .*layer.{missing}.*{reason}"), cockpit(0):
-        loss.backward()
-    assert (random.getstate(), str(np.random.get_state())) == before
-    assert cockpit.history["NormTest"][0] > 0
+    for step in range(2):
+        model.zero_grad()
+        losses = model(torch.randn(5, 4, dtype=torch.float64)).square().mean(1)
+        expected = individual_gradients_of_losses(losses, model)
+        before = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+        with gradlens.individual_gradients(model) as gradients, cockpit(step):
+            losses.mean().backward()
+        after = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+        assert before == after
+        assert gradients.keys() == expected.keys()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=0)
+            torch.testing.assert_close(gradients[name].mean(), parameter.grad)
+        assert cockpit.coverage().share == 1
+    assert not cockpit.history.notes
+
+
+def asked_for(loss: Tensor, parameter: Tensor) -> None:
+    torch.autograd.grad(loss, parameter)
+
+
+def accumulated(loss: Tensor, parameter: Tensor) -> None:
+    loss.backward(inputs=[parameter])
+
+
+@pytest.mark.parametrize("backward", [asked_for, accumulated])
+def test_backward_passes_that_leave_out_parameters(
+    backward: Callable[[Tensor, Tensor], None],
+) -> None:
+    """Whose individual gradients are there all the same, or missing, but never zero."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.PReLU(5), weight_norm(nn.Linear(5, 3))).double()
+    losses = model(torch.randn(6, 4, dtype=torch.float64)).square().mean(1)
+    expected = individual_gradients_of_losses(losses, model)
+    loss = losses.mean()
+    with gradlens.individual_gradients(model, loss=loss, batch_size=6) as gradients:
+        backward(loss, model[0].weight)
+    assert "0.weight" in gradients
+    for name in gradients:
+        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
 
 
 def test_complex_parameters_are_not_covered() -> None:

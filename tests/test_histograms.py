@@ -135,7 +135,12 @@ OPERATORS = {
         Convolution(whole(5, 4, 6, 6), whole(5, 3, 8, 8), Geometry((3, 3), (1, 1), (1, 1), 1), 3.0),
         piece_bytes=10_000,
     ),
-    "embedding": IndexedRows(torch.tensor([[0, 1, 1], [4, 0, 2]]), whole(2, 3, 8), 5),
+    "embedding": IndexedRows(
+        torch.tensor([0, 1, 1, 4, 0, 2]), whole(6, 8), torch.tensor([0, 0, 0, 1, 1, 1]), 2, 5
+    ),
+    "embedding, in no order": IndexedRows(
+        torch.tensor([0, 1, 1, 4, 1, 2]), whole(6, 8), torch.tensor([3, 0, 1, 0, 0, 3]), 4, 5, 3.0
+    ),
     "tied": Summed([OuterProduct(whole(5, 6), whole(5, 7)), Dense(whole(5, 6, 7))]),
     "vector": Dense(whole(5, 12)),
     "scalar": Dense(whole(5)),

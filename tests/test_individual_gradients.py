@@ -12,14 +12,18 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens.individual import operator as operator_module
+from gradlens.individual.backward_pass import BackwardPass
+from gradlens.individual.batch import Batch, LossReduction
+from gradlens.individual.collector import Collector
 from gradlens.individual.convolution import Convolution, Geometry
 from gradlens.individual.dense import Dense
-from gradlens.individual.folding import Folded, Order
-from gradlens.individual.gathering import LossReduction
+from gradlens.individual.graph import Graph
+from gradlens.individual.grouped import Grouped
 from gradlens.individual.joined import Joined
+from gradlens.individual.look import Plan, look_at_rows
 from gradlens.individual.operator import GradientOperator
 from gradlens.individual.outer_product import OuterProduct, SumOfOuterProducts
-from gradlens.individual.recomputed import Recomputed
+from gradlens.individual.row_index import NOBODY, RowIndex
 from gradlens.individual.rows import IndexedRows
 from gradlens.individual.stored import Stored
 from gradlens.individual.summed import Summed
@@ -204,10 +208,21 @@ def test_several_backward_passes_add_up() -> None:
 def test_graph_for_second_derivatives_is_left_alone() -> None:
     model = classifier()
     loss = model(torch.randn(3, 5, dtype=torch.float64)).square().mean()
-    with gradlens.individual_gradients(model) as gradients:
+    with gradlens.individual_gradients(model, loss=loss) as gradients:
         first = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
     assert not gradients["0.weight"].squared_norms().requires_grad
     assert all(gradient.requires_grad for gradient in first)
+    for name, gradient in zip(gradients, first, strict=True):
+        assert_close(gradients[name].mean(), gradient.detach())
+
+
+def test_a_backward_pass_that_the_context_cannot_see() -> None:
+    model = classifier()
+    loss = model(torch.randn(3, 5, dtype=torch.float64)).square().mean()
+    with gradlens.individual_gradients(model) as gradients:
+        torch.autograd.grad(loss, list(model.parameters()))
+    with pytest.raises(KeyError, match="the loss wasn't passed to the context"):
+        gradients["0.weight"]
 
 
 @given(st.data())
@@ -265,7 +280,7 @@ def test_every_operator_occurs_in_the_networks_above() -> None:
         with gradlens.individual_gradients(model) as gradients:
             model(network.inputs(2)).square().mean().backward()
         seen |= {type(operator) for operator in gradients.values()}
-    elsewhere = {Joined, Folded, Stored}  # which have tests of their own
+    elsewhere = {Joined, Grouped, Stored}  # which have tests of their own
     assert seen == all_subclasses(GradientOperator) - {GradientOperator} - elsewhere
 
 
@@ -290,21 +305,183 @@ def test_joined(network: Network, piece_bytes: int, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("piece_bytes", [1, operator_module.PIECE_BYTES], ids=["tiny", "default"])
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_folded(network: Network, order: Order) -> None:
+def test_grouped(network: Network, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of six as two samples of three rows each."""
+    monkeypatch.setattr("gradlens.individual.operator.PIECE_BYTES", piece_bytes)
     torch.manual_seed(0)
     model = gradlens.extend(network.build().double())
     with gradlens.individual_gradients(model) as gradients:
         model(network.inputs(6)).square().sum().backward()
     for operator in gradients.values():
-        folded = Folded(operator, 2, order)
+        grouped = Grouped(operator, 3)
         rows = operator.dense()
-        first = order is Order.SAMPLES_FIRST
-        samples = (rows[:3], rows[3:]) if first else (rows[::2], rows[1::2])
-        assert_close(folded.dense(), torch.stack([part.sum(0) for part in samples]))
-        assert_equals_dense_twin(folded)
+        assert_close(grouped.dense(), torch.stack([rows[:3].sum(0), rows[3:].sum(0)]))
+        assert_equals_dense_twin(grouped)
+
+
+class Folded(nn.Module):
+    """A layer that gets each sample's frames as rows of their own, by frame if ``turned``."""
+
+    def __init__(self, layer: nn.Module, turned: bool) -> None:
+        super().__init__()
+        self.layer, self.turned = layer, turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, F, ...] -> [N, ...]``."""
+        frames = x.shape[1]
+        if self.turned:
+            rows = self.layer(x.transpose(0, 1).flatten(0, 1))
+            return rows.unflatten(0, (frames, len(x))).sum(0)
+        return self.layer(x.flatten(0, 1)).unflatten(0, (len(x), frames)).sum(1)
+
+
+FOLDED = ["linear", "linear, sequence", "conv2d, uneven", "conv-transpose2d", "embedding"]
+FOLDED += ["layer norm, sequence", "group norm", "batch norm 2d, eval", "bare bias", "prelu"]
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["frames last", "frames first"])
+@pytest.mark.parametrize("name", FOLDED)
+def test_layers_on_several_rows_of_each_sample(name: str, turned: bool) -> None:
+    torch.manual_seed(0)
+    network = NETWORKS[name]
+    model = gradlens.extend(Folded(network.build(), turned).double())
+    inputs = network.inputs(6).unflatten(0, (2, 3))
+    with torch.no_grad():
+        target = torch.randn_like(model(inputs), dtype=torch.float64)
+    contribution = squared_error(target, "mean")
+    loss = contribution(model(inputs), slice(None))
+    assert_gradients(model, inputs, loss, contribution)
+
+
+LABELS: dict[str, tuple[list[int], tuple[int, ...]]] = {
+    "in order": ([0, 1, 2], (3,)),
+    "several rows each": ([0, 0, 1, 1, 2, 2], (6,)),
+    "positions": ([0, 0, 1, 1, 2, 2], (3, 2)),
+    "positions first": ([0, 1, 2, 0, 1, 2], (2, 3)),
+    "in the middle": ([0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2], (2, 3, 2)),
+    "permuted": ([2, 0, 1], (3,)),
+    "permuted, several rows each": ([2, 0, 1, 1, 0, 2], (6,)),
+    "permuted in two axes": ([2, 0, 1, 1, 0, 2], (2, 3)),
+    "irregular": ([0, 2, 2, 1, 2, 0], (6,)),
+    "irregular, in two axes": ([0, 2, 2, 1, 2, 0], (3, 2)),
+    "a sample without rows": ([0, 2, 2, 0], (4,)),
+    "rows of nobody": ([1, NOBODY, 0, 2, NOBODY], (5,)),
+    "rows of nobody among others in order": ([0, 0, NOBODY, 1, 2, NOBODY], (6,)),
+    "as many rows of each, but nobody's": ([0, NOBODY, 1, NOBODY, 2, NOBODY], (3, 2)),
+    "of nobody at all": ([NOBODY] * 4, (4,)),
+    "no rows": ([], (0,)),
+}
+
+
+def index_of(name: str) -> RowIndex:
+    labels, shape = LABELS[name]
+    return RowIndex(torch.tensor(labels, dtype=torch.long).reshape(shape), 3)
+
+
+def rows_of(index: RowIndex, values: Tensor, sample: int) -> Tensor:
+    """One after the other, ``[rows, ...]``."""
+    flat = values.flatten(0, index.labels.dim() - 1)
+    owners = index.labels.flatten().tolist()
+    rows = [flat[row] for row, owner in enumerate(owners) if owner == sample]
+    return torch.stack(rows) if rows else flat.new_zeros(0, *flat.shape[1:])
+
+
+def assert_splits(index: RowIndex) -> None:
+    """Against a loop over samples, with values of one more axis and of none."""
+    for rest in ((4,), ()):
+        values = torch.randn(*index.labels.shape, *rest, dtype=torch.float64)
+        own = [rows_of(index, values, sample) for sample in range(index.samples)]
+        split = index.split(values)
+        assert split.shape == (index.samples, max(map(len, own)), *rest)
+        for found, expected in zip(split, own, strict=True):
+            assert torch.equal(found[: len(expected)], expected)
+            assert not found[len(expected) :].any()
+        assert_close(index.sum(values), torch.stack([rows.sum(0) for rows in own]))
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_rows_of_samples(name: str) -> None:
+    torch.manual_seed(0)
+    index = index_of(name)
+    assert_splits(index)
+    flat = index.labels.flatten().tolist()
+    assert index.owners == sorted(set(flat) - {NOBODY})
+    assert index.is_complete == (NOBODY not in flat)
+    for sample in range(3):
+        assert torch.equal(index.of_sample(sample), index.labels == sample)
+
+
+@given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
+def test_rows_of_any_samples(samples: int, shape: list[int], data: st.DataObject) -> None:
+    rows = torch.Size(shape).numel()
+    drawn = data.draw(st.lists(st.integers(NOBODY, samples - 1), min_size=rows, max_size=rows))
+    index = RowIndex(torch.tensor(drawn).reshape(shape), samples)
+    assert_splits(index)
+    filled = index.filled().labels
+    known = index.labels != NOBODY
+    assert torch.equal(filled[known], index.labels[known])
+
+
+@pytest.mark.parametrize(
+    ("samples", "labels", "filled"),
+    [
+        (3, [0, 0, 1, NOBODY, 2, 2], [0, 0, 1, 1, 2, 2]),
+        (3, [0, 1, 2, NOBODY, 1, 2], [0, 1, 2, 0, 1, 2]),
+        (3, [[0, NOBODY], [1, 1], [NOBODY, 2]], [[0, 0], [1, 1], [2, 2]]),
+        (2, [0, NOBODY, 1, NOBODY], [0, 0, 1, 1]),
+        # A sample is missing, no order is left, more than one is, rows aren't as many for each.
+        (3, [0, 0, 1, 1, NOBODY, NOBODY], [0, 0, 1, 1, NOBODY, NOBODY]),
+        (3, [0, 2, 1, NOBODY, 1, 2], [0, 2, 1, NOBODY, 1, 2]),
+        (2, [0, NOBODY, NOBODY, 1], [0, NOBODY, NOBODY, 1]),
+        (3, [0, 1, 2, NOBODY], [0, 1, 2, NOBODY]),
+    ],
+)
+def test_rows_without_gradient_are_given_to_whom_their_places_say(
+    samples: int, labels: list[Any], filled: list[Any]
+) -> None:
+    assert RowIndex(torch.tensor(labels), samples).filled().labels.tolist() == filled
+
+
+def test_rows_in_order_are_not_copied() -> None:
+    values = torch.randn(2, 3, 4)
+    for labels in ([[0, 0, 0], [1, 1, 1]], [[0, 1, 2], [0, 1, 2]]):
+        index = RowIndex(torch.tensor(labels), 1 + max(labels[1]))
+        assert index.axis == (0 if index.samples == 2 else 1)
+        assert index.split(values).untyped_storage().data_ptr() == values.data_ptr()
+    assert index_of("permuted").axis is None
+
+
+PARTS = ["linear", "linear, sequence", "conv2d", "embedding", "prelu", "lstm", "tied weights"]
+
+
+@pytest.mark.parametrize("kept", [[4, 0, 3], [0, 2, 4], [1, 5], [0, 1, 2, 3, 5], [3]], ids=str)
+@pytest.mark.parametrize("name", PARTS)
+def test_some_of_the_samples(name: str, kept: list[int]) -> None:
+    """A plan for a part of the batch gives the gradients of these samples, in their order."""
+    torch.manual_seed(0)
+    model = NETWORKS[name].build().double()
+    outputs = model(NETWORKS[name].inputs(6))
+    parameters = dict(model.named_parameters())
+    plan = look_at_rows(Graph(outputs), parameters, 6)
+    assert not plan.unavailable
+    whole = operators(plan, outputs, parameters)
+    part = operators(plan.part(torch.tensor(kept)), outputs, parameters)
+    for parameter_name, parameter in parameters.items():
+        gradient = torch.autograd.grad(outputs, parameter, outputs.detach(), retain_graph=True)[0]
+        assert_close(whole[parameter_name].sum(), gradient)
+        assert_close(part[parameter_name].dense(), whole[parameter_name].dense()[kept])
+
+
+def operators(
+    plan: Plan, outputs: Tensor, parameters: dict[str, nn.Parameter]
+) -> dict[str, GradientOperator]:
+    """Of a backward pass that starts from the outputs themselves."""
+    collector, batch = Collector({}), Batch(plan.samples, plan.known_by, "sum")
+    BackwardPass(Graph(outputs), plan, batch, collector).run(outputs, outputs.detach())
+    found = {name: collector.take(name) for name in parameters}
+    return {name: operator for name, operator in found.items() if operator is not None}
 
 
 def convolution(scale: float) -> Convolution:
@@ -369,7 +546,7 @@ def test_structure_is_kept_where_there_is_a_rule() -> None:
         "linear": OuterProduct,
         "linear, sequence": SumOfOuterProducts,
         "subclass of linear": OuterProduct,
-        "subclass of linear with another forward": Recomputed,
+        "subclass of linear with another forward": Summed,
         "conv2d, circular": Convolution,
         "conv-transpose2d": Convolution,
         "embedding": IndexedRows,
@@ -377,7 +554,7 @@ def test_structure_is_kept_where_there_is_a_rule() -> None:
         "group norm": Dense,
         "batch norm 2d, eval": Dense,
         "rms norm": Dense,
-        "lstm": Recomputed,
+        "lstm": SumOfOuterProducts,
         "tied weights": Summed,
     }
     for name, kind in expected.items():
@@ -385,6 +562,16 @@ def test_structure_is_kept_where_there_is_a_rule() -> None:
         with gradlens.individual_gradients(model) as gradients:
             model(NETWORKS[name].inputs(2)).square().mean().backward()
         assert kind in {type(operator) for operator in gradients.values()}, name
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["frames last", "frames first"])
+def test_structure_is_kept_for_several_rows_of_each_sample(turned: bool) -> None:
+    expected = {"linear": SumOfOuterProducts, "conv2d, uneven": Grouped, "embedding": IndexedRows}
+    for name, kind in expected.items():
+        model = gradlens.extend(Folded(NETWORKS[name].build(), turned).double())
+        with gradlens.individual_gradients(model) as gradients:
+            model(NETWORKS[name].inputs(6).unflatten(0, (2, 3))).square().mean().backward()
+        assert type(gradients["layer.weight"]) is kind, name
 
 
 def test_wrong_direction_is_named() -> None:

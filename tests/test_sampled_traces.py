@@ -1,4 +1,4 @@
-"""Sampled traces of the Gauss-Newton matrix against dense ones, and when they are checked."""
+"""Sampled traces of the Gauss-Newton matrix against dense ones, and when graphs are looked at."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.curvature import sampled_traces
+from gradlens.curvature import ggn_diagonal
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.output_draws import drawing
-from gradlens.curvature.sampled_traces import structure
+from gradlens.individual.graph import Graph
 from tests.test_diagonals import BEYOND_BACKPACK, LOSSES, SAMPLES, WITHIN_BACKPACK, Case
 from tests.test_diagonals_hard_cases import Centred
 
@@ -119,22 +119,22 @@ def _hessian(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
     return torch.func.jacrev(torch.func.jacrev(function))
 
 
-class Counted:
-    """How often layers are checked."""
+class Looks:
+    """How often a graph is looked at."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.checks = 0
-        check = sampled_traces.check_products
+        self.count = 0
+        look = ggn_diagonal.look_at_rows
 
-        def counting(*arguments: Any) -> None:
-            self.checks += 1
-            check(*arguments)
+        def counting(*arguments: Any) -> Any:
+            self.count += 1
+            return look(*arguments)
 
-        monkeypatch.setattr(sampled_traces, "check_products", counting)
+        monkeypatch.setattr(ggn_diagonal, "look_at_rows", counting)
 
 
-def test_the_check_runs_once_for_each_structure(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counted(monkeypatch)
+def test_each_structure_is_looked_at_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     loss_function = gradlens.extend(nn.CrossEntropyLoss())
     trace, tic = quantities.HessTrace(**SAMPLED), quantities.TICTrace(**SAMPLED)
@@ -145,19 +145,21 @@ def test_the_check_runs_once_for_each_structure(monkeypatch: pytest.MonkeyPatch)
         with cockpit(step, loss=loss):
             loss.backward()
 
-    for step, (n, checks) in enumerate([(6, 1), (6, 1), (4, 2), (6, 2)]):
+    # At the first, second and fourth step of a structure.
+    expected = [(6, 1), (6, 2), (4, 3), (6, 3), (6, 4), (6, 4)]
+    for step, (n, count) in enumerate(expected):
         track(step, n)
-        assert counted.checks == checks, "for both quantities together"
+        assert looks.count == count, "for both quantities together"
     model[1] = nn.Sigmoid()
-    track(4, 6)
-    assert counted.checks == 3
+    track(len(expected), 6)
+    assert looks.count == 5
 
 
 @pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
-def test_what_has_failed_the_check_is_estimated_at_every_step(
+def test_where_samples_meet_traces_are_estimated_at_every_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    counted = Counted(monkeypatch)
+    looks = Looks(monkeypatch)
     torch.manual_seed(0)
     model = Centred().double()
     loss_function = gradlens.extend(nn.CrossEntropyLoss())
@@ -170,7 +172,7 @@ def test_what_has_failed_the_check_is_estimated_at_every_step(
     records = cockpit.history["HessTrace"].values()
     assert [record["method"] for record in records] == ["Hutchinson"] * 3
     assert all(record["standard_error"] > 0 for record in records)
-    assert counted.checks == 2, "layers alone, and the loss's graph, at the first step"
+    assert looks.count == 3, "of six times that two methods have asked: the 1st, 2nd and 4th"
 
 
 def square(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
@@ -191,9 +193,10 @@ def test_structures_tell_operations_shapes_and_parameters_apart() -> None:
         lambda: second(torch.tanh(first(x)) + first(x)),
         lambda: second((hidden := torch.tanh(first(x))) + hidden.mean(0)),
     ]
-    seen = [structure(graph(), parameters) for graph in graphs]
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    seen = [Graph(graph()).key(names) for graph in graphs]
     assert len(set(seen)) == len(graphs)
-    assert seen == [structure(graph(), parameters) for graph in graphs]
+    assert seen == [Graph(graph()).key(names) for graph in graphs]
 
 
 def test_criterion_of_a_sampled_trace() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from gradlens.quantities import (
     Quantity,
     UpdateSize,
 )
+from gradlens.undefined import Undefined
 
 N = 12
 
@@ -91,9 +93,16 @@ def assert_same_histories(
 ) -> None:
     assert found.names == expected.names
     for name in expected.names:
-        assert found[name].keys() == expected[name].keys(), name
-        for step in expected[name]:
-            assert_same_records(found[name][step], expected[name][step], rtol)
+        assert_same_values(found[name], expected[name], rtol)
+
+
+def assert_same_values(
+    found: Mapping[int, Any], expected: Mapping[int, Any], rtol: float = 1e-9
+) -> None:
+    """By step."""
+    assert found.keys() == expected.keys()
+    for step in expected:
+        assert_same_records(found[step], expected[step], rtol)
 
 
 def train(
@@ -290,37 +299,102 @@ class Checkpointed(nn.Module):
         return self.head(x * self.scale)
 
 
-def test_activation_checkpointing() -> None:
+CHECKPOINTED = [NormTest, GradCovariance, GradNorm]
+
+
+def with_checkpoint(model: Checkpointed, reentrant_says: str = "") -> gradlens.Cockpit:
     x, y = data()
-    histories = []
-    for reentrant in (None, False, True):
-        model = Checkpointed(reentrant).double()
-        cockpit = gradlens.Cockpit(model, [NormTest(), GradCovariance(), GradNorm()])
-        for step in range(2):
-            model.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                with cockpit(step, loss=loss):
-                    loss.backward()
-        assert cockpit.coverage().share == 1
-        histories.append(cockpit.history)
-    for history in histories[1:]:
-        assert_same_histories(history, histories[0])
+    cockpit = gradlens.Cockpit(model.double(), [quantity() for quantity in CHECKPOINTED])
+    for step in range(2):
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        said = pytest.warns(match=reentrant_says) if reentrant_says and not step else nullcontext()
+        with said, cockpit(step, loss=loss):
+            loss.backward()
+    return cockpit
 
 
-def compiled(model: nn.Module) -> nn.Module:
-    return torch.compile(model, backend="eager")  # type: ignore[return-value]
+def test_activation_checkpointing() -> None:
+    plain, saving = (with_checkpoint(Checkpointed(reentrant)) for reentrant in (None, False))
+    assert saving.coverage().share == plain.coverage().share == 1
+    assert_same_histories(saving.history, plain.history)
+
+
+def test_a_reentrant_checkpoint_hides_what_is_in_it() -> None:
+    """No second backward pass is possible there. Behind it all is as it was."""
+    cockpit = with_checkpoint(Checkpointed(True), "inside.0.weight.*pass use_reentrant=False")
+    missing = cockpit.history.coverage("NormTest", 1).missing
+    assert set(missing) == {f"inside.{i}.{name}" for i in (0, 2) for name in ("weight", "bias")}
+    assert all("pass use_reentrant=False" in reason for reason in missing.values())
+    behind, plain = Checkpointed(None), with_checkpoint(Checkpointed(None))
+    behind.inside.requires_grad_(False)
+    alone = with_checkpoint(behind)
+    for name in ("NormTest", "GradCovariance"):
+        assert_same_values(cockpit.history[name], alone.history[name])
+    assert_same_values(cockpit.history["GradNorm"], plain.history["GradNorm"])
+
+
+def compiled(model: nn.Module, backend: str = "eager") -> nn.Module:
+    return torch.compile(model, backend=backend)  # type: ignore[return-value]
 
 
 def test_a_compiled_model_says_what_to_do() -> None:
     model, (x, y) = network(torch.float32), data(torch.float32)
+    fast = compiled(model, "aot_eager")
+    cockpit = gradlens.Cockpit(fast, [GradNorm(), NormTest()])
+    for step in range(2):
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(fast(x), y)
+        said = pytest.warns(match="cover 0 %.*set_stance") if step == 0 else nullcontext()
+        with said, cockpit(step, loss=loss):
+            loss.backward()
+        value = cockpit.history["NormTest"][step]
+        assert isinstance(value, Undefined)
+        assert "set_stance" in value.reason
+    assert cockpit.coverage().share == 0
+    plain = gradlens.Cockpit(network(torch.float32), [GradNorm()])
+    assert plain.model is not None
+    loss = nn.functional.cross_entropy(plain.model(x), y)
+    with plain(0):
+        loss.backward()
+    expected = dict.fromkeys((0, 1), plain.history["GradNorm"][0])
+    assert_same_values(cockpit.history["GradNorm"], expected, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's
+def test_a_compiled_part_of_a_model_says_what_to_do() -> None:
+    """Behind it all is as it was, and in front of it no second backward pass is possible."""
+    model, (x, y) = network(torch.float32), data(torch.float32)
+    front, part, behind = model[:3], model[3:5], model[5:]
+    whole = nn.Sequential(front, compiled(part, "aot_eager"), behind)
+    cockpit = gradlens.Cockpit(whole, [NormTest()])
+    loss = nn.functional.cross_entropy(whole(x), y)
+    with pytest.warns(match="set_stance"), cockpit(0, loss=loss):
+        loss.backward()
+    missing = cockpit.history.coverage("NormTest", 0).missing
+    assert set(cockpit.parameters) - set(missing) == {"2.5.weight", "2.5.bias"}
+    assert all("set_stance" in reason for reason in missing.values())
+    front.requires_grad_(False)
+    part.requires_grad_(False)
+    alone = gradlens.Cockpit(model, [NormTest()])
+    loss = nn.functional.cross_entropy(model(x), y)
+    with alone(0, loss=loss):
+        loss.backward()
+    assert_same_values(cockpit.history["NormTest"], alone.history["NormTest"])
+
+
+def test_a_compiled_model_whose_operations_stay_as_they_are() -> None:
+    model, (x, y) = network(torch.float32), data(torch.float32)
     fast = compiled(model)
     cockpit = gradlens.Cockpit(fast, [GradNorm(), NormTest()])
-    loss = nn.functional.cross_entropy(fast(x), y)
-    with pytest.raises(RuntimeError, match="set_stance"), cockpit(0, loss=loss):
-        loss.backward()
-    assert 0 in cockpit.history["GradNorm"]
+    plain = gradlens.Cockpit(network(torch.float32), [GradNorm(), NormTest()])
+    for run, net in ((cockpit, fast), (plain, plain.model)):
+        assert net is not None
+        loss = nn.functional.cross_entropy(net(x), y)
+        with run(0, loss=loss):
+            loss.backward()
+    assert cockpit.coverage().share == 1
+    assert_same_histories(cockpit.history, plain.history)
 
 
 def test_a_compiled_model_in_eager_mode() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import pytest
@@ -28,6 +27,7 @@ from gradlens.quantities import (
 from gradlens.schedules import linear
 from gradlens.step import Step
 from gradlens.undefined import Undefined
+from tests.references import individual_gradients_of_losses
 
 JUMPING = (0, 1, 2, 3, 10, 11, 12, 20, 21)
 """Step 10 comes where 4 is expected."""
@@ -112,41 +112,36 @@ def test_watched_where_something_is_scheduled(quantity: type[Quantity], watched:
     assert scalars(found.values()) == pytest.approx(scalars(expected.values()), rel=1e-12)
 
 
-@pytest.mark.parametrize("quantity", [NormTest, BatchGradNorm])
-def test_an_unexpected_step_has_a_reason_and_later_ones_have_values(
-    quantity: type[Quantity],
-) -> None:
-    run = Run([quantity(linear(10))])
-    with pytest.warns(match="cockpit.forward") if quantity is NormTest else nullcontext():
-        for step in JUMPING:
-            run.step(step)
-    values = run.cockpit.history[quantity.__name__]
+def test_an_unexpected_step_has_a_reason_and_later_ones_have_values() -> None:
+    """Where an extension of BackPACK's needs what layers tell."""
+    run = Run([BatchGradNorm(linear(10))])
+    for step in JUMPING:
+        run.step(step)
+    values = run.cockpit.history["BatchGradNorm"]
     missed = values[10]
     assert isinstance(missed, Undefined)
     assert "cockpit.forward(step)" in missed.reason
     assert run.watched == [0, 1, 11, 12, 20, 21]
-    expected = reference(lambda: [quantity(linear(10))], JUMPING).history[quantity.__name__]
+    expected = reference(lambda: [BatchGradNorm(linear(10))], JUMPING).history["BatchGradNorm"]
     assert {0: values[0], 20: values[20]} == {0: expected[0], 20: expected[20]}
 
 
-@pytest.mark.filterwarnings("ignore:.*not watched")
-def test_curvature_of_a_sum_loss_at_an_unexpected_step() -> None:
-    run = Run([HessMaxEV(linear(10))], "sum")
+@pytest.mark.parametrize("known", [{}, {"batch_size": 8}], ids=["read off", "passed"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("quantity", [NormTest, HessMaxEV])
+def test_the_graph_tells_what_was_not_watched(
+    quantity: type[Quantity], reduction: Literal["mean", "sum"], known: dict[str, int]
+) -> None:
+    """Individual gradients and the number of samples are the same at an unexpected step."""
+    run, watched = (Run([quantity(linear(10))], reduction) for _ in range(2))
+    gradlens.extend(watched.model)
     for step in JUMPING:
-        run.step(step)
-    values = run.cockpit.history["HessMaxEV"]
-    assert "cockpit.forward(step)" in values[10].reason
-    assert not isinstance(values[20], Undefined)
-
-
-def test_the_graph_tells_what_was_not_watched_if_the_batch_size_is_known() -> None:
-    run = Run([NormTest(linear(10))])
-    for step in JUMPING:
-        run.step(step, batch_size=8)
-    expected = reference(lambda: [NormTest(linear(10))], JUMPING).history["NormTest"]
-    assert list(run.cockpit.history["NormTest"].values()) == pytest.approx(
-        list(expected.values()), rel=1e-12
-    )
+        run.step(step, **known)
+        watched.step(step)
+    assert 10 not in run.watched
+    values, expected = (dict(r.cockpit.history[quantity.__name__]) for r in (run, watched))
+    assert list(values) == [0, 10, 20]
+    assert values == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_loss_function_sleeps_too() -> None:
@@ -234,14 +229,14 @@ def test_individual_gradients_beside_a_cockpit() -> None:
     run = Run([NormTest(linear(5))])
     for step in range(3):
         run.step(step)
+    assert run.watched == [0, 1]
+    losses = nn.functional.cross_entropy(run.model(run.inputs), run.labels, reduction="none")
+    expected = individual_gradients_of_losses(losses, run.model)
     with gradlens.individual_gradients(run.model) as gradients:
         run.loss().backward()
-    with pytest.raises(KeyError, match=r"not watched .* gradlens\.extend\(model\)"):
-        gradients["0.weight"]
-    gradlens.extend(run.model)
-    with gradlens.individual_gradients(run.model) as gradients:
-        run.loss().backward()
-    assert set(gradients) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert gradients.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
 
 
 def test_copies_of_an_extended_model_are_watched() -> None:

@@ -11,13 +11,11 @@ from backpack import backpack
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
-from gradlens.individual.layers import Layers
-from gradlens.individual.recomputed import batch_axis
 from gradlens.individual.tap import (
     CallListener,
     LayerCall,
     LossExtension,
-    known_gradient,
+    listening,
     stored_inputs,
 )
 
@@ -44,14 +42,6 @@ class Calls(CallListener):
     def receive(self, call: LayerCall) -> None:
         self.of.setdefault(call.module, []).append(call)
 
-    @property
-    def batch_sizes(self) -> set[int]:
-        """How many samples layers have got; one number, unless some fold other axes into it."""
-        calls = [call for calls in self.of.values() for call in calls]
-        gradients = [(call.module, *known_gradient(call)) for call in calls]
-        axes = [(gradient, batch_axis(module, index)) for module, index, gradient in gradients]
-        return {gradient.shape[axis] for gradient, axis in axes if gradient.dim() > axis}
-
 
 @contextmanager
 def recording(model: nn.Module | None) -> Iterator[Calls]:
@@ -60,9 +50,7 @@ def recording(model: nn.Module | None) -> Iterator[Calls]:
     with ExitStack() as stack:
         stack.enter_context(backpack(_LossCalls(calls), retain_graph=True))
         if model is not None:
-            layers = Layers(model)
-            layers.listen(calls)
-            stack.callback(layers.stop_listening, calls)
+            stack.enter_context(listening(model, calls))
         yield calls
 
 

@@ -8,18 +8,20 @@ individual gradients, at the cost of one backward pass for each output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.products import NotFiniteError
-from gradlens.individual.context import individual_gradients
+from gradlens.individual.backward_pass import BackwardPass
+from gradlens.individual.batch import Batch
+from gradlens.individual.collector import Collector
+from gradlens.individual.gradients import Plans
+from gradlens.individual.graph import Graph
+from gradlens.individual.look import Plan, look_at_rows
 from gradlens.individual.operator import GradientOperator, accumulable
+from gradlens.individual.undisturbed import undisturbed
 
 MAX_OUTPUTS = 256
 """More outputs for each sample than these are too many for a Hessian of all their pairs."""
@@ -62,98 +64,57 @@ def roots(ggn: GGNOperator, generator: np.random.Generator) -> Tensor:
     return columns.reshape(size, *outputs.shape).to(outputs.dtype)
 
 
-def samples_jacobians(
-    model: nn.Module, ggn: GGNOperator, loss: Tensor, generator: np.random.Generator
-) -> SamplesJacobians:
-    """Jₙ of every sample, checked; ``NoRootError`` where individual gradients don't give them."""
-    by_calls = SamplesJacobians(model, ggn)
-    try:
-        by_calls.check(generator)
-    except NoRootError:
-        in_graph = SamplesJacobians(model, ggn, loss)
-        in_graph.check(generator)
-        return in_graph
-    return by_calls
-
-
-@dataclass(frozen=True)
 class SamplesJacobians:
-    """Jₙ of every sample, by the individual gradients of backward passes through the network.
+    """Jₙ of every sample, by individual gradients of backward passes from the outputs.
 
-    The ``loss`` is needed if parameters are used outside their layers, which its graph tells.
+    ``plans`` keep whose gradients are whose from step to step. ``NoRootError`` if that can't be
+    told of a parameter, or if samples meet inside the network.
     """
 
-    model: nn.Module
-    ggn: GGNOperator
-    loss: Tensor | None = None
+    def __init__(self, ggn: GGNOperator, model: nn.Module | None, plans: Plans) -> None:
+        self.ggn = ggn
+        self._model = model
+        self._graph = Graph(ggn.outputs)
+        self._plan = self._planned(plans)
+        absent = [n for n in self._plan.unavailable if ggn.parameters[n] in self._graph]
+        if absent:
+            reason = self._plan.unavailable[absent[0]]
+            raise NoRootError(f"there are no individual gradients of {', '.join(absent)}: {reason}")
+        if self._plan.coupling:
+            raise NoRootError("a normalisation over the batch couples the samples")
+
+    def _planned(self, plans: Plans) -> Plan:
+        parameters = {n: p for n, p in self.ggn.parameters.items() if isinstance(p, nn.Parameter)}
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        key = self._graph.key(names)
+        known = plans.of(self._graph, key)
+        if known is not None:
+            return known
+        with undisturbed(self._model), torch.enable_grad():
+            plan = look_at_rows(self._graph, parameters, len(self.ggn.outputs))
+        plans.remember(key, plan)
+        return plan
+
+    def operators(self, start: Tensor, kept: Tensor | None = None) -> dict[str, GradientOperator]:
+        """Jₙᵀsₙ by parameter, of the samples ``kept`` or of all; ``start`` is sₙ ``[N, *C]``."""
+        plan = self._plan if kept is None else self._plan.part(kept)
+        collector = Collector({})
+        batch = Batch(plan.samples, plan.known_by, "sum")
+        with undisturbed(self._model):
+            BackwardPass(self._graph, plan, batch, collector).run(self.ggn.outputs, start)
+        if collector.unavailable:
+            name, reason = next(iter(collector.unavailable.items()))
+            raise NoRootError(f"there are no individual gradients of {name}: {reason}")
+        found = {name: collector.take(name) for name in self.ggn.parameters}
+        return {name: operator for name, operator in found.items() if operator is not None}
 
     def squared(self, start: Tensor) -> dict[str, Tensor]:
         """Σₙ(Jₙᵀsₙ)² for each parameter, of its shape; ``start`` is sₙ ``[N, *C]``."""
-        gradients, _ = self._pulled_back(start)
+        found = self.operators(start)
         return {
-            name: gradients[name].sum_of_squares() if name in gradients else torch.zeros_like(p)
+            name: found[name].sum_of_squares() if name in found else torch.zeros_like(p)
             for name, p in self.ggn.parameters.items()
         }
-
-    def operators(self, start: Tensor) -> Mapping[str, GradientOperator]:
-        """Jₙᵀsₙ by parameter; ``start`` is sₙ ``[N, *C]``."""
-        return self._pulled_back(start)[0]
-
-    def check(self, generator: np.random.Generator) -> None:
-        """``NoRootError`` unless individual gradients are all that there is of Jₙᵀsₙ.
-
-        They are not if a use of a parameter isn't seen, or if samples meet inside the network.
-        """
-        start = normal_like(self.ggn.outputs, generator)
-        gradients, whole = self._pulled_back(start)
-        absent = [n for n, part in whole.items() if bool(part.any()) and n not in gradients]
-        if absent:
-            raise NoRootError(f"there are no individual gradients of {', '.join(absent)}")
-        check_products(self.ggn, gradients, start, generator)
-
-    def _pulled_back(self, start: Tensor) -> tuple[individual_gradients, dict[str, Tensor]]:
-        """Individual gradients, and their sums by autograd."""
-        parameters, outputs = self.ggn.parameters, self.ggn.outputs
-        with individual_gradients(
-            self.model, loss_reduction="sum", loss=self.loss, test=False
-        ) as gradients:
-            whole = derivative([outputs], list(parameters.values()), [start])
-        if gradients.batch_size != len(outputs):
-            raise NoRootError(
-                f"its layers got {gradients.batch_size} samples, its outputs have {len(outputs)} "
-                "rows"
-            )
-        return gradients, dict(zip(parameters, whole, strict=True))
-
-
-def check_products(
-    ggn: GGNOperator,
-    gradients: Mapping[str, GradientOperator],
-    start: Tensor,
-    generator: np.random.Generator,
-) -> None:
-    """``NoRootError`` unless ``gradients`` are Jₙᵀsₙ of all parameters; ``start`` is sₙ.
-
-    ⟨Jₙᵀsₙ, v⟩ = ⟨sₙ, Jₙv⟩ for a random direction v is fulfilled by other vectors with
-    probability zero.
-    """
-    direction = {name: normal_like(p, generator) for name, p in ggn.parameters.items()}
-    pushed_forward = ggn.jacobian_product(list(direction.values()))
-    expected = torch.linalg.vecdot(
-        accumulable(start).flatten(1), accumulable(pushed_forward).flatten(1)
-    )
-    difference = -expected.cpu().double()
-    norms = torch.zeros_like(difference)
-    for name, gradient in gradients.items():
-        difference += gradient.dot(direction[name]).cpu().double()
-        norms += gradient.squared_norms().cpu().double()
-    dtypes = {ggn.outputs.dtype, *(p.dtype for p in ggn.parameters.values())}
-    rounding = max(torch.finfo(dtype).eps for dtype in dtypes) ** 0.5
-    if not bool(difference.norm() <= rounding * norms.sum().sqrt()):
-        raise NoRootError(
-            "the samples' gradients are not those of their own outputs: samples meet inside "
-            "the network, or a parameter is used where it can't be seen"
-        )
 
 
 def normal_like(like: Tensor, generator: np.random.Generator) -> Tensor:

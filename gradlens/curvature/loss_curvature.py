@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -39,9 +39,11 @@ from gradlens.curvature.network_outputs import (
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probes import private_random_numbers
 from gradlens.curvature.products import NotFiniteError
-from gradlens.curvature.sampled_traces import Tellers, sampled_traces
-from gradlens.individual.gathering import LossReduction
-from gradlens.individual.layers import Layers
+from gradlens.curvature.sampled_traces import sampled_traces
+from gradlens.individual.batch import LossReduction, UnknownBatchError
+from gradlens.individual.gradients import Plans, witnesses_of
+from gradlens.individual.graph import Graph
+from gradlens.individual.look import samples_of
 
 
 class LossCurvature:
@@ -50,8 +52,8 @@ class LossCurvature:
     Built when first asked for, with ``torch.autograd.grad``: gradients stay where they are.
     BackPACK's context is global, so threads can't look at the curvature of their losses at once.
     ``seed`` is for probes, and differs from step to step. Under a sum loss N is needed: it is
-    found if the model is extended, and otherwise must be told. ``remarks`` are what the user
-    should know of how it was found.
+    read off the loss, or has to be passed. ``plans`` keep whose gradients are whose from step to
+    step, and ``remarks`` are what the user should know of how the curvature was found.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class LossCurvature:
         optimizer: Optimizer | None = None,
         loss_reduction: LossReduction = "mean",
         batch_size: int | None = None,
+        plans: Plans | None = None,
     ) -> None:
         self.global_step = global_step
         self.seed = global_step
@@ -75,6 +78,7 @@ class LossCurvature:
         self._outputs = outputs
         self._loss_reduction = loss_reduction
         self._batch_size = batch_size
+        self._plans = Plans() if plans is None else plans
         self._diagonals: dict[tuple[DiagonalKind, int], LossDiagonal] = {}
         self._traces: dict[tuple[DiagonalKind, int, int | None], LossTraces] = {}
         self.remarks: list[str] = []
@@ -109,20 +113,15 @@ class LossCurvature:
             self._diagonals[kind, samples] = self._defined_diagonal(kind, samples)
         return self._diagonals[kind, samples]
 
-    def traces(
-        self, kind: DiagonalKind, samples: int, sub_batch: int | None, tellers: Tellers
-    ) -> LossTraces:
-        """The diagonal's sums, of ``"diag_ggn_mc"`` without it where a backward pass tells them.
+    def traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
+        """The diagonal's sums, of ``"diag_ggn_mc"`` without it where a backward pass gives them.
 
-        Who does is checked unless ``tellers``, which are kept from step to step, know the graph.
         Then ``samples`` are draws, each for ``sub_batch`` samples or all. Elsewhere it is the
         diagonal, with two samples at least.
         """
         key = (kind, samples, sub_batch)
         if key not in self._traces:
-            sampled = (
-                self._sampled_traces(samples, sub_batch, tellers) if kind == "diag_ggn_mc" else None
-            )
+            sampled = self._sampled_traces(samples, sub_batch) if kind == "diag_ggn_mc" else None
             self._traces[key] = sampled or self.diagonal(kind, max(samples, 2)).sums()
         return self._traces[key]
 
@@ -138,15 +137,11 @@ class LossCurvature:
                 f"{type(extension).__name__} can't be run on this network: {reason}"
             ) from reason
 
-    def _sampled_traces(
-        self, samples: int, sub_batch: int | None, tellers: Tellers
-    ) -> LossTraces | None:
+    def _sampled_traces(self, samples: int, sub_batch: int | None) -> LossTraces | None:
         """None where there are none; what says why is the way to the diagonal."""
-        if self._model is None:
-            return None
         try:
             found = sampled_traces(
-                self._model, self.loss, self.ggn, samples, sub_batch, self.seed, tellers
+                self._model, self.ggn, samples, sub_batch, self.seed, self._plans
             )
         except (NoRootError, NoOutputsError, NotTwiceDifferentiableError, NotFiniteError):
             return None
@@ -162,7 +157,7 @@ class LossCurvature:
     def _diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
         matrix = self._matrix(kind)
         reasons, finders = [], [self._by_backpack]
-        if kind != "diag_h" and self._model is not None:
+        if kind != "diag_h":
             finders.append(self._by_individual_gradients)
         for find in finders:
             try:
@@ -183,9 +178,8 @@ class LossCurvature:
         return found
 
     def _by_individual_gradients(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
-        assert self._model is not None
         return diagonal_by_individual_gradients(
-            kind, self.loss, self.ggn, self._model, self.parameters, samples, self.seed
+            kind, self.ggn, self._model, self.parameters, samples, self.seed, self._plans
         )
 
     def _matrix(self, kind: DiagonalKind) -> CurvatureOperator:
@@ -245,27 +239,11 @@ class LossCurvature:
 
     def _samples(self) -> int:
         """N, as individual gradients have it."""
-        by_model = None if self._model is None else Layers(self._model).samples
-        samples = self._batch_size or by_model
-        if samples is None:
+        graph = Graph(self.loss)
+        info = {"batch_size": self._batch_size}
+        try:
+            return samples_of(graph, witnesses_of(graph, self._model, info))
+        except UnknownBatchError as reason:
             raise ValueError(
-                "the curvature of a sum loss takes the batch size: pass batch_size=... to the "
-                "context, or the model to the cockpit"
-            )
-        seen = self._recorded.batch_sizes
-        if self._batch_size and seen and samples not in seen:
-            raise ValueError(
-                f"batch_size={samples}, but the network's layers got {_listed(seen)} samples: pass "
-                "the number of samples in the batch, or leave it out"
-            )
-        if len(seen) > 1 and self._batch_size is None:
-            self.remarks.append(
-                f"the network's layers got {_listed(seen)} samples: the curvature of the sum loss "
-                f"is divided by {samples}, which is what the last one got, unless another number "
-                "is passed as batch_size=... to the context"
-            )
-        return samples
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return " or ".join(str(number) for number in sorted(numbers))
+                f"the curvature of a sum loss is divided by the number of samples: {reason}"
+            ) from reason

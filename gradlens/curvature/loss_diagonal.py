@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from gradlens.curvature.backpack_graph import BackpackGraph, BeyondBackpackError
 from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.ggn_diagonal import roots, samples_jacobians
+from gradlens.curvature.ggn_diagonal import SamplesJacobians, roots
 from gradlens.curvature.operator import CurvatureOperator, parameter_slices
 from gradlens.curvature.probes import private_random_numbers, rademacher
 from gradlens.curvature.products import NotFiniteError, Products, float64_device
 from gradlens.curvature.running import RunningMean
 from gradlens.curvature.trace import Estimate, estimates, undefined_estimate
+from gradlens.individual.gradients import Plans
 
 DiagonalKind: TypeAlias = Literal["diag_h", "diag_ggn_exact", "diag_ggn_mc"]
 """Of the Hessian, or of the generalised Gauss-Newton matrix; the last one samples targets."""
@@ -109,12 +110,12 @@ def diagonal_by_backpack(
 
 def diagonal_by_individual_gradients(
     kind: DiagonalKind,
-    loss: Tensor,
     ggn: GGNOperator,
-    model: nn.Module,
+    model: nn.Module | None,
     parameters: Mapping[str, nn.Parameter],
     samples: int,
     seed: int,
+    plans: Plans,
 ) -> LossDiagonal:
     """Of the generalised Gauss-Newton matrix, by one backward pass for each output.
 
@@ -123,7 +124,7 @@ def diagonal_by_individual_gradients(
     """
     generator = np.random.default_rng(seed)
     columns = roots(ggn, generator)
-    jacobians = samples_jacobians(model, ggn, loss, generator)
+    jacobians = SamplesJacobians(ggn, model, plans)
 
     def squared(start: Tensor) -> Tensor:
         found = jacobians.squared(start)

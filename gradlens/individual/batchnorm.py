@@ -15,15 +15,16 @@ function of that sample alone. What stands for gₙ then is a choice (``BatchNor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
-from gradlens.individual.graph import Graph, Node, kind, output_shape
+from gradlens.individual.graph import Graph, Node, kind
+from gradlens.individual.saved import recomputation
 
 BatchNormPolicy: TypeAlias = Literal["coupled", "frozen", "skip"]
 
@@ -32,11 +33,6 @@ SKIPPED = 'it is in front of a normalisation over the batch, and batchnorm="skip
 NOT_FROZEN = (
     "it is in front of a normalisation over the batch whose statistics can't be frozen ({reason}): "
     'use batchnorm="coupled" or "skip"'
-)
-
-HIDDEN = (
-    "a reentrant checkpoint hides whether it is in front of a normalisation over the batch: pass "
-    'use_reentrant=False to it, or use batchnorm="coupled"'
 )
 
 SYNCHRONISED = "SyncBatchNormBackward"
@@ -51,33 +47,20 @@ def check_batchnorm(policy: str) -> None:
         )
 
 
-def coupling_nodes(graph: Graph, samples: int | None) -> list[Node]:
-    """Where statistics of the batch are computed and used."""
-    return [node for node in graph.nodes if _is_coupling(node, samples)]
-
-
 def in_front_of(
-    nodes: Sequence[Node], graph: Graph, parameters: Mapping[str, nn.Parameter]
+    coupling: Iterable[int], graph: Graph, parameters: Mapping[str, nn.Parameter]
 ) -> tuple[str, ...]:
-    """Names of the parameters that the inputs of the nodes are computed from."""
-    inputs = [node.next_functions[0][0] for node in nodes]
-    leaves = graph.leaves_below([node for node in inputs if node is not None])
-    return tuple(name for name, parameter in parameters.items() if id(parameter) in leaves)
-
-
-def hidden_by_checkpoints(graph: Graph, parameters: Mapping[str, nn.Parameter]) -> tuple[str, ...]:
-    """Names of the parameters inside reentrant checkpoints and in front of them."""
-    checkpoints = [node for node in graph.nodes if kind(node) == "CheckpointFunctionBackward"]
-    if not checkpoints:
-        return ()
-    front = graph.leaves_below(checkpoints)
-    return tuple(n for n, p in parameters.items() if p not in graph or id(p) in front)
+    """Names of the parameters that the inputs of normalising nodes are computed from."""
+    inputs = [graph.children[number][0] for number in coupling]
+    below = graph.below(edge[0] for edge in inputs if edge is not None)
+    return tuple(n for n, p in parameters.items() if p in graph and graph.leaves[id(p)] in below)
 
 
 @contextmanager
 def statistics_frozen(nodes: Sequence[Node]) -> Iterator[None]:
     """In backward passes inside the context, the nodes' statistics are constants."""
-    handles = [node.register_hook(partial(_frozen, node)) for node in nodes]
+    recomputed = recomputation()
+    handles = [node.register_hook(partial(_frozen, node, recomputed, {})) for node in nodes]
     try:
         yield
     finally:
@@ -86,27 +69,28 @@ def statistics_frozen(nodes: Sequence[Node]) -> Iterator[None]:
 
 
 def _frozen(
-    node: Node, grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]
+    node: Node,
+    recomputed: AbstractContextManager[Any],
+    saved: dict[str, Tensor | None],
+    grad_inputs: Sequence[Tensor | None],
+    grad_outputs: Sequence[Tensor | None],
 ) -> tuple[Tensor | None, ...] | None:
     if grad_inputs[0] is None or grad_outputs[0] is None:
         return None
-    factor, weight = node._saved_result2, node._saved_weight
+    if not saved:
+        with recomputed:
+            saved |= {"inverse": node._saved_result2, "weight": node._saved_weight}
+    factor, weight = saved["inverse"], saved["weight"]
+    assert factor is not None
     if weight is not None:
         factor = factor * weight.detach().to(factor.dtype)
     by_channel = factor.reshape(-1, *[1] * (grad_inputs[0].dim() - 2))
     return ((grad_outputs[0] * by_channel).to(grad_inputs[0].dtype), *grad_inputs[1:])
 
 
-def _is_coupling(node: Node, samples: int | None) -> bool:
-    """Instance normalisation computes the same on ``[1, N·C, ...]``, and couples nothing."""
-    if kind(node) == SYNCHRONISED:
-        return True
-    if not (kind(node).startswith(_KINDS) and node._saved_training):
-        return False
-    # Saved tensors of a checkpoint would be computed anew to be looked at.
-    length = output_shape(node, 0)[0]
-    whole = samples is not None and length % samples == 0
-    return whole and (length > 1 or node._saved_running_mean is not None)
+def uses_statistics(node: Node) -> bool:
+    """Whether a node computes statistics of its input and normalises with them, by channel."""
+    return kind(node).startswith(_KINDS) and bool(node._saved_training)
 
 
 def uncoupled_gradients(

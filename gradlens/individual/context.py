@@ -7,25 +7,22 @@ from types import TracebackType
 
 from torch import Tensor, nn
 
+from gradlens.individual.backward_call import BackwardCall
+from gradlens.individual.batch import Batch, LossReduction
 from gradlens.individual.batchnorm import BatchNormPolicy, check_batchnorm
-from gradlens.individual.gathering import Gathering, LossReduction
-from gradlens.individual.layers import Layers
-from gradlens.individual.listening import Listening
+from gradlens.individual.gradients import Gradients, Setting
 from gradlens.individual.operator import GradientOperator
-from gradlens.individual.tap import tap_of, tappable_modules
 
 
 class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
-    """Individual gradients of the backward passes inside the context, by parameter name.
+    """Individual gradients of the backward pass inside the context, by parameter name.
 
-    ``model`` has been extended with ``gradlens.extend`` before its forward pass. The operators
-    stay valid after the context, and keep the layers' inputs and output gradients alive as long
-    as they are. ``loss`` is needed for parameters that no layer of their own holds, such as a
-    class token or the packed projections of attention, if backward is called on a multiple of it,
-    and to ``test``, by a backward pass of its own, whether samples of layers are those of the loss
-    (``gradlens.individual.attribution``); without a test, backward may start elsewhere in the
-    loss's graph. ``batchnorm`` says what a gradient is where samples are
-    coupled (``gradlens.individual.batchnorm``). ``KeyError`` says why a parameter has none.
+    The operators stay valid after the context, and keep the layers' inputs and output gradients
+    alive as long as they are. Without ``loss``, it is what ``backward`` is called on; it has to be
+    passed if that is a multiple of it, or if backward is run by other means than
+    ``loss.backward()``. ``batch_size`` is needed where the number of samples can't be read off the
+    loss. ``batchnorm`` says what a gradient is where samples are coupled
+    (``gradlens.individual.batchnorm``). ``KeyError`` says why a parameter has none.
     """
 
     def __init__(
@@ -35,38 +32,24 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         loss: Tensor | None = None,
         batch_size: int | None = None,
         batchnorm: BatchNormPolicy = "coupled",
-        test: bool = True,
     ) -> None:
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
-        require_extended(model)
-        self._model = model
-        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._loss_reduction: LossReduction = loss_reduction
+        parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._setting = Setting(parameters, model, loss_reduction, batchnorm)
         self._loss = loss
         self._batch_size = batch_size
-        self._gathering = Gathering(self._parameters, loss_reduction)
-        self._batchnorm: BatchNormPolicy = batchnorm
-        self._tested = None if test else frozenset(self._parameters)
         self._operators: dict[str, GradientOperator] = {}
-        self._slept: frozenset[int] = frozenset()
+        self._gradients: Gradients | None = None
+        self._backward: BackwardCall | None = None
 
     def __enter__(self) -> individual_gradients:
         self._operators = {}
-        layers = Layers(self._model)
-        self._slept = layers.parameters_slept_through
-        self._gathering = Gathering(self._parameters, self._loss_reduction, self._batch_size)
-        self._listening = Listening(
-            self._model,
-            layers,
-            self._gathering,
-            self._parameters,
-            self._loss,
-            besides=self._parameters,
-            batchnorm=self._batchnorm,
-            tested=self._tested,
-        )
-        self._listening.start()
+        self._gradients = Gradients(self._setting, {"batch_size": self._batch_size})
+        if self._loss is not None:
+            self._gradients.begin(self._loss)
+        self._backward = BackwardCall(self._gradients.called_on)
+        self._backward.__enter__()
         return self
 
     def __exit__(
@@ -75,13 +58,16 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._listening.stop()
-        self._gathering.explain_missing()
-        if error is None and self._gathering.error is not None:
-            raise self._gathering.error
-        gathered = set(self._gathering.names)
-        for name in (name for name in self._parameters if name in gathered):
-            operator = self._gathering.take(name)
+        assert self._gradients is not None
+        if self._backward is not None:
+            self._backward.__exit__(kind, error, traceback)
+            self._backward = None
+        gradients = self._gradients
+        gradients.end()
+        if error is None and gradients.error is not None:
+            raise gradients.error
+        for name in self._setting.parameters:
+            operator = gradients.collector.take(name)
             if operator is not None:
                 self._operators[name] = operator
 
@@ -99,41 +85,30 @@ class individual_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     @property
     def coupling(self) -> frozenset[str]:
         """Layers that mix samples, whose individual gradients are contributions to the batch's."""
-        return frozenset(self._gathering.coupling)
+        return frozenset() if self._gradients is None else self._gradients.coupling
+
+    @property
+    def batch(self) -> Batch:
+        """How many samples there were, and how that is known."""
+        return Batch() if self._gradients is None else self._gradients.batch
 
     @property
     def batch_size(self) -> int | None:
-        """N, as the layers have seen it; ``None`` before the backward pass."""
-        return self._gathering.batch_size
+        """N; ``None`` before the backward pass, and where it isn't known."""
+        return self.batch.samples
 
     def _why_absent(self, name: str) -> str:
-        if name not in self._parameters:
-            known = ", ".join(self._parameters)
+        if name not in self._setting.parameters:
+            known = ", ".join(self._setting.parameters)
             return f"no trainable parameter {name!r} (there are: {known})"
-        unseen = UNWATCHED if id(self._parameters[name]) in self._slept else UNSEEN
-        reason = self._gathering.missing.get(name, unseen)
-        return f"no individual gradients of {name!r}: {reason}"
+        found = {} if self._gradients is None else self._gradients.collector.unavailable
+        return f"no individual gradients of {name!r}: {found.get(name, UNSEEN)}"
 
 
 UNSEEN = (
-    "no layer that holds it took part in the backward pass (it was not used, the backward pass "
-    "was outside the context, or it is used in another way than by calling its layer, which is "
-    "seen if the loss is passed to the context)"
+    "no gradient has come to it: the backward pass was outside the context, or it was run by other "
+    "means than loss.backward() and the loss wasn't passed to the context"
 )
-UNWATCHED = (
-    "its layer was not watched in the forward pass, since a cockpit expected nothing at this step: "
-    "call gradlens.extend(model), and it is at each step"
-)
-
-
-def require_extended(model: nn.Module) -> None:
-    """``RuntimeError`` if no layer of the model can be seen."""
-    modules = tappable_modules(model)
-    if modules and all(tap_of(module) is None for module in modules):
-        raise RuntimeError(
-            f"this {type(model).__name__} was never extended: call "
-            "gradlens.extend(model) once, before the forward pass"
-        )
 
 
 def check_loss_reduction(loss_reduction: str) -> None:

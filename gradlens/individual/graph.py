@@ -1,149 +1,178 @@
-"""A loss's autograd graph, and where in it parameters meet the samples."""
+"""A loss's autograd graph, walked once."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
 Node: TypeAlias = Any
-"""A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't know."""
+"""A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't declare."""
 
-Edge: TypeAlias = tuple[Node, int]
-"""A node and the number of one of its outputs."""
+Edge: TypeAlias = tuple[int, int]
+"""The number of a node in its graph, and the number of one of its outputs."""
 
 
 @dataclass(frozen=True)
 class Link:
     """One node between a use and the parameter: which of its outputs and inputs are on the way."""
 
-    node: Node
+    node: int
     output: int
     input: int
 
 
 @dataclass(frozen=True)
 class Use:
-    """Where a parameter meets the samples: ``node`` computes with it as input number ``index``.
+    """A node that computes with a parameter, as its input number ``index``.
 
     ``shape`` is that input's; ``chain`` leads from it down to the parameter.
     """
 
-    node: Node
+    node: int
     index: int
     shape: tuple[int, ...]
     chain: tuple[Link, ...]
 
 
 class Graph:
-    """A loss's graph, walked once.
+    """The nodes behind a tensor, numbered so that each comes after all that it consumes.
 
-    ``parametrised`` are nodes known to compute with parameters alone. Nodes are held, since torch
-    makes their Python objects on demand.
+    Nodes are held, since torch makes their Python objects on demand. ``children`` are the edges
+    that a node consumes, with ``None`` for inputs that need no gradient, and ``consumers`` are
+    ``(consumer, number of its input, number of the output consumed)``. Graphs with the same ``key``
+    have the same operations, shapes, integers and edges: only numbers in tensors differ.
     """
 
-    def __init__(self, loss: Tensor, parametrised: Sequence[Node] = ()) -> None:
-        self._parametrised = parametrised
-        self._consumers: dict[Node, list[tuple[Node, int, int]]] = defaultdict(list)
-        self._in_order: list[Node] = []
-        self._leaves: dict[int, Node] = {}
-        self.root: Edge = (loss.grad_fn, loss.output_nr)
-        if loss.grad_fn is not None:
-            self._walk(loss.grad_fn)
+    def __init__(self, tensor: Tensor) -> None:
+        self.nodes: list[Node] = []
+        self.kinds: list[str] = []
+        self.children: list[tuple[Edge | None, ...]] = []
+        self.consumers: list[list[tuple[int, int, int]]] = []
+        self.leaves: dict[int, int] = {}
+        self._numbers: dict[Node, int] = {}
+        if tensor.grad_fn is not None:
+            self._walk(tensor.grad_fn)
+        elif tensor.requires_grad:
+            raise ValueError("the loss is a leaf of the graph: it doesn't depend on any layer")
+        self.root: Edge = (len(self.nodes) - 1, tensor.output_nr)
 
     def _walk(self, root: Node) -> None:
-        """Depth first: a node comes after all that it consumes."""
-        seen: set[Node] = set()
-        stack = [(root, False)]
+        stack, seen = [(root, False)], set()
         while stack:
             node, done = stack.pop()
             if done:
-                self._in_order.append(node)
-                continue
-            if node in seen:
-                continue
-            seen.add(node)
-            stack.append((node, True))
-            if kind(node) == "AccumulateGrad":
-                self._leaves[id(node.variable)] = node
-            for index, (child, output) in enumerate(node.next_functions):
-                if child is not None:
-                    self._consumers[child].append((node, index, output))
-                    stack.append((child, False))
+                self._add(node)
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                stack += [(child, False) for child, _ in node.next_functions if child is not None]
 
-    @property
-    def nodes(self) -> tuple[Node, ...]:
-        """All nodes, each after those that it consumes."""
-        return tuple(self._in_order)
-
-    def leaves_below(self, nodes: Sequence[Node]) -> set[int]:
-        """``id`` of all parameters that the nodes are computed from."""
-        below = nodes_below(nodes)
-        return {identity for identity, leaf in self._leaves.items() if leaf in below}
-
-    def has_scalars_alone(self, nodes: Iterable[Node]) -> bool:
-        """Whether the nodes are computed from parameters of one element each."""
-        below = nodes_below(nodes)
-        return all(leaf.variable.numel() == 1 for leaf in self._leaves.values() if leaf in below)
+    def _add(self, node: Node) -> None:
+        number = len(self.nodes)
+        self._numbers[node] = number
+        self.nodes.append(node)
+        self.kinds.append(kind(node))
+        edges = [
+            None if child is None else (self._numbers[child], output)
+            for child, output in node.next_functions
+        ]
+        self.children.append(tuple(edges))
+        self.consumers.append([])
+        for index, edge in enumerate(edges):
+            if edge is not None:
+                self.consumers[edge[0]].append((number, index, edge[1]))
+        if self.kinds[-1] == LEAF:
+            self.leaves[id(node.variable)] = number
 
     def __contains__(self, parameter: Tensor) -> bool:
-        return id(parameter) in self._leaves
+        return id(parameter) in self.leaves
 
-    def of_parameters_alone(self, samples: int) -> set[Node]:
-        """Nodes that none of N ``samples`` has entered."""
-        alone = nodes_below(self._parametrised)
-        for node in self._in_order:
-            if kind(node) == "AccumulateGrad":
-                known = isinstance(node.variable, nn.Parameter)
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def shape(self, edge: Edge) -> tuple[int, ...]:
+        """Shape of what flows along an edge."""
+        return output_shape(self.nodes[edge[0]], edge[1])
+
+    @cached_property
+    def storages(self) -> frozenset[int]:
+        """Addresses of the memory of parameters."""
+        variables = [self.nodes[number].variable for number in self.leaves.values()]
+        return frozenset(variable.untyped_storage().data_ptr() for variable in variables)
+
+    def key(self, names: dict[int, str]) -> int:
+        """A hash of the graph's structure; ``names`` are those of parameters, by ``id``."""
+        rows = [
+            (
+                kind_,
+                edges,
+                names.get(id(node.variable)) if kind_ == LEAF else integers_of(node),
+                tuple(tuple(each.shape) for each in node._input_metadata) if kind_ != LEAF else (),
+            )
+            for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True)
+        ]
+        return hash((self.root, tuple(rows)))
+
+    def below(self, start: Iterable[int]) -> set[int]:
+        """The nodes and all that they consume, directly or not."""
+        found: set[int] = set()
+        stack = list(start)
+        while stack:
+            node = stack.pop()
+            if node in found:
+                continue
+            found.add(node)
+            stack += [edge[0] for edge in self.children[node] if edge is not None]
+        return found
+
+    def of_parameters_alone(self) -> list[bool]:
+        """Whether a node surely computes with parameters alone, by number.
+
+        Data that needs no gradient has no edge, so only nodes without open inputs are sure.
+        """
+        alone: list[bool] = []
+        for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True):
+            if kind_ == LEAF:
+                alone.append(isinstance(node.variable, nn.Parameter))
             else:
-                children = [child for child, _ in node.next_functions if child is not None]
-                known = all(child in alone for child in children)
-            if known and (
-                not samples_enter(node, samples) or self._is_repeated_for_samples(node, samples)
-            ):
-                alone.add(node)
+                closed = bool(edges) and not INDEXING.search(kind_)
+                alone.append(closed and all(e is not None and alone[e[0]] for e in edges))
         return alone
 
-    def _is_repeated_for_samples(self, node: Node, samples: int) -> bool:
-        """Whether what comes out is the same for all samples, by what it is added to.
+    def outputs_of(self, number: int) -> list[int]:
+        """The numbers of a node's outputs that others, or the graph's tensor, are made of."""
+        outputs = {output for _, _, output in self.consumers[number]}
+        if number == self.root[0]:
+            outputs.add(self.root[1])
+        return sorted(outputs)
 
-        Positions look like samples where there are as many.
-        """
-        own = output_shape(node, 0)
-        missing = len(own) if own[:1] != (1,) else len(own) - 1
-        sums = [
-            output_shape(c, 0) for c, _, _ in self._consumers[node] if kind(c) == "AddBackward0"
-        ]
-        repeated = [shape for shape in sums if len(shape) > missing and shape[0] == samples]
-        return 0 < len(repeated) == len(self._consumers[node])
+    def descend(self, edge: Edge) -> Iterator[Edge]:
+        """The edges that the node of an edge consumes."""
+        return (child for child in self.children[edge[0]] if child is not None)
 
-    def uses(self, parameter: Tensor, alone: set[Node]) -> Iterator[Use]:
-        """All ways from the parameter to a node that isn't of parameters alone."""
-        leaf = self._leaves[id(parameter)]
-        stack: list[tuple[Node, int | None, tuple[Link, ...]]] = [(leaf, None, ())]
-        while stack:
-            node, index, chain = stack.pop()
-            for consumer, place, output in self._consumers[node]:
-                links = chain if index is None else (Link(node, output, index), *chain)
-                if consumer in alone:
-                    stack.append((consumer, place, links))
-                else:
-                    yield Use(consumer, place, output_shape(node, output), links)
 
-    def layout_around(self, node: Node, rows: int) -> tuple[int, ...] | None:
-        """The axes that ``rows`` of a matrix were folded from, or are unfolded to."""
-        unfolded = [output_shape(consumer, 0) for consumer, _, _ in self._consumers[node]]
-        children = [child for child, _ in node.next_functions if child is not None]
-        folded = [_shape_before(child) for child in children if "View" in kind(child)]
-        for shape in (*unfolded, *folded):
-            leading = shape[:-1]
-            if len(leading) > 1 and torch.Size(leading).numel() == rows:
-                return tuple(leading)
-        return None
+LEAF = "AccumulateGrad"
+
+INDEXING = re.compile(r"Index|Embedding|Gather|Scatter|Masked|Where|Take|Repeat|Expand|Checkpoint")
+"""Kinds of nodes that bring in data, or the number of samples, without having an edge for it."""
+
+
+@cache
+def _kind_of(type_: Hashable) -> str:
+    return str(type_.__name__)  # type: ignore[attr-defined]
+
+
+def kind(node: Node) -> str:
+    """The node's name, such as ``"AddmmBackward0"``."""
+    type_: Any = type(node)
+    name = _kind_of(type_)
+    return str(node.name()).rpartition("::")[2] if name == "CppFunction" else name
 
 
 def nodes_below(nodes: Iterable[Node | None]) -> set[Node]:
@@ -159,63 +188,61 @@ def nodes_below(nodes: Iterable[Node | None]) -> set[Node]:
     return found
 
 
-def kind(node: Node) -> str:
-    """The node's name, such as ``"AddmmBackward0"``."""
-    return str(node.name()).rpartition("::")[2]
-
-
 def output_shape(node: Node, output: int) -> tuple[int, ...]:
     """Shape of a node's output in the forward pass."""
-    if kind(node) == "AccumulateGrad":
+    if kind(node) == LEAF:
         return tuple(node.variable.shape)
     return tuple(node._input_metadata[output].shape)
 
 
-def sample_axis(shape: tuple[int, ...], operand: tuple[int, ...], samples: int) -> int | None:
-    """The first axis of length N along which an operand is broadcast to ``shape``."""
-    own = (1,) * (len(shape) - len(operand)) + operand
-    missing = len(shape) - len(operand)
-    for axis, length in enumerate(shape):
-        if length == samples and own[axis] == 1 and (length > 1 or axis < missing or axis == 0):
-            return axis
-    return None
+def is_python_function(node: Node) -> bool:
+    """Whether the node is that of a ``torch.autograd.Function``."""
+    return isinstance(node, BackwardCFunction)
 
 
-_GROWING = {"ExpandBackward0", "RepeatBackward0"}
-_BROADCASTING = {
-    f"{name}Backward0" for name in ("Add", "Sub", "Mul", "Div", "Where", "Maximum", "Minimum")
+@cache
+def _saved_names(type_: Hashable) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of what nodes of a type have saved: of anything but tensors, and of tensors."""
+    names = [name for name in dir(type_) if name.startswith("_saved_")]
+    tensors = [name for name in names if hasattr(type_, f"_raw{name}")]
+    return tuple(name for name in names if name not in tensors), tuple(tensors)
+
+
+def integers_of(node: Node) -> tuple[Any, ...]:
+    """What a node has saved besides tensors: axes, offsets, sizes."""
+    type_: Any = type(node)
+    values = (getattr(node, name) for name in _saved_names(type_)[0])
+    return tuple(value for value in values if isinstance(value, (int, tuple, bool)))
+
+
+_SELECTS = re.compile(r"index|indices|repeats|batch_sizes|offsets|sorter")
+_ALSO_SELECTS = {
+    "MaskedSelectBackward0": "_saved_mask",
+    "MaskedScatterBackward0": "_saved_mask",
+    "PackPaddedSequenceBackward0": "_saved_result1",
 }
+_REDUCTIONS = re.compile(r"^(Fractional|Adaptive)?Max|^Min|^Amax|^Amin|^Median|^NanMedian|^Mode")
+"""Kinds whose saved places are those of an extremum along an axis, which moves no row."""
 
 
-def samples_enter(node: Node, samples: int) -> bool:
-    """Whether a node of parameters alone, to judge by its edges, computes with data.
-
-    Data that needs no gradient has no edge. It shows in the shape of what comes out.
-    """
-    children = node.next_functions
-    if kind(node) == "AccumulateGrad" or not children:
-        return False
-    shape = output_shape(node, 0)
-    constant = any(child is None for child, _ in children)
-    name = kind(node)
-    if name in _GROWING or (constant and name in _BROADCASTING):
-        operands = [output_shape(child, output) for child, output in children if child is not None]
-        axes = [sample_axis(shape, operand, samples) for operand in operands]
-        # Within a matrix of parameters alone, rows are repeated along columns.
-        inside_matrix = len(shape) < 3 and any(axis != 0 for axis in axes)
-        return None not in axes and not (name in _GROWING and inside_matrix)
-    if name == "EmbeddingBackward0":
-        return len(shape) > 1 and (shape[0] == samples or samples in shape[1:-1])
-    if name in ("AddmmBackward0", "MmBackward0"):
-        inputs, _ = children[-2]
-        return inputs is None and shape[0] % samples == 0
-    if name.startswith(("NativeLayerNorm", "NativeGroupNorm", "NativeBatchNorm")):
-        return children[0][0] is None and samples in shape[:-1]
-    if name.startswith("Convolution"):
-        return children[0][0] is None and shape[0] % samples == 0
-    return False
-
-
-def _shape_before(view: Node) -> tuple[int, ...]:
-    child, output = view.next_functions[0]
-    return () if child is None else output_shape(child, output)
+def selections_of(node: Node) -> list[Tensor]:
+    """The numbers by which a node selects rows, such as indices; detached."""
+    kind_ = kind(node)
+    if is_python_function(node):
+        saved = [each for each in node.saved_tensors if each is not None]
+        held = [each for each in vars(node).values() if isinstance(each, Tensor)]
+        return [each.detach() for each in (*saved, *held) if not each.is_floating_point()]
+    if _REDUCTIONS.search(kind_):
+        return []
+    type_: Any = type(node)
+    wanted = [
+        name
+        for name in _saved_names(type_)[1]
+        if _SELECTS.search(name) or _ALSO_SELECTS.get(kind_) == name
+    ]
+    found: list[Tensor] = []
+    for name in wanted:
+        value = getattr(node, name)
+        several: Sequence[Any] = value if isinstance(value, (tuple, list)) else [value]
+        found += [each.detach() for each in several if isinstance(each, Tensor)]
+    return found

@@ -23,10 +23,6 @@ class Joined(GradientOperator):
         samples = sum(part.batch_size for part in parts)
         super().__init__(samples, first.shape, 1.0, dtype, first.device)
 
-    def outlive_update(self) -> None:
-        for operator in self._parts:
-            operator.outlive_update()
-
     def _workspace(self) -> int:
         return max(part._workspace() for part in self._parts)
 

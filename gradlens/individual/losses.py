@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
-from gradlens.individual.gathering import LossReduction
-from gradlens.individual.recomputed import without_hooks
+from gradlens.individual.batch import LossReduction
+from gradlens.individual.plain_copy import without_hooks
 from gradlens.individual.tap import LossExtension, stored_inputs
 
 

@@ -85,12 +85,21 @@ class GradientOperator(ABC):
         self.scale = scale
         self.dtype = dtype
         self.device = device
+        self._held: tuple[Tensor | None, ...] = ()
         self._rows = self.shape[0] if self.shape else 1
         self._columns = math.prod(self.shape[1:])
 
     def __repr__(self) -> str:
         shape = [self.batch_size, *self.shape]
         return f"{type(self).__name__}({shape}, dtype={self.dtype}, device='{self.device}')"
+
+    @final
+    def hold(self, tensors: tuple[Tensor | None, ...]) -> None:
+        """Keep others from changing tensors that the operator is made of.
+
+        Autograd makes a gradient that nobody else refers to the parameter's own.
+        """
+        self._held = tensors
 
     @final
     def squared_norms(self) -> Tensor:
@@ -203,9 +212,6 @@ class GradientOperator(ABC):
         with torch.no_grad():
             cells = second.compact_cells(companions)
             return counts_of_2d(self._tally_2d(grid, cells, second.size, max_bytes))
-
-    def outlive_update(self) -> None:  # noqa: B027 - most operators hold no parameters
-        """Stay what it is when the parameters change."""
 
     # To be stated, or replaced, by subclasses.
 

@@ -32,6 +32,10 @@ class OuterProduct(GradientOperator):
         shape = (delta.shape[1], inputs.shape[1])
         super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device)
 
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """δ and x, ``[N, 1, R]`` and ``[N, 1, K]``."""
+        return self._delta[:, None], self._inputs[:, None]
+
     @property
     def elementwise(self) -> bool:
         return False
@@ -145,6 +149,10 @@ class SumOfOuterProducts(GradientOperator):
         shape = (delta.shape[2], inputs.shape[2])
         super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device)
 
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """δ and x, ``[N, S, R]`` and ``[N, S, K]``."""
+        return self._delta, self._inputs
+
     @property
     def elementwise(self) -> bool:
         return self._positions * (self._rows + self._columns) >= self._rows * self._columns
@@ -166,7 +174,7 @@ class SumOfOuterProducts(GradientOperator):
         n, s = self.batch_size, self._positions
         through_positions = (n * s) ** 2 * (self._rows + self._columns)
         through_gradients = n * (s + n) * self._rows * self._columns
-        if through_positions >= through_gradients:
+        if through_positions >= through_gradients or not s:
             return super()._gram()
         delta, inputs = self._delta.flatten(0, 1), self._inputs.flatten(0, 1)
         bytes_per_sample = 2 * n * s**2 * self.dtype.itemsize

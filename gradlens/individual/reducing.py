@@ -9,33 +9,34 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.individual.gathering import Gathering, LossReduction, autocast_off
+from gradlens.individual.backward_pass import autocast_off
+from gradlens.individual.collector import Collector
 from gradlens.individual.operator import GradientOperator
-from gradlens.individual.recomputed import CannotRecomputeError
 from gradlens.individual.reductions import ParameterGradients, Reduction
 
 RETAINED_BYTES = 96 * 2**20
 """Memory that stored individual gradients may take until the update."""
 
 
-class ReducedGradients(Gathering):
-    """Reduces each parameter's individual gradients when its gradient is complete, and frees them.
+class Reducer:
+    """Reduces a collector's operators when a parameter's gradient is complete, and frees them.
 
-    A parameter's gradient is complete when autograd accumulates it, since then all uses of it have
-    been seen. ``values`` are by reduction and parameter name, ``covered`` are the parameters that
-    have them, and ``retained``, with ``retain``, are the operators themselves.
+    A parameter's gradient is complete when autograd accumulates it, since all its uses have been
+    passed then. ``values`` are by reduction and parameter name, ``covered`` are the parameters that
+    have them, ``retained``, with ``retain``, are the operators themselves, and ``waiting``, with
+    ``waits``, are those of a part of a batch.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        loss_reduction: LossReduction,
+        collector: Collector,
         reductions: Iterable[Reduction],
-        batch_size: int | None = None,
         retain: bool = False,
         waits: bool = False,
     ) -> None:
-        super().__init__(parameters, loss_reduction, batch_size)
+        self.collector = collector
+        self.error: Exception | None = None
         self.values: dict[Reduction, dict[str, Any]] = {reduction: {} for reduction in reductions}
         self.covered: set[str] = set()
         self.retained: dict[str, GradientOperator] = {}
@@ -45,7 +46,6 @@ class ReducedGradients(Gathering):
         self._may_retain = RETAINED_BYTES
         self._waits = waits
         self._parameters = parameters
-        self._without_gradient = {name for name, p in parameters.items() if p.grad is None}
         self._handles: list[RemovableHandle] = [
             parameter.register_post_accumulate_grad_hook(self._completion(name))
             for name, parameter in parameters.items()
@@ -56,20 +56,18 @@ class ReducedGradients(Gathering):
         return lambda _: self._complete(name, torch._C._current_graph_task_id())
 
     def _complete(self, name: str, backward_pass: int) -> None:
-        if self.error is not None or name not in self.names:
+        if self.error is not None or name not in self.collector.names:
             return
         parameter = self._parameters[name]
         try:
             with torch.no_grad(), autocast_off(parameter):
-                self._reduce(name, parameter, backward_pass)
-        except CannotRecomputeError as reason:
-            self._forget(name, str(reason))
+                self._reduce(name, backward_pass)
         except Exception as error:  # the user's backward pass goes on
             self._forget(name, str(error))
             self.error = error
 
-    def _reduce(self, name: str, parameter: nn.Parameter, backward_pass: int) -> None:
-        individual = self.take(name, backward_pass)
+    def _reduce(self, name: str, backward_pass: int) -> None:
+        individual = self.collector.take(name, backward_pass)
         if individual is None:
             return
         if name in self.covered:
@@ -81,16 +79,10 @@ class ReducedGradients(Gathering):
             self.waiting[name] = individual
             self.covered.add(name)
             return
-        gradient = parameter.grad if name in self._without_gradient else None
-        if gradient is not None and gradient.is_sparse:
-            gradient = gradient.to_dense()
-        self._reduce_operator(name, individual, gradient)
+        self._reduce_operator(name, individual)
 
-    def _reduce_operator(
-        self, name: str, individual: GradientOperator, gradient: Tensor | None = None
-    ) -> None:
-        parameter = self._parameters[name]
-        gradients = ParameterGradients(name, parameter, individual, gradient, self._shared)
+    def _reduce_operator(self, name: str, individual: GradientOperator) -> None:
+        gradients = ParameterGradients(name, self._parameters[name], individual, self._shared)
         found = {reduction: reduction.reduce(gradients) for reduction in self.values}
         for reduction, value in found.items():
             self.values[reduction][name] = value
@@ -99,66 +91,40 @@ class ReducedGradients(Gathering):
             self.retained[name] = self._lasting(gradients)
 
     def _lasting(self, gradients: ParameterGradients) -> GradientOperator:
-        """What tells projections after the update at least cost."""
+        """What gives projections after the update at least cost."""
         elements = gradients.elements
         needed = elements.batch_size * elements.shape.numel() * elements.dtype.itemsize
         if elements is not gradients.individual and needed <= self._may_retain:
             self._may_retain -= needed
             return elements
-        gradients.individual.outlive_update()
         return gradients.individual
 
-    def take_joined(
-        self,
-        operators: Mapping[str, GradientOperator],
-        missing: Mapping[str, str],
-        coupling: Iterable[str],
-    ) -> None:
+    def take_joined(self, operators: Mapping[str, GradientOperator]) -> None:
         """Reduce the whole batch instead of the part that was seen."""
         self._waits, self.waiting, self.covered = False, {}, set()
-        self.missing, self.coupling = dict(missing), set(coupling)
         for name, operator in operators.items():
-            parameter = self._parameters[name]
-            try:
-                with torch.no_grad(), autocast_off(parameter):
-                    self._reduce_operator(name, operator)
-            except CannotRecomputeError as reason:
-                self._forget(name, str(reason))
-
-    def close(self) -> None:
-        """Reduce what has been heard, and take in nothing more."""
-        self._reduce_rest()
-        super().close()
+            with torch.no_grad(), autocast_off(self._parameters[name]):
+                self._reduce_operator(name, operator)
 
     def _forget(self, name: str, reason: str) -> None:
-        self.missing[name] = reason
+        self.collector.refuse(name, reason)
         self.covered.discard(name)
         for values in self.values.values():
             values.pop(name, None)
 
     def finish(self) -> None:
-        """Reduce what autograd didn't accumulate (``torch.autograd.grad``), and stop listening."""
-        self._reduce_rest()
-        self._remove_hooks()
-
-    def _reduce_rest(self) -> None:
-        self.explain_missing()
-        for name in self.names:
+        """Reduce what autograd didn't accumulate (``torch.autograd.grad``), and remove hooks."""
+        for name in self.collector.names:
             if name in self.covered:
-                self._drop(name)
+                self.collector.drop(name)
             else:
-                passes = {**self._uses.get(name, {}), **self._uses_in_graph.get(name, {})}
-                self._complete(name, max(passes))
-
-    def _drop(self, name: str) -> None:
-        self._uses.pop(name, None)
-        self._uses_in_graph.pop(name, None)
+                self._complete(name, self.collector.latest_pass(name))
+        self._remove_hooks()
 
     def stop(self) -> None:
-        """Stop listening and let go of all gradients."""
+        """Remove hooks and let go of all gradients."""
         self._remove_hooks()
-        self._uses.clear()
-        self._uses_in_graph.clear()
+        self.collector.clear()
         self.retained, self.waiting = {}, {}
 
     def _remove_hooks(self) -> None:

@@ -27,14 +27,12 @@ STORED_BYTES = 64 * 2**20
 class ParameterGradients:
     """One parameter with its individual gradients; all that a reduction sees.
 
-    ``gradient`` is what this backward pass alone has put into ``p.grad``, where that is known.
-    ``shared`` tells whether their elements are looked at more than once.
+    ``shared`` says whether their elements are used more than once.
     """
 
     name: str
     parameter: Tensor
     individual: GradientOperator
-    gradient: Tensor | None = None
     shared: bool = True
 
     @cached_property

@@ -16,17 +16,24 @@ from gradlens.norms import squared_row_norms
 
 
 class IndexedRows(GradientOperator):
-    """gₙ has row ``indices[n, s]`` increased by ``delta[n, s]``, for every position s.
+    """gₙ has row ``indices[m]`` increased by ``delta[m]``, for every m that sample n owns.
 
-    ``indices`` is ``[N, S]``, ``delta`` ``[N, S, K]``, the weight ``[R, K]``. Rows that a sample
-    touches more than once are added up at construction.
+    ``indices`` and ``owners`` are ``[M]``, ``delta`` is ``[M, K]`` and the weight ``[R, K]``. Rows
+    that a sample touches more than once are added up at construction.
     """
 
-    def __init__(self, indices: Tensor, delta: Tensor, num_rows: int, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        indices: Tensor,
+        delta: Tensor,
+        owners: Tensor,
+        batch_size: int,
+        num_rows: int,
+        scale: float = 1.0,
+    ) -> None:
         delta = accumulable(delta)
-        batch_size, _, columns = delta.shape
+        columns = delta.shape[1]
         super().__init__(batch_size, (num_rows, columns), scale, delta.dtype, delta.device)
-        owners = torch.arange(batch_size, device=delta.device)[:, None]
         cells, inverse = torch.unique(owners * num_rows + indices, return_inverse=True)
         self._owner = cells // num_rows
         self._row = cells % num_rows

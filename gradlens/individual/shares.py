@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from gradlens.individual.dense import Dense
-from gradlens.individual.gathering import LossReduction
+from gradlens.individual.batch import LossReduction
 from gradlens.individual.joined import Joined
 from gradlens.individual.operator import GradientOperator
-from gradlens.individual.recomputed import CannotRecomputeError, Recomputed
-from gradlens.individual.summed import Summed
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def exchanged(share: Share, device: torch.device, group: dist.ProcessGroup | Non
     call this at the same steps.
     """
     buffer = io.BytesIO()
-    torch.save(_portable(share), buffer)
+    torch.save(share, buffer)
     everyone: list[bytes | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, buffer.getvalue(), group=group)
     # Each process has written its own, and trusts the others.
@@ -92,22 +89,3 @@ def exchanged(share: Share, device: torch.device, group: dist.ProcessGroup | Non
         torch.load(io.BytesIO(data or b""), map_location=device, weights_only=False)
         for data in everyone
     ]
-
-
-def _portable(share: Share) -> Share:
-    """Without operators that hold a module."""
-    operators, missing = {}, dict(share.missing)
-    for name, operator in share.operators.items():
-        try:
-            operators[name] = Dense(operator.dense()) if _holds_module(operator) else operator
-        except CannotRecomputeError as reason:
-            missing[name] = str(reason)
-    return replace(share, operators=operators, missing=missing)
-
-
-def _holds_module(operator: GradientOperator) -> bool:
-    if isinstance(operator, Joined):
-        return any(_holds_module(part) for part in operator._parts)
-    if isinstance(operator, Summed):
-        return any(_holds_module(use) for use in operator._uses)
-    return isinstance(operator, Recomputed)

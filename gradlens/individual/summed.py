@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradlens.individual.operator import GradientOperator
+from gradlens.individual.outer_product import OuterProduct, SumOfOuterProducts
 
 
 class Summed(GradientOperator):
@@ -20,10 +21,6 @@ class Summed(GradientOperator):
             dtype = torch.promote_types(dtype, use.dtype)
         self._uses = tuple(uses)
         super().__init__(first.batch_size, first.shape, first.scale, dtype, first.device)
-
-    def outlive_update(self) -> None:
-        for operator in self._uses:
-            operator.outlive_update()
 
     def _workspace(self) -> int:
         return self._rows * self._columns + max(use._workspace() for use in self._uses)
@@ -54,5 +51,24 @@ class Summed(GradientOperator):
 
 
 def summed(uses: Sequence[GradientOperator]) -> GradientOperator:
-    """The one use, or the sum of several."""
-    return uses[0] if len(uses) == 1 else Summed(uses)
+    """The one use, or the sum of several.
+
+    Those of a linear layer, such as a recurrent network's at each of its steps, become one sum of
+    outer products.
+    """
+    outer = [use for use in uses if isinstance(use, (OuterProduct, SumOfOuterProducts))]
+    others = [use for use in uses if not isinstance(use, (OuterProduct, SumOfOuterProducts))]
+    together = [outer[0] if len(outer) == 1 else _joined(outer)] if outer else []
+    parts = [*together, *others]
+    return parts[0] if len(parts) == 1 else Summed(parts)
+
+
+def _joined(uses: Sequence[OuterProduct | SumOfOuterProducts]) -> SumOfOuterProducts:
+    factors = [use.factors() for use in uses]
+    dtype = factors[0][0].dtype
+    for delta, _ in factors[1:]:
+        dtype = torch.promote_types(dtype, delta.dtype)
+    delta, inputs = (
+        torch.cat([each.to(dtype) for each in side], dim=1) for side in zip(*factors, strict=True)
+    )
+    return SumOfOuterProducts(delta, inputs, uses[0].scale)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ from torch.nn.modules.loss import _Loss
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves, tree_map
 
+from gradlens.individual.model_calls import keep_calls
 from gradlens.individual.pausable import Pausable
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -348,6 +350,7 @@ def extend(model: AnyModule) -> AnyModule:
     """
     for tap in _taps_set_on(model):
         tap.watch_always()
+    keep_calls(model)
     return model
 
 
@@ -362,6 +365,19 @@ def tap_of(module: nn.Module) -> Tap | None:
     """The module's tap, or ``None`` if it has not been extended."""
     tap: Tap | None = vars(module).get(_ATTRIBUTE)
     return tap
+
+
+@contextmanager
+def listening(model: nn.Module, listener: CallListener) -> Iterator[None]:
+    """Let a listener receive the completed calls of a model's layers."""
+    taps = taps_of(model)
+    for tap in taps:
+        tap.listeners.append(listener)
+    try:
+        yield
+    finally:
+        for tap in taps:
+            tap.listeners.remove(listener)
 
 
 def taps_of(model: nn.Module) -> list[Tap]:

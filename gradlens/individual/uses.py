@@ -1,342 +1,285 @@
-"""One use of a parameter, taken apart into samples at the node of the graph where it meets them."""
+"""Where in a loss's graph parameters meet samples.
+
+A parameter's gradient is the sum of what flows back through all nodes that it is used in. Behind a
+node that computes with parameters alone, such as a transposition, the gradients of all samples are
+summed up already; at a node whose rows belong to one sample each they are still apart. Wanted are
+nodes of the second kind on each way from the parameter to the loss. Which nodes may be is seen in
+the graph, and which are is read off by labels.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from gradlens.individual.convolution import Convolution, Geometry
-from gradlens.individual.dense import Dense
-from gradlens.individual.folding import Order, by_sample
-from gradlens.individual.graph import Link, Node, Use, kind, output_shape
-from gradlens.individual.operator import GradientOperator, accumulable
-from gradlens.individual.outer_product import OuterProduct, SumOfOuterProducts
-from gradlens.individual.rows import IndexedRows
+from gradlens.individual.graph import INDEXING, Edge, Graph, Link, Use
+from gradlens.individual.labels import Watched
+from gradlens.individual.row_index import NOBODY
 
-MAX_BYTES = 2**31
-"""More memory than this is not taken for the individual gradients of one use."""
+_FEATURES: Mapping[str, Mapping[int, tuple[int, ...]]] = {
+    "AddmmBackward0": {0: (1,), 1: (0,), 2: (1,)},
+    "MmBackward0": {0: (0,), 1: (1,)},
+    "BmmBackward0": {0: (1,), 1: (2,)},
+    "BaddbmmBackward0": {0: (2,), 1: (1,), 2: (2,)},
+}
+"""Axes of a product's output that belong to one row, by the number of the parameter's input."""
 
-Saved: TypeAlias = dict[str, Tensor]
-"""Tensors that a node has saved, by their names there."""
+_BY_IMAGE = re.compile(r"^(Convolution|NativeGroupNorm)")
+_BY_CHANNEL = re.compile(r"^(Native|Cudnn|Miopen)BatchNorm")
+_BY_LAST_AXIS = re.compile(
+    r"^(NativeLayerNorm|FusedRmsNorm|Embedding|Add|Sub|Mul|Div|Expand|Repeat|Cat|Stack|Where|Index"
+    r"|MkldnnRnn|CudnnRnn|Trilinear)"
+)
+_LAYERS = re.compile(
+    r"^(Addmm|Mm|Bmm|Baddbmm|Mv|Convolution|NativeGroupNorm|NativeLayerNorm|FusedRmsNorm|MkldnnRnn"
+    r"|CudnnRnn|Trilinear|EmbeddingBag|(Native|Cudnn|Miopen)BatchNorm)"
+)
+"""Kinds that compute with parameters and data, unless nothing but parameters enters."""
+
+_VIEWS = re.compile(
+    r"^(T|Alias|ToCopy|View|UnsafeView|ReshapeAlias|Permute|Transpose|Squeeze|Unsqueeze|Clone|"
+    r"Slice|Select|Split|SplitWithSizes|Unbind|AsStrided|Diagonal|Detach|Neg|Flip|Roll)Backward\d*$"
+)
+"""Kinds whose output has nothing but the elements of their only input."""
+
+HIDING = ("CheckpointFunctionBackward", "CompiledFunctionBackward")
+"""Nodes that allow no backward pass besides the user's own, and hide what they are made of."""
+
+OPEN_NODES = 2
+"""Nodes of parameters and of what may be data that are passed before one is taken for data."""
+
+MAX_CHAIN = 32
+"""Nodes between a parameter and the one at which samples are apart; more are not followed."""
+
+MAX_WAYS = 64
+"""Ways from a parameter to the loss; more are not followed."""
+
+SHARED_WORK = 4
+"""What nodes that all samples share may cost for N samples, over the node where they are apart."""
+
+_BROADCASTING = re.compile(r"^(Add|Sub|Mul|Div|Expand|Repeat|Where|Maximum|Minimum)Backward")
+"""Kinds that repeat a smaller input for each row."""
+
+_WEIGHTS: Mapping[str, tuple[int, ...]] = {
+    "AddmmBackward0": (0, 1, 2),
+    "MmBackward0": (0, 1),
+    "BmmBackward0": (0, 1),
+    "ConvolutionBackward0": (1, 2),
+    "NativeLayerNormBackward0": (1, 2),
+    "NativeGroupNormBackward0": (1, 2),
+    "NativeBatchNormBackward0": (1, 2),
+}
+"""Numbers of inputs that are weights, the same for all rows."""
+
+FINE_ELEMENTS = 2**20
+"""Elements of a node's output up to which each one may be looked at: 4 MiB in float32."""
 
 
-class UnknownUseError(Exception):
-    """Why a use of a parameter can't be taken apart into samples."""
+@dataclass
+class Ways:
+    """The ways of one parameter to the loss.
+
+    ``uses`` are nodes whose rows belong to one sample each, ``mixed`` those at which samples have
+    met already, and ``unwatched`` those that have to be looked at. ``beside`` says that the loss
+    depends on the parameter beside the samples, as a regulariser does.
+    """
+
+    uses: list[Use] = field(default_factory=list)
+    mixed: list[int] = field(default_factory=list)
+    unwatched: list[Watched] = field(default_factory=list)
+    beside: bool = False
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """A use with what is known of it in the backward pass.
+class _Step:
+    """A node on the way, how it was reached, and what was passed.
 
-    ``gradient`` is that at the output of the use's node. ``layout`` are the axes that the rows of
-    a matrix stand for. ``preferred_axis`` counts the samples where several axes have length N.
-    ``order`` says that the leading axis counts samples folded with another axis.
+    ``largest`` is the number of elements of the largest node that may compute with data, 0 if there
+    was none; ``met`` is the first node that was passed because samples have met there.
     """
 
-    use: Use
-    gradient: Tensor
-    saved: Saved
-    layout: tuple[int, ...] | None
-    samples: int
-    scale: float
-    preferred_axis: int = 0
-    order: Order | None = None
-
-    @property
-    def may_be_folded(self) -> bool:
-        """Whether the leading axis may count N samples and something else."""
-        rows = len(self.gradient) if self.gradient.dim() else 0
-        return rows > self.samples and rows % self.samples == 0
+    node: int
+    index: int | None = None
+    chain: tuple[Link, ...] = ()
+    open_nodes: int = 0
+    largest: int = 0
+    met: int | None = None
 
 
-def saved_tensors(node: Node) -> Saved:
-    """What a rule needs of a node's saved tensors, before the backward pass reaches it.
+class Finder:
+    """Follows parameters through a graph, with the labels that are known of it."""
 
-    Inside activation checkpointing they may be asked for only once within a backward pass.
-    """
-    names = _SAVED.get(kind(node), ())
-    found = {name: getattr(node, name) for name in names}
-    return {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
+    def __init__(
+        self,
+        graph: Graph,
+        alone: Sequence[bool],
+        sources: Collection[Edge],
+        samples: int,
+        reads_data: Sequence[bool],
+    ) -> None:
+        """``reads_data`` says of nodes whether they are made of what the model was called with."""
+        self._graph = graph
+        self._alone = alone
+        self._reads_data = reads_data
+        self._samples = samples
+        below = graph.below(edge[0] for edge in sources)
+        self._above = set(range(len(graph))) - below
 
+    def ways(self, parameter: Tensor, labels: Mapping[Watched, Tensor] | None = None) -> Ways:
+        """All ways of a parameter; without ``labels``, what has to be looked at first."""
+        found = Ways()
+        stack = [_Step(self._graph.leaves[id(parameter)])]
+        steps = 0
+        while stack:
+            step = stack.pop()
+            for consumer, place, output in self._graph.consumers[step.node]:
+                steps += 1
+                if consumer in self._above:
+                    found.beside |= step.met is None
+                    found.mixed += [] if step.met is None else [step.met]
+                    continue
+                following = self._follow(step, consumer, place, output, labels, found)
+                if following is not None:
+                    stack.append(following)
+            if steps > MAX_WAYS * MAX_CHAIN or len(found.uses) > MAX_WAYS * 8:
+                found.mixed.append(step.node)
+                break
+        return found
 
-def flaw_of(use: Use, samples: int) -> str:
-    """Why the nodes of a use can't be run for single samples, before the backward pass."""
-    by_rule = samples > 1 and (kind(use.node), use.index) in _RULES
-    for node in [link.node for link in use.chain] + ([] if by_rule else [use.node]):
-        if not re.fullmatch(r"\w+Backward\d+", kind(node)):
-            return f"it is used in {kind(node)}, whose inside can't be seen"
-        if not _is_repeatable(node):
-            return "it is used inside activation checkpointing"
-    return ""
+    def _follow(
+        self,
+        step: _Step,
+        consumer: int,
+        place: int,
+        output: int,
+        labels: Mapping[Watched, Tensor] | None,
+        found: Ways,
+    ) -> _Step | None:
+        """Where a way goes on behind a consumer; ``None`` if it ends there."""
+        chain = step.chain
+        if step.index is not None:
+            chain = (Link(step.node, output, step.index), *chain)
+        if self._graph.kinds[consumer] in HIDING:
+            found.mixed.append(consumer)
+            return None
+        if self._alone[consumer] or self._is_view(consumer):
+            return replace(step, node=consumer, index=place, chain=chain)
+        use = Use(consumer, place, self._graph.shape((step.node, output)), chain)
+        kind = self._graph.kinds[consumer]
+        grows = self._elements(consumer) > math.prod(use.shape)
+        grows = grows or bool(_LAYERS.match(kind) or INDEXING.search(kind))
+        onward = _Step(
+            consumer,
+            place,
+            chain,
+            step.open_nodes + 1,
+            max(step.largest, self._elements(consumer) if grows else 0),
+            consumer if step.met is None else step.met,
+        )
+        if labels is None:
+            found.unwatched += self.watched_at(use)
+            goes_on = step.open_nodes < OPEN_NODES and self._may_be_of_parameters(use)
+            return onward if goes_on else None
+        return self._judge(use, step, onward, labels, found)
 
-
-def operator_of(meeting: Meeting) -> GradientOperator | None:
-    """Individual gradients by one use; ``None`` for one that no sample has a share in.
-
-    ``UnknownUseError`` says why there are none.
-    """
-    use = meeting.use
-    if meeting.samples == 1:
-        return _whole(meeting)
-    if meeting.gradient.numel() == 1:
+    def _judge(
+        self,
+        use: Use,
+        step: _Step,
+        onward: _Step,
+        labels: Mapping[Watched, Tensor],
+        found: Ways,
+    ) -> _Step | None:
+        worth = self._samples * step.largest <= SHARED_WORK * self._elements(use.node)
+        if worth:
+            watched = self.labelled(use, labels)
+            if watched and step.largest and not self._is_shared(use, labels[watched[0]]):
+                found.mixed.append(onward.met or use.node)
+                return None
+            if watched:
+                found.uses.append(use)
+                return None
+            found.unwatched += [w for w in self._all_watched_at(use) if w not in labels]
+        if len(use.chain) < MAX_CHAIN:
+            return onward
+        found.mixed.append(onward.met or use.node)
         return None
-    return _RULES.get((kind(use.node), use.index), _one_by_one)(meeting)
 
+    def _is_shared(self, use: Use, labels: Tensor) -> bool:
+        """Whether a use's input is the same for all samples, rather than made of them.
 
-def _whole(meeting: Meeting) -> GradientOperator:
-    """The gradient of a batch of one is that of its sample."""
-    found = _run(Link(meeting.use.node, 0, meeting.use.index), meeting.gradient)
-    return _down(meeting, found)
-
-
-def _matrix(meeting: Meeting) -> GradientOperator:
-    """The second factor of a matrix product: xₙᵀδₙ, or transposed by what is in between."""
-    saved = meeting.saved.get("_saved_mat1", meeting.saved.get("_saved_self"))
-    if saved is None:
-        raise UnknownUseError("its matrix product has kept no input")
-    delta = meeting.gradient * getattr(meeting.use.node, "_saved_alpha", 1)
-    left, right = _by_sample(meeting, saved), _by_sample(meeting, delta)
-    kinds = [kind(link.node) for link in meeting.use.chain]
-    if set(kinds) <= _HARMLESS:
-        flipped = sum(name == "TBackward0" for name in kinds) % 2 == 1
-        first, second = (right, left) if flipped else (left, right)
-        if first.shape[1] == 1:
-            return OuterProduct(first[:, 0], second[:, 0], meeting.scale)
-        return SumOfOuterProducts(first, second, meeting.scale)
-    _check_memory(meeting, meeting.use.shape)
-    return _down(meeting, accumulable(left).mT @ accumulable(right).to(accumulable(left).dtype))
-
-
-def _matrix_bias(meeting: Meeting) -> GradientOperator:
-    delta = accumulable(meeting.gradient) * getattr(meeting.use.node, "_saved_beta", 1)
-    summed = _by_sample(meeting, delta).sum(1)
-    if summed[0].numel() != torch.Size(meeting.use.shape).numel():
-        raise UnknownUseError("it is added to each row of a matrix by another rule than a bias")
-    return _down(meeting, summed)
-
-
-def _added(meeting: Meeting) -> GradientOperator:
-    node = meeting.use.node
-    sign = -1 if kind(node) == "SubBackward0" else 1
-    factor = sign * node._saved_alpha if meeting.use.index == 1 else 1
-    return _down(meeting, _unbroadcast(meeting, accumulable(meeting.gradient) * factor))
-
-
-def _multiplied(meeting: Meeting) -> GradientOperator:
-    name = "_saved_other" if meeting.use.index == 0 else "_saved_self"
-    other = meeting.saved.get(name)
-    if other is None:
-        raise UnknownUseError("its product has kept no other factor")
-    return _down(meeting, _unbroadcast(meeting, accumulable(meeting.gradient) * other))
-
-
-def _expanded(meeting: Meeting) -> GradientOperator:
-    return _down(meeting, _unbroadcast(meeting, accumulable(meeting.gradient)))
-
-
-def _convolution(meeting: Meeting) -> GradientOperator:
-    node, inputs = meeting.use.node, meeting.saved.get("_saved_input")
-    if node._saved_transposed or inputs is None or len(meeting.gradient) != meeting.samples:
-        return _one_by_one(meeting)
-    sides = [side for p in reversed(node._saved_padding) for side in (p, p)]
-    kernel = tuple(meeting.use.shape[2:])
-    geometry = Geometry(
-        kernel, tuple(node._saved_stride), tuple(node._saved_dilation), node._saved_groups
-    )
-    operator = Convolution(meeting.gradient, F.pad(inputs, sides), geometry, meeting.scale)
-    if not meeting.use.chain:
-        return operator
-    _check_memory(meeting, meeting.use.shape)
-    return _down(meeting, operator.dense() / meeting.scale)
-
-
-def _convolution_bias(meeting: Meeting) -> GradientOperator:
-    gradient = accumulable(meeting.gradient)
-    if len(gradient) != meeting.samples:
-        raise UnknownUseError("its convolution doesn't have the samples in front")
-    return _down(meeting, gradient.flatten(2).sum(2))
-
-
-def _embedding(meeting: Meeting) -> GradientOperator:
-    node, indices = meeting.use.node, meeting.saved["_saved_indices"]
-    axis = _axis_among(meeting, tuple(indices.shape))
-    if node._saved_scale_grad_by_freq or meeting.use.chain:
-        return _one_by_one(meeting)
-    indices = indices.movedim(axis, 0).reshape(meeting.samples, -1)
-    delta = accumulable(meeting.gradient).movedim(axis, 0).reshape(*indices.shape, -1)
-    delta = delta.masked_fill((indices == node._saved_padding_idx)[..., None], 0)
-    return IndexedRows(indices, delta, meeting.use.shape[0], meeting.scale)
-
-
-def _layer_norm(meeting: Meeting) -> GradientOperator:
-    """Weight and bias of a layer norm over the last axes."""
-    gradient = accumulable(meeting.gradient)
-    if meeting.use.index == 2:
-        return _down(meeting, _unbroadcast(meeting, gradient))
-    inputs, mean, inverse = (meeting.saved.get(name) for name in _SAVED["NativeLayerNormBackward0"])
-    if inputs is None or mean is None or inverse is None:
-        return _one_by_one(meeting)
-    normalized = (accumulable(inputs) - mean) * inverse
-    return _down(meeting, _unbroadcast(meeting, gradient * normalized))
-
-
-def _one_by_one(meeting: Meeting) -> GradientOperator:
-    """Any node is linear in the gradient: run it with that of one sample at a time."""
-    gradient, use = meeting.gradient, meeting.use
-    _check_memory(meeting, use.shape)
-    contributions = []
-    for sample in range(meeting.samples):
-        share = torch.zeros_like(gradient)
-        _of_sample(meeting, share, sample).copy_(_of_sample(meeting, gradient, sample))
-        contributions.append(_run(Link(use.node, 0, use.index), share))
-    return _down(meeting, torch.stack(contributions))
-
-
-def _of_sample(meeting: Meeting, gradient: Tensor, sample: int) -> Tensor:
-    """A view of one sample's part."""
-    if meeting.order is not None:
-        return by_sample(gradient, meeting.samples, meeting.order)[sample]
-    axis = _broadcast_axis(meeting)
-    axis = _axis_among(meeting, tuple(gradient.shape)) if axis is None else axis
-    return gradient.select(axis, sample)
-
-
-_RULES: dict[tuple[str, int], Callable[[Meeting], GradientOperator]] = {
-    ("AddmmBackward0", 2): _matrix,
-    ("MmBackward0", 1): _matrix,
-    ("AddmmBackward0", 0): _matrix_bias,
-    ("AddBackward0", 0): _added,
-    ("AddBackward0", 1): _added,
-    ("SubBackward0", 0): _added,
-    ("SubBackward0", 1): _added,
-    ("MulBackward0", 0): _multiplied,
-    ("MulBackward0", 1): _multiplied,
-    ("ExpandBackward0", 0): _expanded,
-    ("ConvolutionBackward0", 1): _convolution,
-    ("ConvolutionBackward0", 2): _convolution_bias,
-    ("EmbeddingBackward0", 0): _embedding,
-    ("NativeLayerNormBackward0", 1): _layer_norm,
-    ("NativeLayerNormBackward0", 2): _layer_norm,
-}
-_SAVED = {
-    "AddmmBackward0": ("_saved_mat1",),
-    "MmBackward0": ("_saved_self",),
-    "MulBackward0": ("_saved_self", "_saved_other"),
-    "ConvolutionBackward0": ("_saved_input",),
-    "EmbeddingBackward0": ("_saved_indices",),
-    "NativeLayerNormBackward0": ("_saved_input", "_saved_result1", "_saved_result2"),
-}
-_HARMLESS = {"TBackward0", "ToCopyBackward0", "AliasBackward0"}
-"""Links through which a structured gradient goes as it is, or transposed."""
-
-
-def _down(meeting: Meeting, contributions: Tensor) -> Dense:
-    """From gradients of the use's input ``[N, ...]`` along the chain to those of the parameter."""
-    found = contributions.reshape(meeting.samples, *meeting.use.shape)
-    for link in meeting.use.chain:
-        found = torch.stack([_run(link, part) for part in found])
-    return Dense(found, meeting.scale)
-
-
-def _run(link: Link, gradient: Tensor) -> Tensor:
-    """What a node makes of a gradient, of the shape of the input in question."""
-    given: list[Tensor | None] = [None] * len(link.node._input_metadata)
-    given[link.output] = gradient.to(link.node._input_metadata[link.output].dtype)
-    found = link.node(*given)
-    result: Tensor | None = found[link.input] if isinstance(found, tuple) else found
-    shape = output_shape(*link.node.next_functions[link.input])
-    # The engine, not the node, adds up what was broadcast.
-    return gradient.new_zeros(shape) if result is None else result.sum_to_size(shape)
-
-
-def _by_sample(meeting: Meeting, matrix: Tensor) -> Tensor:
-    """Rows ``[R, K]`` as ``[N, S, K]``."""
-    rows, n = len(matrix), meeting.samples
-    if meeting.order is not None:
-        return by_sample(matrix, n, meeting.order)
-    if rows == n or n == 1:
-        return matrix[:, None] if rows == n else matrix[None]
-    if meeting.layout is None:
-        raise UnknownUseError(f"nothing tells which of its {rows} rows belong to which sample")
-    axis = _axis_among(meeting, meeting.layout)
-    unfolded = matrix.reshape(*meeting.layout, matrix.shape[1])
-    return unfolded.movedim(axis, 0).flatten(1, -2)
-
-
-def _axis_among(meeting: Meeting, shape: tuple[int, ...]) -> int:
-    axes = [axis for axis, length in enumerate(shape) if length == meeting.samples]
-    if not axes:
-        raise UnknownUseError(f"no axis of {list(shape)} counts the {meeting.samples} samples")
-    return _likeliest(meeting, axes, shape)
-
-
-def _likeliest(meeting: Meeting, axes: list[int], shape: tuple[int, ...]) -> int:
-    """The samples' axis among those of length N; ``UnknownUseError`` if it may be none of them."""
-    if meeting.preferred_axis in axes:
-        return meeting.preferred_axis
-    samples = meeting.samples
-    before = shape[: axes[0]]
-    if any(length > samples and length % samples == 0 for length in before):
-        raise UnknownUseError(
-            f"samples may be folded with another axis in {list(shape)}, where N = {samples}"
-        )
-    if len(axes) > 1 and kind(meeting.use.node) == "BmmBackward0":
-        raise UnknownUseError(f"two axes of {list(shape)} have as many entries as samples")
-    return axes[0]
-
-
-def _unbroadcast(meeting: Meeting, gradient: Tensor) -> Tensor:
-    """Sum over the axes along which the parameter was broadcast, but for the samples'."""
-    if meeting.order is not None:
-        return _unbroadcast_folded(meeting, gradient, meeting.order)
-    axis = _broadcast_axis(meeting)
-    if axis is None:
-        raise UnknownUseError(
-            f"it has shape {list(meeting.use.shape)} where it meets {list(gradient.shape)}: no "
-            "sample has its own"
-        )
-    others = [other for other in _broadcast_axes(meeting) if other != axis]
-    summed = gradient.sum(others, keepdim=True) if others else gradient
-    return summed.movedim(axis, 0)
-
-
-def _unbroadcast_folded(meeting: Meeting, gradient: Tensor, order: Order) -> Tensor:
-    axes = _broadcast_axes(meeting)
-    if 0 not in axes:
-        raise UnknownUseError(f"it isn't repeated along the leading axis of {list(gradient.shape)}")
-    folds_and_others = [1, *(axis + 1 for axis in axes if axis > 0)]
-    return by_sample(gradient, meeting.samples, order).sum(folds_and_others)
-
-
-def _broadcast_axis(meeting: Meeting) -> int | None:
-    """The samples' axis among those along which the parameter was broadcast."""
-    shape = meeting.gradient.shape
-    among = [axis for axis in _broadcast_axes(meeting) if shape[axis] == meeting.samples]
-    return _likeliest(meeting, among, tuple(shape)) if among else None
-
-
-def _broadcast_axes(meeting: Meeting) -> list[int]:
-    missing = meeting.gradient.dim() - len(meeting.use.shape)
-    own = (1,) * missing + meeting.use.shape
-    return [axis for axis, length in enumerate(own) if length == 1]
-
-
-def _check_memory(meeting: Meeting, shape: tuple[int, ...]) -> None:
-    size = meeting.samples * torch.Size(shape).numel() * meeting.gradient.element_size()
-    if size > MAX_BYTES:
-        raise UnknownUseError(f"its individual gradients would take {size / 2**30:.1f} GiB")
-
-
-def _is_repeatable(node: Node) -> bool:
-    """Whether saved tensors are where they were saved, rather than made when asked for."""
-    for name in (name for name in dir(node) if name.startswith("_saved_")):
-        first, second = getattr(node, name), getattr(node, name)
-        if isinstance(first, Tensor) and first.data_ptr() != second.data_ptr():
+        It is where it is repeated along all axes that count samples, or multiplied by the rows of
+        each. Otherwise each sample has a share in it that others see, which couples them.
+        """
+        kind = self._graph.kinds[use.node]
+        if use.index in _WEIGHTS.get(kind, ()):
+            return not any(self._reads_data[link.node] for link in use.chain)
+        if not _BROADCASTING.match(kind):
             return False
-    return True
+        missing = len(self._graph.shape((use.node, 0))) - len(use.shape)
+        own = (1,) * missing + use.shape
+        known = labels != NOBODY
+        most = labels.amax() if labels.numel() else labels
+        counting = [
+            axis
+            for axis in range(labels.dim())
+            if bool((labels.where(known, most + 1).amin(axis) < labels.amax(axis)).any())
+        ]
+        return all(own[axis] == 1 for axis in counting)
+
+    def labelled(self, use: Use, labels: Mapping[Watched, Tensor]) -> list[Watched]:
+        """What tells the samples of a use's rows; nothing if samples have met there."""
+        for fine in (False, True):
+            watched = [w for w in self.watched_at(use, fine) if w in labels]
+            if watched and not any(bool((labels[w] < NOBODY).any()) for w in watched):
+                return watched
+        return []
+
+    def _all_watched_at(self, use: Use) -> list[Watched]:
+        small = self._elements(use.node) <= FINE_ELEMENTS
+        fine = small and not _LAYERS.match(self._graph.kinds[use.node])
+        return [*self.watched_at(use), *(self.watched_at(use, True) if fine else [])]
+
+    def watched_at(self, use: Use, fine: bool = False) -> list[Watched]:
+        """The edges above a node, one for each of its outputs that is used."""
+        return [
+            Watched((use.node, o), () if fine else self._features(use, (use.node, o)))
+            for o in self._graph.outputs_of(use.node)
+        ]
+
+    def _features(self, use: Use, edge: Edge) -> tuple[int, ...]:
+        kind, dims = self._graph.kinds[use.node], len(self._graph.shape(edge))
+        if kind in _FEATURES:
+            return _FEATURES[kind].get(use.index, ())
+        if _BY_IMAGE.match(kind):
+            return tuple(range(1, dims))
+        if _BY_CHANNEL.match(kind):
+            return tuple(range(2, dims))
+        if kind == "EmbeddingBackward0":
+            return (dims - 1,)
+        return (dims - 1,) if _BY_LAST_AXIS.match(kind) and dims > 1 else ()
+
+    def _elements(self, node: int) -> int:
+        shapes = [self._graph.shape((node, output)) for output in self._graph.outputs_of(node)]
+        return max(math.prod(shape) for shape in shapes)
+
+    def _is_view(self, node: int) -> bool:
+        return bool(_VIEWS.match(self._graph.kinds[node]))
+
+    def _may_be_of_parameters(self, use: Use) -> bool:
+        """Whether nothing but parameters enters a node by its edges, and it is no layer."""
+        if _LAYERS.match(self._graph.kinds[use.node]):
+            return False
+        return all(self._is_of_parameters(edge) for edge in self._graph.children[use.node])
+
+    def _is_of_parameters(self, edge: Edge | None) -> bool:
+        if edge is None or self._alone[edge[0]]:
+            return True
+        return all(
+            self._is_of_parameters(below) if self._is_view(edge[0]) else False
+            for below in self._graph.children[edge[0]]
+        )

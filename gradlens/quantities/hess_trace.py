@@ -6,7 +6,6 @@ from typing import Any
 
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.loss_diagonal import DiagonalKind, check_request
-from gradlens.curvature.sampled_traces import Tellers
 from gradlens.curvature.trace import Estimate
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
@@ -57,10 +56,9 @@ class HessTrace(CurvatureQuantity):
         self.curvature: DiagonalKind = curvature
         self.samples = samples
         self.sub_batch = sub_batch
-        self._tellers: Tellers = {}
 
     def compute(self, curvature: LossCurvature) -> dict[str, Any]:
-        found = curvature.traces(self.curvature, self.samples, self.sub_batch, self._tellers)
+        found = curvature.traces(self.curvature, self.samples, self.sub_batch)
         parameters = {name: _fields(trace) for name, trace in found.traces.items()}
         return {**_fields(found.trace), "method": found.method, "parameters": parameters}
 

@@ -17,7 +17,6 @@ from gradlens.curvature.loss_diagonal import (
     Method,
     check_request,
 )
-from gradlens.curvature.sampled_traces import Tellers
 from gradlens.individual.reductions import SquaredNorms, SumOfSquares
 from gradlens.quantities.quantity import GradientCurvatureQuantity
 from gradlens.schedules import Schedule
@@ -140,10 +139,9 @@ class TICTrace(TIC):
         super().__init__(track_schedule, verbose, curvature, epsilon, samples, name=name)
         check_request(self.name, curvature, samples, 1, sub_batch)
         self.sub_batch = sub_batch
-        self._tellers: Tellers = {}
 
     def _seen(self, curvature: LossCurvature) -> LossTraces:
-        return curvature.traces(self.curvature, self.samples, self.sub_batch, self._tellers)
+        return curvature.traces(self.curvature, self.samples, self.sub_batch)
 
     def _criterion(
         self, sums: Mapping[str, Tensor], samples: int, seen: LossTraces, remedy: str
