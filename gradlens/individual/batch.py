@@ -223,19 +223,22 @@ def _may_be_either(inputs: LossInputs, witnesses: Witnesses) -> bool:
 def _agreed(inputs: LossInputs, witnesses: Witnesses, axis: int) -> list[Candidate]:
     """What the model was called with, if the loss's inputs have as many rows."""
     lengths = set(inputs.rows) | ({s[1] for s in inputs.shapes if len(s) > 2} if axis else set())
-    both = [n for n in _leading(witnesses.called_with, axis) if n in lengths]
-    return [Candidate(n, axis, AGREED, axis) for n in both[:1]]
+    # Vectors may be lists of all samples' elements, with the places where samples begin.
+    tensors = [shape for shape in witnesses.called_with if len(shape) > 1][:1]
+    found = _leading(tensors or witnesses.called_with, axis)
+    return [Candidate(n, axis, AGREED, axis) for n in found if n in lengths][:1]
 
 
 def _called(inputs: LossInputs, witnesses: Witnesses, axis: int) -> list[Candidate]:
     """What the model was called with alone: the loss's rows have to be traced back to that."""
     called_with = _leading(witnesses.called_with, axis)
-    if witnesses.calls != 1 or not called_with:
+    # Some inputs are the same for all samples, but of several numbers none is certain.
+    if witnesses.calls != 1 or len({n for n in called_with if n != 1}) > 1 or not called_with:
         return []
     # Rows may be selected from samples; that another axis counts them takes all of them.
-    if axis == 1 and any(rows % called_with[0] for rows in inputs.rows):
+    if axis == 1 and any(rows % max(called_with) for rows in inputs.rows):
         return []
-    return [Candidate(called_with[0], axis, CALLED, axis)]
+    return [Candidate(max(called_with), axis, CALLED, axis)]
 
 
 def _transposed(found: Sequence[Candidate], witnesses: Witnesses) -> list[Candidate]:
@@ -252,7 +255,7 @@ def _by_loss_alone(inputs: LossInputs, witnesses: Witnesses) -> list[Candidate]:
     if len(inputs.rows) > 1 or not inputs.rows[0]:
         return []
     (rows,) = inputs.rows
-    fitting = [n for n in called_with if n % rows == 0]
+    fitting = [n for n in called_with[:1] if n % rows == 0]
     if witnesses.calls > 1:
         return [Candidate(rows, 0, BY_LOSS)]
     if not called_with:
@@ -284,14 +287,23 @@ def sources_of(
     total = sum(shape[0] for shape in inputs.shapes)
     found = [_source_of(graph, edge, alone, candidate) for edge in inputs.edges]
     unknown = any(source.labels is None for source, _ in found)
-    if unknown and candidate.known_by == PASSED and len(inputs.edges) == n:
-        return LabelledInputs(tuple(_one_each(inputs)))
-    if unknown and candidate.known_by == PASSED and total == n:
-        return LabelledInputs(tuple(_one_after_another(inputs)))
+    if unknown and candidate.known_by == PASSED and not inputs.connected:
+        if len(inputs.edges) == n:
+            return LabelledInputs(tuple(_one_each(inputs)))
+        if total == n:
+            return LabelledInputs(tuple(_one_after_another(inputs)))
     if all(source.labels is None for source, _ in found):
         raise UnknownBatchError(_unlike(inputs, candidate))
     ambiguous = n > 1 and any(_is_square(shape, n) for _, seen in found for shape in seen)
+    ambiguous |= n > 1 and any(
+        shape == (n, n) and bool(_REDUCED.match(graph.kinds[edge[0]]))
+        for edge, shape in zip(inputs.edges, inputs.shapes, strict=True)
+    )
     return LabelledInputs(tuple(source for source, _ in found), ambiguous)
+
+
+_REDUCED = re.compile(r"^(Sum|Mean|Neg|NllLoss2D|Logsumexp|LinalgVectorNorm|Norm|Div)")
+"""Kinds whose matrices may hold losses ``[N, T]`` or ``[T, N]`` rather than outputs ``[N, C]``."""
 
 
 def _source_of(

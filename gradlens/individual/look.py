@@ -151,7 +151,8 @@ def look_at(
             continue  # rows of the model that none of the loss's came from
         agrees = _evidence(graph, plan, candidate.input_axis, model_inputs)
         is_square = any(each.shape[:2] == (candidate.samples,) * 2 for each in model_inputs)
-        uncertain = found.ambiguous and (is_square or bool(plan.unavailable))
+        untold = is_square or bool(plan.unavailable) or candidate.input_axis is None
+        uncertain = found.ambiguous and untold
         if agrees is False or (agrees is None and uncertain):
             why = why or OTHER_AXIS.format(samples=candidate.samples)
             continue

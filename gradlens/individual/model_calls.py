@@ -28,6 +28,7 @@ class Given:
     shape: tuple[int, ...]
     storage: int
     address: int
+    strides: tuple[int, ...]
     contiguous: bool
     is_real: bool
     reference: weakref.ref[Tensor]
@@ -40,6 +41,7 @@ class Given:
             tuple(tensor.shape),
             storage,
             address,
+            tensor.stride(),
             tensor.is_contiguous(),
             tensor.is_floating_point(),
             weakref.ref(tensor),
@@ -121,7 +123,7 @@ def calls_behind(graph: Graph, model: nn.Module | None) -> list[ModelCall]:
     if model is None:
         return []
     whole = [call for hook in _hooks_of(model) for call in hook.behind(graph)]
-    if whole:
+    if whole or not all(_hooks_of(part) for part in _parts_of(model)):
         return whole
     parts = [
         call for part in _parts_of(model) for hook in _hooks_of(part) for call in hook.behind(graph)
