@@ -109,7 +109,7 @@ class CoverageTable:
             for name, shape in self.shapes.items()
         ]
         lines.append(f"{'all':{width}}  {self._elements(self.shapes):>12,}  {self._of_all()}")
-        return "\n".join([*lines, *self._remarks()])
+        return "\n".join([*lines, *self._batch(), *self._remarks()])
 
     def short(self) -> list[str]:
         """Lines, one for all parameters of which the same can be said."""
@@ -119,7 +119,7 @@ class CoverageTable:
         lines = [f"individual gradients of {self._of_all()}"]
         for what, names in groups.items():
             lines.append(f"{self._elements(names):>12,} elements ({few(names)}): {what}")
-        return [*lines, *self._remarks()]
+        return [*lines, *self._batch(), *self._remarks()]
 
     def _what(self, name: str) -> str:
         why = self.coverage.missing.get(name)
@@ -130,6 +130,10 @@ class CoverageTable:
 
     def _elements(self, names: Iterable[str]) -> int:
         return sum(math.prod(self.shapes[name]) for name in names)
+
+    def _batch(self) -> list[str]:
+        found = self.coverage
+        return [] if found.samples is None else [f"N = {found.samples}, by {found.known_by}"]
 
     def _remarks(self) -> list[str]:
         if not self.coverage.coupled:
