@@ -22,6 +22,7 @@ recipes = st.randoms(use_true_random=False).map(draw_recipe)
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
+    derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(recipes)

@@ -269,11 +269,13 @@ def _by_loss_alone(inputs: LossInputs, witnesses: Witnesses) -> list[Candidate]:
 class LabelledInputs:
     """The loss's inputs as sources of labels.
 
-    ``ambiguous`` says that another of their axes has as many entries as there are samples.
+    ``ambiguous`` says that another of their axes has as many entries as there are samples, and
+    ``in_parts`` that samples are numbered in the order of losses of a part of the batch each.
     """
 
     sources: tuple[Source, ...]
     ambiguous: bool = False
+    in_parts: bool = False
 
 
 def sources_of(
@@ -289,9 +291,9 @@ def sources_of(
     unknown = any(source.labels is None for source, _ in found)
     if unknown and candidate.known_by == PASSED and not inputs.connected:
         if len(inputs.edges) == n:
-            return LabelledInputs(tuple(_one_each(inputs)))
+            return LabelledInputs(tuple(_one_each(inputs)), in_parts=True)
         if total == n:
-            return LabelledInputs(tuple(_one_after_another(inputs)))
+            return LabelledInputs(tuple(_one_after_another(inputs)), in_parts=True)
     if all(source.labels is None for source, _ in found):
         raise UnknownBatchError(_unlike(inputs, candidate))
     ambiguous = n > 1 and any(_is_square(shape, n) for _, seen in found for shape in seen)

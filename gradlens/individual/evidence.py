@@ -7,7 +7,7 @@ model's input itself do: the sample of each of its rows is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -43,19 +43,37 @@ class ModelInputs:
     given: Sequence[Given]
     axis: int
 
-    def agree(self, graph: Graph, uses: Iterable[tuple[Use, Tensor]], samples: int) -> bool | None:
+    def agree(self, graph: Graph, uses: Sequence[tuple[Use, Tensor]], samples: int) -> bool | None:
         """Whether the labels ``[*S]`` of uses are one for each sample of the inputs.
 
         ``None`` if no layer computes with the inputs themselves.
         """
+        links = (link for use, _ in uses for link in use.chain)
+        if any(self._is_shared(graph, link.node, samples) for link in links):
+            return False
+        pairs = self._pairs(graph, uses)
+        return None if pairs is None else _one_to_one(pairs)
+
+    def order(
+        self, graph: Graph, uses: Sequence[tuple[Use, Tensor]], samples: int
+    ) -> Tensor | None:
+        """The label of each sample of the inputs, ``[N]``; ``None`` if that isn't known of all."""
+        pairs = self._pairs(graph, uses)
+        if pairs is None or not _one_to_one(pairs):
+            return None
+        labels = torch.full((samples,), NOBODY)
+        known = pairs[:, (pairs >= 0).all(0)]
+        labels[known[0]] = known[1]
+        return labels if bool((labels >= 0).all()) else None
+
+    def _pairs(self, graph: Graph, uses: Sequence[tuple[Use, Tensor]]) -> Tensor | None:
+        """Samples of the inputs and labels of the same rows, ``[2, R]``."""
         pairs: list[Tensor] = []
         for use, labels in uses:
-            if any(self._is_shared(graph, link.node, samples) for link in use.chain):
-                return False
             rows = self._samples_read(graph, use.node, labels)
             if rows is not None:
                 pairs.append(torch.stack([rows, labels.flatten().cpu()]))
-        return _one_to_one(torch.cat(pairs, dim=1)) if pairs else None
+        return torch.cat(pairs, dim=1) if pairs else None
 
     def _is_shared(self, graph: Graph, number: int, samples: int) -> bool:
         """Whether a node that all samples are said to share computes with inputs of each."""

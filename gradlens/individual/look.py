@@ -150,12 +150,11 @@ def look_at(
         if candidate.rows_together > 1 and (plan.unavailable or not _is_balanced(plan)):
             continue  # rows of the model that none of the loss's came from
         agrees = _evidence(graph, plan, candidate.input_axis, model_inputs)
-        is_square = any(each.shape[:2] == (candidate.samples,) * 2 for each in model_inputs)
-        untold = is_square or bool(plan.unavailable) or candidate.input_axis is None
-        uncertain = found.ambiguous and untold
-        if agrees is False or (agrees is None and uncertain):
+        if agrees is False or (agrees is None and found.ambiguous):
             why = why or OTHER_AXIS.format(samples=candidate.samples)
             continue
+        if found.in_parts:
+            plan = _in_order_of_inputs(graph, plan, candidate.input_axis, model_inputs)
         if not plan.unavailable:
             return plan
         plans.append(plan)
@@ -181,9 +180,23 @@ def _evidence(
     inputs = inputs_by_axis(model_inputs, axis)
     if inputs is None or plan.samples is None:
         return None
+    return inputs.agree(graph, _labels_of_uses(plan), plan.samples)
+
+
+def _in_order_of_inputs(
+    graph: Graph, plan: Plan, axis: int | None, model_inputs: Sequence[Given]
+) -> Plan:
+    """A plan whose labels are in the order of the losses, in that of the model's inputs."""
+    inputs = inputs_by_axis(model_inputs, axis)
+    if inputs is None or plan.samples is None:
+        return plan
+    labels = inputs.order(graph, _labels_of_uses(plan), plan.samples)
+    return plan if labels is None else plan.part(labels)
+
+
+def _labels_of_uses(plan: Plan) -> list[tuple[Use, Tensor]]:
     labelled = (use for uses in plan.uses.values() for use in uses)
-    pairs = ((use.use, use.rows[0].labels) for use in labelled if 0 in use.rows)
-    return inputs.agree(graph, pairs, plan.samples)
+    return [(use.use, use.rows[0].labels) for use in labelled if 0 in use.rows]
 
 
 AMBIGUOUS = (
