@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
@@ -155,7 +155,6 @@ def candidates_of(inputs: LossInputs, witnesses: Witnesses) -> list[Candidate]:
     found = [each for axis in axes for each in _agreed(inputs, witnesses, axis)]
     found += [each for axis in axes for each in _called(inputs, witnesses, axis)]
     found += _by_loss_alone(inputs, witnesses)
-    found += _transposed(found, witnesses)
     if not found:
         called = _listed(_leading(witnesses.called_with, 0))
         raise UnknownBatchError(
@@ -200,8 +199,7 @@ def _on_axes(
     axes = (1, 0) if second and samples not in inputs.rows else (0,)
     places = [axis for axis in (0, 1) if samples in _leading(witnesses.called_with, axis)]
     place = places[0] if len(places) == 1 or (places and not witnesses.positions_first) else None
-    found = [Candidate(samples, axis, known_by, place) for axis in axes]
-    return found + _transposed(found, witnesses)
+    return [Candidate(samples, axis, known_by, place) for axis in axes]
 
 
 def _leading(shapes: Sequence[tuple[int, ...]], axis: int) -> list[int]:
@@ -239,14 +237,6 @@ def _called(inputs: LossInputs, witnesses: Witnesses, axis: int) -> list[Candida
     if axis == 1 and any(rows % max(called_with) for rows in inputs.rows):
         return []
     return [Candidate(max(called_with), axis, CALLED, axis)]
-
-
-def _transposed(found: Sequence[Candidate], witnesses: Witnesses) -> list[Candidate]:
-    """The other axis of the loss's inputs, where both have as many entries."""
-    square = any(len(shape) > 1 and shape[0] == shape[1] for shape in witnesses.called_with)
-    if not found or not square:
-        return []
-    return [replace(found[0], axis=1 - found[0].axis)]
 
 
 def _by_loss_alone(inputs: LossInputs, witnesses: Witnesses) -> list[Candidate]:

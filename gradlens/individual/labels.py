@@ -6,7 +6,7 @@ sample. Multiplying by a power of two changes exponents alone, so it commutes wi
 product and sum on the way: a row that depends on one sample alone gets the first pass's gradient
 times that power, bit for bit and in every precision. A row in which samples meet gets no power of
 two, and a row without gradient gets none. More samples than there are such factors take further
-passes, each of which tells one digit of their numbers.
+passes, each of which gives one digit of their numbers.
 """
 
 from __future__ import annotations

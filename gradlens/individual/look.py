@@ -176,7 +176,7 @@ def _either(plans: Sequence[Plan]) -> str:
 def _evidence(
     graph: Graph, plan: Plan, axis: int | None, model_inputs: Sequence[Given]
 ) -> bool | None:
-    """Whether a plan's labels agree with what the model was called with, if that can be told."""
+    """Whether a plan's labels agree with what the model was called with; ``None`` if unknown."""
     inputs = inputs_by_axis(model_inputs, axis)
     if inputs is None or plan.samples is None:
         return None

@@ -232,7 +232,7 @@ class Finder:
         return all(own[axis] == 1 for axis in counting)
 
     def labelled(self, use: Use, labels: Mapping[Watched, Tensor]) -> list[Watched]:
-        """What tells the samples of a use's rows; nothing if samples have met there."""
+        """The labelled edges above a use; none if samples have met there."""
         for fine in (False, True):
             watched = [w for w in self.watched_at(use, fine) if w in labels]
             if watched and not any(bool((labels[w] < NOBODY).any()) for w in watched):
