@@ -381,9 +381,7 @@ class Cockpit:
 
     def _may_watch_layers(self, global_step: int) -> bool:
         active = self._active_at(global_step)
-        # Parts are put together by the samples that layers tell of.
-        has_parts = self._gradients.has_parts
-        return any(has_parts or quantity.watches_layers(global_step) for quantity in active)
+        return any(quantity.watches_layers(global_step) for quantity in active)
 
     def _active_at(self, global_step: int) -> tuple[Quantity, ...]:
         """Who has something to do; asked once for each step."""

@@ -30,8 +30,8 @@ class GradientTracking:
     """What is known from step to step.
 
     ``look_seconds`` is what the latest step has spent on a look that later ones don't need,
-    ``has_parts`` says that batches come in parts, ``waiting`` are the shares of micro-batches whose
-    last one is still to come, ``group`` the processes that train together.
+    ``waiting`` are the shares of micro-batches whose last one is still to come, ``group`` the
+    processes that train together.
     """
 
     def __init__(
@@ -61,14 +61,12 @@ class GradientTracking:
                 self._watch.over(watched)
         self._compiled = compiled
         self.look_seconds = 0.0
-        self.has_parts = group is not None
         self.waiting: list[Share] = []
         self._waiting_for: int | None = None
 
-    def begin_step(self, global_step: int, accumulating: bool) -> str:
+    def begin_step(self, global_step: int) -> str:
         """Forget micro-batches whose step never ended; a remark, if there are any."""
         self.look_seconds = 0.0
-        self.has_parts |= accumulating
         left = len(self.waiting) if self._waiting_for != global_step else 0
         before, self._waiting_for = self._waiting_for, global_step
         if not left:

@@ -73,7 +73,7 @@ class TrackedStep:
     def _begin(self) -> None:
         step, cockpit = self._global_step, self._cockpit
         cockpit._begin_step(step)
-        left_over = cockpit._gradients.begin_step(step, self._accumulating)
+        left_over = cockpit._gradients.begin_step(step)
         if left_over:
             cockpit._note(step, left_over)
         self._active = cockpit._active_at(step)

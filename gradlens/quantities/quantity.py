@@ -90,10 +90,14 @@ class Quantity(ABC):  # noqa: B024 - its subclasses below say what a value depen
         return []
 
     def watches_layers(self, global_step: int) -> bool:
-        """Whether layers must be watched in the forward pass of this step; asked if active."""
+        """Whether layers need hooks in the forward pass of this step; asked if active.
+
+        Individual gradients don't need them: they are found from the loss's graph.
+        """
         losses = "individual_losses" in self.needs and self.should_compute(global_step)
-        extends = self.extensions(global_step) or self.extension_hooks(global_step)
-        return losses or bool(extends or self.reductions_at(global_step))
+        found = self.extensions(global_step)
+        extends = any(not isinstance(each, IndividualGradients) for each in found)
+        return losses or extends or bool(self.extension_hooks(global_step))
 
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:  # noqa: B027
         """Look at the parameters when a cockpit's first context is entered; by default, don't."""
