@@ -59,7 +59,10 @@ MAX_WAYS = 64
 """Ways from a parameter to the loss; more are not followed."""
 
 SHARED_WORK = 4
-"""What nodes that all samples share may cost for N samples, over the node where they are apart."""
+"""What nodes that all samples share may cost for N samples, over the node where they are apart.
+
+Computed weights may cost more: N of them are what their individual gradients take anyway.
+"""
 
 _BROADCASTING = re.compile(r"^(Add|Sub|Mul|Div|Expand|Repeat|Where|Maximum|Minimum)Backward")
 """Kinds that repeat a smaller input for each row."""
@@ -69,6 +72,8 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "MmBackward0": (0, 1),
     "BmmBackward0": (0, 1),
     "ConvolutionBackward0": (1, 2),
+    "EmbeddingBackward0": (0,),
+    "EmbeddingBagBackward0": (0,),
     "NativeLayerNormBackward0": (1, 2),
     "NativeGroupNormBackward0": (1, 2),
     "NativeBatchNormBackward0": (1, 2),
@@ -194,7 +199,8 @@ class Finder:
         labels: Mapping[Watched, Tensor],
         found: Ways,
     ) -> _Step | None:
-        worth = self._samples * step.largest <= SHARED_WORK * self._elements(use.node)
+        affordable = self._samples * step.largest <= SHARED_WORK * self._elements(use.node)
+        worth = affordable or self._is_computed_weight(use)
         if worth:
             watched = self.labelled(use, labels)
             if watched and step.largest and not self._is_shared(use, labels[watched[0]]):
@@ -217,7 +223,7 @@ class Finder:
         """
         kind = self._graph.kinds[use.node]
         if use.index in _WEIGHTS.get(kind, ()):
-            return not any(self._reads_data[link.node] for link in use.chain)
+            return self._is_computed_weight(use)
         if not _BROADCASTING.match(kind):
             return False
         missing = len(self._graph.shape((use.node, 0))) - len(use.shape)
@@ -230,6 +236,11 @@ class Finder:
             if bool((labels.where(known, most + 1).amin(axis) < labels.amax(axis)).any())
         ]
         return all(own[axis] == 1 for axis in counting)
+
+    def _is_computed_weight(self, use: Use) -> bool:
+        """Whether a use's input is a weight that no sample has entered."""
+        is_weight = use.index in _WEIGHTS.get(self._graph.kinds[use.node], ())
+        return is_weight and not any(self._reads_data[link.node] for link in use.chain)
 
     def labelled(self, use: Use, labels: Mapping[Watched, Tensor]) -> list[Watched]:
         """The labelled edges above a use; none if samples have met there."""
