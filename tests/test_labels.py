@@ -133,3 +133,17 @@ def test_a_part_of_one_sample_is_its_own() -> None:
         parameter.grad.zero_()
     assert all(torch.equal(gradients[name].dense(), before[name]) for name in before)
     assert all(bool(each.any()) for each in before.values())
+
+
+def test_selected_rows_that_are_not_finite() -> None:
+    """The rows of a loss can't be traced through numbers that aren't finite."""
+    torch.manual_seed(0)
+    model = gradlens.extend(nn.Sequential(nn.Embedding(7, 4), nn.Tanh(), nn.Linear(4, 3)))
+    with torch.no_grad():
+        model[2].weight[0, 0] = torch.nan
+    words, mask = torch.randint(7, (4, 3)), torch.tensor([[1, 0, 1], [0, 1, 0], [0, 0, 1], [0] * 3])
+    outputs = model[2](model[1](model[0](words))[mask.bool()])
+    loss = nn.functional.cross_entropy(outputs, torch.tensor([0, 1, 2, 0]))
+    with gradlens.individual_gradients(model, loss=loss, batch_size=4) as gradients:
+        loss.backward()
+    assert not gradients

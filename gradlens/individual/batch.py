@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gradlens.individual.graph import LEAF, Edge, Graph
-from gradlens.individual.labels import MIXED, Source, Watched, read_labels
+from gradlens.individual.labels import Source, Watched, read_labels
 from gradlens.individual.row_index import NOBODY
 
 LossReduction: TypeAlias = Literal["mean", "sum"]
@@ -393,7 +393,7 @@ def _traced(
     samples = torch.full((torch.Size(rows).numel(),), NOBODY)
     for below, labels in _read_rows(graph, edge, behind).items():
         along = _along_axis(graph.shape(below), candidate.samples, candidate.axis)
-        if along is None or bool((labels == MIXED).any()):
+        if along is None or bool((labels < NOBODY).any()):
             return None
         own = along.reshape(along.shape[: labels.dim()]).expand_as(labels)
         known = labels != NOBODY

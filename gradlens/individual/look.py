@@ -31,7 +31,7 @@ from gradlens.individual.batchnorm import (
 )
 from gradlens.individual.evidence import inputs_by_axis, reads_data
 from gradlens.individual.graph import Graph, Use, selections_of
-from gradlens.individual.labels import MIXED, UNREADABLE, Source, Watched, read_labels
+from gradlens.individual.labels import UNREADABLE, Source, Watched, read_labels
 from gradlens.individual.model_calls import Given
 from gradlens.individual.row_index import NOBODY, RowIndex
 from gradlens.individual.saved import is_recomputed, recomputation
@@ -442,7 +442,7 @@ def _couples(labels: Tensor | None, samples: int) -> bool:
     """Whether some channel of a normalisation over ``[B, C]`` has rows of several samples."""
     if labels is None or samples == 1 or not labels.numel():
         return False
-    return bool((labels == MIXED).any() | (labels.amax(0) != labels.amin(0)).any())
+    return bool((labels < NOBODY).any() | (labels.amax(0) != labels.amin(0)).any())
 
 
 COMPLEX = "it is complex"

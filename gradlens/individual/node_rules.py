@@ -90,6 +90,9 @@ class NodeGradient:
 
 Rule: TypeAlias = Callable[[NodeGradient], GradientOperator]
 
+_Product: TypeAlias = Callable[[NodeGradient, Tensor, Tensor | None], GradientOperator]
+"""``(found, gradients, inputs)``, both with a row for each row of the product."""
+
 
 def operator_of(found: NodeGradient) -> GradientOperator | None:
     """Individual gradients by one use; ``None`` if no sample has a share in it.
@@ -127,28 +130,12 @@ def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> Gradi
     return SumOfOuterProducts(left, right, found.scale)
 
 
-def _times_inputs(name: str) -> Rule:
-    """The right factor of ``inputs @ weight``."""
-
-    def rule(found: NodeGradient) -> GradientOperator:
-        delta = found.gradient * getattr(found.node, "_saved_alpha", 1)
-        return _product(found, delta, found.saved(name))
-
-    return rule
-
-
-def _times_columns(name: str) -> Rule:
-    """The left factor of ``weight @ inputs``, where samples are columns."""
-
-    def rule(found: NodeGradient) -> GradientOperator:
-        inputs = found.saved(name)
-        if inputs is None:
-            return one_by_one(found)
-        delta = found.gradient.mT * getattr(found.node, "_saved_alpha", 1)
-        # With inputs and gradients in each other's place, since the weight is on the other side.
-        return _product(found, inputs.mT, delta)
-
-    return rule
+def _product_of_columns(
+    found: NodeGradient, delta: Tensor, inputs: Tensor | None
+) -> GradientOperator:
+    """As ``_product``, with the factors in each other's place: the weight is on the other side."""
+    assert inputs is not None
+    return _product(found, inputs, delta)
 
 
 def _batched_product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> GradientOperator:
@@ -164,21 +151,25 @@ def _batched_product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) 
     return _down(found, torch.stack(matrices, dim=1))
 
 
-def _batched_right(name: str) -> Rule:
+def _right_factor(product: _Product, name: str) -> Rule:
+    """The weight of ``inputs @ weight``; the node has saved the inputs under a name."""
+
     def rule(found: NodeGradient) -> GradientOperator:
         delta = found.gradient * getattr(found.node, "_saved_alpha", 1)
-        return _batched_product(found, delta, found.saved(name))
+        return product(found, delta, found.saved(name))
 
     return rule
 
 
-def _batched_left(name: str) -> Rule:
+def _left_factor(product: _Product, name: str) -> Rule:
+    """The weight of ``weight @ inputs``, where samples are columns."""
+
     def rule(found: NodeGradient) -> GradientOperator:
         inputs = found.saved(name)
         if inputs is None:
             return one_by_one(found)
         delta = found.gradient.mT * getattr(found.node, "_saved_alpha", 1)
-        return _batched_product(found, inputs.mT, delta)
+        return product(found, delta, inputs.mT)
 
     return rule
 
@@ -484,14 +475,14 @@ _TRANSPOSING = {"TBackward0", "ToCopyBackward0", "AliasBackward0"}
 
 _RULES: dict[tuple[str, int], Rule] = {
     ("AddmmBackward0", 0): _matrix_bias,
-    ("AddmmBackward0", 1): _times_columns("mat2"),
-    ("AddmmBackward0", 2): _times_inputs("mat1"),
-    ("MmBackward0", 0): _times_columns("mat2"),
-    ("MmBackward0", 1): _times_inputs("self"),
-    ("BmmBackward0", 0): _batched_left("mat2"),
-    ("BmmBackward0", 1): _batched_right("self"),
-    ("BaddbmmBackward0", 1): _batched_left("batch2"),
-    ("BaddbmmBackward0", 2): _batched_right("batch1"),
+    ("AddmmBackward0", 1): _left_factor(_product_of_columns, "mat2"),
+    ("AddmmBackward0", 2): _right_factor(_product, "mat1"),
+    ("MmBackward0", 0): _left_factor(_product_of_columns, "mat2"),
+    ("MmBackward0", 1): _right_factor(_product, "self"),
+    ("BmmBackward0", 0): _left_factor(_batched_product, "mat2"),
+    ("BmmBackward0", 1): _right_factor(_batched_product, "self"),
+    ("BaddbmmBackward0", 1): _left_factor(_batched_product, "batch2"),
+    ("BaddbmmBackward0", 2): _right_factor(_batched_product, "batch1"),
     ("MvBackward0", 1): _times_vector,
     ("AddBackward0", 0): _added,
     ("AddBackward0", 1): _added,

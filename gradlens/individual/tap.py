@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,6 @@ from backpack.extensions.backprop_extension import FAIL_SILENT
 from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
 from backpack.utils.hooks import no_op
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 from torch.nn.modules.loss import _Loss
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves, tree_map
@@ -35,16 +33,6 @@ _WATCHED = (_Loss, nn.Dropout)
 OVERWRITTEN = "an in-place operation has overwritten the layer's input"
 ENTANGLED = "one of its layer's outputs is computed from another"
 
-
-@dataclass(frozen=True)
-class Seen:
-    """Shape of the first output of a call; ``number`` grows from call to call of all modules."""
-
-    number: int
-    shape: tuple[int, ...]
-
-
-_numbers = itertools.count()
 
 _ATTRIBUTE = "_gradlens_tap"
 
@@ -70,11 +58,6 @@ class LayerCall:
     autocast: torch.dtype | None = None
     flaw: str = ""
     output: Tensor | None = None
-
-
-def known_gradient(call: LayerCall) -> tuple[int, Tensor]:
-    """The first output that the loss depends on, and the gradient at it."""
-    return next((i, g) for i, g in enumerate(call.grad_outputs) if g is not None)
 
 
 class CallListener(Pausable, ABC):
@@ -127,9 +110,6 @@ class Tap:
         self.always = always
         self.slept = False
         self.listeners: list[CallListener] = []
-        self.last_call: Seen | None = None
-        self.parametrised: Node | None = None
-        self._latest: weakref.ref[_Memory] | None = None
         self._watches: list[weakref.ref[Watch]] = []
         self._module: weakref.ref[nn.Module] | None = None
 
@@ -164,13 +144,6 @@ class Tap:
         if key is not None:
             del hooks[key], module._forward_hooks_with_kwargs[key]
         self.slept = True
-        self.last_call = self.parametrised = self._latest = None
-
-    @property
-    def latest(self) -> _Memory | None:
-        """The module's latest call, as long as it is part of a graph."""
-        memory = None if self._latest is None else self._latest()
-        return None if memory is None or memory.released else memory
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -179,10 +152,6 @@ class Tap:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         self.slept = False
-        if isinstance(module, ParametrizationList):
-            self.parametrised = output.grad_fn
-            return
-        self.last_call = Seen(next(_numbers), _shape_of(output))
         trainable = trainable_parameters(module)
         if not (trainable or isinstance(module, _Loss) or _is_dropping(module)):
             return
@@ -190,7 +159,6 @@ class Tap:
         if not outputs:
             return
         memory = _Memory(module, args, kwargs, trainable, outputs)
-        self._latest = weakref.ref(memory)
         if len(outputs) == 1:
             outputs[0].register_hook(lambda gradient: self._fire(memory, (gradient,)))
         else:
@@ -281,13 +249,6 @@ class _Memory:
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-
-
-def _shape_of(output: Any) -> tuple[int, ...]:
-    if isinstance(output, Tensor):
-        return tuple(output.shape)
-    leaves = tree_leaves(output)
-    return next((tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)), ())
 
 
 def _is_dropping(module: nn.Module) -> bool:
@@ -386,20 +347,17 @@ def taps_of(model: nn.Module) -> list[Tap]:
 
 
 def tappable_modules(model: nn.Module) -> list[nn.Module]:
-    """Leaf modules with parameters of their own, dropout, loss modules, and parametrizations."""
+    """Leaf modules with parameters of their own, dropout and losses, but no parametrizations."""
     hidden = {
         id(inner)
         for module in model.modules()
         if isinstance(module, ParametrizationList)
         for inner in module.modules()
-        if inner is not module
     }
     return [m for m in model.modules() if _is_tappable(m) and id(m) not in hidden]
 
 
 def _is_tappable(module: nn.Module) -> bool:
-    if isinstance(module, ParametrizationList):
-        return True
     watched = isinstance(module, _WATCHED) or any(True for _ in module.parameters(recurse=False))
     return watched and not any(True for _ in module.children())
 
