@@ -138,12 +138,13 @@ def test_a_part_of_one_sample_is_its_own() -> None:
 def test_selected_rows_that_are_not_finite() -> None:
     """The rows of a loss can't be traced through numbers that aren't finite."""
     torch.manual_seed(0)
-    model = gradlens.extend(nn.Sequential(nn.Embedding(7, 4), nn.Tanh(), nn.Linear(4, 3)))
+    model = gradlens.extend(nn.Sequential(nn.Embedding(13, 4), nn.Tanh(), nn.Linear(4, 3)))
+    words, mask = torch.arange(12).reshape(4, 3), torch.zeros(4, 3, dtype=torch.bool)
+    mask[[0, 0, 1, 2, 3], [0, 2, 1, 2, 0]] = True
     with torch.no_grad():
-        model[2].weight[0, 0] = torch.nan
-    words, mask = torch.randint(7, (4, 3)), torch.tensor([[1, 0, 1], [0, 1, 0], [0, 0, 1], [0] * 3])
-    outputs = model[2](model[1](model[0](words))[mask.bool()])
-    loss = nn.functional.cross_entropy(outputs, torch.tensor([0, 1, 2, 0]))
+        model[0].weight[0] = torch.nan
+    outputs = model[2](model[1](model[0](words))[mask])
+    loss = nn.functional.cross_entropy(outputs, torch.tensor([0, 1, 2, 0, 1]))
     with gradlens.individual_gradients(model, loss=loss, batch_size=4) as gradients:
         loss.backward()
     assert not gradients
