@@ -18,11 +18,11 @@ import gradlens
 from benchmarks.peers import PEERS, plain
 from benchmarks.problems import Problem
 from gradlens import quantities
-from gradlens.individual.reductions import SquaredNorms
 from gradlens.quantities import Quantity, SingleStepQuantity
 from gradlens.quantities.bin_adaptation import GradAbsMax
+from gradlens.quantities.step import Step
+from gradlens.reductions import SquaredNorms
 from gradlens.schedules import Schedule, linear
-from gradlens.step import Step
 
 COCKPIT_WORKER = Path(__file__).parent / "cockpit_worker.py"
 COCKPIT_PYTHON = Path(__file__).parent.parent / ".venv-cockpit" / "bin" / "python"

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from benchmarks.memory import status
 from benchmarks.problems import PROBLEMS, Problem
-from gradlens.individual.gradients import Gradients, Setting
-from gradlens.individual.model_calls import keep_calls
+from gradlens.hooks.model_calls import keep_calls
+from gradlens.per_sample.gradients import Gradients, Setting
 
 STEPS = 7
 

@@ -1,4 +1,4 @@
-"""One training step that also finds squared norms of individual gradients, by each peer's means."""
+"""One training step that also finds squared norms of per-sample gradients, by each peer's means."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def backpack_norms(model: nn.Module) -> Step:
 
 
 def backpack_gradients(model: nn.Module) -> Step:
-    """BackPACK's ``BatchGrad``: all individual gradients."""
+    """BackPACK's ``BatchGrad``: all per-sample gradients."""
     from backpack import backpack, extend
     from backpack.extensions import BatchGrad
 
@@ -60,7 +60,7 @@ def backpack_gradients(model: nn.Module) -> Step:
 
 
 def opacus_gradients(model: nn.Module) -> Step:
-    """opacus's ``GradSampleModule``: all individual gradients."""
+    """opacus's ``GradSampleModule``: all per-sample gradients."""
     from opacus import GradSampleModule
 
     wrapped, loss_function = GradSampleModule(model), nn.CrossEntropyLoss()

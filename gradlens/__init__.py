@@ -2,31 +2,31 @@
 
 from gradlens import quantities, recorders, schedules, signals
 from gradlens._version import __version__
-from gradlens.aggregation import Aggregate
-from gradlens.cockpit import Cockpit
-from gradlens.history import History
-from gradlens.individual.context import individual_gradients
-from gradlens.individual.extension import IndividualGradients
-from gradlens.individual.tap import extend
-from gradlens.plotter import CockpitPlotter
-from gradlens.presets import configuration
-from gradlens.taiyi import from_taiyi
-from gradlens.undefined import Undefined
-from gradlens.view import View
+from gradlens.cockpit.aggregation import Aggregate
+from gradlens.cockpit.cockpit import Cockpit
+from gradlens.compat.taiyi import from_taiyi
+from gradlens.history.history import History
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
+from gradlens.hooks.layer_calls import extend
+from gradlens.per_sample.context import per_sample_gradients
+from gradlens.per_sample.extension import PerSampleGradients
+from gradlens.plotting.plotter import CockpitPlotter
+from gradlens.quantities.presets import configuration
 
 __all__ = [
     "Aggregate",
     "Cockpit",
     "CockpitPlotter",
     "History",
-    "IndividualGradients",
+    "PerSampleGradients",
     "Undefined",
     "View",
     "__version__",
     "configuration",
     "extend",
     "from_taiyi",
-    "individual_gradients",
+    "per_sample_gradients",
     "quantities",
     "recorders",
     "schedules",

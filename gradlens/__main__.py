@@ -2,7 +2,7 @@
 
 import sys
 
-from gradlens.cli import main
+from gradlens.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

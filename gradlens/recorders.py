@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.individual.pausable import ListeningHook, Pausable
+from gradlens.hooks.pausable import ListeningHook, Pausable
 from gradlens.signals.selection import Selection, Selectors, select, selection
 
 Self = TypeVar("Self", bound="Recorder")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gradlens
-from gradlens.individual.reductions import SquaredNorms
+from gradlens.reductions import SquaredNorms
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -25,7 +25,7 @@ def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert gradlens.History.load(tmp_path / "run.jsonl").steps == tuple(range(100))
 
 
-def test_individual_gradients_and_own_quantity() -> None:
+def test_per_sample_gradients_and_own_quantity() -> None:
     names: dict[str, Any] = {
         "gradlens": gradlens,
         "SquaredNorms": SquaredNorms,

@@ -467,7 +467,7 @@ def smoothed(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def focal(model: nn.Module, batch: Batch) -> Tensor:
-    """Individual losses weighted by how wrong they are."""
+    """Per-sample losses weighted by how wrong they are."""
     each = nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
     return ((1 - (-each).exp()) ** 2 * each).mean()
 

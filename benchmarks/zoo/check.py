@@ -175,7 +175,7 @@ def _step(row: Row, model: nn.Module, batch: Batch, expected: Reference) -> None
     options: dict[str, Any] = {"batchnorm": "frozen"} if frozen else {}
     if network.told:
         options["batch_size"] = network.samples
-    with gradlens.individual_gradients(
+    with gradlens.per_sample_gradients(
         model, loss=loss, loss_reduction="mean", **options
     ) as individual:
         loss.backward()

@@ -1,4 +1,4 @@
-"""Individual gradients of a network by one backward pass for each sample."""
+"""Per-sample gradients of a network by one backward pass for each sample."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)
 
 @dataclass(frozen=True)
 class Reference:
-    """Individual gradients ``[N, *P]`` and the batch's gradient, by parameter name.
+    """Per-sample gradients ``[N, *P]`` and the batch's gradient, by parameter name.
 
     ``inconsistency`` is how far the individual ones are from adding up to the batch's, relative to
     its largest number, and ``low_precision`` says that parts of the network compute in float32 or

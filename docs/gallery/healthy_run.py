@@ -7,7 +7,7 @@ from torch import nn
 
 import gradlens
 from gradlens import quantities
-from gradlens.demo import accuracy, load_digits, network
+from gradlens.cli.demo import accuracy, load_digits, network
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from gradlens.schedules import linear
 

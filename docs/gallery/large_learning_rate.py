@@ -8,7 +8,7 @@ from torch import nn
 
 import gradlens
 from gradlens import quantities
-from gradlens.demo import load_digits
+from gradlens.cli.demo import load_digits
 from gradlens.instruments import AlphaInstrument, LossInstrument, StabilityInstrument
 
 LEARNING_RATES = (0.5, 2.0, 4.0)

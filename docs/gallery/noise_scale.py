@@ -8,7 +8,7 @@ from torch import nn
 
 import gradlens
 from gradlens import quantities, schedules
-from gradlens.demo import load_digits
+from gradlens.cli.demo import load_digits
 from gradlens.instruments import GradNoiseScaleInstrument
 from gradlens.instruments.style import dress, sequence_colors, title
 

@@ -1,4 +1,4 @@
-"""A ResNet-18 with batch normalisation, under two ideas of what an individual gradient is."""
+"""A ResNet-18 with batch normalisation, under two ideas of what an per-sample gradient is."""
 
 import warnings
 from itertools import pairwise
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens import quantities
-from gradlens.demo import load_digits
-from gradlens.individual.batchnorm import BatchNormPolicy
+from gradlens.cli.demo import load_digits
 from gradlens.instruments.style import dress, title
+from gradlens.per_sample.batchnorm import BatchNormPolicy
 
 STEPS, BATCH_SIZE, WIDTH = 80, 32, 8
 POLICIES: tuple[BatchNormPolicy, ...] = ("coupled", "frozen")

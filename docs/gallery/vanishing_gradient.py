@@ -9,7 +9,7 @@ from torch import nn
 
 import gradlens
 from gradlens import quantities, schedules
-from gradlens.demo import load_digits
+from gradlens.cli.demo import load_digits
 from gradlens.instruments import (
     Drawing,
     Histogram1dInstrument,

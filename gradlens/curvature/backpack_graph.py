@@ -21,8 +21,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from gradlens.curvature.calls import Calls, LossCall
 from gradlens.curvature.differentiation import derivative
-from gradlens.individual.plain_copy import without_hooks
-from gradlens.individual.tap import LayerCall, trainable_parameters
+from gradlens.hooks.layer_calls import LayerCall, trainable_parameters
+from gradlens.hooks.plain_copy import without_hooks
 
 _CURVED = (nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.LogSigmoid)
 """Activations whose second derivative takes matrices of its own in BackPACK's Hessian."""

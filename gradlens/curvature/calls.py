@@ -11,7 +11,7 @@ from backpack import backpack
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
-from gradlens.individual.tap import (
+from gradlens.hooks.layer_calls import (
     CallListener,
     LayerCall,
     LossExtension,

@@ -14,7 +14,7 @@ from gradlens.curvature.interval import confidence_interval
 from gradlens.curvature.lanczos import lanczos
 from gradlens.curvature.probes import Seed, rademacher
 from gradlens.curvature.products import NotFiniteError, Products, SymmetricMatrix
-from gradlens.curvature.running import RunningMean
+from gradlens.numerics.running_mean import RunningMean
 
 Array: TypeAlias = NDArray[np.float64]
 _Rule: TypeAlias = tuple[Array, Array]

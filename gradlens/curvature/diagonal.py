@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gradlens.curvature.probes import Seed, rademacher
 from gradlens.curvature.products import NotFiniteError, Products, SymmetricMatrix
-from gradlens.curvature.running import RunningMean
+from gradlens.numerics.running_mean import RunningMean
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gradlens.curvature.recomputed_nodes import twice_differentiable_nodes
-from gradlens.individual.graph import nodes_below
-from gradlens.individual.undisturbed import hooks_muted
+from gradlens.hooks.undisturbed import hooks_muted
+from gradlens.per_sample.labelling.graph import nodes_below
 
 _REMEDY = (
     "Compute the loss with operations that torch can differentiate twice. If it uses attention "

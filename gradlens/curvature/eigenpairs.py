@@ -15,7 +15,7 @@ from torch import Tensor
 from gradlens.curvature.orthogonal import direction, norm
 from gradlens.curvature.probes import Seed, gaussian
 from gradlens.curvature.products import NotFiniteError, Products, SymmetricMatrix
-from gradlens.norms import inner
+from gradlens.numerics.norms import inner
 
 Which: TypeAlias = Literal["largest", "smallest", "magnitude"]
 

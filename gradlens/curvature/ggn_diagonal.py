@@ -1,9 +1,9 @@
-"""The diagonal of the generalised Gauss-Newton matrix, from individual gradients.
+"""The diagonal of the generalised Gauss-Newton matrix, from per-sample gradients.
 
 Sample n's part of the matrix is JₙᵀHₙJₙ, with the Jacobian Jₙ of the network's outputs and the
 loss's Hessian Hₙ there. With a root Hₙ = Σₖ sₙₖsₙₖᵀ its diagonal is Σₖ(Jₙᵀsₙₖ)², and Jₙᵀsₙₖ are the
-individual gradients of a backward pass that starts from sₙₖ: any network will do whose layers give
-individual gradients, at the cost of one backward pass for each output.
+per-sample gradients of a backward pass that starts from sₙₖ: any network will do whose layers give
+per-sample gradients, at the cost of one backward pass for each output.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch import Tensor, nn
 
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.products import NotFiniteError
-from gradlens.individual.backward_pass import BackwardPass
-from gradlens.individual.batch import Batch
-from gradlens.individual.collector import Collector
-from gradlens.individual.gradients import Plans
-from gradlens.individual.graph import Graph
-from gradlens.individual.look import Plan, look_at_rows
-from gradlens.individual.operator import GradientOperator, accumulable
-from gradlens.individual.undisturbed import undisturbed
+from gradlens.hooks.undisturbed import undisturbed
+from gradlens.per_sample.backward_pass import BackwardPass
+from gradlens.per_sample.collector import Collector
+from gradlens.per_sample.gradients import Plans
+from gradlens.per_sample.labelling.batch import Batch
+from gradlens.per_sample.labelling.graph import Graph
+from gradlens.per_sample.labelling.plan import Plan, look_at_rows
+from gradlens.per_sample.operators.operator import GradientOperator, accumulable
 
 MAX_OUTPUTS = 256
 """More outputs for each sample than these are too many for a Hessian of all their pairs."""
 
 
 class NoRootError(RuntimeError):
-    """Why the diagonal can't be found from individual gradients."""
+    """Why the diagonal can't be found from per-sample gradients."""
 
 
 def roots(ggn: GGNOperator, generator: np.random.Generator) -> Tensor:
@@ -65,7 +65,7 @@ def roots(ggn: GGNOperator, generator: np.random.Generator) -> Tensor:
 
 
 class SamplesJacobians:
-    """Jₙ of every sample, by individual gradients of backward passes from the outputs.
+    """Jₙ of every sample, by per-sample gradients of backward passes from the outputs.
 
     ``plans`` keep whose gradients are whose from step to step. ``NoRootError`` if that can't be
     told of a parameter, or if samples meet inside the network.
@@ -79,7 +79,7 @@ class SamplesJacobians:
         absent = [n for n in self._plan.unavailable if ggn.parameters[n] in self._graph]
         if absent:
             reason = self._plan.unavailable[absent[0]]
-            raise NoRootError(f"there are no individual gradients of {', '.join(absent)}: {reason}")
+            raise NoRootError(f"there are no per-sample gradients of {', '.join(absent)}: {reason}")
         if self._plan.coupling:
             raise NoRootError("a normalisation over the batch couples the samples")
 
@@ -104,7 +104,7 @@ class SamplesJacobians:
             BackwardPass(self._graph, plan, batch, collector).run(self.ggn.outputs, start)
         if collector.unavailable:
             name, reason = next(iter(collector.unavailable.items()))
-            raise NoRootError(f"there are no individual gradients of {name}: {reason}")
+            raise NoRootError(f"there are no per-sample gradients of {name}: {reason}")
         found = {name: collector.take(name) for name in self.ggn.parameters}
         return {name: operator for name, operator in found.items() if operator is not None}
 

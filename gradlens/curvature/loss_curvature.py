@@ -25,7 +25,7 @@ from gradlens.curvature.loss_diagonal import (
     LossTraces,
     diagonal_by_backpack,
     diagonal_by_hutchinson,
-    diagonal_by_individual_gradients,
+    diagonal_by_per_sample_gradients,
     undefined_diagonal,
 )
 from gradlens.curvature.network_outputs import (
@@ -40,10 +40,10 @@ from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probes import private_random_numbers
 from gradlens.curvature.products import NotFiniteError
 from gradlens.curvature.sampled_traces import sampled_traces
-from gradlens.individual.batch import LossReduction, UnknownBatchError
-from gradlens.individual.gradients import Plans, witnesses_of
-from gradlens.individual.graph import Graph
-from gradlens.individual.look import samples_of
+from gradlens.per_sample.gradients import Plans, witnesses_of
+from gradlens.per_sample.labelling.batch import LossReduction, UnknownBatchError
+from gradlens.per_sample.labelling.graph import Graph
+from gradlens.per_sample.labelling.plan import samples_of
 
 
 class LossCurvature:
@@ -158,7 +158,7 @@ class LossCurvature:
         matrix = self._matrix(kind)
         reasons, finders = [], [self._by_backpack]
         if kind != "diag_h":
-            finders.append(self._by_individual_gradients)
+            finders.append(self._by_per_sample_gradients)
         for find in finders:
             try:
                 return find(kind, samples)
@@ -177,8 +177,8 @@ class LossCurvature:
             raise BeyondBackpackError("BackPACK's diagonal isn't that of the loss")
         return found
 
-    def _by_individual_gradients(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
-        return diagonal_by_individual_gradients(
+    def _by_per_sample_gradients(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
+        return diagonal_by_per_sample_gradients(
             kind, self.ggn, self._model, self.parameters, samples, self.seed, self._plans
         )
 
@@ -238,7 +238,7 @@ class LossCurvature:
         return 1.0 if self._loss_reduction == "mean" else 1 / self._samples()
 
     def _samples(self) -> int:
-        """N, as individual gradients have it."""
+        """N, as per-sample gradients have it."""
         graph = Graph(self.loss)
         info = {"batch_size": self._batch_size}
         try:

@@ -19,9 +19,9 @@ from gradlens.curvature.ggn_diagonal import SamplesJacobians, roots
 from gradlens.curvature.operator import CurvatureOperator, parameter_slices
 from gradlens.curvature.probes import private_random_numbers, rademacher
 from gradlens.curvature.products import NotFiniteError, Products, float64_device
-from gradlens.curvature.running import RunningMean
 from gradlens.curvature.trace import Estimate, estimates, undefined_estimate
-from gradlens.individual.gradients import Plans
+from gradlens.numerics.running_mean import RunningMean
+from gradlens.per_sample.gradients import Plans
 
 DiagonalKind: TypeAlias = Literal["diag_h", "diag_ggn_exact", "diag_ggn_mc"]
 """Of the Hessian, or of the generalised Gauss-Newton matrix; the last one samples targets."""
@@ -108,7 +108,7 @@ def diagonal_by_backpack(
         return _exact(draw, parameters)
 
 
-def diagonal_by_individual_gradients(
+def diagonal_by_per_sample_gradients(
     kind: DiagonalKind,
     ggn: GGNOperator,
     model: nn.Module | None,
@@ -120,7 +120,7 @@ def diagonal_by_individual_gradients(
     """Of the generalised Gauss-Newton matrix, by one backward pass for each output.
 
     For ``diag_ggn_mc`` it is one for each of ``samples`` random signings of the root's columns.
-    ``NoRootError`` where there are no individual gradients, or too many outputs.
+    ``NoRootError`` where there are no per-sample gradients, or too many outputs.
     """
     generator = np.random.default_rng(seed)
     columns = roots(ggn, generator)

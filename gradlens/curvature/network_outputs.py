@@ -10,7 +10,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from gradlens.curvature.calls import LossCall
 from gradlens.curvature.ggn import NoOutputsError
-from gradlens.individual.graph import Node, kind
+from gradlens.per_sample.labelling.graph import Node, kind
 
 _PASS = "pass info={'outputs': ...} to the context"
 LINEAR_IN_OUTPUTS = (

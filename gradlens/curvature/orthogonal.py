@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from gradlens.norms import inner
+from gradlens.numerics.norms import inner
 
 NEGLIGIBLE = 1e-10
 """What is left of a vector after orthogonalisation, relative to it, when that is only rounding.

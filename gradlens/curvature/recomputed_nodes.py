@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gradlens.individual.graph import Node, nodes_below
+from gradlens.per_sample.labelling.graph import Node, nodes_below
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.ggn_diagonal import NoRootError, SamplesJacobians
 from gradlens.curvature.output_draws import drawing
 from gradlens.curvature.products import NotFiniteError
-from gradlens.curvature.running import RunningMean
 from gradlens.curvature.trace import Estimate, estimates
-from gradlens.individual.gradients import Plans
+from gradlens.numerics.running_mean import RunningMean
+from gradlens.per_sample.gradients import Plans
 
 
 def sampled_traces(

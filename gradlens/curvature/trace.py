@@ -13,8 +13,8 @@ from gradlens.curvature.interval import confidence_interval
 from gradlens.curvature.orthogonal import direction, projected_out
 from gradlens.curvature.probes import Seed, gaussian, rademacher
 from gradlens.curvature.products import NotFiniteError, Products, SymmetricMatrix
-from gradlens.curvature.running import RunningMean
-from gradlens.undefined import Undefined
+from gradlens.history.undefined import Undefined
+from gradlens.numerics.running_mean import RunningMean
 
 ONE_SAMPLE = "one sample has no standard error: take two or more"
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradlens.history import History, Source
+from gradlens.history.history import History, Source
+from gradlens.history.view import View
 from gradlens.instruments.drawing import (
     Artists,
     any_finite,
@@ -24,7 +25,6 @@ from gradlens.instruments.layers import NOUNS, in_order
 from gradlens.instruments.scales import StepAxis, fit
 from gradlens.instruments.series import Line, Records, line_through, ordered, reason
 from gradlens.instruments.style import CATEGORICAL, Entry, key, title
-from gradlens.view import View
 
 MIDDLES = ("mean", "median", "max", "min", "std", "iqr")
 """The first of these that there is makes the line."""

@@ -7,13 +7,13 @@ from typing import ClassVar
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradlens.history import History
+from gradlens.history.history import History
+from gradlens.history.view import Group
 from gradlens.instruments.drawing import Artists, curves, readout
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.series import in_force, line
 from gradlens.instruments.style import MUTED, Color, categorical_colors, subtitle, title
-from gradlens.view import Group
 
 IN_USE = "batch_size"
 

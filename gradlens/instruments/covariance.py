@@ -1,4 +1,4 @@
-"""Spectrum and ranks of the covariance of individual gradients."""
+"""Spectrum and ranks of the covariance of per-sample gradients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradlens.history import History
+from gradlens.history.history import History
 from gradlens.instruments.drawing import Artists, curves, readout, threads
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, log_if_wide

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradlens.history import History
+from gradlens.history.history import History
+from gradlens.history.view import View
 from gradlens.instruments.drawing import (
     Artists,
     any_finite,
@@ -33,7 +34,6 @@ from gradlens.instruments.series import (
     rms_lines,
 )
 from gradlens.instruments.style import BLUE, Entry, categorical_colors, key, subtitle, tint, title
-from gradlens.view import View
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 FEW = 6

@@ -11,7 +11,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
-from gradlens.history import History
+from gradlens.history.history import History
 from gradlens.instruments.drawing import Artists, any_finite, curves, explain_empty
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from gradlens.history import History
+from gradlens.history.history import History
 from gradlens.instruments.drawing import Artists, readout, threads
 from gradlens.instruments.histograms import percent
 from gradlens.instruments.instrument import Instrument

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from matplotlib.axes import Axes
 
-from gradlens.history import History
+from gradlens.history.history import History
 from gradlens.instruments.drawing import (
     Artists,
     any_finite,

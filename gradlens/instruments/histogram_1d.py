@@ -1,4 +1,4 @@
-"""Histogram of the elements of all individual gradients."""
+"""Histogram of the elements of all per-sample gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from gradlens.history import History
+from gradlens.history.history import History
 from gradlens.instruments.drawing import Artists, explain_empty
 from gradlens.instruments.histograms import Histogram, ends, percent
 from gradlens.instruments.instrument import Instrument

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from gradlens.history import History
+from gradlens.history.history import History
 from gradlens.instruments.drawing import Artists, explain_empty
 from gradlens.instruments.histograms import Histogram, ends
 from gradlens.instruments.instrument import Instrument

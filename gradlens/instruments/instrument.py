@@ -12,13 +12,13 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradlens.history import History
+from gradlens.history.history import History
+from gradlens.history.view import Group
 from gradlens.instruments.drawing import Artists
 from gradlens.instruments.layers import layout, row_names
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.series import Records, entry, keys
 from gradlens.instruments.style import PAPER, dress, inside, message, title
-from gradlens.view import Group
 
 CELL = (3.0, 2.15)
 """Inches that a panel of width 1 and height 1 takes in a figure, with its labels."""

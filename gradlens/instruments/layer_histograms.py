@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from gradlens.history import History
+from gradlens.history.history import History
 from gradlens.instruments.drawing import Artists, label_rows, row_stride
 from gradlens.instruments.histogram_1d import fill, label_elements, show_elements
 from gradlens.instruments.histograms import Histogram, by_parameter, latest

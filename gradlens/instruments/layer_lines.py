@@ -9,7 +9,8 @@ from typing import ClassVar
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradlens.history import History, Source
+from gradlens.history.history import History, Source
+from gradlens.history.view import View
 from gradlens.instruments.drawing import (
     Artists,
     always_infinite,
@@ -27,7 +28,6 @@ from gradlens.instruments.layers import NOUNS, are_shares, in_order
 from gradlens.instruments.scales import PercentLabels, Scale, StepAxis, fit
 from gradlens.instruments.series import Floats, Line, Records, entry, lines, ordered, reason
 from gradlens.instruments.style import BLUE, INK, Entry, key, subtitle, tint, title
-from gradlens.view import View
 
 FEW = 8
 """Up to so many layers have a line each."""

@@ -16,7 +16,8 @@ from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.ticker import Formatter, Locator, MaxNLocator
 from numpy.typing import NDArray
 
-from gradlens.history import History, Source
+from gradlens.history.history import History, Source
+from gradlens.history.view import View
 from gradlens.instruments.drawing import (
     Artists,
     explain_empty,
@@ -49,7 +50,6 @@ from gradlens.instruments.style import (
     text_width,
     title,
 )
-from gradlens.view import View
 
 COLUMNS = 240
 """Most columns of a map; of several steps in one, the value furthest from zero is shown."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradlens.history import History
+from gradlens.history.history import History
 from gradlens.instruments.drawing import SMOOTH_FROM, Artists, any_finite, explain_empty, missing
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_lines import SIZES, LayerLines, layer_lines

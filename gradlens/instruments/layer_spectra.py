@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradlens.history import History
+from gradlens.history.history import History
 from gradlens.instruments.covariance import eigenvalue_lines
 from gradlens.instruments.drawing import SMOOTH_FROM, Artists, curves, thread
 from gradlens.instruments.instrument import Instrument

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradlens.history import History
+from gradlens.history.history import History
+from gradlens.history.view import View
 from gradlens.instruments.series import (
     PLAIN,
     Floats,
@@ -24,7 +25,6 @@ from gradlens.instruments.series import (
     ordered,
     types,
 )
-from gradlens.view import View
 
 NOUNS = {"parameters": "parameter", "layers": "layer"}
 """Entries of a record that hold what is known of each parameter or layer."""

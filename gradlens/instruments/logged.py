@@ -6,13 +6,13 @@ from typing import ClassVar
 
 from matplotlib.axes import Axes
 
-from gradlens.history import History
+from gradlens.history.history import History
+from gradlens.history.view import Group
 from gradlens.instruments.drawing import Artists, curves, readout
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, log_if_wide
 from gradlens.instruments.series import line
 from gradlens.instruments.style import categorical_colors, title
-from gradlens.view import Group
 
 
 class _LoggedInstrument(Instrument):

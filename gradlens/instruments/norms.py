@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradlens.history import History
+from gradlens.history.history import History
 from gradlens.instruments.drawing import Artists, readout, threads
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import Scale, StepAxis

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradlens.history import History
-from gradlens.undefined import Undefined
+from gradlens.history.history import History
+from gradlens.history.undefined import Undefined
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]

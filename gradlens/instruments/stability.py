@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from gradlens.history import History
+from gradlens.history.history import History
 from gradlens.instruments.drawing import SMOOTH_FROM, Artists, curves, readout
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradlens.history import History
+from gradlens.history.history import History
 from gradlens.instruments.drawing import Artists, any_finite, curves
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, log_if_wide, number_label

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
+from gradlens.numerics.formulas import local_step_size
 from gradlens.quantities.quantity import TwoPointQuantity
-from gradlens.statistics import local_step_size
-from gradlens.step import Step
-from gradlens.undefined import Undefined
-from gradlens.update import Update
-from gradlens.view import View
+from gradlens.quantities.step import Step
+from gradlens.quantities.update import Update
 
 
 class Alpha(TwoPointQuantity):
@@ -26,8 +26,8 @@ class Alpha(TwoPointQuantity):
         if length == 0:
             return Undefined("the update is zero")
         if start.individual_losses is None or end.individual_losses is None:
-            return Undefined("the loss module gave no individual losses at one of the two steps")
+            return Undefined("the loss module gave no per-sample losses at one of the two steps")
         if update.projections is None or update.end_projections is None:
-            return Undefined("no individual gradients at one of the two steps")
+            return Undefined("no per-sample gradients at one of the two steps")
         slopes = (update.projections / length, update.end_projections / length)
         return local_step_size((start.individual_losses, end.individual_losses), slopes, length)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
-from gradlens.individual.reductions import AbsMax, Reduction
+from gradlens.quantities.step import Step
+from gradlens.reductions import AbsMax, Reduction
 from gradlens.schedules import Schedule, decided_once, linear
-from gradlens.step import Step
 
 Range = tuple[float, float]
 
@@ -35,7 +35,7 @@ class BinAdaptation(ABC):
         return bool(self.track_schedule(global_step))
 
     def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
-        """Reductions of individual gradients that adapting at this step takes."""
+        """Reductions of per-sample gradients that adapting at this step takes."""
         return tuple(self.reductions) if self.should_compute(global_step) else ()
 
     @abstractmethod
@@ -84,7 +84,7 @@ class _AbsMaxAdaptation(BinAdaptation):
 
 
 class GradAbsMax(_AbsMaxAdaptation):
-    """A range that holds all elements of the individual gradients."""
+    """A range that holds all elements of the per-sample gradients."""
 
     reductions = (AbsMax(),)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch.optim import SGD, Optimizer
 
-from gradlens.individual.reductions import MeanSquaredNorm, SquaredNorms
+from gradlens.history.view import View
+from gradlens.numerics.formulas import batch_size_rule
 from gradlens.quantities.quantity import SingleStepQuantity
-from gradlens.statistics import batch_size_rule
-from gradlens.step import Step
-from gradlens.view import View
+from gradlens.quantities.step import Step
+from gradlens.reductions import MeanSquaredNorm, SquaredNorms
 
 
 class CABS(SingleStepQuantity):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradlens.norms import inner, norm
-from gradlens.undefined import Undefined
+from gradlens.history.undefined import Undefined
+from gradlens.numerics.norms import inner, norm
 
 FIRST = "there is no step before to compare with"
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from gradlens.norms import norm
+from gradlens.history.view import View
+from gradlens.numerics.norms import norm
 from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.step import Step
 from gradlens.schedules import Schedule
-from gradlens.step import Step
-from gradlens.view import View
 
 
 class Distance(SingleStepQuantity):

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradlens.undefined import Undefined
+from gradlens.history.undefined import Undefined
 
 EMPTY = "the batch is empty"
 NO_FEATURES = "the layer has no features"

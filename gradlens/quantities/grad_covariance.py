@@ -1,20 +1,20 @@
-"""How individual gradients scatter."""
+"""How per-sample gradients scatter."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from gradlens.individual.reductions import Gram
+from gradlens.history.view import View
+from gradlens.numerics.formulas import covariance_spectrum
 from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.step import Step
+from gradlens.reductions import Gram
 from gradlens.schedules import Schedule
-from gradlens.statistics import covariance_spectrum
-from gradlens.step import Step
-from gradlens.view import View
 
 
 class GradCovariance(SingleStepQuantity):
-    """Spectrum of the covariance (1/(N−1))·Σₙ(gₙ−ḡ)(gₙ−ḡ)ᵀ of individual gradients.
+    """Spectrum of the covariance (1/(N−1))·Σₙ(gₙ−ḡ)(gₙ−ḡ)ᵀ of per-sample gradients.
 
     A value holds the ``k`` largest ``"eigenvalues"``, descending, the ``"trace"``, the
     ``"stable_rank"`` trace/λ₁ and the ``"effective_rank"`` exp(entropy of the eigenvalues' shares)

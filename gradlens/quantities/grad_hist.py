@@ -1,4 +1,4 @@
-"""Histograms of the elements of individual gradients."""
+"""Histograms of the elements of per-sample gradients."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradlens.histograms import Counts, bin_edges
-from gradlens.individual.reductions import Histogram1d, Histogram2d, Reduction
+from gradlens.history.view import View
+from gradlens.numerics.histograms import Counts, bin_edges
 from gradlens.quantities.bin_adaptation import BinAdaptation, NoAdaptation, Range
 from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.step import Step
+from gradlens.reductions import Histogram1d, Histogram2d, Reduction
 from gradlens.schedules import Schedule
-from gradlens.step import Step
-from gradlens.view import View
 
 
 class GradHist1d(SingleStepQuantity):
-    """Histogram of all elements of all individual gradients.
+    """Histogram of all elements of all per-sample gradients.
 
     A value is ``{"hist": int64 [bins], "edges": [bins + 1], "below", "above", "nan"}``. Elements
     outside the range are in the outer bins and counted in ``below`` and ``above`` besides; the last
@@ -24,7 +24,7 @@ class GradHist1d(SingleStepQuantity):
     parameter by name, all with the same edges. ``adapt`` sets the range of the next histogram.
     """
 
-    view = View("Individual gradients", group="gradients", yscale="log", label="count")
+    view = View("Per-sample gradients", group="gradients", yscale="log", label="count")
 
     def __init__(
         self,
@@ -68,13 +68,13 @@ class GradHist1d(SingleStepQuantity):
 
 
 class GradHist2d(SingleStepQuantity):
-    """Joint histogram of all elements of individual gradients (x) and of their parameters (y).
+    """Joint histogram of all elements of per-sample gradients (x) and of their parameters (y).
 
     A value is as for ``GradHist1d``, with ``"hist"`` ``[bins_x, bins_y]`` and two entries in
     ``"edges"``, ``"below"`` and ``"above"``.
     """
 
-    view = View("Individual gradients and parameters", group="gradients")
+    view = View("Per-sample gradients and parameters", group="gradients")
 
     def __init__(
         self,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gradlens.individual.reductions import MeanDots, MeanSquaredNorm, SquaredNorms
+from gradlens.history.view import View
+from gradlens.numerics.formulas import NoiseScale, noise_scale
 from gradlens.quantities.quantity import SingleStepQuantity
-from gradlens.statistics import NoiseScale, noise_scale
-from gradlens.step import Step
-from gradlens.view import View
+from gradlens.quantities.step import Step
+from gradlens.reductions import MeanDots, MeanSquaredNorm, SquaredNorms
 
 
 class GradNoiseScale(SingleStepQuantity):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gradlens.norms import norm
+from gradlens.history.view import View
+from gradlens.numerics.norms import norm
 from gradlens.quantities.quantity import SingleStepQuantity
-from gradlens.step import Step
-from gradlens.view import View
+from gradlens.quantities.step import Step
 
 
 class GradNorm(SingleStepQuantity):

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
 from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
 from gradlens.quantities.explained import NO_ELEMENTS
 from gradlens.quantities.output_activation import activation, over_parts
 from gradlens.quantities.parameter_quantity import ParameterQuantity, gradient_of
+from gradlens.quantities.step import Step
 from gradlens.schedules import Schedule
 from gradlens.signals.selection import Selection, Selectors
-from gradlens.step import Step
-from gradlens.undefined import Undefined
-from gradlens.view import View
 
 
 class GradientGeometry(ParameterQuantity):

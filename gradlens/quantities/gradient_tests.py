@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gradlens.individual.reductions import MeanDots, MeanSquaredNorm, SquaredNorms
+from gradlens.history.view import View
+from gradlens.numerics.formulas import inner_test, norm_test, ortho_test
 from gradlens.quantities.quantity import SingleStepQuantity
-from gradlens.statistics import inner_test, norm_test, ortho_test
-from gradlens.step import Step
-from gradlens.view import View
+from gradlens.quantities.step import Step
+from gradlens.reductions import MeanDots, MeanSquaredNorm, SquaredNorms
 
 
 class NormTest(SingleStepQuantity):

@@ -9,9 +9,9 @@ from gradlens.curvature.ggn import NoOutputsError
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
+from gradlens.history.view import View
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
-from gradlens.view import View
 
 
 class HessEigenvalues(CurvatureQuantity):

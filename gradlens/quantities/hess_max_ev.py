@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
-from gradlens.undefined import Undefined
-from gradlens.view import View
 
 
 class HessMaxEV(CurvatureQuantity):

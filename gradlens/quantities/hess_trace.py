@@ -7,9 +7,9 @@ from typing import Any
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.loss_diagonal import DiagonalKind, check_request
 from gradlens.curvature.trace import Estimate
+from gradlens.history.view import View
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
-from gradlens.view import View
 
 
 class HessTrace(CurvatureQuantity):
@@ -17,7 +17,7 @@ class HessTrace(CurvatureQuantity):
 
     ``curvature`` is ``"diag_h"``, ``"diag_ggn_exact"`` or ``"diag_ggn_mc"``, exact for the first
     two where BackPACK's rules hold: networks that are a sequence of its modules, with an extended
-    loss module. The second is exact, too, wherever layers give individual gradients. Elsewhere it
+    loss module. The second is exact, too, wherever layers give per-sample gradients. Elsewhere it
     is estimated by Hutchinson's method with ``samples`` products. Whatever comes out is checked
     against products of the loss's own matrix with random vectors.
 

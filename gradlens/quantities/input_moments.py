@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
 from gradlens.quantities.explained import EMPTY, NO_FEATURES
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.schedules import Schedule
@@ -15,8 +17,6 @@ from gradlens.signals.predicates import is_batch_norm
 from gradlens.signals.reductions import FeatureMoments, Moments
 from gradlens.signals.selection import Selection, Selectors
 from gradlens.signals.signal import Signal
-from gradlens.undefined import Undefined
-from gradlens.view import View
 
 NO_RUNNING_STATISTICS = "the layer keeps no running mean and variance"
 

@@ -9,15 +9,15 @@ from typing import Any, ClassVar, final
 
 from torch import nn
 
+from gradlens.history.undefined import Undefined
 from gradlens.quantities.explained import explained
 from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.selective import Selective, select_for
+from gradlens.quantities.step import Step
 from gradlens.schedules import Schedule
 from gradlens.signals.reductions import SignalReduction
 from gradlens.signals.selection import Selection, Selectors, selection
 from gradlens.signals.signal import Request, Signal
-from gradlens.step import Step
-from gradlens.undefined import Undefined
 
 
 class LayerQuantity(SingleStepQuantity, Selective):

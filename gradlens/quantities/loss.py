@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gradlens.history.view import View
 from gradlens.quantities.quantity import SingleStepQuantity
-from gradlens.step import Step
-from gradlens.view import View
+from gradlens.quantities.step import Step
 
 
 class Loss(SingleStepQuantity):

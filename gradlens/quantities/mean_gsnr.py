@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gradlens.individual.reductions import Mean, SumOfSquares
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
+from gradlens.numerics.formulas import ONE_SAMPLE, gradient_signal_to_noise, mean_of_elements
 from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.step import Step
+from gradlens.reductions import Mean, SumOfSquares
 from gradlens.schedules import Schedule
-from gradlens.statistics import ONE_SAMPLE, gradient_signal_to_noise, mean_of_elements
-from gradlens.step import Step
-from gradlens.undefined import Undefined
-from gradlens.view import View
 
 
 class MeanGSNR(SingleStepQuantity):

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
 from gradlens.quantities.explained import EMPTY, NO_FEATURES
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.schedules import Schedule
@@ -15,8 +17,6 @@ from gradlens.signals.predicates import is_activation, is_affine
 from gradlens.signals.reductions import Active, FeatureCounts, Maxima
 from gradlens.signals.selection import Selection, Selectors
 from gradlens.signals.signal import Signal
-from gradlens.undefined import Undefined
-from gradlens.view import View
 
 NOTHING = "the batch is empty, or all of its outputs are -inf"
 

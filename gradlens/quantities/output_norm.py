@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
 from gradlens.quantities.explained import EMPTY
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.schedules import Schedule
 from gradlens.signals.reductions import Norms, Size
 from gradlens.signals.selection import Selection, Selectors
 from gradlens.signals.signal import Signal
-from gradlens.undefined import Undefined
-from gradlens.view import View
 
 
 class OutputNorm(LayerQuantity):

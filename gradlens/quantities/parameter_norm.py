@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradlens.norms import norm
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
+from gradlens.numerics.norms import norm
 from gradlens.quantities.consecutive import Consecutive, real_parts
 from gradlens.quantities.explained import NO_ELEMENTS, NOT_CONVERGED
 from gradlens.quantities.parameter_quantity import ParameterQuantity
+from gradlens.quantities.step import Step
 from gradlens.schedules import Schedule
 from gradlens.signals.reductions import precise
 from gradlens.signals.selection import Selection, Selectors
-from gradlens.step import Step
-from gradlens.undefined import Undefined
-from gradlens.view import View
 
 
 class ParameterNorm(ParameterQuantity):

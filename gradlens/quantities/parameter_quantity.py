@@ -9,13 +9,13 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
+from gradlens.history.undefined import Undefined
 from gradlens.quantities.explained import explained
 from gradlens.quantities.quantity import SingleStepQuantity
 from gradlens.quantities.selective import Selective, choose_parameters
+from gradlens.quantities.step import Step, gradient_scale
 from gradlens.schedules import Schedule
 from gradlens.signals.selection import Selection, Selectors, selection
-from gradlens.step import Step, gradient_scale
-from gradlens.undefined import Undefined
 
 NO_GRADIENT = "it has no gradient: the loss doesn't depend on it"
 

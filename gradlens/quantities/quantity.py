@@ -10,12 +10,12 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
 from gradlens.curvature.loss_curvature import LossCurvature
-from gradlens.individual.extension import IndividualGradients
-from gradlens.individual.reductions import Reduction
+from gradlens.history.view import View
+from gradlens.per_sample.extension import PerSampleGradients
+from gradlens.quantities.step import Step
+from gradlens.quantities.update import Update
+from gradlens.reductions import Reduction
 from gradlens.schedules import Schedule, decided_once, linear
-from gradlens.step import Step
-from gradlens.update import Update
-from gradlens.view import View
 
 Needed: TypeAlias = Literal["loss", "optimizer", "individual_losses"]
 
@@ -23,18 +23,18 @@ Needed: TypeAlias = Literal["loss", "optimizer", "individual_losses"]
 class Quantity(ABC):  # noqa: B024 - its subclasses below say what a value depends on
     """Something to know about a training run, on a schedule of its own.
 
-    States as data what it needs (``reductions`` of individual gradients, ``needs`` from the user)
+    States as data what it needs (``reductions`` of per-sample gradients, ``needs`` from the user)
     and how it wishes to be shown (``view``). One of its subclasses says what a value depends on;
     it is a number, an array or tensor, or lists and dicts of these.
     """
 
     reductions: Sequence[Reduction] = ()
-    """Reductions of the individual gradients that ``compute`` asks the step for."""
+    """Reductions of the per-sample gradients that ``compute`` asks the step for."""
     needs: ClassVar[Sequence[Needed]] = ()
     """What must be known on a tracked step. Loss and optimizer are passed to the context;
-    individual losses are found where the cockpit has been given the loss module."""
+    per-sample losses are found where the cockpit has been given the loss module."""
     retains_gradients: ClassVar[bool] = False
-    """Whether individual gradients must stay until the optimizer has stepped."""
+    """Whether per-sample gradients must stay until the optimizer has stepped."""
     view: ClassVar[View] = View("")
 
     def __init__(
@@ -64,7 +64,7 @@ class Quantity(ABC):  # noqa: B024 - its subclasses below say what a value depen
 
     @property
     def of_samples(self) -> bool:
-        """Whether values are made of individual gradients."""
+        """Whether values are made of per-sample gradients."""
         return bool(self.reductions) or self.retains_gradients
 
     def should_compute(self, global_step: int) -> bool:
@@ -76,14 +76,14 @@ class Quantity(ABC):  # noqa: B024 - its subclasses below say what a value depen
         return self.should_compute(global_step)
 
     def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
-        """Reductions of individual gradients to be made at this step, if it is active."""
+        """Reductions of per-sample gradients to be made at this step, if it is active."""
         reductions = tuple(self.reductions)
         return reductions if reductions and self.should_compute(global_step) else ()
 
     def extensions(self, global_step: int) -> list[BackpropExtension]:
         """BackPACK extensions to be active in this step's backward pass."""
         retains = self.retains_gradients and self.should_compute(global_step)
-        return [IndividualGradients()] if retains or self.reductions_at(global_step) else []
+        return [PerSampleGradients()] if retains or self.reductions_at(global_step) else []
 
     def extension_hooks(self, global_step: int) -> list[Callable[[nn.Module], None]]:
         """Functions to be called on each module after BackPACK's extensions have run on it."""
@@ -92,11 +92,11 @@ class Quantity(ABC):  # noqa: B024 - its subclasses below say what a value depen
     def watches_layers(self, global_step: int) -> bool:
         """Whether layers need hooks in the forward pass of this step; asked if active.
 
-        Individual gradients don't need them: they are found from the loss's graph.
+        Per-sample gradients don't need them: they are found from the loss's graph.
         """
         losses = "individual_losses" in self.needs and self.should_compute(global_step)
         found = self.extensions(global_step)
-        extends = any(not isinstance(each, IndividualGradients) for each in found)
+        extends = any(not isinstance(each, PerSampleGradients) for each in found)
         return losses or extends or bool(self.extension_hooks(global_step))
 
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:  # noqa: B027
@@ -159,7 +159,7 @@ class UpdateQuantity(Quantity):
 class TwoPointQuantity(Quantity):
     """A quantity whose value needs a step, the update after it, and the next step.
 
-    The individual gradients of both steps are projected onto the update. The value is stored under
+    The per-sample gradients of both steps are projected onto the update. The value is stored under
     the first of the two.
     """
 

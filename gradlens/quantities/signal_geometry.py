@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gradlens.history.view import View
 from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.schedules import Schedule
@@ -15,7 +16,6 @@ from gradlens.signals.predicates import is_no_activation
 from gradlens.signals.reductions import Copies, Norms, Size
 from gradlens.signals.selection import Selection, Selectors
 from gradlens.signals.signal import Signal
-from gradlens.view import View
 
 
 class _SignalGeometry(LayerQuantity, ABC):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
 from gradlens.quantities.explained import EMPTY, NO_FEATURES, NOT_CONVERGED
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.schedules import Schedule
@@ -16,8 +18,6 @@ from gradlens.signals.predicates import is_affine
 from gradlens.signals.reductions import Gram, Products
 from gradlens.signals.selection import Selection, Selectors
 from gradlens.signals.signal import Signal
-from gradlens.undefined import Undefined
-from gradlens.view import View
 
 SHARES = {"condition_20": 0.2, "condition_50": 0.5, "condition_80": 0.8}
 """Condition numbers that leave out all eigenvalues behind this share of them."""

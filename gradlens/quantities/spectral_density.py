@@ -6,9 +6,9 @@ from typing import Any
 
 from gradlens.curvature.density import spectral_density
 from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.history.view import View
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
-from gradlens.view import View
 
 
 class SpectralDensity(CurvatureQuantity):

@@ -16,10 +16,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
-from gradlens.undefined import Undefined
-from gradlens.view import View
 
 
 class Stability(CurvatureQuantity):

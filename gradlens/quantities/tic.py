@@ -17,13 +17,13 @@ from gradlens.curvature.loss_diagonal import (
     Method,
     check_request,
 )
-from gradlens.individual.reductions import SquaredNorms, SumOfSquares
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
+from gradlens.numerics.formulas import takeuchi_by_diagonal, takeuchi_by_trace
 from gradlens.quantities.quantity import GradientCurvatureQuantity
+from gradlens.quantities.step import NothingCoveredError, Step
+from gradlens.reductions import SquaredNorms, SumOfSquares
 from gradlens.schedules import Schedule
-from gradlens.statistics import takeuchi_by_diagonal, takeuchi_by_trace
-from gradlens.step import NothingCoveredError, Step
-from gradlens.undefined import Undefined
-from gradlens.view import View
 
 
 class TIC(GradientCurvatureQuantity):
@@ -31,7 +31,7 @@ class TIC(GradientCurvatureQuantity):
 
     ``curvature`` and ``samples`` are those of ``HessTrace``, and a note tells of the first step
     whose diagonal comes from elsewhere than that before (exact, or estimated). Second moments and
-    curvature are those of the parameters that have individual gradients. Where the curvature isn't
+    curvature are those of the parameters that have per-sample gradients. Where the curvature isn't
     positive the criterion has no meaning, and is a NaN.
     """
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
+from gradlens.history.view import View
 from gradlens.quantities.quantity import SingleStepQuantity
-from gradlens.step import Step
-from gradlens.view import View
+from gradlens.quantities.step import Step
 
 
 class Time(SingleStepQuantity):

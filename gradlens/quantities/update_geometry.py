@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import nn
 
+from gradlens.history.view import View
 from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
 from gradlens.quantities.explained import explained
 from gradlens.quantities.parameter_quantity import parameter_layers
 from gradlens.quantities.quantity import UpdateQuantity
 from gradlens.quantities.selective import Selective, choose_parameters
+from gradlens.quantities.step import Step
+from gradlens.quantities.update import Update
 from gradlens.schedules import Schedule
 from gradlens.signals.selection import Selection, Selectors
-from gradlens.step import Step
-from gradlens.update import Update
-from gradlens.view import View
 
 
 class UpdateGeometry(UpdateQuantity, Selective):

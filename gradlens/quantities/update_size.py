@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gradlens.history.view import View
 from gradlens.quantities.quantity import UpdateQuantity
-from gradlens.step import Step
-from gradlens.update import Update
-from gradlens.view import View
+from gradlens.quantities.step import Step
+from gradlens.quantities.update import Update
 
 
 class UpdateSize(UpdateQuantity):

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
+from gradlens.history.undefined import Undefined
 from gradlens.signals.axes import Axes, find_axes
 from gradlens.signals.layer_signals import LayerSignals, merged
 from gradlens.signals.signal import Request, Signal, first_tensor
-from gradlens.undefined import Undefined
 
 Wanted = Mapping[str, frozenset[Request]]
 """What is wanted of each layer."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from gradlens.history.undefined import Undefined
 from gradlens.signals.signal import Request
-from gradlens.undefined import Undefined
 
 
 @dataclass(frozen=True)

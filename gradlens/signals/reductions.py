@@ -14,8 +14,8 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from gradlens.norms import norm, row_norms
-from gradlens.undefined import Undefined
+from gradlens.history.undefined import Undefined
+from gradlens.numerics.norms import norm, row_norms
 
 Value = TypeVar("Value")
 

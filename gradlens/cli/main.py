@@ -1,0 +1,332 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from matplotlib.figure import Figure
+
+from gradlens._version import __version__
+from gradlens.cli.demo import demo
+from gradlens.cli.run_names import run_names
+from gradlens.cli.summary_text import render
+from gradlens.cli.watch import INTERVAL, FileDisplay, WindowDisplay, watch
+from gradlens.history.history import History
+from gradlens.instruments.style import PAPER
+from gradlens.plotting.animation import ANIMATIONS, FRAMES, animate
+from gradlens.plotting.comparison import compare, left_out
+from gradlens.plotting.loading import load_run
+from gradlens.plotting.output import FIGURES, check_suffix, write_figure
+from gradlens.plotting.plotter import pages, up_to
+from gradlens.plotting.screen import Screen
+from gradlens.plotting.summary import summarize
+
+FAILED = 1
+
+Commands: TypeAlias = Any
+"""What ``ArgumentParser.add_subparsers`` returns, whose type is private."""
+
+EPILOG = """\
+RUN is a file that Cockpit(..., run="run.jsonl") writes, or a log of cockpit-for-pytorch 1.0.2.
+It may be cut off, or still be written. Exit codes: 0, 1 if it failed, 2 for a wrong call.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``gradlens ...``; the exit code is 0, 1 if it failed, 2 for a wrong call."""
+    options = _parser().parse_args(arguments)
+    try:
+        code = int(options.command(options))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has seen enough. What is left goes nowhere, or else Python
+        # complains on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, ValueError, ImportError) as error:
+        return _failed(_message(error))
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return _failed("interrupted; nothing that was recorded is lost")
+    return code
+
+
+def _failed(message: str) -> int:
+    print(f"gradlens: {message}", file=sys.stderr)
+    return FAILED
+
+
+def _message(error: Exception) -> str:
+    """What went wrong, in one line."""
+    text = str(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        text = f"{error.filename}: {error.strerror}"
+    return " ".join(text.split())
+
+
+# Arguments ----------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gradlens",
+        description="A look inside the training of PyTorch networks.",
+        epilog="gradlens COMMAND --help explains a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"gradlens {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_demo(commands)
+    _add_plot(commands)
+    _add_watch(commands)
+    _add_summary(commands)
+    _add_compare(commands)
+    return parser
+
+
+def _add_demo(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "demo",
+        help="train a small network on handwritten digits and draw its cockpit",
+        description="Train a small convolutional network on scikit-learn's handwritten digits with "
+        "everything tracked at every step, in less than a minute. Writes DIR/run.jsonl and "
+        "DIR/cockpit.png.",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where to write (default: a new gradlens-demo)"
+    )
+    parser.add_argument(
+        "--steps",
+        type=_positive,
+        default=300,
+        metavar="K",
+        help="training steps (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="S",
+        help="of network and batches (default: %(default)s)",
+    )
+    parser.set_defaults(command=_demo)
+
+
+def _add_plot(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "plot",
+        help="draw a run as a figure or an animation",
+        description="Draw a run: an image (.png, .pdf, .svg), or an animation (.gif, or .mp4 with "
+        "ffmpeg) whose axes are those of the whole run.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
+    _add_out(parser, "where to write (default: a .png beside RUN)")
+    _add_screen(parser)
+    _add_until(parser)
+    parser.add_argument("--title", metavar="T", help="heading (default: the name of RUN)")
+    parser.add_argument(
+        "--frames",
+        type=_positive,
+        default=FRAMES,
+        metavar="N",
+        help="most frames of an animation (default: %(default)s)",
+    )
+    parser.set_defaults(command=_plot)
+
+
+def _add_watch(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "watch",
+        help="draw a run again and again while it is being written",
+        description="Draw a run again whenever its file has grown, in a window or to a file. A run "
+        "that doesn't exist yet is waited for. Closing the window or Ctrl-C ends it.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
+    _add_out(parser, "image to replace each time (default: draw in a window)")
+    parser.add_argument(
+        "--interval",
+        type=_seconds,
+        default=INTERVAL,
+        metavar="SECONDS",
+        help="time between two looks at the file (default: %(default)g)",
+    )
+    _add_screen(parser)
+    parser.set_defaults(command=_watch)
+
+
+def _add_summary(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "summary",
+        help="print the latest values of a run, their trends and extremes",
+        description="Print a table of a run: each series' latest value, its course, the change of "
+        "its median over the last fifth from that over the fifth before, its extremes with their "
+        "steps, and how many steps it has; then why values are missing, and the notes. Norms are "
+        "those of the whole network; of histograms it is the share of elements that they clip.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
+    parser.set_defaults(command=_summary)
+
+
+def _add_compare(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="draw several runs in one figure",
+        description="Draw all single numbers of several runs over each other, with a colour for "
+        "each run. Runs are called by what tells their paths apart.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
+    _add_out(parser, "image to write (default: comparison.png)")
+    _add_log_steps(parser)
+    _add_until(parser)
+    parser.add_argument("--title", default="Comparison", metavar="T", help="heading")
+    parser.set_defaults(command=_compare, wrong=parser.error)
+
+
+def _add_out(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help=what)
+
+
+def _add_screen(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--layers", action="store_true", help="draw single layers and parameters instead"
+    )
+    _add_log_steps(parser)
+
+
+def _add_log_steps(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log-steps", action="store_true", help="make the step axis logarithmic")
+
+
+def _add_until(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--until", type=int, metavar="STEP", help="leave out what came after STEP")
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not positive")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value
+
+
+# Commands -----------------------------------------------------------------------------------
+
+
+def _demo(options: argparse.Namespace) -> int:
+    directory = _new_directory() if options.out is None else options.out
+    outcome = demo(directory, options.steps, options.seed)
+    print(f"accuracy on unseen digits: {100 * outcome.accuracy:.1f} %")
+    print(f"recorded values: {outcome.run}")
+    print(f"figure: {outcome.figure}")
+    return 0
+
+
+def _new_directory() -> Path:
+    names = (Path("gradlens-demo" if n == 1 else f"gradlens-demo-{n}") for n in count(1))
+    return next(path for path in names if not path.exists())
+
+
+def _plot(options: argparse.Namespace) -> int:
+    run: Path = options.run
+    out = options.out or run.with_name(f"{run.stem}{'-layers' if options.layers else ''}.png")
+    suffix = check_suffix(out, (*FIGURES, *ANIMATIONS))
+    screen = _screen(options, options.title)
+    history = _load(run, options.until)
+    with _told_of(run):
+        panels = screen.panels(history)
+    if suffix in ANIMATIONS:
+        animate(history, screen, out, options.frames)
+        print(f"figure: {out}")
+        return 0
+    for number, page in enumerate(pages(panels) if options.layers else (panels,), 1):
+        figure = Figure(facecolor=PAPER)
+        screen.draw(history, figure, page)
+        path = out if number == 1 else out.with_stem(f"{out.stem}_{number}")
+        write_figure(figure, path)
+        print(f"figure: {path}")
+    return 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    display = FileDisplay(options.out) if options.out else WindowDisplay()
+    with suppress(KeyboardInterrupt):
+        watch(options.run, _screen(options), display, options.interval)
+    return 0
+
+
+def _summary(options: argparse.Namespace) -> int:
+    summary = summarize(_load(options.run))
+    width, title = max(40, shutil.get_terminal_size().columns), str(options.run)
+    text = render(summary, width, title)
+    print(text if _printable(text) else render(summary, width, title, plain=True))
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    if len(options.runs) < 2:
+        options.wrong("a comparison needs two or more runs")
+    out = options.out or Path("comparison.png")
+    check_suffix(out, FIGURES)
+    names = run_names(options.runs)
+    histories = [_load(run, options.until) for run in options.runs]
+    runs = dict(zip(names, histories, strict=True))
+    write_figure(compare(runs, options.title, options.log_steps), out)
+    print(f"figure: {out}")
+    rest = left_out(runs)
+    if rest:
+        print(f"left out, for they are no single numbers: {', '.join(rest)}")
+    return 0
+
+
+def _screen(options: argparse.Namespace, title: str | None = None) -> Screen:
+    return Screen(title or options.run.stem, options.layers, options.log_steps)
+
+
+def _load(run: Path, until: int | None = None) -> History:
+    """A run with steps; ``ValueError`` if there is none up to ``until``."""
+    history = load_run(run)
+    if not history.steps:
+        raise ValueError(f"{run} is empty: no step has been recorded")
+    if until is not None and until < history.steps[0]:
+        raise ValueError(f"--until {until} is before the first step of {run}, {history.steps[0]}")
+    return up_to(history, until)
+
+
+@contextmanager
+def _told_of(run: Path) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{run}: {error}") from error
+
+
+def _printable(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True

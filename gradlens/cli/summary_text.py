@@ -1,0 +1,181 @@
+"""A summary as lines of text for a terminal."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradlens.history.coverage import CoverageTable
+from gradlens.history.history import Note
+from gradlens.instruments.scales import number_label
+from gradlens.instruments.series import Line
+from gradlens.plotting.summary import Extreme, Row, Summary
+
+HEADINGS = ("last", "change", "min", "step", "max", "step", "steps")
+GAPS = tuple(" " if heading == "step" else "  " for heading in HEADINGS)
+"""What is left of each column: a step belongs to the value before it."""
+TREND_GAP = "  "
+SPARK = (6, 48)
+"""Fewest and most characters of a trend; it is left out where there is room for fewer."""
+FLAT = 0.005
+"""Relative change below which a series counts as constant."""
+NOTES = 20
+"""So many of the latest notes are shown."""
+
+LEVELS, PLAIN_LEVELS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
+PLAIN = {"−": "-", "×": "x", "∞": "inf", "…": "~", "λ": "lambda", "↗": "/", "↘": "\\", "→": "="}
+"""ASCII for the signs of a summary."""
+
+
+def render(summary: Summary, width: int = 80, title: str = "", plain: bool = False) -> str:
+    """A summary as lines of at most ``width`` characters, if these are 60 or more.
+
+    ``plain`` uses nothing but ASCII.
+    """
+    page = _Page(width, plain)
+    sections = (
+        page.wrapped(f"{title}: {_extent(summary)}" if title else _extent(summary)),
+        page.table(summary.rows),
+        page.wrapped(
+            _series_without("single numbers", [n for n, count in summary.others if count])
+        ),
+        page.wrapped(_series_without("records", [n for n, count in summary.others if not count])),
+        page.coverage(summary.coverage),
+        page.notes(summary.notes),
+    )
+    return "\n\n".join("\n".join(section) for section in sections if section)
+
+
+def sparkline(line: Line, width: int, log: bool = False, levels: str = LEVELS) -> str:
+    """A line in ``width`` characters: the median of each part of its steps, blank without any.
+
+    There are no more parts than records. ``log`` has an effect on positive values only.
+    """
+    width = min(width, line.steps.size)
+    steps, values = line.steps[line.finite], line.values[line.finite]
+    if not values.size:
+        return " " * width
+    values = np.log(values) if log and values.min() > 0 else values / (np.abs(values).max() or 1)
+    places = (steps - line.steps[0]) / max(line.steps[-1] - line.steps[0], 1) * (width - 1)
+    columns = places.round().astype(np.int64)
+    medians = {int(n): float(np.median(values[columns == n])) for n in np.unique(columns)}
+    low, high = min(medians.values()), max(medians.values())
+    top = (len(levels) - 1) / (high - low) if high > low else 0.0
+    signs = {n: levels[round((median - low) * top)] for n, median in medians.items()}
+    return "".join(signs.get(n, " ") for n in range(width))
+
+
+@dataclass(frozen=True)
+class _Page:
+    width: int
+    plain: bool
+
+    def text(self, text: str) -> str:
+        """One line without the control characters that a terminal would obey."""
+        shown = "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+        if not self.plain:
+            return shown
+        for sign, substitute in PLAIN.items():
+            shown = shown.replace(sign, substitute)
+        return shown.encode("ascii", "replace").decode("ascii")
+
+    def wrapped(self, text: str, indent: str = "") -> list[str]:
+        return textwrap.wrap(
+            self.text(text),
+            self.width,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+        )
+
+    def table(self, rows: Sequence[Row]) -> list[str]:
+        if not rows:
+            return []
+        names = [self.text(row.scalar.name) for row in rows]
+        cells = [HEADINGS, *(tuple(map(self.text, _cells(row))) for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        room = self.width - sum(widths) - sum(map(len, GAPS)) - len(TREND_GAP)
+        name = max(len("series"), min(room - SPARK[0], max(map(len, names))))
+        spark = min(room - name, SPARK[1])
+        looks = ["trend", *(self._sparkline(row, spark) for row in rows)]
+        heads = [self._shortened(text, name).ljust(name) for text in ("series", *names)]
+        lines = [
+            _line(head, look.ljust(spark)[: max(spark, 0)], line, widths)
+            for head, look, line in zip(heads, looks, cells, strict=True)
+        ]
+        remarks = [self.wrapped(_undefined(row), "    ") for row in rows]
+        body = (line for row in zip(lines[1:], remarks, strict=True) for line in (row[0], *row[1]))
+        return [lines[0], *body]
+
+    def coverage(self, table: CoverageTable | None) -> list[str]:
+        if table is None:
+            return []
+        first, *rest = table.short()
+        return [*self.wrapped(first), *(line for row in rest for line in self.wrapped(row, "  "))]
+
+    def notes(self, notes: Sequence[Note]) -> list[str]:
+        if not notes:
+            return []
+        shown = [f"step {note.step}: {note.text}" for note in notes[-NOTES:]]
+        earlier = f" (the latest {NOTES} of {len(notes)})" if len(notes) > NOTES else ""
+        return [f"notes{earlier}", *(line for note in shown for line in self.wrapped(note, "  "))]
+
+    def _sparkline(self, row: Row, width: int) -> str:
+        levels = PLAIN_LEVELS if self.plain else LEVELS
+        log = row.scalar.view.yscale == "log"
+        return sparkline(row.scalar.line, width, log, levels) if width > 0 else ""
+
+    def _shortened(self, text: str, width: int) -> str:
+        if len(text) <= width:
+            return text
+        tail = (width - 1) // 2
+        return f"{text[: width - 1 - tail]}{self.text('…')}{text[len(text) - tail :]}"
+
+
+def _line(name: str, trend: str, cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [gap + cell.rjust(n) for gap, cell, n in zip(GAPS, cells, widths, strict=True)]
+    padded.insert(1, TREND_GAP + trend if trend else "")
+    return name + "".join(padded)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    extremes = (*_extreme_cells(row.low), *_extreme_cells(row.high))
+    return (number_label(row.last), _change(row.change), *extremes, str(row.steps))
+
+
+def _extreme_cells(one: Extreme | None) -> tuple[str, str]:
+    return (number_label(one.value), str(one.step)) if one else ("", "")
+
+
+def _change(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    if abs(value) < FLAT:
+        return "→"
+    arrow = "↗" if value > 0 else "↘"
+    if value >= 9.95:
+        return f"{arrow} ×{number_label(1 + value, 2)}"
+    return f"{arrow} {100 * value:+.0f}%".replace("-", "−")
+
+
+def _undefined(row: Row) -> str:
+    if not row.undefined:
+        return ""
+    count = f"{row.undefined} NaN, the latest at step {row.undefined_step}"
+    return f"{count}: {row.reason}" if row.reason else count
+
+
+def _extent(summary: Summary) -> str:
+    steps = summary.steps
+    cut = "; the file is cut off" if summary.truncated else ""
+    if len(steps) < 2:
+        return (f"one step, {steps[0]}" if steps else "no steps") + cut
+    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}{cut}"
+
+
+def _series_without(what: str, names: Sequence[str]) -> str:
+    return f"without {what}: {', '.join(names)}" if names else ""

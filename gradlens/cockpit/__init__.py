@@ -1,0 +1,1 @@
+"""The context around ``loss.backward()``, and what it does at each step."""

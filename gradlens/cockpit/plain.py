@@ -1,0 +1,55 @@
+"""From tensors to what a history holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradlens.history.json_lines import Value
+
+
+def to_plain(value: Any) -> Value:
+    """Numbers, arrays, lists and dicts instead of tensors and dataclasses; nothing shared.
+
+    ``TypeError`` for anything else.
+    """
+    if isinstance(value, Tensor):
+        return _tensor_to_plain(value.detach())
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _array_to_plain(np.asarray(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return to_plain(asdict(value))
+    if isinstance(value, Mapping):
+        plain = {str(key): to_plain(entry) for key, entry in value.items()}
+        if len(plain) < len(value):
+            raise TypeError(f"two keys of {list(value)} are the same as text: use strings")
+        return plain
+    if isinstance(value, (list, tuple)):
+        return [to_plain(entry) for entry in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise _unrecordable(type(value).__name__)
+
+
+def _tensor_to_plain(tensor: Tensor) -> Value:
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    return _array_to_plain(tensor.to_dense().cpu().numpy())
+
+
+def _array_to_plain(array: np.ndarray[Any, Any]) -> Value:
+    if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        raise _unrecordable(f"array of {array.dtype}")
+    return array.copy() if array.ndim else array.item()
+
+
+def _unrecordable(what: str) -> TypeError:
+    return TypeError(
+        f"a {what} can't be recorded: return a number, a string, an array or tensor, or lists and "
+        "dicts of these"
+    )

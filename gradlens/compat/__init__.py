@@ -1,0 +1,1 @@
+"""Runs and configurations of other tools."""

@@ -1,0 +1,153 @@
+"""Logs of cockpit-for-pytorch 1.0.2: the JSON files that its ``Cockpit.write`` leaves."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gradlens import quantities
+from gradlens.history.history import History, Source
+from gradlens.history.json_lines import Value
+
+_Log: TypeAlias = dict[int, dict[str, Any]]
+
+BROKEN = (ValueError, KeyError, TypeError, AttributeError, zlib.error)
+"""What decoding raises on a file that isn't what it should be."""
+
+
+def read_cockpit_log(path: str | Path) -> History:
+    """The history in a log, with every quantity's values in the form that ours have.
+
+    cockpit keeps no parameter names, so they are ``param_0``, ``param_1``, ...; nor shapes, which
+    are ``()`` unless ``Parameters`` was tracked. What it has under names of no quantity of ours is
+    left as it is. ``ValueError`` for a file that isn't a whole log.
+    """
+    log = _parsed(path)
+    history = History(_sources(log))
+    for step, values in sorted(log.items()):
+        converted = {name: _converted(path, step, name, value) for name, value in values.items()}
+        history.append(step, {n: value for n, value in converted.items() if value is not None})
+    history.parameters = _shapes(history)
+    return history
+
+
+def _parsed(path: str | Path) -> _Log:
+    try:
+        log = json.loads(Path(path).read_text("utf-8"), object_hook=_decoded)
+        steps = {int(step): dict(values) for step, values in log.items()}
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path} is not a gradlens run, and no whole log of cockpit's either: its JSON breaks "
+            f"in line {error.lineno} ({error.msg})"
+        ) from error
+    except BROKEN as error:
+        raise ValueError(
+            f"{path} is not a gradlens run, and no log of cockpit's either, which is a JSON object "
+            "of quantities by step"
+        ) from error
+    if not steps:
+        raise ValueError(f"{path} has no steps: nothing was tracked, or it is no log of cockpit's")
+    return steps
+
+
+def _decoded(entry: dict[str, Any]) -> Any:
+    """An array that json_tricks has encoded, and any other entry as it is."""
+    if "__ndarray__" not in entry:
+        return entry
+    data, dtype = entry["__ndarray__"], np.dtype(entry["dtype"])
+    flat = _from_bytes(data, dtype, entry) if isinstance(data, str) else np.asarray(data, dtype)
+    array = flat.reshape(entry["shape"])
+    return array if array.ndim else array.item()
+
+
+def _from_bytes(data: str, dtype: Any, entry: Mapping[str, Any]) -> Any:
+    # cockpit writes lists; json_tricks writes bytes where it is asked for a compact file.
+    kind, _, text = data.partition(":")
+    content = base64.b64decode(text)
+    if kind == "b64.gz":
+        content = zlib.decompress(content, wbits=16 + zlib.MAX_WBITS)
+    stored = dtype.newbyteorder(entry.get("endian", "native"))
+    return np.frombuffer(content, stored).astype(dtype)
+
+
+def _sources(log: _Log) -> dict[str, Source]:
+    names = dict.fromkeys(name for values in log.values() for name in values)
+    ours = vars(quantities)
+    return {n: Source(n, ours[n].view) for n in names if n in quantities.__all__}
+
+
+def _shapes(history: History) -> dict[str, tuple[int, ...]]:
+    records = [value for name in (*PARTS, "HessTrace") for value in _values(history, name)]
+    blocks = (value.get("parameters", value) for value in records)
+    names: Mapping[str, Any] = max(blocks, key=len, default={})
+    arrays: Mapping[str, Any] = next(iter(_values(history, "Parameters")), {})
+    return {name: np.shape(arrays.get(name, 0.0)) for name in names}
+
+
+def _values(history: History, name: str) -> list[Any]:
+    return list(history[name].values()) if name in history else []
+
+
+# From cockpit's values to ours ----------------------------------------------------------------
+
+
+def _converted(path: str | Path, step: int, name: str, value: Any) -> Value:
+    try:
+        return CONVERSIONS[name](value) if name in CONVERSIONS else value
+    except BROKEN as error:
+        raise ValueError(
+            f"{path} has a value of {name} at step {step} that cockpit 1.0.2 doesn't write: {error}"
+        ) from error
+
+
+def _by_parameter(values: Sequence[Value]) -> dict[str, Value]:
+    return {f"param_{index}": value for index, value in enumerate(values)}
+
+
+def _arrays_by_parameter(values: Sequence[Any]) -> dict[str, Value]:
+    return _by_parameter([np.asarray(value, dtype=np.float64) for value in values])
+
+
+def _exact_trace(blocks: Sequence[float]) -> dict[str, Value]:
+    parts = _by_parameter([_without_error(block) for block in blocks])
+    return {**_without_error(math.fsum(blocks)), "method": "exact", "parameters": parts}
+
+
+def _without_error(trace: float) -> dict[str, float]:
+    return {"trace": trace, "standard_error": 0.0, "low": trace, "high": trace}
+
+
+def _histogram(value: Mapping[str, Any]) -> dict[str, Value]:
+    record = {"hist": _counts(value), "edges": value["edges"]}
+    parts = [value[f"param_{index}"] for index in range(value.get("param_groups", 0))]
+    if parts:
+        # Single parameters have the edges of the whole.
+        record["parameters"] = _by_parameter([{"hist": _counts(part)} for part in parts])
+    return record
+
+
+def _counts(value: Mapping[str, Any]) -> Value:
+    return np.rint(value["hist"]).astype(np.int64)
+
+
+PARTS: dict[str, Callable[[Any], Value]] = {
+    "GradNorm": _by_parameter,
+    "Distance": _by_parameter,
+    "UpdateSize": _by_parameter,
+    "Parameters": _arrays_by_parameter,
+}
+"""Quantities whose values are lists with an entry for each parameter."""
+
+CONVERSIONS: dict[str, Callable[[Any], Value]] = {
+    **PARTS,
+    "HessTrace": _exact_trace,
+    "GradHist1d": _histogram,
+    "GradHist2d": _histogram,
+}

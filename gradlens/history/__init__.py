@@ -1,0 +1,1 @@
+"""What was recorded, in memory and on disk; needs numpy alone."""

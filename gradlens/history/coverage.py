@@ -1,0 +1,156 @@
+"""The ledger of per-sample gradients: which parameters have them, and what they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+FEW = 6
+"""No more names than this are listed in a remark."""
+
+COUPLING = {
+    "coupled": (
+        "per-sample gradients are not defined. What is tracked are each sample's contributions to "
+        'the batch gradient (batchnorm="coupled"); Cockpit(..., batchnorm="frozen") gives the '
+        "gradients with the batch's statistics held fixed, and eval mode those of samples alone"
+    ),
+    "frozen": (
+        "per-sample gradients are those with the batch's statistics held fixed "
+        '(batchnorm="frozen"), and their mean is not the batch gradient'
+    ),
+    "skip": (
+        'per-sample gradients are not defined in front of that, and left out (batchnorm="skip")'
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What per-sample gradients a step had.
+
+    ``missing`` says of parameters why they have none. ``coupled`` names the layers that normalise
+    over the batch, and ``batchnorm`` the policy for these (``gradlens.per_sample.batchnorm``).
+    ``samples`` is N and ``known_by`` how it is known.
+    """
+
+    missing: Mapping[str, str] = field(default_factory=dict)
+    coupled: tuple[str, ...] = ()
+    batchnorm: str = "coupled"
+    samples: int | None = None
+    known_by: str = ""
+
+    def share(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
+        """Covered elements over all elements of the parameters with these shapes."""
+        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+        absent = sum(size for name, size in sizes.items() if name in self.missing)
+        total = sum(sizes.values())
+        return 1 - absent / total if total else math.nan
+
+    def remarks(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+        """What the user should know, in words."""
+        if self.coupled:
+            yield (
+                f"normalisation over the batch couples the samples in {few(self.coupled)}: "
+                f"{COUPLING[self.batchnorm]}"
+            )
+        if self.missing:
+            details = "; ".join(
+                f"{few(names)}: {reason}" for reason, names in self.by_reason().items()
+            )
+            yield (
+                f"per-sample gradients cover {percent(self.share(shapes))} of the trainable "
+                "parameters, and quantities that use them describe these alone. Missing are "
+                f"{details}"
+            )
+
+    def by_reason(self) -> dict[str, list[str]]:
+        """Missing parameters by the reason."""
+        found: dict[str, list[str]] = {}
+        for name, reason in self.missing.items():
+            found.setdefault(reason, []).append(name)
+        return found
+
+    def plain(self) -> dict[str, Any]:
+        """For a file."""
+        return asdict(self) | {"missing": dict(self.missing), "coupled": list(self.coupled)}
+
+    @classmethod
+    def from_plain(cls, found: Mapping[str, Any]) -> Coverage:
+        """The inverse of ``plain``."""
+        return cls(
+            dict(found["missing"]),
+            tuple(found["coupled"]),
+            found["batchnorm"],
+            found["samples"],
+            found["known_by"],
+        )
+
+
+@dataclass(frozen=True)
+class CoverageTable:
+    """A coverage in words and numbers; ``str`` of it is a table."""
+
+    coverage: Coverage
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def share(self) -> float:
+        """Covered elements over all elements of the trainable parameters."""
+        return self.coverage.share(self.shapes)
+
+    def __str__(self) -> str:
+        """A line for each parameter, and one for all."""
+        width = max((len(name) for name in self.shapes), default=9)
+        lines = [f"{'parameter':{width}}  {'elements':>12}  per-sample gradients"]
+        lines += [
+            f"{name:{width}}  {math.prod(shape):>12,}  {self._what(name)}"
+            for name, shape in self.shapes.items()
+        ]
+        lines.append(f"{'all':{width}}  {self._elements(self.shapes):>12,}  {self._of_all()}")
+        return "\n".join([*lines, *self._batch(), *self._remarks()])
+
+    def short(self) -> list[str]:
+        """Lines, one for all parameters of which the same can be said."""
+        groups: dict[str, list[str]] = {}
+        for name in self.shapes:
+            groups.setdefault(self._what(name), []).append(name)
+        lines = [f"per-sample gradients of {self._of_all()}"]
+        for what, names in groups.items():
+            lines.append(f"{self._elements(names):>12,} elements ({few(names)}): {what}")
+        return [*lines, *self._batch(), *self._remarks()]
+
+    def _what(self, name: str) -> str:
+        why = self.coverage.missing.get(name)
+        return f"none: {why}" if why else "covered"
+
+    def _of_all(self) -> str:
+        return f"{percent(self.share)} of the trainable parameters"
+
+    def _elements(self, names: Iterable[str]) -> int:
+        return sum(math.prod(self.shapes[name]) for name in names)
+
+    def _batch(self) -> list[str]:
+        found = self.coverage
+        return [] if found.samples is None else [f"N = {found.samples}, by {found.known_by}"]
+
+    def _remarks(self) -> list[str]:
+        if not self.coverage.coupled:
+            return []
+        return [next(self.coverage.remarks(self.shapes))]
+
+
+def few(names: Sequence[str]) -> str:
+    """Names, or the first and last of many with their number."""
+    if len(names) <= FEW:
+        return ", ".join(names)
+    return f"{names[0]} to {names[-1]}, {len(names)} altogether"
+
+
+def percent(share: float) -> str:
+    """Never rounded up to all, or down to nothing."""
+    shown = f"{100 * share:.4g} %"
+    if share < 1 and shown == "100 %":
+        return "almost 100 %"
+    return shown

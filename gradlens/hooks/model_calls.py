@@ -1,0 +1,164 @@
+"""What a model was called with: a witness of the number of samples."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from gradlens.per_sample.labelling.graph import Graph
+
+MAX_CALLS = 64
+"""The latest calls that are kept: more than a step's loss is usually made of."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A tensor that a module was called with: where it lies in memory, and itself while it lives.
+
+    What layers have saved of it since lies in the same place, so that this can be compared.
+    """
+
+    shape: tuple[int, ...]
+    storage: int
+    address: int
+    strides: tuple[int, ...]
+    contiguous: bool
+    is_real: bool
+    reference: weakref.ref[Tensor]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Given:
+        """That of a tensor."""
+        storage, address = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
+        return cls(
+            tuple(tensor.shape),
+            storage,
+            address,
+            tensor.stride(),
+            tensor.is_contiguous(),
+            tensor.is_floating_point(),
+            weakref.ref(tensor),
+        )
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """The tensors of a call, and the sequence numbers of the nodes that made its outputs.
+
+    ``is_first`` says that nothing with parameters has come before it.
+    """
+
+    inputs: tuple[Given, ...]
+    outputs: frozenset[int]
+    is_first: bool = True
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the tensors, each once, without real vectors, which may be single samples."""
+        counting = (g for g in self.inputs if len(g.shape) > 1 or not g.is_real)
+        return tuple(dict.fromkeys(given.shape for given in counting))
+
+
+class ModelCalls:
+    """A forward hook that keeps the shapes of the tensors that a module was called with.
+
+    A call belongs to a loss whose graph contains one of its outputs, which is seen by sequence
+    numbers, so that nothing of a graph is held. Copies and pickles of the module get an empty one.
+    ``users`` are how many want it.
+    """
+
+    def __init__(self) -> None:
+        self.users = 0
+        self._latest: deque[ModelCall] = deque(maxlen=MAX_CALLS)
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in leaves if leaf.dim() and leaf.layout == torch.strided]
+        nodes = [tensor.grad_fn for tensor in _tensors(output)]
+        numbers = frozenset(node._sequence_nr() for node in nodes if node is not None)
+        is_first = not any(tensor.requires_grad for tensor in tensors)
+        try:
+            inputs = tuple(map(Given.of, tensors))
+        except RuntimeError:  # inside torch.func's transforms, tensors have no place in memory
+            return
+        self._latest.append(ModelCall(inputs, numbers, is_first))
+
+    def __reduce__(self) -> tuple[type[ModelCalls], tuple[()]]:
+        return ModelCalls, ()
+
+    def behind(self, graph: Graph) -> list[ModelCall]:
+        """The calls that a loss was computed from."""
+        numbers = {node._sequence_nr() for node in graph.nodes}
+        return [call for call in self._latest if call.outputs & numbers]
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__"):
+            yield from _of_attributes(vars(leaf).values())
+
+
+def _of_attributes(values: Iterable[Any]) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(list(values)) if isinstance(leaf, Tensor))
+
+
+def calls_behind(graph: Graph, model: nn.Module | None) -> list[ModelCall]:
+    """The calls of a model that a loss was computed from.
+
+    Where the model isn't called as a whole, these are the calls of its parts that got data.
+    """
+    if model is None:
+        return []
+    whole = [call for hook in _hooks_of(model) for call in hook.behind(graph)]
+    if whole or not all(_hooks_of(part) for part in _parts_of(model)):
+        return whole
+    parts = [
+        call for part in _parts_of(model) for hook in _hooks_of(part) for call in hook.behind(graph)
+    ]
+    return [call for call in parts if call.is_first and call.shapes]
+
+
+def _parts_of(model: nn.Module) -> list[nn.Module]:
+    """A model's modules, and theirs where they are containers that aren't called."""
+    parts = list(model.children())
+    for part in model.children():
+        if isinstance(part, (nn.ModuleList, nn.ModuleDict)):
+            parts += part.children()
+    return parts
+
+
+def _hooks_of(module: nn.Module) -> list[ModelCalls]:
+    hooks: Iterable[Any] = module._forward_hooks.values()
+    return [hook for hook in hooks if isinstance(hook, ModelCalls)]
+
+
+def keep_calls(model: nn.Module) -> None:
+    """Set the hook on a model and its parts, or share the one that is there."""
+    for module in (model, *_parts_of(model)):
+        if not _hooks_of(module):
+            module.register_forward_hook(ModelCalls(), with_kwargs=True)
+        _hooks_of(module)[0].users += 1
+
+
+def forget_calls(model: nn.Module) -> None:
+    """Remove the hooks that nobody else wants."""
+    for module in (model, *_parts_of(model)):
+        for hook in _hooks_of(module):
+            hook.users -= 1
+        hooks: Mapping[int, Any] = module._forward_hooks
+        unused = [k for k, h in hooks.items() if isinstance(h, ModelCalls) and h.users <= 0]
+        for key in unused:
+            del module._forward_hooks[key], module._forward_hooks_with_kwargs[key]

@@ -1,1 +1,0 @@
-"""Individual gradients as structured operators, found while backprop runs."""

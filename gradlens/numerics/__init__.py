@@ -1,0 +1,1 @@
+"""Norms, histograms and formulas that don't lose digits."""

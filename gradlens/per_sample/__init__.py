@@ -1,0 +1,1 @@
+"""Per-sample gradients as structured operators, found while backprop runs."""

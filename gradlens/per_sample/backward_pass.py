@@ -1,0 +1,134 @@
+"""Attaches a collector to the loss's graph for one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.utils.hooks import RemovableHandle
+
+from gradlens.hooks.undisturbed import buffers_kept
+from gradlens.per_sample.collector import Collector
+from gradlens.per_sample.labelling.batch import Batch
+from gradlens.per_sample.labelling.graph import Graph
+from gradlens.per_sample.labelling.labels import lowest
+from gradlens.per_sample.labelling.plan import LabelledUse, Plan
+from gradlens.per_sample.labelling.saved import recomputation
+from gradlens.per_sample.node_rules import NodeGradient, UnavailableError, operator_of
+
+
+class BackwardPass:
+    """Hooks on the nodes of a plan, which turn the gradients there into operators.
+
+    ``error`` is the first exception that isn't a reason why there are no gradients; backward goes
+    on in any case.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        batch: Batch,
+        collector: Collector,
+        model: nn.Module | None = None,
+    ) -> None:
+        self.batch = batch
+        self.error: Exception | None = None
+        self.paused = False
+        self._graph = graph
+        self._collector = collector
+        self._at: dict[int, list[tuple[str, LabelledUse]]] = {}
+        for name, uses in plan.uses.items():
+            for use in uses:
+                self._at.setdefault(use.use.node, []).append((name, use))
+        self._handles: list[RemovableHandle] = []
+        self._recomputed = recomputation()
+        self._model = model if plan.recounts else None
+
+    def start(self) -> None:
+        """Set the hooks."""
+        for number in self._at:
+            node = self._graph.nodes[number]
+            self._handles.append(node.register_prehook(partial(self._reach, number)))
+
+    def stop(self) -> None:
+        """Remove the hooks and let go of the graph."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._at, self._graph = [], {}, Graph(torch.zeros(()))
+
+    def run(self, outputs: Tensor, start: Tensor) -> None:
+        """A backward pass of its own from outputs, without the gradients of parameters."""
+        above = lowest(self._graph, set(self._at))
+        nodes = self._graph.nodes
+        edges = [(number, o) for number in above for o in self._graph.outputs_of(number)]
+        asked = [GradientEdge(nodes[number], output) for number, output in edges]
+        self.start()
+        try:
+            found = torch.autograd.grad(
+                [outputs], asked, [start], retain_graph=True, allow_unused=True
+            )
+        finally:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+        for number in above:
+            given: list[Tensor | None] = [None] * len(nodes[number]._input_metadata)
+            for (other, output), gradient in zip(edges, found, strict=True):
+                if other == number:
+                    given[output] = gradient
+            self._reach(number, tuple(given))
+
+    def _reach(self, number: int, gradients: tuple[Tensor | None, ...]) -> None:
+        known = next((g for g in gradients if g is not None), None)
+        if known is None or self.paused or self.error is not None:
+            return
+        backward_pass = torch._C._current_graph_task_id()
+        saved: dict[str, Tensor | None] = {}
+        kept = nullcontext() if self._model is None else buffers_kept(self._model)
+        with torch.no_grad(), autocast_off(known), kept:
+            for name, labelled in self._at.get(number, ()):
+                self._take(name, labelled, gradients, backward_pass, saved)
+
+    def _take(
+        self,
+        name: str,
+        labelled: LabelledUse,
+        gradients: Sequence[Tensor | None],
+        backward_pass: int,
+        saved: dict[str, Tensor | None],
+    ) -> None:
+        found = NodeGradient(
+            self._graph,
+            labelled.use,
+            tuple(gradients),
+            labelled.rows,
+            labelled.features,
+            self.batch.scale,
+            labelled.fine,
+            self._recomputed,
+            saved,
+        )
+        try:
+            operator = operator_of(found)
+        except UnavailableError as reason:
+            self._collector.refuse(name, str(reason))
+        except Exception as error:  # the user's backward pass goes on
+            self.error = error
+        else:
+            if operator is not None:
+                self._collector.receive(name, backward_pass, operator)
+
+
+def autocast_off(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Precision as given, on the tensor's device."""
+    device = tensor.device.type
+    # Switching it off takes longer than asking.
+    if not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)

@@ -1,0 +1,120 @@
+"""Per-sample gradients without a cockpit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+
+from torch import Tensor, nn
+
+from gradlens.hooks.backward_call import BackwardCall
+from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
+from gradlens.per_sample.gradients import Gradients, Setting
+from gradlens.per_sample.labelling.batch import Batch, LossReduction
+from gradlens.per_sample.operators.operator import GradientOperator
+
+
+class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
+    """Per-sample gradients of the backward pass inside the context, by parameter name.
+
+    The operators stay valid after the context, and keep the layers' inputs and output gradients
+    alive as long as they are. Without ``loss``, it is what ``backward`` is called on; it has to be
+    passed if that is a multiple of it, or if backward is run by other means than
+    ``loss.backward()``. ``batch_size`` is needed where the number of samples can't be read off the
+    loss. ``batchnorm`` says what a gradient is where samples are coupled
+    (``gradlens.per_sample.batchnorm``). ``KeyError`` says why a parameter has none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_reduction: LossReduction = "mean",
+        loss: Tensor | None = None,
+        batch_size: int | None = None,
+        batchnorm: BatchNormPolicy = "coupled",
+    ) -> None:
+        check_loss_reduction(loss_reduction)
+        check_batchnorm(batchnorm)
+        parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        self._setting = Setting(parameters, model, loss_reduction, batchnorm)
+        self._loss = loss
+        self._batch_size = batch_size
+        self._operators: dict[str, GradientOperator] = {}
+        self._gradients: Gradients | None = None
+        self._backward: BackwardCall | None = None
+
+    def __enter__(self) -> per_sample_gradients:
+        self._operators = {}
+        self._gradients = Gradients(self._setting, {"batch_size": self._batch_size})
+        if self._loss is not None:
+            self._gradients.begin(self._loss)
+        self._backward = BackwardCall(self._gradients.called_on)
+        self._backward.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._gradients is not None
+        if self._backward is not None:
+            self._backward.__exit__(kind, error, traceback)
+            self._backward = None
+        gradients = self._gradients
+        gradients.end()
+        if error is None and gradients.error is not None:
+            raise gradients.error
+        for name in self._setting.parameters:
+            operator = gradients.collector.take(name)
+            if operator is not None:
+                self._operators[name] = operator
+
+    def __getitem__(self, name: str) -> GradientOperator:
+        if name in self._operators:
+            return self._operators[name]
+        raise KeyError(self._why_absent(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._operators)
+
+    def __len__(self) -> int:
+        return len(self._operators)
+
+    @property
+    def coupling(self) -> frozenset[str]:
+        """Layers that mix samples, whose per-sample gradients are contributions to the batch's."""
+        return frozenset() if self._gradients is None else self._gradients.coupling
+
+    @property
+    def batch(self) -> Batch:
+        """How many samples there were, and how that is known."""
+        return Batch() if self._gradients is None else self._gradients.batch
+
+    @property
+    def batch_size(self) -> int | None:
+        """N; ``None`` before the backward pass, and where it isn't known."""
+        return self.batch.samples
+
+    def _why_absent(self, name: str) -> str:
+        if name not in self._setting.parameters:
+            known = ", ".join(self._setting.parameters)
+            return f"no trainable parameter {name!r} (there are: {known})"
+        found = {} if self._gradients is None else self._gradients.collector.unavailable
+        return f"no per-sample gradients of {name!r}: {found.get(name, UNSEEN)}"
+
+
+UNSEEN = (
+    "no gradient has come to it: the backward pass was outside the context, or it was run by other "
+    "means than loss.backward() and the loss wasn't passed to the context"
+)
+
+
+def check_loss_reduction(loss_reduction: str) -> None:
+    """``ValueError`` unless it is one of the two."""
+    if loss_reduction not in ("mean", "sum"):
+        raise ValueError(
+            f'loss_reduction={loss_reduction!r} is unknown: use "mean" if the loss averages over '
+            'the samples, "sum" if it adds them up'
+        )

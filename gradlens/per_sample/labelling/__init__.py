@@ -1,0 +1,1 @@
+"""Which sample each row of a loss's graph belongs to."""

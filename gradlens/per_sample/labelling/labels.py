@@ -1,0 +1,257 @@
+"""Labels by powers of two: which sample each row of a layer belongs to, read off exactly.
+
+Backward is linear in the gradient that comes in. Two backward passes start from the same random
+gradient at the loss's inputs, in the second one multiplied by ±2^k with another k or sign for each
+sample. Multiplying by a power of two changes exponents alone, so it commutes with each rounding,
+product and sum on the way: a row that depends on one sample alone gets the first pass's gradient
+times that power, bit for bit and in every precision. A row in which samples meet gets no power of
+two, and a row without gradient gets none. More samples than there are such factors take further
+passes, each of which gives one digit of their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from gradlens.per_sample.labelling.graph import Edge, Graph
+from gradlens.per_sample.labelling.row_index import NOBODY
+from gradlens.per_sample.operators.operator import accumulable
+
+MIXED = -2
+"""What is read off at a row in which several samples meet."""
+
+UNREADABLE = -3
+"""What is read off at a row whose numbers aren't finite, or too small for their precision."""
+
+POISON = 1.375
+"""A factor that is no power of two: whatever it reaches belongs to no sample."""
+
+EXPONENTS = 64
+"""Exponents of two that are used as factors, of the 252 that float32 and bfloat16 have: the others
+are left for the gradients themselves, between 1e-28 and 1e28."""
+
+HALF_EXPONENTS = 4
+"""The same in float16, which has 30."""
+
+PROBES = 2
+"""Sums that stand for a row, so that a chance power of two must come twice."""
+
+NOT_EXACT = 1e-3
+"""Relative differences that kernels with atomics may have, off a CPU, and small numbers of float16,
+which lose digits below 6e-5; labels are octaves apart."""
+
+HALF_SCALE = 2.0**6
+"""What keeps gradients in float16 between 6e-5 and 65504, as a ``GradScaler`` does."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """An edge of a graph whose gradient is looked at, row by row.
+
+    ``features`` are the axes that belong to a row; all others count rows.
+    """
+
+    edge: Edge
+    features: tuple[int, ...]
+
+    def rows(self, gradient: Tensor) -> Tensor:
+        """``[*S, F]`` from a gradient, with F = 1 if each element is a row."""
+        rest = [axis for axis in range(gradient.dim()) if axis not in self.features]
+        moved = gradient.permute((*rest, *self.features))
+        return moved.flatten(len(rest)) if self.features else moved[..., None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where labels start: an edge of the loss's graph, and the samples of its rows.
+
+    ``labels`` has as many axes as the edge's shape, some of length 1; ``None`` if the rows' samples
+    aren't known, in which case whatever they reach belongs to nobody.
+    """
+
+    edge: Edge
+    labels: Tensor | None
+
+
+def read_labels(
+    graph: Graph, sources: Sequence[Source], watched: Sequence[Watched], count: int
+) -> dict[Watched, Tensor]:
+    """Labels ``[*S]`` of the rows at watched edges: below ``count``, ``NOBODY`` or ``MIXED``.
+
+    Rows that no gradient comes to belong to nobody. Gradients of parameters stay as they are, and
+    no more than the gradients at the lowest edges are held at a time. ``RuntimeError`` is that of
+    a graph that allows no backward pass besides the user's own.
+    """
+    passes = _Passes(graph, sources, watched)
+    plain = passes.run(lambda source, gradient: gradient)
+    base = 2 * (HALF_EXPONENTS if passes.in_half else EXPONENTS)
+    labels: dict[Watched, Tensor] = {}
+    weight = 1
+    while weight == 1 or weight < count:
+        digit = partial(_times_digit, weight=weight, base=base)
+        for watch, sums in passes.run(digit).items():
+            found = _digits(plain[watch], sums, base, passes.tolerance)
+            before = labels.get(watch)
+            labels[watch] = found if before is None else _combined(before, found, weight)
+        weight *= base
+    return {watch: labels.get(watch, _nobody(graph, watch)) for watch in watched}
+
+
+def _nobody(graph: Graph, watch: Watched) -> Tensor:
+    """Labels of an edge that no gradient comes to."""
+    shape = graph.shape(watch.edge)
+    rows = [length for axis, length in enumerate(shape) if axis not in watch.features]
+    return torch.full(rows, NOBODY)
+
+
+def _combined(labels: Tensor, digits: Tensor, weight: int) -> Tensor:
+    mixed = (labels == MIXED) | (digits == MIXED)
+    nobody = (labels == NOBODY) | (digits == NOBODY)
+    unreadable = (labels == UNREADABLE) | (digits == UNREADABLE)
+    found = (labels + digits * weight).masked_fill(nobody, NOBODY).masked_fill(mixed, MIXED)
+    return found.masked_fill(unreadable, UNREADABLE)
+
+
+def _times_digit(source: Source, gradient: Tensor, weight: int, base: int) -> Tensor:
+    if source.labels is None:
+        return gradient * POISON
+    labels = source.labels.to(gradient.device)
+    digits = (labels // weight) % base
+    # Exponents on both sides of zero, so that gradients neither overflow nor vanish.
+    factors = (digits // 2 - base // 4).double().exp2() * (1 - 2 * (digits % 2))
+    return gradient * factors.masked_fill(labels == NOBODY, POISON).to(gradient.dtype)
+
+
+def _digits(plain: Tensor, labelled: Tensor, base: int, tolerance: float) -> Tensor:
+    """Digits of rows ``[*S]`` from their sums ``[*S, probes]`` in both passes."""
+    nothing = (plain == 0) & (labelled == 0)
+    ratio = labelled / plain
+    exponent = ratio.abs().log2().round()
+    exact = (ratio.abs() / exponent.exp2() - 1).abs() <= tolerance
+    digits = (exponent + base // 4) * 2 + (ratio < 0)
+    readable = _is_normal(plain) & _is_normal(labelled)
+    known = exact & (digits >= 0) & (digits < base)
+    whole = known.all(-1) & (digits == digits[..., :1]).all(-1)
+    found = digits[..., 0].nan_to_num_(0, 0, 0).long().masked_fill(~whole, MIXED)
+    found = found.masked_fill(~(readable | nothing).all(-1), UNREADABLE)
+    return found.masked_fill(nothing.all(-1), NOBODY)
+
+
+def _is_normal(sums: Tensor) -> Tensor:
+    """Whether numbers are finite, and so large that their parts haven't lost digits."""
+    return sums.isfinite() & (
+        sums.abs() > torch.finfo(sums.dtype).tiny / torch.finfo(sums.dtype).eps
+    )
+
+
+def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
+    node = graph.nodes[edge[0]]
+    variable = getattr(node, "variable", None)
+    return node._input_metadata[edge[1]].dtype if variable is None else variable.dtype
+
+
+def _device(graph: Graph, edge: Edge) -> torch.device:
+    device: torch.device = graph.nodes[edge[0]]._input_metadata[edge[1]].device
+    return device
+
+
+def lowest(graph: Graph, numbers: Collection[int]) -> list[int]:
+    """The nodes that autograd doesn't pass on its way to others, so that it has to be asked."""
+    above: list[bool] = []
+    for edges in graph.children:
+        below = (edge[0] for edge in edges if edge is not None)
+        above.append(any(above[child] or child in numbers for child in below))
+    return [number for number in numbers if not above[number]]
+
+
+class _Passes:
+    """Backward passes from the same random gradient, which compare what arrives."""
+
+    def __init__(self, graph: Graph, sources: Sequence[Source], watched: Sequence[Watched]) -> None:
+        self._graph = graph
+        self._sources = sources
+        reached = graph.below(source.edge[0] for source in sources)
+        self._watched = [watch for watch in watched if watch.edge[0] in reached]
+        edges = [*(s.edge for s in sources), *(w.edge for w in self._watched)]
+        self.in_half = any(_dtype(graph, edge) == torch.float16 for edge in edges)
+        on_cpu = all(_device(graph, source.edge).type == "cpu" for source in sources)
+        self.tolerance = 0.0 if on_cpu and not self.in_half else NOT_EXACT
+        self._weights: dict[tuple[int, torch.device], Tensor] = {}
+        self._by_node: dict[int, list[Watched]] = {}
+        for watch in self._watched:
+            self._by_node.setdefault(watch.edge[0], []).append(watch)
+        numbers = lowest(graph, self._by_node.keys())
+        self._lowest = [watch for number in numbers for watch in self._by_node[number]]
+
+    def run(self, change: Callable[[Source, Tensor], Tensor]) -> dict[Watched, Tensor]:
+        """Sums over the rows of each watched edge, ``[*S, probes]``."""
+        sums: dict[Watched, Tensor] = {}
+        nodes = self._graph.nodes
+        handles = [
+            nodes[number].register_prehook(partial(self._pass_by, watches, sums))
+            for number, watches in self._by_node.items()
+        ]
+        generator = torch.Generator().manual_seed(0)
+        edges = [GradientEdge(nodes[s.edge[0]], s.edge[1]) for s in self._sources]
+        starts = [change(s, self._random(s.edge, generator)) for s in self._sources]
+        asked = [GradientEdge(nodes[w.edge[0]], w.edge[1]) for w in self._lowest]
+        try:
+            if not asked:
+                return sums
+            found = torch.autograd.grad(edges, asked, starts, retain_graph=True, allow_unused=True)
+        finally:
+            for handle in handles:
+                handle.remove()
+        for watch, gradient in zip(self._lowest, found, strict=True):
+            if gradient is not None:
+                sums[watch] = self._sums(watch, gradient)
+        return sums
+
+    def _pass_by(
+        self,
+        watches: Sequence[Watched],
+        sums: dict[Watched, Tensor],
+        gradients: tuple[Tensor | None, ...],
+    ) -> None:
+        for watch in watches:
+            gradient = gradients[watch.edge[1]]
+            if gradient is not None:
+                sums[watch] = self._sums(watch, gradient)
+
+    def _sums(self, watch: Watched, gradient: Tensor) -> Tensor:
+        with torch.no_grad():
+            dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
+            rows = watch.rows(dense)
+            rows = torch.view_as_real(rows).flatten(-2) if rows.is_complex() else accumulable(rows)
+            if rows.shape[-1] == 1:
+                return rows.clone()
+            return rows @ self._random_weights(rows)
+
+    def _random_weights(self, rows: Tensor) -> Tensor:
+        key = (rows.shape[-1], rows.device)
+        if key not in self._weights:
+            generator = torch.Generator().manual_seed(rows.shape[-1])
+            self._weights[key] = _signed((rows.shape[-1], PROBES), generator).to(rows.device)
+        return self._weights[key].to(rows.dtype)
+
+    def _random(self, edge: Edge, generator: torch.Generator) -> Tensor:
+        """A gradient without zeros, of an edge's shape and dtype; the same in each pass."""
+        metadata = self._graph.nodes[edge[0]]._input_metadata[edge[1]]
+        shape = self._graph.shape(edge)
+        rows, features = shape[:-1], shape[-1:]
+        first, second = _signed(rows, generator), _signed(features, generator)
+        second = second * HALF_SCALE if self.in_half else second
+        where = {"device": metadata.device, "dtype": metadata.dtype}
+        return first.to(**where)[..., None] * second.to(**where) if rows else second.to(**where)
+
+
+def _signed(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Random numbers between 1/2 and 1 of either sign."""
+    sizes = 0.5 + torch.rand(tuple(shape), generator=generator) / 2
+    return sizes * (torch.randint(0, 2, tuple(shape), generator=generator) * 2 - 1)

@@ -1,0 +1,296 @@
+"""Where in a loss's graph parameters meet samples.
+
+A parameter's gradient is the sum of what flows back through all nodes that it is used in. Behind a
+node that computes with parameters alone, such as a transposition, the gradients of all samples are
+summed up already; at a node whose rows belong to one sample each they are still apart. Wanted are
+nodes of the second kind on each way from the parameter to the loss. Which nodes may be is seen in
+the graph, and which are is read off by labels.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from gradlens.per_sample.labelling.graph import INDEXING, Edge, Graph, Link, Use
+from gradlens.per_sample.labelling.labels import Watched
+from gradlens.per_sample.labelling.row_index import NOBODY
+
+_FEATURES: Mapping[str, Mapping[int, tuple[int, ...]]] = {
+    "AddmmBackward0": {0: (1,), 1: (0,), 2: (1,)},
+    "MmBackward0": {0: (0,), 1: (1,)},
+    "BmmBackward0": {0: (1,), 1: (2,)},
+    "BaddbmmBackward0": {0: (2,), 1: (1,), 2: (2,)},
+}
+"""Axes of a product's output that belong to one row, by the number of the parameter's input."""
+
+_BY_IMAGE = re.compile(r"^(Convolution|NativeGroupNorm)")
+_BY_CHANNEL = re.compile(r"^(Native|Cudnn|Miopen)BatchNorm")
+_BY_LAST_AXIS = re.compile(
+    r"^(NativeLayerNorm|FusedRmsNorm|Embedding|Add|Sub|Mul|Div|Expand|Repeat|Cat|Stack|Where|Index"
+    r"|MkldnnRnn|CudnnRnn|Trilinear)"
+)
+_LAYERS = re.compile(
+    r"^(Addmm|Mm|Bmm|Baddbmm|Mv|Convolution|NativeGroupNorm|NativeLayerNorm|FusedRmsNorm|MkldnnRnn"
+    r"|CudnnRnn|Trilinear|EmbeddingBag|(Native|Cudnn|Miopen)BatchNorm)"
+)
+"""Kinds that compute with parameters and data, unless nothing but parameters enters."""
+
+_VIEWS = re.compile(
+    r"^(T|Alias|ToCopy|View|UnsafeView|ReshapeAlias|Permute|Transpose|Squeeze|Unsqueeze|Clone|"
+    r"Slice|Select|Split|SplitWithSizes|Unbind|AsStrided|Diagonal|Detach|Neg|Flip|Roll)Backward\d*$"
+)
+"""Kinds whose output has nothing but the elements of their only input."""
+
+HIDING = ("CheckpointFunctionBackward", "CompiledFunctionBackward")
+"""Nodes that allow no backward pass besides the user's own, and hide what they are made of."""
+
+OPEN_NODES = 2
+"""Nodes of parameters and of what may be data that are passed before one is taken for data."""
+
+MAX_CHAIN = 32
+"""Nodes between a parameter and the one at which samples are apart; more are not followed."""
+
+MAX_WAYS = 64
+"""Ways from a parameter to the loss; more are not followed."""
+
+SHARED_WORK = 4
+"""What nodes that all samples share may cost for N samples, over the node where they are apart.
+
+Computed weights may cost more: N of them are what their per-sample gradients take anyway.
+"""
+
+_BROADCASTING = re.compile(r"^(Add|Sub|Mul|Div|Expand|Repeat|Where|Maximum|Minimum)Backward")
+"""Kinds that repeat a smaller input for each row."""
+
+_WEIGHTS: Mapping[str, tuple[int, ...]] = {
+    "AddmmBackward0": (0, 1, 2),
+    "MmBackward0": (0, 1),
+    "BmmBackward0": (0, 1),
+    "ConvolutionBackward0": (1, 2),
+    "EmbeddingBackward0": (0,),
+    "EmbeddingBagBackward0": (0,),
+    "NativeLayerNormBackward0": (1, 2),
+    "NativeGroupNormBackward0": (1, 2),
+    "NativeBatchNormBackward0": (1, 2),
+}
+"""Numbers of inputs that are weights, the same for all rows."""
+
+FINE_ELEMENTS = 2**20
+"""Elements of a node's output up to which each one may be looked at: 4 MiB in float32."""
+
+
+@dataclass
+class Ways:
+    """The ways of one parameter to the loss.
+
+    ``uses`` are nodes whose rows belong to one sample each, ``mixed`` those at which samples have
+    met already, and ``unwatched`` those that have to be looked at. ``beside`` says that the loss
+    depends on the parameter beside the samples, as a regulariser does.
+    """
+
+    uses: list[Use] = field(default_factory=list)
+    mixed: list[int] = field(default_factory=list)
+    unwatched: list[Watched] = field(default_factory=list)
+    beside: bool = False
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A node on the way, how it was reached, and what was passed.
+
+    ``largest`` is the number of elements of the largest node that may compute with data, 0 if there
+    was none; ``met`` is the first node that was passed because samples have met there.
+    """
+
+    node: int
+    index: int | None = None
+    chain: tuple[Link, ...] = ()
+    open_nodes: int = 0
+    largest: int = 0
+    met: int | None = None
+
+
+class Finder:
+    """Follows parameters through a graph, with the labels that are known of it."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        alone: Sequence[bool],
+        sources: Collection[Edge],
+        samples: int,
+        reads_data: Sequence[bool],
+    ) -> None:
+        """``reads_data`` says of nodes whether they are made of what the model was called with."""
+        self._graph = graph
+        self._alone = alone
+        self._reads_data = reads_data
+        self._samples = samples
+        below = graph.below(edge[0] for edge in sources)
+        self._above = set(range(len(graph))) - below
+
+    def ways(self, parameter: Tensor, labels: Mapping[Watched, Tensor] | None = None) -> Ways:
+        """All ways of a parameter; without ``labels``, what has to be looked at first."""
+        found = Ways()
+        stack = [_Step(self._graph.leaves[id(parameter)])]
+        steps = 0
+        while stack:
+            step = stack.pop()
+            for consumer, place, output in self._graph.consumers[step.node]:
+                steps += 1
+                if consumer in self._above:
+                    found.beside |= step.met is None
+                    found.mixed += [] if step.met is None else [step.met]
+                    continue
+                following = self._follow(step, consumer, place, output, labels, found)
+                if following is not None:
+                    stack.append(following)
+            if steps > MAX_WAYS * MAX_CHAIN or len(found.uses) > MAX_WAYS * 8:
+                found.mixed.append(step.node)
+                break
+        return found
+
+    def _follow(
+        self,
+        step: _Step,
+        consumer: int,
+        place: int,
+        output: int,
+        labels: Mapping[Watched, Tensor] | None,
+        found: Ways,
+    ) -> _Step | None:
+        """Where a way goes on behind a consumer; ``None`` if it ends there."""
+        chain = step.chain
+        if step.index is not None:
+            chain = (Link(step.node, output, step.index), *chain)
+        if self._graph.kinds[consumer] in HIDING:
+            found.mixed.append(consumer)
+            return None
+        if self._alone[consumer] or self._is_view(consumer):
+            return replace(step, node=consumer, index=place, chain=chain)
+        use = Use(consumer, place, self._graph.shape((step.node, output)), chain)
+        kind = self._graph.kinds[consumer]
+        grows = self._elements(consumer) > math.prod(use.shape)
+        grows = grows or bool(_LAYERS.match(kind) or INDEXING.search(kind))
+        onward = _Step(
+            consumer,
+            place,
+            chain,
+            step.open_nodes + 1,
+            max(step.largest, self._elements(consumer) if grows else 0),
+            consumer if step.met is None else step.met,
+        )
+        if labels is None:
+            found.unwatched += self.watched_at(use)
+            goes_on = step.open_nodes < OPEN_NODES and self._may_be_of_parameters(use)
+            return onward if goes_on else None
+        return self._judge(use, step, onward, labels, found)
+
+    def _judge(
+        self,
+        use: Use,
+        step: _Step,
+        onward: _Step,
+        labels: Mapping[Watched, Tensor],
+        found: Ways,
+    ) -> _Step | None:
+        affordable = self._samples * step.largest <= SHARED_WORK * self._elements(use.node)
+        worth = affordable or self._is_computed_weight(use)
+        if worth:
+            watched = self.labelled(use, labels)
+            if watched and step.largest and not self._is_shared(use, labels[watched[0]]):
+                found.mixed.append(onward.met or use.node)
+                return None
+            if watched:
+                found.uses.append(use)
+                return None
+            found.unwatched += [w for w in self._all_watched_at(use) if w not in labels]
+        if len(use.chain) < MAX_CHAIN:
+            return onward
+        found.mixed.append(onward.met or use.node)
+        return None
+
+    def _is_shared(self, use: Use, labels: Tensor) -> bool:
+        """Whether a use's input is the same for all samples, rather than made of them.
+
+        It is where it is repeated along all axes that count samples, or multiplied by the rows of
+        each. Otherwise each sample has a share in it that others see, which couples them.
+        """
+        kind = self._graph.kinds[use.node]
+        if use.index in _WEIGHTS.get(kind, ()):
+            return self._is_computed_weight(use)
+        if not _BROADCASTING.match(kind):
+            return False
+        missing = len(self._graph.shape((use.node, 0))) - len(use.shape)
+        own = (1,) * missing + use.shape
+        known = labels != NOBODY
+        most = labels.amax() if labels.numel() else labels
+        counting = [
+            axis
+            for axis in range(labels.dim())
+            if bool((labels.where(known, most + 1).amin(axis) < labels.amax(axis)).any())
+        ]
+        return all(own[axis] == 1 for axis in counting)
+
+    def _is_computed_weight(self, use: Use) -> bool:
+        """Whether a use's input is a weight that no sample has entered."""
+        is_weight = use.index in _WEIGHTS.get(self._graph.kinds[use.node], ())
+        return is_weight and not any(self._reads_data[link.node] for link in use.chain)
+
+    def labelled(self, use: Use, labels: Mapping[Watched, Tensor]) -> list[Watched]:
+        """The labelled edges above a use; none if samples have met there."""
+        for fine in (False, True):
+            watched = [w for w in self.watched_at(use, fine) if w in labels]
+            if watched and not any(bool((labels[w] < NOBODY).any()) for w in watched):
+                return watched
+        return []
+
+    def _all_watched_at(self, use: Use) -> list[Watched]:
+        small = self._elements(use.node) <= FINE_ELEMENTS
+        fine = small and not _LAYERS.match(self._graph.kinds[use.node])
+        return [*self.watched_at(use), *(self.watched_at(use, True) if fine else [])]
+
+    def watched_at(self, use: Use, fine: bool = False) -> list[Watched]:
+        """The edges above a node, one for each of its outputs that is used."""
+        return [
+            Watched((use.node, o), () if fine else self._features(use, (use.node, o)))
+            for o in self._graph.outputs_of(use.node)
+        ]
+
+    def _features(self, use: Use, edge: Edge) -> tuple[int, ...]:
+        kind, dims = self._graph.kinds[use.node], len(self._graph.shape(edge))
+        if kind in _FEATURES:
+            return _FEATURES[kind].get(use.index, ())
+        if _BY_IMAGE.match(kind):
+            return tuple(range(1, dims))
+        if _BY_CHANNEL.match(kind):
+            return tuple(range(2, dims))
+        if kind == "EmbeddingBackward0":
+            return (dims - 1,)
+        return (dims - 1,) if _BY_LAST_AXIS.match(kind) and dims > 1 else ()
+
+    def _elements(self, node: int) -> int:
+        shapes = [self._graph.shape((node, output)) for output in self._graph.outputs_of(node)]
+        return max(math.prod(shape) for shape in shapes)
+
+    def _is_view(self, node: int) -> bool:
+        return bool(_VIEWS.match(self._graph.kinds[node]))
+
+    def _may_be_of_parameters(self, use: Use) -> bool:
+        """Whether nothing but parameters enters a node by its edges, and it is no layer."""
+        if _LAYERS.match(self._graph.kinds[use.node]):
+            return False
+        return all(self._is_of_parameters(edge) for edge in self._graph.children[use.node])
+
+    def _is_of_parameters(self, edge: Edge | None) -> bool:
+        if edge is None or self._alone[edge[0]]:
+            return True
+        return all(
+            self._is_of_parameters(below) if self._is_view(edge[0]) else False
+            for below in self._graph.children[edge[0]]
+        )

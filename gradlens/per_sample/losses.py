@@ -1,0 +1,55 @@
+"""Per-sample losses, from an extended loss module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
+
+from gradlens.hooks.layer_calls import LossExtension, stored_inputs
+from gradlens.hooks.plain_copy import without_hooks
+from gradlens.per_sample.labelling.batch import LossReduction
+
+
+class PerSampleLosses(LossExtension):
+    """BackPACK extension that finds ℓₙ when backprop passes a loss module that has been extended.
+
+    ``values`` is ``[N]``: N times sample n's contribution to a mean loss, that contribution itself
+    under a sum loss; ``None`` while no loss module with one loss for each sample has been seen.
+    Several loss modules add up.
+    """
+
+    def __init__(self, loss_reduction: LossReduction = "mean") -> None:
+        super().__init__("individual_losses")
+        self.values: Tensor | None = None
+        self._loss_reduction = loss_reduction
+
+    def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
+        """Called by BackPACK when the gradient at the module's output is known."""
+        if not isinstance(module, _Loss) or g_out[0] is None:
+            return
+        with torch.no_grad():
+            shares = _shares(module, stored_inputs(module))
+            if shares is None:
+                return
+            factor = len(shares) if self._loss_reduction == "mean" else 1
+            values = shares * g_out[0].sum() * factor
+            fits = self.values is not None and len(self.values) == len(values)
+            self.values = self.values + values if fits else values  # type: ignore[operator]
+
+
+def _shares(module: _Loss, inputs: tuple[Any, ...]) -> Tensor | None:
+    """Each sample's contribution to the module's output, ``[N]``."""
+    clone = without_hooks(module)
+    assert isinstance(clone, _Loss)
+    total = clone.forward(*inputs)
+    clone.reduction = "none"
+    elements = clone.forward(*inputs)
+    if elements.dim() == 0 or len(elements) != len(inputs[0]):
+        return None
+    shares = elements.flatten(1).sum(1) if elements.dim() > 1 else elements
+    # Means divide by what they like: elements, class weights, valid tokens.
+    sum_of_shares = shares.sum()
+    return torch.where(sum_of_shares == 0, shares, shares * (total.sum() / sum_of_shares))

@@ -1,0 +1,61 @@
+"""Samples of several backward passes as one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gradlens.per_sample.operators.operator import GradientOperator
+
+
+class Joined(GradientOperator):
+    """gₙ of several batches, one after another, each batch times its factor."""
+
+    def __init__(self, parts: Sequence[GradientOperator], factors: Sequence[float]) -> None:
+        first = parts[0]
+        dtype = first.dtype
+        for part in parts[1:]:
+            dtype = torch.promote_types(dtype, part.dtype)
+        self._parts = tuple(parts)
+        self._factors = [f * part.scale for f, part in zip(factors, parts, strict=True)]
+        samples = sum(part.batch_size for part in parts)
+        super().__init__(samples, first.shape, 1.0, dtype, first.device)
+
+    def _workspace(self) -> int:
+        return max(part._workspace() for part in self._parts)
+
+    def _block(self, samples: slice, rows: slice) -> Tensor:
+        blocks = []
+        for part, factor, start in self._placed():
+            begin, end = max(samples.start - start, 0), min(samples.stop - start, part.batch_size)
+            if begin < end:
+                blocks.append(factor * part._block(slice(begin, end), rows).to(self.dtype))
+        return torch.cat(blocks)
+
+    def _squared_norms(self) -> Tensor:
+        found = [factor**2 * part._squared_norms() for part, factor, _ in self._placed()]
+        return torch.cat([norms.to(self.dtype) for norms in found])
+
+    def _dot(self, matrix: Tensor) -> Tensor:
+        found = [f * part._dot(matrix.to(part.dtype)) for part, f, _ in self._placed()]
+        return torch.cat([dots.to(self.dtype) for dots in found])
+
+    def _sum(self) -> Tensor:
+        total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
+        for part, factor, _ in self._placed():
+            total += factor * part._sum()
+        return total
+
+    def _sum_of_squares(self) -> Tensor:
+        total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
+        for part, factor, _ in self._placed():
+            total += factor**2 * part._sum_of_squares()
+        return total
+
+    def _placed(self) -> Iterator[tuple[GradientOperator, float, int]]:
+        start = 0
+        for part, factor in zip(self._parts, self._factors, strict=True):
+            yield part, factor, start
+            start += part.batch_size

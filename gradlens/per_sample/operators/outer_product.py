@@ -1,0 +1,223 @@
+"""Weights of linear layers: gₙ = Σₛ δₙₛ xₙₛᵀ."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradlens.numerics.histograms import CHUNK, Grid, add_weights, count
+from gradlens.numerics.norms import squared_row_norms
+from gradlens.per_sample.operators.operator import (
+    PIECE_BYTES,
+    GradientOperator,
+    accumulable,
+    slices,
+)
+from gradlens.per_sample.operators.tail import Tail
+
+MOST = 0.4
+"""The share of elements in a tail above which sorting them apart doesn't pay."""
+
+
+class OuterProduct(GradientOperator):
+    """gₙ = δₙ xₙᵀ with output gradients δ ``[N, R]`` and inputs x ``[N, K]``.
+
+    Norms and products need the factors alone (Goodfellow, 2015, arXiv:1510.01799).
+    """
+
+    makes_blocks = True
+
+    def __init__(self, delta: Tensor, inputs: Tensor, scale: float = 1.0) -> None:
+        self._delta, self._inputs = same_precision(delta, inputs)
+        shape = (delta.shape[1], inputs.shape[1])
+        super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device)
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """δ and x, ``[N, 1, R]`` and ``[N, 1, K]``."""
+        return self._delta[:, None], self._inputs[:, None]
+
+    @property
+    def elementwise(self) -> bool:
+        return False
+
+    def _block(self, samples: slice, rows: slice) -> Tensor:
+        return self._delta[samples, rows, None] * self._inputs[samples, None, :]
+
+    def _squared_norms(self) -> Tensor:
+        return squared_row_norms(self._delta) * squared_row_norms(self._inputs)
+
+    def _gram(self) -> Tensor:
+        return (self._delta @ self._delta.T) * (self._inputs @ self._inputs.T)
+
+    def _dots_with_sum(self) -> Tensor | None:
+        # By the Gram matrix, whose sums may cancel: in single precision, more than those of ḡ do.
+        # Double precision is as cheap as half as many numbers on a CPU, but not on each GPU.
+        numbers = self.batch_size * (self._rows + self._columns)
+        if self.device.type != "cpu" or numbers > self._rows * self._columns:
+            return None
+        delta, inputs = self._delta.double(), self._inputs.double()
+        return ((delta @ delta.T) * (inputs @ inputs.T)).sum(1)
+
+    def _dot(self, matrix: Tensor) -> Tensor:
+        return torch.linalg.vecdot(self._delta @ matrix, self._inputs)
+
+    def _sum(self) -> Tensor:
+        return self._delta.T @ self._inputs
+
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        return (self._delta * weights[:, None]).T @ self._inputs
+
+    def _sum_of_squares(self) -> Tensor:
+        return self._delta.square().T @ self._inputs.square()
+
+    def _abs_max(self) -> Tensor:
+        if not self._delta.numel() or not self._inputs.numel():
+            return super()._abs_max()
+        large, small = _extremes(self._delta)
+        other_large, other_small = _extremes(self._inputs)
+        # Rounding keeps order. Zero times infinity is NaN, which the small ones give away.
+        products = torch.cat([large * other_large, large * other_small, small * other_large])
+        return (products * abs(self.scale)).amax()
+
+    def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
+        tail = self._tail(grid)
+        if tail.at_most > MOST * self._elements:
+            return super()._tally_1d(grid, self._in_cache(max_bytes))
+        table = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
+        pairs = [d.sum(1).long() * x.sum(1).long() for d, x in self._opposites()]
+        opposite = torch.stack(pairs).sum()
+        table[grid.zero] += self._elements - opposite
+        table[grid.negative] += opposite
+        for block in tail.blocks(self._in_cache(max_bytes) // self.dtype.itemsize):
+            opposite = torch.count_nonzero(block.opposite)
+            table += count(grid.cells(block.values), grid.size)
+            table[grid.zero] -= block.values.numel() - opposite
+            table[grid.negative] -= opposite
+        return table
+
+    def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
+        tail = self._tail(grid)
+        if tail.at_most > MOST * self._elements:
+            return super()._tally_2d(grid, companions, size, self._in_cache(max_bytes))
+        table = torch.zeros(grid.size, size, dtype=torch.int64, device=self.device)
+        delta, inputs = (torch.cat(signs) for signs in zip(*self._opposites(), strict=True))
+        bytes_per_row = self._columns * (2 * self.dtype.itemsize + 16)
+        for rows in slices(self._rows, max_bytes // max(bytes_per_row, 1)):
+            opposite = delta[:, rows].T @ inputs
+            add_weights(table[grid.negative], companions[rows], opposite)
+            add_weights(table[grid.zero], companions[rows], self.batch_size - opposite)
+        companions = companions.flatten()
+        for block in tail.blocks(self._in_cache(max_bytes) // self.dtype.itemsize):
+            index = block.column + block.row[:, None] * self._columns
+            others = companions.index_select(0, index.flatten()).view_as(index)
+            table += grid.joint_counts(block.values, others, size)
+            near = count(block.opposite * size + others, 2 * size)
+            table[grid.zero] -= near[:size]
+            table[grid.negative] -= near[size:]
+        return table
+
+    def _opposites(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Where δ is positive and where x is negative, and the other way round; as ones."""
+        positive, below_zero = _signs(self._delta)
+        other_positive, other_below_zero = _signs(self._inputs)
+        return (positive, other_below_zero), (below_zero, other_positive)
+
+    def _tail(self, grid: Grid) -> Tail:
+        """All elements but those whose factors' signs tell their cell."""
+        return Tail(self._delta, self._inputs, self.scale, grid.centre)
+
+    @property
+    def _elements(self) -> int:
+        return self.batch_size * self._rows * self._columns
+
+    def _in_cache(self, max_bytes: int) -> int:
+        return min(max_bytes, CHUNK * self.dtype.itemsize)
+
+
+class SumOfOuterProducts(GradientOperator):
+    """gₙ = Σₛ δₙₛ xₙₛᵀ with δ ``[N, S, R]`` and x ``[N, S, K]``, S positions in a sequence.
+
+    Norms and the Gram matrix go through the positions' own Gram matrices where those are smaller
+    than the gradients (Li et al., 2022, arXiv:2110.05679, section 4).
+    """
+
+    makes_blocks = True
+
+    def __init__(self, delta: Tensor, inputs: Tensor, scale: float = 1.0) -> None:
+        self._delta, self._inputs = same_precision(delta, inputs)
+        self._positions = delta.shape[1]
+        shape = (delta.shape[2], inputs.shape[2])
+        super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device)
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """δ and x, ``[N, S, R]`` and ``[N, S, K]``."""
+        return self._delta, self._inputs
+
+    @property
+    def elementwise(self) -> bool:
+        return self._positions * (self._rows + self._columns) >= self._rows * self._columns
+
+    def _block(self, samples: slice, rows: slice) -> Tensor:
+        return self._delta[samples, :, rows].mT @ self._inputs[samples]
+
+    def _squared_norms(self) -> Tensor:
+        if self.elementwise or not self.batch_size:
+            return super()._squared_norms()
+        bytes_per_sample = 2 * self._positions**2 * self.dtype.itemsize
+        parts = [
+            squared_norms_by_positions(self._delta[part], self._inputs[part])
+            for part in slices(self.batch_size, PIECE_BYTES // max(bytes_per_sample, 1))
+        ]
+        return torch.cat(parts)
+
+    def _gram(self) -> Tensor:
+        n, s = self.batch_size, self._positions
+        through_positions = (n * s) ** 2 * (self._rows + self._columns)
+        through_gradients = n * (s + n) * self._rows * self._columns
+        if through_positions >= through_gradients or not s:
+            return super()._gram()
+        delta, inputs = self._delta.flatten(0, 1), self._inputs.flatten(0, 1)
+        bytes_per_sample = 2 * n * s**2 * self.dtype.itemsize
+        rows = [
+            ((delta[part] @ delta.T) * (inputs[part] @ inputs.T)).reshape(-1, s, n, s).sum((1, 3))
+            for part in (
+                slice(samples.start * s, samples.stop * s)
+                for samples in slices(n, PIECE_BYTES // max(bytes_per_sample, 1))
+            )
+        ]
+        return torch.cat(rows)
+
+    def _dot(self, matrix: Tensor) -> Tensor:
+        return torch.linalg.vecdot((self._delta @ matrix).flatten(1), self._inputs.flatten(1))
+
+    def _sum(self) -> Tensor:
+        return self._delta.flatten(0, 1).T @ self._inputs.flatten(0, 1)
+
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        delta = self._delta * weights[:, None, None]
+        return delta.flatten(0, 1).T @ self._inputs.flatten(0, 1)
+
+
+def squared_norms_by_positions(delta: Tensor, inputs: Tensor) -> Tensor:
+    """‖Σₛ δₙₛ xₙₛᵀ‖² from δ ``[N, S, R]`` and x ``[N, S, K]``, by their Gram matrices, ``[N]``."""
+    pairs = delta @ delta.mT, inputs @ inputs.mT
+    return torch.linalg.vecdot(*(products.flatten(1) for products in pairs))
+
+
+def _signs(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Where numbers are positive, and where negative; as ones."""
+    signs = factor.sign().nan_to_num_()
+    return signs.clamp(min=0), signs.neg_().clamp_(min=0)
+
+
+def same_precision(delta: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Under autocast an input can be wider than the output gradient."""
+    delta, inputs = accumulable(delta), accumulable(inputs)
+    dtype = torch.promote_types(delta.dtype, inputs.dtype)
+    return delta.to(dtype), inputs.to(dtype)
+
+
+def _extremes(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest and smallest absolute value of each sample, ``[N]``."""
+    size = factor.abs()
+    return size.amax(1), size.amin(1)

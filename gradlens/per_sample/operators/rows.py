@@ -1,0 +1,91 @@
+"""Weights of embeddings: each sample touches a few rows only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradlens.numerics.norms import squared_row_norms
+from gradlens.per_sample.operators.operator import (
+    PIECE_BYTES,
+    GradientOperator,
+    accumulable,
+    products_of_pairs,
+    slices,
+)
+
+
+class IndexedRows(GradientOperator):
+    """gₙ has row ``indices[m]`` increased by ``delta[m]``, for every m that sample n owns.
+
+    ``indices`` and ``owners`` are ``[M]``, ``delta`` is ``[M, K]`` and the weight ``[R, K]``. Rows
+    that a sample touches more than once are added up at construction.
+    """
+
+    def __init__(
+        self,
+        indices: Tensor,
+        delta: Tensor,
+        owners: Tensor,
+        batch_size: int,
+        num_rows: int,
+        scale: float = 1.0,
+    ) -> None:
+        delta = accumulable(delta)
+        columns = delta.shape[1]
+        super().__init__(batch_size, (num_rows, columns), scale, delta.dtype, delta.device)
+        cells, inverse = torch.unique(owners * num_rows + indices, return_inverse=True)
+        self._owner = cells // num_rows
+        self._row = cells % num_rows
+        self._values = delta.new_zeros(len(cells), columns).index_add_(
+            0, inverse.flatten(), delta.reshape(-1, columns)
+        )
+
+    @property
+    def elementwise(self) -> bool:
+        return False
+
+    def _block(self, samples: slice, rows: slice) -> Tensor:
+        inside = (
+            (self._owner >= samples.start)
+            & (self._owner < samples.stop)
+            & (self._row >= rows.start)
+            & (self._row < rows.stop)
+        )
+        n, r = samples.stop - samples.start, rows.stop - rows.start
+        block = self._values.new_zeros(n, r, self._columns)
+        owner, row = self._owner[inside] - samples.start, self._row[inside] - rows.start
+        block[owner, row] = self._values[inside]
+        return block
+
+    def _squared_norms(self) -> Tensor:
+        return self._per_sample(squared_row_norms(self._values))
+
+    def _dot(self, matrix: Tensor) -> Tensor:
+        return self._per_sample(torch.linalg.vecdot(self._values, matrix[self._row]))
+
+    def _gram(self) -> Tensor:
+        touched, compact = torch.unique(self._row, return_inverse=True)
+        gram = self._values.new_zeros(self.batch_size, self.batch_size)
+        bytes_per_row = self.batch_size * self._columns * self.dtype.itemsize
+        for rows in slices(len(touched), PIECE_BYTES // max(bytes_per_row, 1)):
+            inside = (compact >= rows.start) & (compact < rows.stop)
+            block = self._values.new_zeros(self.batch_size, rows.stop - rows.start, self._columns)
+            block[self._owner[inside], compact[inside] - rows.start] = self._values[inside]
+            gram += products_of_pairs(block.flatten(1))
+        return gram
+
+    def _sum(self) -> Tensor:
+        return self._per_row(self._values)
+
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        return self._per_row(self._values * weights[self._owner][:, None])
+
+    def _sum_of_squares(self) -> Tensor:
+        return self._per_row(self._values.square())
+
+    def _per_sample(self, values: Tensor) -> Tensor:
+        return values.new_zeros(self.batch_size).index_add_(0, self._owner, values)
+
+    def _per_row(self, values: Tensor) -> Tensor:
+        return values.new_zeros(self._rows, self._columns).index_add_(0, self._row, values)

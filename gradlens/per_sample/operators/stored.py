@@ -1,0 +1,54 @@
+"""Per-sample gradients that are computed once, for all that is asked of them."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from gradlens.per_sample.operators.dense import Dense
+from gradlens.per_sample.operators.operator import PIECE_BYTES, GradientOperator
+
+
+@final
+class Stored(GradientOperator):
+    """Another operator's gₙ, as the pieces of whole samples that it computes them in.
+
+    Pieces rather than one tensor, since memory of their size is used again, while that of a large
+    tensor is got from the system page by page, which takes longer than the computation.
+    """
+
+    def __init__(self, individual: GradientOperator, piece_bytes: int = PIECE_BYTES) -> None:
+        n, shape = individual.batch_size, individual.shape
+        super().__init__(n, shape, 1.0, individual.dtype, individual.device)
+        self._of_pieces = individual._workspace()
+        with torch.no_grad():
+            self._parts = [
+                individual._scaled_block(*piece) for piece in individual._partition(piece_bytes)
+            ]
+
+    @property
+    def elementwise(self) -> bool:
+        return False
+
+    def _workspace(self) -> int:
+        # It isn't needed any more, but pieces are cut by it.
+        return self._of_pieces
+
+    def _block(self, samples: slice, rows: slice) -> Tensor:
+        size = len(self._parts[0])
+        first, last = samples.start // size, -(-samples.stop // size)
+        parts = [part[:, rows] for part in self._parts[first:last]]
+        together = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return together[samples.start - first * size : samples.stop - first * size]
+
+
+def stored(individual: GradientOperator, max_bytes: int) -> GradientOperator:
+    """The same gradients, stored if that saves work and they are small enough."""
+    needed = individual.batch_size * individual.shape.numel() * individual.dtype.itemsize
+    if not individual.elementwise or not 0 < needed <= max_bytes:
+        return individual
+    _, rows = next(individual._partition(PIECE_BYTES))
+    whole_samples = rows == slice(0, individual._rows)
+    return Stored(individual) if whole_samples else Dense(individual.dense())

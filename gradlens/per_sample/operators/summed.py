@@ -1,0 +1,74 @@
+"""Parameters that are used more than once in a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
+
+
+class Summed(GradientOperator):
+    """gₙ = Σᵤ gₙᵤ over the uses u of a tied weight or of a module that is called repeatedly."""
+
+    def __init__(self, uses: Sequence[GradientOperator]) -> None:
+        first = uses[0]
+        dtype = first.dtype
+        for use in uses[1:]:
+            dtype = torch.promote_types(dtype, use.dtype)
+        self._uses = tuple(uses)
+        super().__init__(first.batch_size, first.shape, first.scale, dtype, first.device)
+
+    def _workspace(self) -> int:
+        return self._rows * self._columns + max(use._workspace() for use in self._uses)
+
+    def _block(self, samples: slice, rows: slice) -> Tensor:
+        block = self._uses[0]._block(samples, rows).to(self.dtype)
+        for use in self._uses[1:]:
+            block = block + use._block(samples, rows)
+        return block
+
+    def _dot(self, matrix: Tensor) -> Tensor:
+        total = torch.zeros(self.batch_size, dtype=self.dtype, device=self.device)
+        for use in self._uses:
+            total += use._dot(matrix.to(use.dtype))
+        return total
+
+    def _sum(self) -> Tensor:
+        total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
+        for use in self._uses:
+            total += use._sum()
+        return total
+
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
+        for use in self._uses:
+            total += use._weighted_sum(weights.to(use.dtype))
+        return total
+
+
+def summed(uses: Sequence[GradientOperator]) -> GradientOperator:
+    """The one use, or the sum of several.
+
+    Those of a linear layer, such as a recurrent network's at each of its steps, become one sum of
+    outer products.
+    """
+    outer = [use for use in uses if isinstance(use, (OuterProduct, SumOfOuterProducts))]
+    others = [use for use in uses if not isinstance(use, (OuterProduct, SumOfOuterProducts))]
+    together = [outer[0] if len(outer) == 1 else _joined(outer)] if outer else []
+    parts = [*together, *others]
+    return parts[0] if len(parts) == 1 else Summed(parts)
+
+
+def _joined(uses: Sequence[OuterProduct | SumOfOuterProducts]) -> SumOfOuterProducts:
+    factors = [use.factors() for use in uses]
+    dtype = factors[0][0].dtype
+    for delta, _ in factors[1:]:
+        dtype = torch.promote_types(dtype, delta.dtype)
+    delta, inputs = (
+        torch.cat([each.to(dtype) for each in side], dim=1) for side in zip(*factors, strict=True)
+    )
+    return SumOfOuterProducts(delta, inputs, uses[0].scale)

@@ -1,0 +1,133 @@
+"""Reduces each parameter's per-sample gradients during a backward pass, once they are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gradlens.per_sample.backward_pass import autocast_off
+from gradlens.per_sample.collector import Collector
+from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.reductions import ParameterGradients, Reduction
+
+RETAINED_BYTES = 96 * 2**20
+"""Memory that stored per-sample gradients may take until the update."""
+
+
+class Reducer:
+    """Reduces a collector's operators when a parameter's gradient is complete, and frees them.
+
+    A parameter's gradient is complete when autograd accumulates it, since all its uses have been
+    passed then. ``values`` are by reduction and parameter name, ``covered`` are the parameters that
+    have them, ``retained``, with ``retain``, are the operators themselves, and ``waiting``, with
+    ``waits``, are those of a part of a batch.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        collector: Collector,
+        reductions: Iterable[Reduction],
+        retain: bool = False,
+        waits: bool = False,
+    ) -> None:
+        self.collector = collector
+        self.error: Exception | None = None
+        self.values: dict[Reduction, dict[str, Any]] = {reduction: {} for reduction in reductions}
+        self.covered: set[str] = set()
+        self.retained: dict[str, GradientOperator] = {}
+        self.waiting: dict[str, GradientOperator] = {}
+        self._retain = retain
+        self._shared = sum(each.passes for each in self.values) + retain > 1
+        self._may_retain = RETAINED_BYTES
+        self._waits = waits
+        self._parameters = parameters
+        self._handles: list[RemovableHandle] = [
+            parameter.register_post_accumulate_grad_hook(self._completion(name))
+            for name, parameter in parameters.items()
+            if parameter.is_leaf and parameter.requires_grad
+        ]
+
+    def _completion(self, name: str) -> Callable[[Tensor], None]:
+        return lambda _: self._complete(name, torch._C._current_graph_task_id())
+
+    def _complete(self, name: str, backward_pass: int) -> None:
+        if self.error is not None or name not in self.collector.names:
+            return
+        parameter = self._parameters[name]
+        try:
+            with torch.no_grad(), autocast_off(parameter):
+                self._reduce(name, backward_pass)
+        except Exception as error:  # the user's backward pass goes on
+            self._forget(name, str(error))
+            self.error = error
+
+    def _reduce(self, name: str, backward_pass: int) -> None:
+        individual = self.collector.take(name, backward_pass)
+        if individual is None:
+            return
+        if name in self.covered:
+            raise RuntimeError(
+                f"parameter {name!r} got gradients from two backward passes inside one context: "
+                "add the losses and call backward once, or use a context for each"
+            )
+        if self._waits:
+            self.waiting[name] = individual
+            self.covered.add(name)
+            return
+        self._reduce_operator(name, individual)
+
+    def _reduce_operator(self, name: str, individual: GradientOperator) -> None:
+        gradients = ParameterGradients(name, self._parameters[name], individual, self._shared)
+        found = {reduction: reduction.reduce(gradients) for reduction in self.values}
+        for reduction, value in found.items():
+            self.values[reduction][name] = value
+        self.covered.add(name)
+        if self._retain:
+            self.retained[name] = self._lasting(gradients)
+
+    def _lasting(self, gradients: ParameterGradients) -> GradientOperator:
+        """What gives projections after the update at least cost."""
+        elements = gradients.elements
+        needed = elements.batch_size * elements.shape.numel() * elements.dtype.itemsize
+        if elements is not gradients.individual and needed <= self._may_retain:
+            self._may_retain -= needed
+            return elements
+        return gradients.individual
+
+    def take_joined(self, operators: Mapping[str, GradientOperator]) -> None:
+        """Reduce the whole batch instead of the part that was seen."""
+        self._waits, self.waiting, self.covered = False, {}, set()
+        for name, operator in operators.items():
+            with torch.no_grad(), autocast_off(self._parameters[name]):
+                self._reduce_operator(name, operator)
+
+    def _forget(self, name: str, reason: str) -> None:
+        self.collector.refuse(name, reason)
+        self.covered.discard(name)
+        for values in self.values.values():
+            values.pop(name, None)
+
+    def finish(self) -> None:
+        """Reduce what autograd didn't accumulate (``torch.autograd.grad``), and remove hooks."""
+        for name in self.collector.names:
+            if name in self.covered:
+                self.collector.drop(name)
+            else:
+                self._complete(name, self.collector.latest_pass(name))
+        self._remove_hooks()
+
+    def stop(self) -> None:
+        """Remove hooks and let go of all gradients."""
+        self._remove_hooks()
+        self.collector.clear()
+        self.retained, self.waiting = {}, {}
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []

@@ -1,0 +1,1 @@
+"""Figures, tables and animations of recorded runs; needs neither PyTorch nor BackPACK."""

@@ -1,0 +1,67 @@
+"""Recorded runs, whatever has written them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gradlens.compat.cockpit_log import read_cockpit_log
+from gradlens.history.history import History
+
+HEADER = b'{"gradlens_run"'
+BEGINNING = 512
+
+SIGNATURES = {
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"%PDF": "a PDF",
+    b"PK\x03\x04": "a zip archive, perhaps of torch.save",
+    b"\x1f\x8b": "compressed by gzip (unpack it first)",
+    b"\x80": "a pickle",
+}
+
+
+def load_run(path: str | Path) -> History:
+    """The history in a file: a gradlens run, or a log of cockpit-for-pytorch 1.0.2.
+
+    ``path`` may lack the ending ``.json``, which ``Cockpit.write`` puts behind the name that it is
+    given. ``ValueError`` for a directory, an empty file, and whatever else is no run.
+    """
+    file = _with_ending(Path(path))
+    if file.is_dir():
+        raise ValueError(f"{file} is a directory, not a run: {_files_in(file)}")
+    with file.open("rb") as stream:
+        beginning = stream.read(BEGINNING)
+    if beginning.startswith(HEADER):
+        return History.load(file)
+    problem = _problem(beginning)
+    if problem:
+        raise ValueError(f"{file} {problem}")
+    return read_cockpit_log(file)
+
+
+def _with_ending(path: Path) -> Path:
+    ending = Path(f"{path}.json")
+    return ending if not path.is_file() and ending.is_file() else path
+
+
+def _files_in(directory: Path) -> str:
+    names = sorted(file.name for file in directory.iterdir() if file.suffix in (".jsonl", ".json"))
+    if not names:
+        return "pass the file that the run was written to"
+    more = f" (or another of {len(names)})" if len(names) > 1 else ""
+    return f"pass a file in it, such as {directory / names[0]}{more}"
+
+
+def _problem(beginning: bytes) -> str:
+    """Why a file that begins like this is no run; empty if it may be one."""
+    if not beginning:
+        return "is empty: nothing was recorded (cockpit leaves an empty log if one value is a NaN)"
+    for signature, kind in SIGNATURES.items():
+        if beginning.startswith(signature):
+            return f"is not a gradlens run: it is {kind}"
+    if b"\0" in beginning:
+        return "is not a gradlens run: it is binary"
+    if not beginning.lstrip().startswith(b"{"):
+        return "is not a gradlens run, and no log of cockpit's either: both begin with a brace"
+    return ""

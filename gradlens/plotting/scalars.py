@@ -1,0 +1,252 @@
+"""What each series of a run says in single numbers, one per step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gradlens.history.history import History
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
+from gradlens.instruments import MAIN
+from gradlens.instruments.histograms import histogram
+from gradlens.instruments.layers import NOUNS
+from gradlens.instruments.series import Line, Records, keys, line, number, quantile_lines, rms
+from gradlens.instruments.step_time import durations
+
+FEW = 6
+"""Up to so many entries of a dict are told one by one."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One number per step, taken from the series ``series``.
+
+    ``part`` says what was taken; it is empty where the series itself is one of numbers.
+    """
+
+    series: str
+    part: str
+    line: Line
+    kind: str
+    view: View
+
+    @property
+    def name(self) -> str:
+        """Series and part, as short as they can be said."""
+        return f"{self.series} {self.part}".rstrip()
+
+
+def scalars(history: History) -> tuple[Scalar, ...]:
+    """All numbers per step of a run, in the order of its series.
+
+    Norms of single parameters become that of the network, estimates lose their error bars, and
+    of histograms it is the share of elements that they clip. Series of other dicts and arrays are
+    told by their entries or, where these are many, by the extremes; what can't be told by single
+    numbers is left out.
+    """
+    return tuple(scalar for name in history.names for scalar in _of_series(history, name))
+
+
+def _of_series(history: History, name: str) -> tuple[Scalar, ...]:
+    source = history.sources.get(name)
+    kind, view = (source.kind, source.view) if source else ("", _view_of_logged(name))
+    records = history[name]
+    parts = _parts(kind, records, {*history.parameters})
+    return tuple(Scalar(name, part, one, kind, view) for part, one in parts.items())
+
+
+def _view_of_logged(name: str) -> View:
+    homes = [instrument.home for instrument in MAIN if name in instrument.logged]
+    return View(name, group=homes[0] if homes else "other")
+
+
+# From a series to its parts -----------------------------------------------------------------
+
+Reader = Callable[[Any], float]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What to read of a series of dicts: an entry, or what ``read`` makes of each record.
+
+    ``read`` needs records that have the entry ``key``, if it has one.
+    """
+
+    name: str = ""
+    key: str = ""
+    read: Reader | None = None
+
+    @property
+    def reader(self) -> Reader:
+        """From a record to a number."""
+        return self.read or partial(_entry, self.key)
+
+
+def _parts(kind: str, records: Records, parameters: set[str]) -> dict[str, Line]:
+    if kind == "Time":
+        return {"s/step": durations(line(records))} if records else {}
+    found = keys(records)
+    parts = KNOWN[kind] if found and kind in KNOWN else _told(records, found, parameters)
+    chosen = [part for part in parts if not part.key or part.key in found]
+    fitting = Mapping if found else object
+    return {part.name: _read(records, part.reader, fitting) for part in chosen}
+
+
+def _told(records: Records, names: tuple[str, ...], parameters: set[str]) -> tuple[Part, ...]:
+    values = list(records.values())
+    entries = {name: [v[name] for v in values if _has(v, name)] for name in names}
+    told = [name for name, found in entries.items() if any(_has_size(value) for value in found)]
+    if len(told) > FEW or parameters & {*told}:
+        return (Part("least", read=_least), Part("most", read=_most))
+    if told:
+        return tuple(Part(name, name) for name in told)
+    if any(_is_array(value) for value in values):
+        return (Part("median", read=_median),)
+    return (Part(read=number),) if any(_has_size(value) for value in values) else ()
+
+
+def _has(value: Any, key: str) -> bool:
+    return isinstance(value, Mapping) and key in value
+
+
+def _has_size(value: Any) -> bool:
+    return isinstance(value, (int, float)) or _is_array(value)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+
+
+def _read(records: Records, reader: Reader, fitting: type) -> Line:
+    # What doesn't fit is a NaN, which may have a reason.
+    odd = {
+        s: v for s, v in records.items() if isinstance(v, Undefined) or not isinstance(v, fitting)
+    }
+    return line({step: v if step in odd else reader(v) for step, v in records.items()})
+
+
+# From a record to a number ------------------------------------------------------------------
+
+
+def _size(value: Any) -> float:
+    """A number as it is, with the reason of a NaN, and an array's root mean square."""
+    if isinstance(value, float):
+        return value
+    return float(rms([value])[0]) if _is_array(value) and value.ndim else number(value)
+
+
+def _entry(name: str, value: Mapping[str, Any]) -> float:
+    return _size(value.get(name))
+
+
+def _over_all(reduce: Callable[[list[float]], Any], value: Mapping[str, Any]) -> float:
+    """One number for all entries that are numbers or arrays; NaN if one is, or if there is none."""
+    sizes = [_size(entry) for entry in value.values() if _has_size(entry)]
+    missing = [size for size in sizes if math.isnan(size)]
+    if missing or not sizes:
+        return next((size for size in missing if isinstance(size, Undefined)), math.nan)
+    return float(reduce(sizes))
+
+
+def _least(value: Mapping[str, Any]) -> float:
+    return _over_all(min, value)
+
+
+def _most(value: Mapping[str, Any]) -> float:
+    return _over_all(max, value)
+
+
+def _norm(value: Mapping[str, Any]) -> float:
+    return _over_all(np.linalg.norm, value)
+
+
+def _norm_of_elements(value: Mapping[str, Any]) -> float:
+    norms = [np.linalg.norm(array) for array in value.values() if _is_array(array)]
+    return float(np.linalg.norm(norms))
+
+
+def _median(value: Any) -> float:
+    return float(quantile_lines({0: value}, (0.5,))[0].values[0])
+
+
+def _clipped(value: Mapping[str, Any]) -> float:
+    return histogram(0, value).clipped
+
+
+def _first_eigenvalue(value: Mapping[str, Any]) -> float:
+    if not value.get("converged", True):
+        return Undefined(str(value.get("reason")))
+    return number(next(iter(value.get("eigenvalues", ())), None))
+
+
+def _typical(fields: tuple[str, ...], value: Mapping[str, Any]) -> float:
+    """The median over layers or parameters; NaN if none of them has a number.
+
+    Of a dict for each of them, the first of ``fields`` that it has counts.
+    """
+    by_name = (value[noun] for noun in NOUNS if isinstance(value.get(noun), Mapping))
+    sizes = [_size(_first(part, fields)) for part in [*next(by_name, {}).values()]]
+    known = [size for size in sizes if not math.isnan(size)]
+    return float(np.median(known)) if known else next(iter(sizes), math.nan)
+
+
+def _first(part: Any, fields: tuple[str, ...]) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    return next((part[field] for field in fields if field in part), None)
+
+
+_MEDIAN = (Part("median", read=partial(_typical, ())),)
+_GEOMETRY = (
+    Part("median", read=partial(_typical, ("norm", "rms"))),
+    Part("correlation", "correlation"),
+)
+_COVARIANCE = (
+    Part("median trace", read=partial(_typical, ("trace",))),
+    Part("median stable rank", read=partial(_typical, ("stable_rank",))),
+)
+
+OF_LAYERS: Mapping[str, tuple[Part, ...]] = {
+    "OutputNorm": _MEDIAN,
+    "InputNorm": _MEDIAN,
+    "InputMean": _MEDIAN,
+    "InputStd": _MEDIAN,
+    "DeadNeurons": _MEDIAN,
+    "RankMe": _MEDIAN,
+    "MeanTID": _MEDIAN,
+    "VarTID": _MEDIAN,
+    "ParameterNorm": _MEDIAN,
+    "ConditionNumber": _MEDIAN,
+    "WeightSignFlips": _MEDIAN,
+    "OutputGradientGeometry": _GEOMETRY,
+    "InputGradientGeometry": _GEOMETRY,
+    "GradientGeometry": _GEOMETRY,
+    "UpdateGeometry": _GEOMETRY,
+    "InputCovariance": _COVARIANCE,
+    "OutputGradientCovariance": _COVARIANCE,
+    "Aggregate": (Part("mean", "mean"), Part("median", "median")),
+}
+"""What is worth telling of records by layer, and of aggregates."""
+
+KNOWN: Mapping[str, tuple[Part, ...]] = {
+    **OF_LAYERS,
+    "GradNorm": (Part(read=_norm),),
+    "Distance": (Part(read=_norm),),
+    "UpdateSize": (Part(read=_norm),),
+    "Parameters": (Part("norm", read=_norm_of_elements),),
+    "GradHist1d": (Part("clipped", "below", _clipped),),
+    "GradHist2d": (Part("clipped", "below", _clipped),),
+    "GradCovariance": (Part("trace", "trace"), Part("rank", "effective_rank")),
+    "HessTrace": (Part("", "trace"),),
+    "HessEigenvalues": (Part("λ1", "eigenvalues", _first_eigenvalue),),
+    "SpectralDensity": (),
+    "Stability": (Part("sharpness", "sharpness"), Part("ratio", "ratio")),
+    "GradNoiseScale": (Part("", "value"),),
+}
+"""What is worth telling of the records of known quantities."""

@@ -1,0 +1,111 @@
+"""A run in a table: the latest values, where they are heading, and their extremes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradlens.history.coverage import CoverageTable
+from gradlens.history.history import History, Note
+from gradlens.instruments.series import Floats, Line
+from gradlens.plotting.scalars import Scalar, scalars
+
+RECENT = 0.2
+"""Share of a series whose median is compared with that of the same share before it."""
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """A value and the first step that has it."""
+
+    value: float
+    step: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """What there is to say of one number per step.
+
+    ``change`` is that of ``relative_change``. ``steps`` counts the records and ``undefined`` those
+    without a number; ``reason`` says why the latest of these, at step ``undefined_step``, has none,
+    where that is known. The extremes are ``None`` if there is no number at all.
+    """
+
+    scalar: Scalar
+    last: float
+    change: float
+    low: Extreme | None
+    high: Extreme | None
+    steps: int
+    undefined: int
+    undefined_step: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The rows of a run, its notes, and the series that no single numbers tell.
+
+    ``others`` gives these series with their numbers of records. ``coverage`` is the latest, or
+    ``None`` if nothing was made of per-sample gradients.
+    """
+
+    steps: tuple[int, ...]
+    truncated: bool
+    rows: tuple[Row, ...]
+    others: tuple[tuple[str, int], ...]
+    notes: tuple[Note, ...]
+    coverage: CoverageTable | None = None
+
+
+def summarize(history: History) -> Summary:
+    """The summary of a run, from its history alone."""
+    found = scalars(history)
+    told = {scalar.series for scalar in found}
+    others = tuple((name, len(history[name])) for name in history.names if name not in told)
+    rows = tuple(_row(scalar) for scalar in found)
+    latest = history.coverages[max(history.coverages)] if history.coverages else None
+    coverage = None if latest is None else CoverageTable(latest, history.parameters)
+    notes = tuple(history.notes)
+    return Summary(history.steps, history.truncated, rows, others, notes, coverage)
+
+
+def relative_change(values: Floats) -> float:
+    """Change of the median over the last fifth from that over the fifth before, per its size.
+
+    NaN with fewer than two numbers, and if the two medians differ in sign or one is zero.
+    """
+    found = values[np.isfinite(values)]
+    if found.size < 2:
+        return math.nan
+    count = max(1, round(RECENT * found.size))
+    before, after = float(np.median(found[-2 * count : -count])), float(np.median(found[-count:]))
+    if not before or not after or (before > 0) != (after > 0):
+        return math.nan
+    return after / abs(before) - math.copysign(1, before)
+
+
+def _row(scalar: Scalar) -> Row:
+    line = scalar.line
+    missing = line.steps[np.isnan(line.values)]
+    return Row(
+        scalar,
+        last=line.latest,
+        change=relative_change(line.values),
+        low=_extreme(line, np.nanargmin),
+        high=_extreme(line, np.nanargmax),
+        steps=line.steps.size,
+        undefined=missing.size,
+        undefined_step=int(missing[-1]) if missing.size else None,
+        reason=line.reason,
+    )
+
+
+def _extreme(line: Line, place: Callable[[Floats], np.intp]) -> Extreme | None:
+    if np.isnan(line.values).all():
+        return None
+    found = place(line.values)
+    return Extreme(float(line.values[found]), int(line.steps[found]))

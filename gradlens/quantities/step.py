@@ -1,0 +1,126 @@
+"""All that a quantity may see at one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradlens.per_sample.gradients import layer_of
+from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.reductions import Reduction
+from gradlens.signals.layer_signals import LayerSignals
+
+
+@dataclass(frozen=True)
+class Step:
+    """A tracked step, after its backward pass.
+
+    ``parameters`` are the trainable ones by name, ``batch_size`` is N and ``individual_losses`` are
+    ℓₙ ``[N]`` (both ``None`` where nothing has told them), ``info`` is whatever else the user has
+    passed. ``refusal`` says why no parameter has per-sample gradients, where layers were seen that
+    should have them. Small results of reductions arrive in float64 on the host, so that formulas on
+    them are exact and cost one synchronisation.
+    """
+
+    global_step: int
+    parameters: Mapping[str, nn.Parameter]
+    loss_reduction: LossReduction = "mean"
+    batch_size: int | None = None
+    loss: Tensor | None = None
+    individual_losses: Tensor | None = None
+    optimizer: Optimizer | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+    reduced: Mapping[Reduction, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    signals: LayerSignals = field(default_factory=LayerSignals, repr=False)
+    refusal: str = ""
+
+    def without_gradients(self) -> Step:
+        """What may be kept until the next step: numbers, but no gradients and no graph."""
+        loss = None if self.loss is None else self.loss.detach().clone()
+        return replace(self, loss=loss, info={}, reduced={}, signals=LayerSignals())
+
+    @property
+    def samples(self) -> int:
+        """N; ``NothingCoveredError`` if nothing has told it."""
+        if self.batch_size is None:
+            raise NothingCoveredError(self.global_step, self.refusal)
+        return self.batch_size
+
+    def by_parameter(self, reduction: Reduction) -> Mapping[str, Any]:
+        """A reduction's value for each covered parameter, as it was found.
+
+        ``NothingCoveredError`` if none is.
+        """
+        if reduction not in self.reduced:
+            raise KeyError(
+                f"{reduction} was not made at step {self.global_step}: name it in the quantity's "
+                "`reductions`"
+            )
+        found = self.reduced[reduction]
+        if not found:
+            raise NothingCoveredError(self.global_step, self.refusal)
+        return {name: found[name] for name in self.parameters if name in found}
+
+    def total(self, reduction: Reduction) -> Any:
+        """A reduction's value for all covered parameters; tensors in float64 on the host."""
+        values = [_on_host(value) for value in self.by_parameter(reduction).values()]
+        return reduction.total(values)
+
+    def by_layer(self, reduction: Reduction) -> dict[str, Any]:
+        """A reduction's value for each layer, its parameters together; as ``total``."""
+        layers: dict[str, list[Any]] = {}
+        for name, value in self.by_parameter(reduction).items():
+            layers.setdefault(layer_of(name), []).append(_on_host(value))
+        return {layer: reduction.total(values) for layer, values in layers.items()}
+
+    def mean_loss(self) -> float:
+        """L under a mean loss, L/N under a sum loss; ``RuntimeError`` without a loss."""
+        if self.loss is None:
+            raise RuntimeError(f"no loss is known at step {self.global_step}")
+        divisor = self.samples if self.loss_reduction == "sum" else 1
+        return float(self.loss.detach()) / divisor
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Gradients of every parameter that isn't frozen by now: ``p.grad``, unscaled.
+
+        ``ValueError`` names those that have none.
+        """
+        absent = [n for n, p in self.parameters.items() if p.requires_grad and p.grad is None]
+        if absent:
+            raise ValueError(
+                f"no gradient at step {self.global_step} of {', '.join(absent)}: the loss doesn't "
+                "depend on it, or a hook has cleared it; freeze it (requires_grad_(False)) or "
+                "leave it out of the cockpit"
+            )
+        scale = gradient_scale(self.info)
+        found = {n: p.grad.detach() for n, p in self.parameters.items() if p.grad is not None}
+        return found if scale == 1 else {name: grad / scale for name, grad in found.items()}
+
+
+def gradient_scale(info: Mapping[str, Any]) -> float:
+    """What backward's gradients are multiples by: the scale of the scaler that the user named."""
+    scaler = info.get("scaler")
+    return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
+
+
+class NothingCoveredError(RuntimeError):
+    """No parameter has per-sample gradients; ``refusal`` says why if layers were seen at all."""
+
+    def __init__(self, global_step: int, refusal: str) -> None:
+        super().__init__(refusal or NOTHING_COVERED.format(step=global_step))
+        self.refusal = refusal
+
+
+NOTHING_COVERED = (
+    "no layer gave per-sample gradients at step {step}: extend the model (gradlens.extend, or "
+    "Cockpit(model, ...)) before its forward pass, and call backward on the loss inside the "
+    'context; a compiled one runs tracked steps inside torch.compiler.set_stance("force_eager")'
+)
+
+
+def _on_host(value: Any) -> Any:
+    return value.detach().cpu().double() if isinstance(value, Tensor) else value

@@ -1,0 +1,34 @@
+"""What the optimizer does between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradlens.numerics.norms import norm
+
+
+@dataclass(frozen=True)
+class Update:
+    """The parameter update d = pₙ₊₁ − pₙ that followed a tracked step.
+
+    ``direction`` is d ``[*P]`` by parameter name. ``projections`` are ⟨gₙ, d⟩ ``[N]`` at the start
+    point, ``end_projections`` those at the end point with the next step's batch, both in float64 on
+    the host and over the covered parameters; ``None`` unless a quantity needs two points.
+    """
+
+    direction: Mapping[str, Tensor]
+    projections: Tensor | None = None
+    end_projections: Tensor | None = None
+
+    def norms(self) -> dict[str, float]:
+        """‖d‖₂ of each parameter by name."""
+        return {name: float(norm(tensor)) for name, tensor in self.direction.items()}
+
+    def norm(self) -> float:
+        """‖d‖₂ of all parameters together."""
+        norms = torch.tensor(list(self.norms().values()), dtype=torch.float64)
+        return float(torch.linalg.vector_norm(norms))

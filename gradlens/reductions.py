@@ -1,0 +1,179 @@
+"""What per-sample gradients are reduced to while backprop runs.
+
+A reduction is a frozen description: equal ones run once for each parameter, whoever asks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gradlens.numerics.histograms import Counts, Range
+from gradlens.numerics.norms import norm
+from gradlens.per_sample.operators.operator import AlongMean, GradientOperator
+from gradlens.per_sample.operators.stored import stored
+
+STORED_BYTES = 64 * 2**20
+"""Memory that one parameter's per-sample gradients may take while they are reduced."""
+
+
+@dataclass(frozen=True)
+class ParameterGradients:
+    """One parameter with its per-sample gradients; all that a reduction sees.
+
+    ``shared`` says whether their elements are used more than once.
+    """
+
+    name: str
+    parameter: Tensor
+    individual: GradientOperator
+    shared: bool = True
+
+    @cached_property
+    def elements(self) -> GradientOperator:
+        """``individual``, stored for the time of the reductions where that saves work."""
+        return stored(self.individual, STORED_BYTES) if self.shared else self.individual
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """ḡ, ``[*P]``; not read off ``p.grad``, which may hold more than the samples' gradients."""
+        return self.elements.mean()
+
+    @cached_property
+    def mean_dots(self) -> Tensor:
+        """⟨gₙ, ḡ⟩ of every sample, ``[N]``."""
+        along_mean = self._along_mean
+        return self.elements.dot(self.mean) if along_mean is None else along_mean.dots
+
+    @cached_property
+    def mean_squared_norm(self) -> Tensor:
+        """‖ḡ‖², a scalar."""
+        along_mean = self._along_mean
+        return norm(self.mean).square() if along_mean is None else along_mean.squared_norm
+
+    @cached_property
+    def _along_mean(self) -> AlongMean | None:
+        return self.elements.along_mean()
+
+
+class Reduction(ABC):
+    """Turns one parameter's per-sample gradients into something small.
+
+    Subclasses are frozen dataclasses. ``passes`` is how often it goes through all elements: if
+    that is more than once for all reductions together, they may be stored.
+    """
+
+    passes: ClassVar[int] = 1
+
+    @abstractmethod
+    def reduce(self, gradients: ParameterGradients) -> Any:
+        """The value for one parameter; runs in the backward pass."""
+
+    def total(self, values: Sequence[Any]) -> Any:
+        """The value for all parameters together; their sum unless stated otherwise."""
+        return sum(values[1:], start=values[0])
+
+
+@dataclass(frozen=True)
+class SquaredNorms(Reduction):
+    """‖gₙ‖² of every sample, ``[N]``."""
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return gradients.elements.squared_norms()
+
+
+@dataclass(frozen=True)
+class Mean(Reduction):
+    """ḡ, ``[*P]``; the total is flat, all parameters one after another."""
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return gradients.mean
+
+    def total(self, values: Sequence[Tensor]) -> Tensor:
+        return torch.cat([value.flatten() for value in values])
+
+
+@dataclass(frozen=True)
+class MeanSquaredNorm(Reduction):
+    """‖ḡ‖², a scalar."""
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return gradients.mean_squared_norm
+
+
+@dataclass(frozen=True)
+class MeanDots(Reduction):
+    """⟨gₙ, ḡ⟩ of every sample, ``[N]``."""
+
+    passes: ClassVar[int] = 2
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return gradients.mean_dots
+
+
+@dataclass(frozen=True, eq=False)
+class DirectionDots(Reduction):
+    """⟨gₙ, d⟩ of every sample, ``[N]``, for one update's direction d."""
+
+    direction: Mapping[str, Tensor]
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return gradients.elements.dot(self.direction[gradients.name])
+
+
+@dataclass(frozen=True)
+class Gram(Reduction):
+    """⟨gₙ, gₘ⟩ of every pair of samples, ``[N, N]``."""
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return gradients.elements.gram()
+
+
+@dataclass(frozen=True)
+class SumOfSquares(Reduction):
+    """Σₙ gₙ² for each element, ``[*P]``; the total is flat, all parameters one after another."""
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return gradients.elements.sum_of_squares()
+
+    def total(self, values: Sequence[Tensor]) -> Tensor:
+        return torch.cat([value.flatten() for value in values])
+
+
+@dataclass(frozen=True)
+class AbsMax(Reduction):
+    """The largest absolute value of any element of any gₙ, a scalar."""
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return gradients.elements.abs_max()
+
+    def total(self, values: Sequence[Tensor]) -> Tensor:
+        return torch.stack([value.double() for value in values]).amax()
+
+
+@dataclass(frozen=True)
+class Histogram1d(Reduction):
+    """Counts of the elements of all gₙ in ``bins`` equal bins over ``range``."""
+
+    bins: int
+    range: Range
+
+    def reduce(self, gradients: ParameterGradients) -> Counts:
+        return gradients.elements.histogram_1d(self.bins, self.range)
+
+
+@dataclass(frozen=True)
+class Histogram2d(Reduction):
+    """Joint counts of the elements of all gₙ (first axis) and of their parameters (second)."""
+
+    bins: tuple[int, int]
+    range: tuple[Range, Range]
+
+    def reduce(self, gradients: ParameterGradients) -> Counts:
+        return gradients.elements.histogram_2d(gradients.parameter, self.bins, self.range)

@@ -1,0 +1,78 @@
+"""Believable records of quantities of layers, for tests of what is drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
+
+VIEWS: dict[str, View] = {
+    "OutputNorm": View("Output norm", group="layers", yscale="log", label="‖output‖"),
+    "ParameterNorm": View("Parameter norm", group="layers", yscale="log", label="‖θ‖"),
+    "UpdateGeometry": View("Update geometry", group="layers", yscale="log"),
+    "OutputActivation": View("Active and dead units", group="layers", label="share"),
+    "InputCovariance": View("Input covariance", group="layers", yscale="log"),
+    "OutputGradientCovariance": View("Output gradient covariance", group="layers", yscale="log"),
+    "Aggregate": View("Output norm (epoch)", group="layers", yscale="log"),
+}
+"""Kinds of quantities, and how they wish to be shown."""
+
+
+def layer_record(kind: str, step: int, last: int, names: Mapping[str, Any], rng: Any) -> Any:
+    """One record of a run in which layers shrink and units die."""
+    time = step / max(last, 1)
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+    sizes = {n: float((2 - time) / (p + 1) * rng.lognormal(0, 0.1)) for p, n in enumerate(layers)}
+    if kind == "OutputNorm":
+        return {"layers": sizes}
+    if kind == "ParameterNorm":
+        return {"parameters": {name: sizes[name.rpartition(".")[0]] for name in names}}
+    if kind == "UpdateGeometry":
+        turn = math.cos(3 * time) if step else Undefined("there is no step before")
+        parts = {n: {"norm": sizes[n.rpartition(".")[0]], "correlation": turn} for n in names}
+        return {"parameters": parts, "correlation": turn}
+    if kind == "OutputActivation":
+        return activation({name: 0.3 * time + 0.1 * p for p, name in enumerate(layers[:6])})
+    if kind == "Aggregate":
+        return {"layers": {name: statistics(size) for name, size in sizes.items()}}
+    return {"layers": {name: covariance(size, rng) for name, size in sizes.items()}}
+
+
+def activation(dead: Mapping[str, float]) -> dict[str, Any]:
+    """Shares of active and dead units."""
+    layers = {
+        name: {"active": 0.6 * (1 - d), "dead": d, "least": 0.0, "least_unit": 3}
+        for name, d in dead.items()
+    }
+    return {
+        "layers": layers,
+        "active": float(np.mean([layer["active"] for layer in layers.values()])),
+        "dead": float(np.mean([*dead.values()])),
+        "worst": max(dead.values()),
+    }
+
+
+def statistics(size: float) -> dict[str, float]:
+    """What an epoch says of one number."""
+    return {"mean": size, "std": 0.1 * size, "min": 0.8 * size, "q1": 0.95 * size,
+            "median": size, "q3": 1.05 * size, "max": 1.3 * size, "iqr": 0.1 * size,
+            "count": 20}  # fmt: skip
+
+
+def covariance(size: float, rng: Any) -> dict[str, Any]:
+    """Eigenvalues that decay, the smallest of them zero."""
+    found = np.sort(size * np.exp(-np.arange(5)) * rng.lognormal(0, 0.2, 5))[::-1]
+    return {
+        "eigenvalues": found.tolist(),
+        "trace": float(found.sum()),
+        "stable_rank": float(found.sum() / found[0]),
+        "condition": math.inf,
+        "condition_20": float(found[0] / found[1]),
+        "condition_50": float(found[0] / found[2]),
+        "condition_80": float(found[0] / found[4]),
+    }

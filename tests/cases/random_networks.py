@@ -1,0 +1,780 @@
+"""Random networks that chunk, mask, route, sort, fold, share and pack their samples.
+
+A ``Recipe`` says what a network is made of: an entry, some parts, each a layer that is called in
+some ways, and a loss. The same recipe always gives the same network and the same batches.
+``examine`` trains it for three steps and compares per-sample gradients with one backward pass for
+each sample. ``python -m tests.cases.random_networks --cases 2000 --seed 0`` does so for many
+recipes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import re
+import time
+import traceback
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+import gradlens
+from tests.cases.random_layers import (
+    COUPLINGS,
+    ENTRIES,
+    EXPERTS,
+    FROM_WORDS,
+    PER_TOKEN,
+    POOLS,
+    SEQUENCE_LAYERS,
+    SHAPES,
+    SPREADS,
+    VECTOR_LAYERS,
+    VOCABULARY,
+    WAYS,
+    WITHOUT_POSITIONS,
+    Called,
+    Shape,
+    Sizes,
+    fitting,
+)
+from tests.cases.random_losses import CLASSES, LOSSES, Batch, Divisors
+
+RELATIVE, ABSOLUTE = 1e-9, 1e-12
+STEPS = 3
+THROUGH_COUPLINGS = True
+"""Whether gradients of per-sample losses count as right where samples meet on the way."""
+
+OPTIONS = ("inside", "positions_first", "told")
+
+
+# Recipes.
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer of some kind, called in some ways, of which the first is the outermost one."""
+
+    kind: str
+    ways: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a random network is made of, and how it is trained.
+
+    Parts and ways that don't fit the state at their place are left out. The last step is on a
+    batch of ``last_samples``. With ``inside`` the model returns its loss, with ``positions_first``
+    it is called on positions before samples, and with ``told`` the number of samples is passed on
+    to gradlens.
+    """
+
+    seed: int
+    samples: int
+    positions: int
+    width: int
+    entry: str
+    parts: tuple[Part, ...]
+    loss: str
+    reduction: Literal["mean", "sum"] = "mean"
+    last_samples: int = 2
+    inside: bool = False
+    positions_first: bool = False
+    told: bool = False
+
+    @property
+    def coupled(self) -> bool:
+        return LOSSES[self.loss].coupled or any(part.kind in COUPLINGS for part in self.parts)
+
+    @property
+    def options(self) -> Iterator[str]:
+        """Its entry, its loss and how it is trained, in words."""
+        yield f"entry: {self.entry}"
+        yield f"loss: {self.loss}"
+        yield f"reduction: {self.reduction}"
+        yield from (f"option: {flag}" for flag in OPTIONS if getattr(self, flag))
+
+
+def draw_recipe(source: random.Random) -> Recipe:
+    """A recipe from any source of random numbers."""
+    samples, positions = source.randint(1, 5), source.randint(1, 5)
+    if source.random() < 0.25:
+        positions = samples
+    coupled = source.random() < 0.1
+    loss = source.choice([name for name in LOSSES if coupled or not LOSSES[name].coupled])
+    parts = [draw_part(source) for _ in range(source.randint(1, 4))]
+    if coupled and not LOSSES[loss].coupled:
+        parts.insert(source.randint(0, len(parts)), Part(source.choice(list(COUPLINGS))))
+    recipe = Recipe(
+        seed=source.randrange(10**6),
+        samples=samples,
+        positions=positions,
+        width=source.randint(2, 6),
+        entry=source.choice(list(ENTRIES)),
+        parts=tuple(parts),
+        loss=loss,
+        reduction=source.choice(["mean", "mean", "sum"]),
+        last_samples=samples if source.random() < 0.75 else source.randint(1, 5),
+        inside=source.random() < 0.15,
+        positions_first=source.random() < 0.1,
+        told=source.random() < 0.25,
+    )
+    return sensible(recipe)
+
+
+def draw_part(source: random.Random) -> Part:
+    kind = source.choice([*VECTOR_LAYERS, *SEQUENCE_LAYERS, *SHAPES, *["linear"] * 10])
+    ways = source.choices(list(WAYS), k=source.choice([0, 1, 1, 1, 2, 2, 3]))
+    return Part(kind, tuple(ways), source.randrange(1000))
+
+
+def sensible(recipe: Recipe) -> Recipe:
+    """The recipe without options that contradict each other or leave open what a sample is."""
+    loss = LOSSES[recipe.loss]
+    samples, last = recipe.samples, recipe.last_samples
+    if recipe.coupled:
+        samples, last = max(samples, 2), max(last, 2)
+    inside = recipe.inside and not recipe.coupled
+    first = recipe.positions_first and not (inside or loss.reads) and recipe.entry in PER_TOKEN
+    multiple = any(n % recipe.positions == 0 and n != recipe.positions for n in (samples, last))
+    told = recipe.told or (first and (loss.tokens or multiple))
+    return replace(
+        recipe,
+        samples=samples,
+        last_samples=last,
+        inside=inside,
+        positions_first=first,
+        told=told,
+    )
+
+
+def simpler(recipe: Recipe) -> Iterator[Recipe]:
+    """Recipes that lack something of this one."""
+    for place, part in enumerate(recipe.parts):
+        before, after = recipe.parts[:place], recipe.parts[place + 1 :]
+        yield replace(recipe, parts=before + after)
+        for way in range(len(part.ways)):
+            fewer = replace(part, ways=part.ways[:way] + part.ways[way + 1 :])
+            yield replace(recipe, parts=(*before, fewer, *after))
+        if part.kind not in {"linear", *COUPLINGS}:
+            yield replace(recipe, parts=(*before, replace(part, kind="linear"), *after))
+    yield replace(recipe, inside=False)
+    yield replace(recipe, positions_first=False)
+    yield replace(recipe, last_samples=recipe.samples)
+    yield replace(recipe, entry="features")
+    if not LOSSES[recipe.loss].coupled:
+        yield replace(recipe, loss="cross_entropy")
+    yield replace(recipe, reduction="mean")
+    for name in ("samples", "positions", "width"):
+        if getattr(recipe, name) > 2:
+            yield replace(recipe, **{name: getattr(recipe, name) - 1})
+
+
+def simplest(recipe: Recipe) -> Recipe:
+    """The recipe without everything that it doesn't need in order to fail in the same way."""
+    kind = kind_of(examine(recipe).problems[0])
+    for candidate in map(sensible, simpler(recipe)):
+        problems = [] if candidate == recipe else examine(candidate).problems
+        if kind in map(kind_of, problems[:1]):
+            return simplest(candidate)
+    return recipe
+
+
+# Networks.
+
+
+class Network(nn.Module):
+    """The network of a recipe.
+
+    ``front`` computes the state up to the layer in which samples meet, ``behind`` the rest of it;
+    without such a layer everything is in ``behind`` but the entry. ``head`` follows.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.recipe, self.loss = recipe, LOSSES[recipe.loss]
+        self.sizes = Sizes(recipe.positions, recipe.width)
+        self.entry = ENTRIES[recipe.entry](self.sizes)
+        if recipe.entry in WITHOUT_POSITIONS:
+            self.sizes = replace(self.sizes, positions=None)
+        self.before, self.after = nn.ModuleList(), nn.ModuleList()
+        self.known: list[nn.Module] = []
+        self.labels = set(recipe.options)
+        self.seam: str | None = None
+        for part in recipe.parts:
+            self._add(part)
+        self._fit_to_loss()
+        table = self.entry.weight if recipe.entry in {"words", "padded words"} else None
+        self.head = self.loss.head(recipe.width, self.loss.outputs, table)
+        known_inside = self.loss.targets if recipe.inside else self.loss.reads
+        source = "ids" if recipe.entry in FROM_WORDS else "features"
+        self.reads = (source, *known_inside)
+
+    def _add(self, part: Part) -> None:
+        """Append the part, if it fits the state at its place."""
+        source = random.Random(part.seed)
+        needs_positions = part.kind in SEQUENCE_LAYERS or part.kind in SHAPES
+        if needs_positions and self.sizes.positions is None:
+            return
+        self.labels.add(part.kind)
+        if part.kind in COUPLINGS:
+            if self.seam is None:
+                self.before, self.after = self.after, nn.ModuleList()
+                self.seam = part.kind
+            self.after.append(COUPLINGS[part.kind](self.sizes, source))
+        elif part.kind in SHAPES:
+            self._reshape(SHAPES[part.kind])
+        else:
+            self.after.append(self._layer(part, source))
+
+    def _layer(self, part: Part, source: random.Random) -> nn.Module:
+        vectors = part.kind in VECTOR_LAYERS
+        ways = tuple(fitting(part.ways, vectors, self.sizes.positions is not None))
+        self.labels.update(f"called: {way}" for way in ways)
+
+        def make(remaining: tuple[str, ...]) -> nn.Module:
+            if not remaining:
+                return self._bare(part.kind, source)
+            way, *others = remaining
+            layers = EXPERTS if way.startswith("routed") else 1
+            inner = [make(tuple(others)) for _ in range(layers)]
+            return Called(way, inner, self.sizes.width, part.seed)
+
+        return make(ways)
+
+    def _bare(self, kind: str, source: random.Random) -> nn.Module:
+        """A layer of its own, now and then one that the network has already."""
+        if kind in SEQUENCE_LAYERS:
+            return SEQUENCE_LAYERS[kind](self.sizes, source)
+        if self.known and source.random() < 0.15:
+            self.labels.add("shared layer")
+            return source.choice(self.known)
+        layer = VECTOR_LAYERS[kind](self.sizes, source)
+        others = [other for other in self.known if type(other) is nn.Linear]
+        if type(layer) is nn.Linear and others and source.random() < 0.15:
+            layer.weight = source.choice(others).weight
+            self.labels.add("shared weight")
+        self.known.append(layer)
+        return layer
+
+    def _reshape(self, shape: Shape) -> None:
+        layer, positions = shape(self.sizes)
+        self.after.append(layer)
+        self.sizes = replace(self.sizes, positions=positions)
+
+    def _fit_to_loss(self) -> None:
+        source = random.Random(self.recipe.seed)
+        if self.loss.tokens and self.sizes.positions is None:
+            self._reshape(SPREADS[source.choice(list(SPREADS))])
+        if self.recipe.loss == "next token" and self.sizes.positions == 1:
+            self._reshape(SHAPES["class token"])
+        if not self.loss.tokens and self.sizes.positions is not None:
+            self._reshape(SHAPES[source.choice(POOLS)])
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """The head's outputs, or the loss."""
+        batch = dict(zip(self.reads, inputs, strict=True))
+        batch.setdefault("features", inputs[0])
+        if self.recipe.positions_first:
+            batch["features"] = inputs[0].transpose(0, 1)
+        outputs = self.head(self.behind(self.front(inputs[0])), batch)
+        return self.loss.function(outputs, batch, self.divisors) if self.recipe.inside else outputs
+
+    def front(self, x: Tensor) -> Tensor:
+        x = self.entry(x)
+        x = x.transpose(0, 1) if self.recipe.positions_first else x
+        if self.loss.views > 1:
+            x = torch.cat([x, x.flip(-1), x.sin()][: self.loss.views])
+        for layer in self.before:
+            x = layer(x)
+        return x
+
+    def behind(self, x: Tensor) -> Tensor:
+        for layer in self.after:
+            x = layer(x)
+        return x
+
+    def inputs(self, batch: Batch) -> list[Tensor]:
+        first, *others = (batch[name] for name in self.reads)
+        return [first.transpose(0, 1) if self.recipe.positions_first else first, *others]
+
+    @property
+    def divisors(self) -> Divisors:
+        """What the batch's loss is divided by, from outside."""
+        return None if self.recipe.reduction == "mean" else (1.0, 1.0)
+
+    def batch_loss(self, batch: Batch) -> Tensor:
+        """The loss that is trained: the model is called once, on all of the batch."""
+        outputs = self(*self.inputs(batch))
+        return outputs if self.recipe.inside else self.loss.function(outputs, batch, self.divisors)
+
+    def in_front(self) -> set[int]:
+        """Parameters whose samples meet behind them, by their identity."""
+        if self.loss.coupled:
+            return {id(parameter) for parameter in self.parameters()}
+        if self.seam is None:
+            return set()
+        modules = [self.entry, *self.before]
+        if self.seam == "attention across the batch":
+            modules.append(self.after[0].thing1)  # the keys; each query is one sample's own
+        return {id(p) for module in modules for p in module.parameters()}
+
+
+def build(recipe: Recipe) -> Network:
+    """The network, in double precision; random numbers go on as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return Network(recipe).double()
+
+
+def draw_batch(network: Network, step: int) -> Batch:
+    """The batch of one step."""
+    recipe = network.recipe
+    generator = torch.Generator().manual_seed(STEPS * recipe.seed + step)
+    samples = recipe.last_samples if step == STEPS - 1 else recipe.samples
+    places = (samples, network.sizes.positions or 1)
+
+    def integers(high: int, *shape: int) -> Tensor:
+        return torch.randint(high, shape, generator=generator)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+    someone = int(integers(samples, 1))
+    classes = integers(VOCABULARY, *places)
+    words = classes.where(integers(3, *places) > 0, -100)
+    words[someone, -1] = classes[someone, -1]
+    chosen_ones = integers(2, *places) > 0
+    chosen_ones[someone, 0] = True
+    return {
+        "features": normal(samples, recipe.positions, recipe.width),
+        "ids": integers(VOCABULARY, samples, recipe.positions),
+        "labels": integers(CLASSES, samples),
+        "vectors": normal(samples, CLASSES),
+        "weights": normal(samples).exp(),
+        "flags": integers(2, samples) > 0,
+        "classes": classes,
+        "words": words,
+        "chosen": chosen_ones,
+    }
+
+
+# References.
+
+
+def reference(network: Network, batch: Batch) -> dict[str, Tensor]:
+    """gₙ ``[N, *P]`` of every parameter, from one backward pass for each sample.
+
+    The network sees each sample alone. Where samples meet, or numbers are drawn in passing, it
+    sees all of the batch, and each sample's loss is taken from its own part of the state.
+    """
+    samples = len(batch["labels"])
+    parameters = dict(network.named_parameters())
+    scale = samples if network.recipe.reduction == "mean" else 1
+    gradients: dict[str, list[Tensor]] = {name: [] for name in parameters}
+    for share in shares(network, batch):
+        found = gradients_of(share, list(parameters.values()))
+        for name, gradient in zip(parameters, found, strict=True):
+            gradients[name].append(scale * gradient)
+    return {name: torch.stack(each) for name, each in gradients.items()}
+
+
+def shares(network: Network, batch: Batch) -> Iterator[Tensor]:
+    """Each sample's share of the loss, in a graph."""
+    samples = range(len(batch["labels"]))
+    if not sees_all_of_the_batch(network):
+        for n in samples:
+            alone = only(batch, n)
+            yield share_of(network, network.behind(enter(network, alone)), alone, batch)
+        return
+    state = network.behind(enter(network, batch))
+    for n in samples:
+        yield share_of(network, state[n :: len(samples)], only(batch, n), batch)
+
+
+def sees_all_of_the_batch(network: Network) -> bool:
+    drops = any(isinstance(module, nn.Dropout) and module.p for module in network.modules())
+    return network.recipe.coupled or drops
+
+
+def enter(network: Network, batch: Batch) -> Tensor:
+    return network.front(network.inputs(batch)[0])
+
+
+def only(batch: Batch, n: int) -> Batch:
+    return {name: value[n : n + 1] for name, value in batch.items()}
+
+
+def share_of(network: Network, state: Tensor, sample: Batch, batch: Batch) -> Tensor:
+    """One sample's share of the loss of the whole batch."""
+    mean = network.recipe.reduction == "mean"
+    divisors = network.loss.divisors(batch) if mean else (1.0, 1.0)
+    return network.loss.function(network.head(state, sample), sample, divisors)
+
+
+def gradients_of(value: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """Zero where there is no dependence."""
+    if not value.requires_grad:
+        return [torch.zeros_like(tensor) for tensor in tensors]
+    found = torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True)
+    pairs = zip(found, tensors, strict=True)
+    return [torch.zeros_like(t) if gradient is None else gradient for gradient, t in pairs]
+
+
+def really_coupled(network: Network, batch: Batch) -> bool:
+    """Whether at least two samples have a share in every row at the place where samples meet."""
+    if network.loss.coupled:
+        return True
+    seam = enter(network, batch).detach().requires_grad_()
+    state, samples = network.behind(seam), len(batch["labels"])
+    sizes = []
+    for n in range(samples):
+        share = share_of(network, state[n::samples], only(batch, n), batch)
+        sizes.append(gradients_of(share, [seam])[0].abs().flatten(1).amax(1))
+    has_share = torch.stack(sizes) > 1e-6 * torch.stack(sizes).max()
+    return bool((has_share.sum(0) >= 2).all())
+
+
+# Comparisons.
+
+
+@dataclass
+class Findings:
+    """What was wrong, and how much of a network was covered."""
+
+    problems: list[str] = field(default_factory=list)
+    covered: int = 0
+    elements: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    labels: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Trained:
+    """What a backward pass leaves behind."""
+
+    loss: Tensor
+    gradients: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
+    random_state: Tensor
+
+
+def trained(network: Network, loss: Tensor) -> Trained:
+    return Trained(
+        loss.detach(),
+        {name: parameter.grad for name, parameter in network.named_parameters()},
+        {name: buffer.clone() for name, buffer in network.named_buffers()},
+        torch.get_rng_state(),
+    )
+
+
+def examine(recipe: Recipe) -> Findings:
+    """Train the network for some steps with gradlens and without, and compare."""
+    findings = Findings()
+    plain, observed, slow = build(recipe), build(recipe), build(recipe)
+    findings.labels = plain.labels
+    with torch.random.fork_rng(devices=[]):
+        try:
+            gradlens.extend(observed)
+        except Exception as error:
+            findings.problems.append(f"{type(error).__name__} in extend: {error}")
+            return findings
+        for step in range(STEPS):
+            batch = draw_batch(plain, step)
+            examine_step(plain, observed, slow, batch, step, findings)
+            for network in (plain, observed):
+                descend(network)
+            slow.load_state_dict(plain.state_dict())
+            if findings.problems:
+                break
+    return findings
+
+
+def examine_step(
+    plain: Network, observed: Network, slow: Network, batch: Batch, step: int, findings: Findings
+) -> None:
+    torch.manual_seed(step)
+    loss = plain.batch_loss(batch)
+    loss.backward()
+    without = trained(plain, loss)
+    coupled = plain.recipe.coupled and really_coupled(slow, batch)
+    slow.load_state_dict(observed.state_dict())
+    torch.manual_seed(step)
+    expected = {} if plain.loss.coupled else reference(slow, batch)
+    problems = [*wrong_references(plain, expected)]
+    torch.manual_seed(step)
+    try:
+        loss, gradients = observe(observed, batch)
+        problems += differences(without, trained(observed, loss))
+        problems += wrong_counts(gradients, batch)
+        problems += wrong_gradients(observed, gradients, in_order(observed, gradients, expected))
+        problems += wrong_reductions(gradients)
+        problems += unexplained(observed, gradients)
+        if coupled and not gradients.coupling:
+            problems += wrongly_covered(observed, gradients, expected)
+        count_coverage(observed, gradients, findings)
+    except Exception as error:
+        problems.append(f"{type(error).__name__} in {place_of(error)}: {error}")
+    findings.problems += [f"step {step}: {problem}" for problem in problems]
+
+
+def observe(network: Network, batch: Batch) -> tuple[Tensor, gradlens.per_sample_gradients]:
+    """The batch's loss after its backward pass, and what gradlens makes of it."""
+    loss = network.batch_loss(batch)
+    with gradlens.per_sample_gradients(
+        network,
+        loss=loss,
+        loss_reduction=network.recipe.reduction,
+        batch_size=len(batch["labels"]) if network.recipe.told else None,
+    ) as gradients:
+        loss.backward()
+    return loss, gradients
+
+
+def place_of(error: BaseException) -> str:
+    """The function of gradlens that raised the error, or called what did."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "gradlens" in Path(frame.filename).parts] or frames
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+
+
+def wrong_references(network: Network, expected: dict[str, Tensor]) -> Iterator[str]:
+    """Parameters of which the references don't add up to the gradient of the batch."""
+    floor = floor_of(expected)
+    for name, rows in expected.items():
+        gradient = network.get_parameter(name).grad
+        gradient = torch.zeros_like(rows[0]) if gradient is None else gradient
+        divisor = len(rows) if network.recipe.reduction == "mean" else 1
+        deviation = largest(rows.sum(0) / divisor - gradient)
+        if not deviation <= RELATIVE * largest(rows) + floor:
+            yield f"the references of {name} don't add up: off by {deviation:.2g}"
+
+
+def largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max())
+
+
+def floor_of(expected: dict[str, Tensor]) -> float:
+    """What is rounding noise beside the largest gradient of the network."""
+    return ABSOLUTE * max(map(largest, expected.values()), default=0.0)
+
+
+def differences(plain: Trained, observed: Trained) -> Iterator[str]:
+    """What gradlens has changed in training."""
+    if not torch.equal(plain.loss, observed.loss):
+        yield f"the loss is {observed.loss}, not {plain.loss}"
+    if not torch.equal(plain.random_state, observed.random_state):
+        yield "random numbers were drawn"
+    for name, gradient in plain.gradients.items():
+        other = observed.gradients[name]
+        if (gradient is None) != (other is None):
+            yield f"there is a gradient of {name} only with gradlens, or only without"
+        elif gradient is not None and not torch.equal(gradient, other):
+            yield f"the gradient of {name} isn't that of a plain backward pass"
+    for name, buffer in plain.buffers.items():
+        if not torch.equal(buffer, observed.buffers[name]):
+            yield f"the buffer {name} has changed"
+
+
+def wrong_counts(gradients: gradlens.per_sample_gradients, batch: Batch) -> Iterator[str]:
+    samples, told = len(batch["labels"]), gradients.batch_size
+    if told not in (samples, None):
+        yield f"wrong number of samples: {told}, not {samples}"
+
+
+IN_PARTS = ("two heads",)
+"""Losses of a part of the batch each, in whose order gradlens numbers the samples of raw inputs."""
+
+
+def in_order(
+    network: Network, gradients: gradlens.per_sample_gradients, expected: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The reference in the order of the losses, where all parameters agree on one."""
+    samples = gradients.batch_size
+    if network.recipe.loss not in IN_PARTS or not network.recipe.told or samples is None:
+        return expected
+    for order in itertools.permutations(range(samples)):
+        permuted = {name: rows[list(order)] for name, rows in expected.items()}
+        if not any(wrong_gradients(network, gradients, permuted)):
+            return permuted
+    return expected
+
+
+def wrong_gradients(
+    network: Network, gradients: gradlens.per_sample_gradients, expected: dict[str, Tensor]
+) -> Iterator[str]:
+    """Covered parameters whose rows aren't the reference's."""
+    floor, in_front = floor_of(expected), network.in_front()
+    for name, rows in expected.items():
+        if name not in gradients or id(network.get_parameter(name)) in in_front:
+            continue
+        dense = gradients[name].dense()
+        if dense.shape != rows.shape:
+            yield f"wrong shape of {name}: {list(dense.shape)}, not {list(rows.shape)}"
+            continue
+        deviation = largest(dense - rows)
+        if not deviation <= RELATIVE * largest(rows) + floor:
+            yield f"wrong numbers for {name}: off by {deviation:.2g} of {largest(rows):.2g}"
+
+
+def wrong_reductions(gradients: gradlens.per_sample_gradients) -> Iterator[str]:
+    """Operators whose results aren't those of their dense per-sample gradients."""
+    for name, operator in gradients.items():
+        dense = operator.dense()
+        flat = dense.reshape(len(dense), -1)
+        pairs = {
+            "squared_norms": (operator.squared_norms(), flat.square().sum(1)),
+            "gram": (operator.gram(), flat @ flat.T),
+            "sum_of_squares": (operator.sum_of_squares(), dense.square().sum(0)),
+        }
+        for reduction, (one, other) in pairs.items():
+            if one.shape != other.shape:
+                yield f"{reduction} of {name} has shape {list(one.shape)}"
+            elif not largest(one - other) <= RELATIVE * largest(flat.square().sum(1)):
+                yield f"{reduction} of {name} isn't that of its dense gradients"
+
+
+def wrongly_covered(
+    network: Network, gradients: gradlens.per_sample_gradients, expected: dict[str, Tensor]
+) -> Iterator[str]:
+    """Parameters with values although their samples meet, about which nothing was said."""
+    in_front, floor = network.in_front(), floor_of(expected)
+    named = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    vanishing = RELATIVE * max(1.0, *map(largest, named.values()))
+    for name, gradient in named.items():
+        covered = name in gradients and id(network.get_parameter(name)) in in_front
+        if not covered or largest(gradient) <= vanishing:
+            continue
+        rows = expected.get(name)
+        if network.loss.coupled:
+            continue  # a layer of one of several views may be behind the comparison
+        if (
+            rows is None
+            or largest(gradients[name].dense() - rows) > RELATIVE * largest(rows) + floor
+        ):
+            yield f"samples meet behind {name}, which has values and no word of it"
+        elif not THROUGH_COUPLINGS:
+            yield f"samples meet behind {name}, which has gradients of per-sample losses instead"
+
+
+def unexplained(network: Network, gradients: gradlens.per_sample_gradients) -> Iterator[str]:
+    for name, _ in network.named_parameters():
+        if name not in gradients and not reason_of(gradients, name):
+            yield f"no reason why {name} isn't covered"
+
+
+def count_coverage(
+    network: Network, gradients: gradlens.per_sample_gradients, findings: Findings
+) -> None:
+    """Parameters without any gradient, and those in front of a coupling, don't count."""
+    in_front = network.in_front()
+    for name, parameter in network.named_parameters():
+        if parameter.grad is None or id(parameter) in in_front:
+            continue
+        findings.elements += parameter.numel()
+        if name in gradients:
+            findings.covered += parameter.numel()
+        else:
+            findings.reasons[reason_of(gradients, name)] += parameter.numel()
+
+
+def reason_of(gradients: gradlens.per_sample_gradients, name: str) -> str:
+    """Why a parameter has no per-sample gradients, without its name."""
+    try:
+        gradients[name]
+    except KeyError as error:
+        return str(error.args[0]).partition(": ")[2] if error.args else ""
+    return ""
+
+
+def descend(network: Network) -> None:
+    """One short step of gradient descent; gradients are forgotten."""
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad / (1 + parameter.grad.norm())
+            parameter.grad = None
+
+
+# Many of them.
+
+
+def recipe_of(seed: int) -> Recipe:
+    return draw_recipe(random.Random(seed))
+
+
+def main() -> None:
+    """Examine many networks, and print what was found."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    parser.add_argument("--groups", action="store_true", help="failing seeds by what they contain")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    started = time.perf_counter()
+    seeds = range(arguments.seed, arguments.seed + arguments.cases)
+    found = {seed: examine(recipe_of(seed)) for seed in seeds}
+    failing = {seed: findings for seed, findings in found.items() if findings.problems}
+    print_coverage(found)
+    if arguments.groups:
+        print_groups(found, failing)
+    print_problems(failing)
+    print(f"{len(found)} networks in {time.perf_counter() - started:.0f} s, {len(failing)} wrong")
+    raise SystemExit(bool(failing))
+
+
+def print_coverage(found: dict[int, Findings]) -> None:
+    elements = sum(findings.elements for findings in found.values())
+    covered = sum(findings.covered for findings in found.values())
+    print(f"{covered / max(elements, 1):.2%} of the elements covered")
+    reasons = sum((findings.reasons for findings in found.values()), Counter())
+    for reason, uncovered in reasons.most_common(20):
+        print(f"  {uncovered / elements:.2%}: {reason}")
+
+
+def print_problems(failing: dict[int, Findings]) -> None:
+    """Failing seeds by their first problem, of each of which one case is simplified."""
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for seed, findings in failing.items():
+        kinds[kind_of(findings.problems[0])].append(seed)
+    for kind, seeds in sorted(kinds.items(), key=lambda item: -len(item[1])):
+        print(f"\n{len(seeds)} cases ({', '.join(map(str, seeds[:12]))}): {kind}")
+        recipe = simplest(recipe_of(seeds[0]))
+        print(f"  for example {recipe}")
+        for problem in examine(recipe).problems[:4]:
+            print(f"    {problem}")
+
+
+def kind_of(problem: str) -> str:
+    """The problem without its step, names and numbers."""
+    words = problem.partition(": ")[2]
+    return re.sub(r"\S*\d\S*|\S+\.(weight|bias)\S*", "…", words)[:90]
+
+
+def print_groups(found: dict[int, Findings], failing: dict[int, Findings]) -> None:
+    """Failing seeds by what their networks contain, the worst first."""
+    containing: dict[str, list[int]] = defaultdict(list)
+    for seed, findings in found.items():
+        for label in findings.labels:
+            containing[label].append(seed)
+    shares_of = {
+        label: [seed for seed in seeds if seed in failing] for label, seeds in containing.items()
+    }
+    worst = sorted(containing, key=lambda label: -len(shares_of[label]) / len(containing[label]))
+    for label in worst:
+        if shares_of[label]:
+            some = ", ".join(map(str, shares_of[label][:8]))
+            print(f"{label}: {len(shares_of[label])} of {len(containing[label])} fail ({some})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,741 @@
+"""Networks in which it isn't obvious whose row is whose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+N, T, D, H, C = 4, 3, 5, 6, 3
+"""Samples, positions, features, hidden features and classes."""
+
+Batch: TypeAlias = tuple[Tensor, ...]
+
+
+class Net(nn.Module):
+    """Computes ``compute(self, *inputs)`` with the modules and parameters that it is given."""
+
+    def __init__(self, compute: Callable[..., Any], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.compute = compute
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.compute(self, *inputs)
+
+
+def one(batch: Batch, n: int) -> Batch:
+    """A batch of one of the samples."""
+    return tuple(part[n : n + 1] for part in batch)
+
+
+@dataclass(frozen=True)
+class RowCase:
+    """A network, how to draw a batch, and its mean loss.
+
+    ``alone`` is N times the part of the loss that sample n has, by default the loss of the sample
+    as a batch of its own. ``refused`` are the parameters that have no per-sample gradients, by the
+    beginning of their names, and ``reason`` says why, as a pattern. ``batch_size`` is what has to
+    be passed, if anything.
+    """
+
+    build: Callable[[], nn.Module]
+    batch: Callable[[], Batch]
+    loss: Callable[[Any, Batch], Tensor]
+    alone: Callable[[Any, Batch, int], Tensor] | None = None
+    samples: int = N
+    batch_size: int | None = None
+    refused: tuple[str, ...] = ()
+    reason: str = ""
+
+    def of_sample(self, model: nn.Module, batch: Batch, n: int) -> Tensor:
+        """N times the part of the loss that one sample has."""
+        if self.alone is None:
+            return self.loss(model, one(batch, n))
+        return self.alone(model, batch, n)
+
+    def model(self) -> nn.Module:
+        """In float64."""
+        return self.build().double()
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def classes(*shape: int) -> Tensor:
+    return torch.randint(C, shape)
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(7, shape)
+
+
+def vectors() -> Batch:
+    return randn(N, D), classes(N)
+
+
+def sequences() -> Batch:
+    return randn(N, T, D), classes(N)
+
+
+def words() -> Batch:
+    return tokens(N, T), classes(N)
+
+
+def signals() -> Batch:
+    return randn(N, 2, 8), classes(N)
+
+
+def cross_entropy(model: Any, batch: Batch) -> Tensor:
+    *inputs, targets = batch
+    return F.cross_entropy(model(*inputs), targets)
+
+
+def of_all(model: Any, batch: Batch, n: int) -> Tensor:
+    """The loss of one sample in the batch of all."""
+    *inputs, targets = batch
+    return F.cross_entropy(model(*inputs)[n : n + 1], targets[n : n + 1])
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(D, H), nn.ReLU(), nn.Linear(H, C))
+
+
+def linears(compute: Callable[..., Any]) -> Callable[[], nn.Module]:
+    return lambda: Net(compute, inner=nn.Linear(D, H), head=nn.Linear(H, C))
+
+
+def embedding(compute: Callable[..., Any], **parts: int) -> Callable[[], nn.Module]:
+    """With a table of words, one of other things, and a head."""
+    tables = {name: nn.Embedding(size, D) for name, size in parts.items()}
+    return lambda: Net(compute, words=nn.Embedding(7, D), head=nn.Linear(D, C), **tables)
+
+
+# Parts of the batch, one after the other.
+
+
+def in_chunks(net: Any, x: Tensor) -> Tensor:
+    return torch.cat([net.head(net.inner(part).relu()) for part in x.split(2)])
+
+
+def row_by_row(net: Any, x: Tensor) -> Tensor:
+    return torch.stack([net.head(net.inner(row).relu()) for row in x])
+
+
+def of_chunks(model: Any, batch: Batch) -> Tensor:
+    return F.cross_entropy(torch.cat([model(part) for part in batch[0].split(2)]), batch[1])
+
+
+def of_rows(model: Any, batch: Batch) -> Tensor:
+    return F.cross_entropy(torch.stack([model(row) for row in batch[0]]), batch[1])
+
+
+def sum_over_samples(model: Any, batch: Batch) -> Tensor:
+    """A loss for each sample, of a vector without an axis of samples."""
+    losses = [F.cross_entropy(model(x), y) for x, y in zip(*batch, strict=True)]
+    return torch.stack(losses).sum() / len(losses)
+
+
+def added_up(model: Any, batch: Batch) -> Tensor:
+    """The same, but that losses are added to each other."""
+    return sum(F.cross_entropy(model(x), y) for x, y in zip(*batch, strict=True)) / len(batch[0])
+
+
+def two_halves(model: Any, batch: Batch) -> Tensor:
+    halves = zip(batch[0].chunk(2), batch[1].chunk(2), strict=True)
+    return sum(F.cross_entropy(model(x), y) for x, y in halves) / 2
+
+
+CHUNKS = {
+    "chunks": RowCase(linears(in_chunks), vectors, cross_entropy),
+    "calls on chunks": RowCase(mlp, vectors, of_chunks),
+    "row by row": RowCase(linears(row_by_row), vectors, cross_entropy),
+    "calls on rows": RowCase(mlp, vectors, of_rows),
+    "losses of rows, stacked": RowCase(mlp, vectors, sum_over_samples),
+    "losses of rows, batch size passed": RowCase(mlp, vectors, added_up, batch_size=N),
+    "losses of rows, added up": RowCase(
+        mlp, vectors, added_up, refused=("",), reason="sum of 4 losses of 3 rows.*batch_size="
+    ),
+    "losses of halves, batch size passed": RowCase(mlp, vectors, two_halves, of_all, batch_size=N),
+    "losses of halves": RowCase(
+        mlp, vectors, two_halves, refused=("",), reason="sum of 2 losses of 2 rows.*batch_size="
+    ),
+}
+
+
+# Some of the samples, or of their positions.
+
+
+def two_heads(net: Any, x: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    hidden = net.inner(x).tanh()
+    return net.one(hidden[first]), net.other(hidden[~first])
+
+
+def with_two_heads() -> nn.Module:
+    heads = {name: nn.Linear(H, 2) for name in ("one", "other")}
+    return Net(two_heads, inner=nn.Linear(D, H), **heads)
+
+
+def of_two_heads(model: Any, batch: Batch) -> Tensor:
+    x, first, y = batch
+    one, other = model(x, first)
+    found = F.cross_entropy(one, y[first], reduction="sum")
+    return (found + F.cross_entropy(other, y[~first], reduction="sum")) / len(x)
+
+
+def of_one_head(model: Any, batch: Batch, n: int) -> Tensor:
+    x, first, y = one(batch, n)
+    head = model.one if bool(first) else model.other
+    return F.cross_entropy(head(model.inner(x).tanh()), y)
+
+
+def halves() -> Batch:
+    return randn(N, D), torch.tensor([True, False, True, False]), torch.randint(2, (N,))
+
+
+def shares() -> Batch:
+    """Of any size."""
+    first = torch.rand(N) < 0.5
+    first[0] = True
+    return randn(N, D), first, torch.randint(2, (N,))
+
+
+def masked_words() -> Batch:
+    mask = torch.rand(N, T) < 0.5
+    mask[0, 0] = True
+    return tokens(N, T), mask, classes(N, T)
+
+
+def masked(net: Any, x: Tensor, mask: Tensor) -> Tensor:
+    return net.head(net.words(x).tanh()[mask])
+
+
+def of_masked(model: Any, batch: Batch) -> Tensor:
+    x, mask, y = batch
+    return F.cross_entropy(model(x, mask), y[mask])
+
+
+def of_one_masked(model: Any, batch: Batch, n: int) -> Tensor:
+    x, mask, y = one(batch, n)
+    found = F.cross_entropy(model(x, mask), y[mask], reduction="sum")
+    return N * found / batch[1].sum()
+
+
+def in_bags(net: Any, x: Tensor, offsets: Tensor) -> Tensor:
+    return net.head(net.bags(x, offsets))
+
+
+def bags() -> Batch:
+    return tokens(9), torch.tensor([0, 2, 2, 6]), classes(N)
+
+
+def of_one_bag(model: Any, batch: Batch, n: int) -> Tensor:
+    x, offsets, y = batch
+    end = [*offsets.tolist(), len(x)][n + 1]
+    return F.cross_entropy(model(x[offsets[n] : end], torch.tensor([0])), y[n : n + 1])
+
+
+def packed(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
+    rows = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+    return net.head(net.layer(rows)[1][-1])
+
+
+SELECTED = {
+    "two heads, half of the batch each": RowCase(with_two_heads, halves, of_two_heads, of_one_head),
+    "two heads": RowCase(with_two_heads, shares, of_two_heads, of_one_head),
+    "a head on masked positions": RowCase(
+        embedding(masked), masked_words, of_masked, of_one_masked
+    ),
+    "bags with offsets, one empty": RowCase(
+        lambda: Net(in_bags, bags=nn.EmbeddingBag(7, D), head=nn.Linear(D, C)),
+        bags,
+        cross_entropy,
+        of_one_bag,
+    ),
+    "packed sequences": RowCase(
+        lambda: Net(packed, layer=nn.GRU(D, H, batch_first=True), head=nn.Linear(H, C)),
+        lambda: (randn(N, T, D), torch.randint(1, T + 1, (N,)), classes(N)),
+        cross_entropy,
+    ),
+}
+
+
+# What all samples share.
+
+
+def with_prompt(net: Any, x: Tensor) -> Tensor:
+    prompt = net.prompt(torch.arange(2)[None]).expand(len(x), -1, -1)
+    return net.head(torch.cat([prompt, net.words(x)], 1).tanh().mean(1))
+
+
+def with_computed_prompt(net: Any, x: Tensor) -> Tensor:
+    prompt = net.up(net.down(net.prompt(torch.arange(2)[None])).tanh())
+    both = torch.cat([prompt.expand(len(x), -1, -1), net.words(x)], 1)
+    return net.head(both.tanh().mean(1))
+
+
+def computed_prompt() -> nn.Module:
+    layers = {"down": nn.Linear(D, 4), "up": nn.Linear(4, D), "prompt": nn.Embedding(2, D)}
+    return Net(with_computed_prompt, words=nn.Embedding(7, D), head=nn.Linear(D, C), **layers)
+
+
+def with_class_token(net: Any, x: Tensor) -> Tensor:
+    tokens = torch.cat([net.token.expand(len(x), -1, -1), x], 1)
+    return net.head(tokens.tanh().mean(1))
+
+
+def class_token() -> nn.Module:
+    return Net(with_class_token, token=nn.Parameter(torch.randn(1, 1, D)), head=nn.Linear(D, C))
+
+
+def language(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.words(x) + net.places[None, : x.shape[1]])
+
+
+def language_model() -> nn.Module:
+    places = nn.Parameter(torch.randn(9, D))
+    return Net(language, words=nn.Embedding(7, D), places=places, head=nn.Linear(D, 7))
+
+
+def of_words(model: Any, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+def of_next_words(model: Any, batch: Batch) -> Tensor:
+    (x,) = batch
+    return F.cross_entropy(model(x)[:, :-1].reshape(-1, 7), x[:, 1:].flatten())
+
+
+def with_positions(net: Any, x: Tensor) -> Tensor:
+    places = net.places(torch.arange(x.shape[1]))
+    return net.head((net.inner(x) + places).tanh().mean(1))
+
+
+def positions() -> nn.Module:
+    return Net(
+        with_positions, inner=nn.Linear(D, H), places=nn.Embedding(8, H), head=nn.Linear(H, C)
+    )
+
+
+def with_position_bias(net: Any, x: Tensor) -> Tensor:
+    """A network of positions alone, whose output is added for every sample."""
+    places = torch.arange(x.shape[1], dtype=x.dtype)
+    table = (places[:, None] - places)[..., None]
+    hidden = net.inner(x)
+    scores = hidden @ hidden.mT + net.bias(table).tanh()[..., 0]
+    return net.head((scores.softmax(-1) @ hidden).mean(1))
+
+
+def position_bias() -> nn.Module:
+    layers = {"inner": nn.Linear(D, H), "bias": nn.Linear(1, 1), "head": nn.Linear(H, C)}
+    return Net(with_position_bias, **layers)
+
+
+SHARED = {
+    "prompts": RowCase(embedding(with_prompt, prompt=2), words, cross_entropy),
+    "prompts that are computed": RowCase(computed_prompt, words, cross_entropy),
+    "class token": RowCase(class_token, sequences, cross_entropy),
+    "class token of one sample": RowCase(
+        class_token, lambda: (randn(1, T, D), classes(1)), cross_entropy, samples=1
+    ),
+    "language model": RowCase(language_model, lambda: (tokens(N, T), tokens(N, T)), of_words),
+    "language model, T = N": RowCase(
+        language_model, lambda: (tokens(N, N), tokens(N, N)), of_words
+    ),
+    "language model, shifted": RowCase(language_model, lambda: (tokens(N, T + 1),), of_next_words),
+    "positions": RowCase(positions, sequences, cross_entropy),
+    "positions, T = N": RowCase(positions, lambda: (randn(N, N, D), classes(N)), cross_entropy),
+    "position bias": RowCase(position_bias, sequences, cross_entropy),
+    "position bias, T = N": RowCase(
+        position_bias, lambda: (randn(N, N, D), classes(N)), cross_entropy
+    ),
+}
+
+
+# Samples in another order, or several rows of each.
+
+
+def flipped(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.inner(x).tanh() + net.inner(x.flip(0)).tanh().flip(0))
+
+
+def flipped_directly(net: Any, x: Tensor) -> Tensor:
+    return net.inner(x) + 2 * net.inner(x.flip(0)).flip(0)
+
+
+def in_order_of_size(net: Any, x: Tensor) -> Tensor:
+    order = x[:, 0].argsort()
+    return net.head(net.inner(x[order]).tanh())[order.argsort()]
+
+
+def inside_in_order_of_size(net: Any, x: Tensor) -> Tensor:
+    order = x.sum(1).argsort()
+    return net.head(net.inner(x[order]).tanh()[order.argsort()])
+
+
+def choices(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.words(x.flatten(0, 1)).tanh().mean(1)).view(len(x), -1)
+
+
+def multiple_choice() -> nn.Module:
+    return Net(choices, words=nn.Embedding(7, D), head=nn.Linear(D, 1))
+
+
+def windows(net: Any, x: Tensor) -> Tensor:
+    parts = x.unfold(2, 4, 2).permute(0, 2, 1, 3)
+    found = net.convolution(parts.flatten(0, 1)).relu().mean(2)
+    return net.head(found.view(len(x), -1, H).mean(1))
+
+
+def of_pairs(model: Any, batch: Batch) -> Tensor:
+    one, other = model(torch.cat(batch)).chunk(2)
+    return (one - other).square().sum(1).mean()
+
+
+def triplet(net: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return net.layers(torch.cat(inputs)).chunk(3)
+
+
+def of_triplets(model: Any, batch: Batch) -> Tensor:
+    return F.triplet_margin_loss(*model(*batch), margin=5.0)
+
+
+def experts(net: Any, x: Tensor) -> Tensor:
+    """Each token goes to the best of four."""
+    tokens = net.words(x)
+    rows = tokens.flatten(0, 1)
+    weights, chosen = net.gate(rows).softmax(-1).max(-1)
+    found = torch.zeros_like(rows)
+    for number, expert in enumerate(net.experts):
+        own = (chosen == number).nonzero()[:, 0]
+        found = found.index_add(0, own, expert(rows[own]) * weights[own, None])
+    return net.head(found.view_as(tokens).mean(1))
+
+
+def switch() -> nn.Module:
+    layers = nn.ModuleList(nn.Linear(D, D) for _ in range(4))
+    gate, head = nn.Linear(D, 4), nn.Linear(D, C)
+    return Net(experts, words=nn.Embedding(7, D), gate=gate, experts=layers, head=head)
+
+
+def halves_of_tokens(net: Any, x: Tensor) -> Tensor:
+    """The first of two experts gets as many tokens as there are samples."""
+    tokens = net.inner(x).flatten(0, 1)
+    first = torch.arange(len(tokens)) % 3 == 0
+    first &= first.cumsum(0) <= len(x)
+    found = torch.zeros_like(tokens)
+    for expert, chosen in zip(net.experts, (first, ~first), strict=True):
+        found = found.index_add(0, chosen.nonzero()[:, 0], expert(tokens[chosen]).tanh())
+    return net.head((tokens + found).unflatten(0, x.shape[:2]).mean(1))
+
+
+def two_experts() -> nn.Module:
+    layers = nn.ModuleList(nn.Linear(H, H) for _ in range(2))
+    return Net(halves_of_tokens, inner=nn.Linear(D, H), experts=layers, head=nn.Linear(H, C))
+
+
+ORDERS = {
+    "also flipped": RowCase(linears(flipped), vectors, cross_entropy),
+    "also flipped, at once": RowCase(
+        lambda: Net(flipped_directly, inner=nn.Linear(D, C)), vectors, cross_entropy
+    ),
+    "sorted": RowCase(linears(in_order_of_size), vectors, cross_entropy),
+    "sorted inside": RowCase(linears(inside_in_order_of_size), vectors, cross_entropy),
+    "multiple choice": RowCase(
+        multiple_choice, lambda: (tokens(N, C, T), classes(N)), cross_entropy
+    ),
+    "windows": RowCase(
+        lambda: Net(windows, convolution=nn.Conv1d(2, H, 3), head=nn.Linear(H, C)),
+        signals,
+        cross_entropy,
+    ),
+    "pairs in one call": RowCase(mlp, lambda: (randn(N, D), randn(N, D)), of_pairs),
+    "triplets": RowCase(
+        lambda: Net(triplet, layers=mlp()),
+        lambda: (randn(N, D), randn(N, D), randn(N, D)),
+        of_triplets,
+    ),
+    "experts": RowCase(switch, lambda: (tokens(2, 2), classes(2)), cross_entropy, samples=2),
+    "experts of which one gets N tokens": RowCase(
+        two_experts, lambda: (randn(N, 6, D), classes(N)), cross_entropy, of_all
+    ),
+}
+
+
+# Layers with an order of axes of their own.
+
+
+def cell_by_cell(net: Any, x: Tensor) -> Tensor:
+    hidden = state = x.new_zeros(len(x), H)
+    found = []
+    for t in range(x.shape[1]):
+        hidden, state = net.cell(x[:, t], (hidden, state))
+        found.append(hidden)
+    return net.head(torch.stack(found)).mean(0)
+
+
+def last_state(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.layer(x)[0][:, -1])
+
+
+def positions_first(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.layer(x)[0]).transpose(0, 1)
+
+
+def of_sequences(model: Any, batch: Batch) -> Tensor:
+    found = model(batch[0].transpose(0, 1)) - batch[1]
+    return found.square().sum((1, 2)).mean()
+
+
+def of_alignments(model: Any, batch: Batch) -> Tensor:
+    x, y = batch
+    lengths = torch.full((len(x),), 6), torch.full((len(x),), 2)
+    return F.ctc_loss(model(x), y, *lengths, reduction="sum") / len(x)
+
+
+def log_probabilities(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.layer(x)[0]).log_softmax(-1).transpose(0, 1)
+
+
+def heads_by_einsum(net: Any, x: Tensor) -> Tensor:
+    hidden = torch.einsum("ntd,kdh->ntkh", x, net.weight).mean(2)
+    return torch.einsum("nth,hc->nc", hidden, net.values)
+
+
+def columns(net: Any, x: Tensor) -> Tensor:
+    return (net.weight @ x.T + net.bias[:, None]).T
+
+
+def instances(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.norm(net.convolution(x)).relu().mean(2))
+
+
+AXES = {
+    "cell by cell, T = N": RowCase(
+        lambda: Net(cell_by_cell, cell=nn.LSTMCell(D, H), head=nn.Linear(H, C)),
+        lambda: (randn(N, N, D), classes(N)),
+        cross_entropy,
+    ),
+    "recurrent, two layers and directions": RowCase(
+        lambda: Net(
+            last_state,
+            layer=nn.LSTM(D, H, 2, batch_first=True, bidirectional=True),
+            head=nn.Linear(2 * H, C),
+        ),
+        sequences,
+        cross_entropy,
+    ),
+    "positions first": RowCase(
+        lambda: Net(positions_first, layer=nn.GRU(D, H), head=nn.Linear(H, C)),
+        lambda: (randn(N, T, D), randn(N, T, C)),
+        of_sequences,
+    ),
+    "positions first, T = N": RowCase(
+        lambda: Net(positions_first, layer=nn.GRU(D, H), head=nn.Linear(H, C)),
+        lambda: (randn(N, N, D), randn(N, N, C)),
+        of_sequences,
+        batch_size=N,
+    ),
+    "alignments": RowCase(
+        lambda: Net(log_probabilities, layer=nn.GRU(D, H, batch_first=True), head=nn.Linear(H, 4)),
+        lambda: (randn(N, 6, D), torch.randint(1, 4, (N, 2))),
+        of_alignments,
+    ),
+    "heads by einsum": RowCase(
+        lambda: Net(
+            heads_by_einsum,
+            weight=nn.Parameter(torch.randn(2, D, H)),
+            values=nn.Parameter(torch.randn(H, C)),
+        ),
+        sequences,
+        cross_entropy,
+    ),
+    "samples are columns": RowCase(
+        lambda: Net(
+            columns, weight=nn.Parameter(torch.randn(C, D)), bias=nn.Parameter(torch.randn(C))
+        ),
+        vectors,
+        cross_entropy,
+    ),
+    "instance normalisation": RowCase(
+        lambda: Net(
+            instances,
+            convolution=nn.Conv1d(2, H, 3),
+            norm=nn.InstanceNorm1d(H, affine=True),
+            head=nn.Linear(H, C),
+        ),
+        signals,
+        cross_entropy,
+    ),
+    "as many channels as samples": RowCase(
+        lambda: nn.Sequential(nn.Conv1d(2, N, 2), nn.Tanh(), nn.Flatten(), nn.Linear(7 * N, C)),
+        signals,
+        cross_entropy,
+    ),
+}
+
+
+# Losses that aren't a mean over the rows of outputs.
+
+
+def regularised(model: Any, batch: Batch) -> Tensor:
+    penalty = sum(parameter.square().sum() for parameter in model.parameters())
+    return cross_entropy(model, batch) + 0.1 * penalty
+
+
+def without_penalty(model: Any, batch: Batch, n: int) -> Tensor:
+    return cross_entropy(model, one(batch, n))
+
+
+def to_fixed_targets(model: Any, batch: Batch) -> Tensor:
+    normal = F.normalize(model(batch[0]), dim=1)
+    return F.cross_entropy(normal @ normal.detach().T, torch.arange(len(normal)))
+
+
+def to_one_fixed_target(model: Any, batch: Batch, n: int) -> Tensor:
+    normal = F.normalize(model(batch[0]), dim=1)
+    return F.cross_entropy(normal[n : n + 1] @ normal.detach().T, torch.tensor([n]))
+
+
+def by_class(model: Any, batch: Batch) -> Tensor:
+    """The axis of classes comes last, and may be as long as the batch."""
+    return model(batch[0]).square().mean(0).sum()
+
+
+def transposed(model: Any, batch: Batch) -> Tensor:
+    return model(batch[0]).T.contiguous().square().sum(0).mean()
+
+
+def of_square(model: Any, batch: Batch, n: int) -> Tensor:
+    return model(batch[0][n : n + 1]).square().sum()
+
+
+LOSSES = {
+    "regulariser": RowCase(mlp, vectors, regularised, without_penalty),
+    "contrastive, with fixed targets": RowCase(
+        mlp, lambda: (randn(N, D),), to_fixed_targets, to_one_fixed_target
+    ),
+    "mean of each class": RowCase(
+        mlp,
+        lambda: (randn(N, D),),
+        by_class,
+        batch_size=N,
+        refused=("",),
+        reason="N = 4 by batch_size=.* of 3 rows",
+    ),
+    "mean of each class, as many as samples": RowCase(
+        mlp,
+        lambda: (randn(C, D),),
+        by_class,
+        samples=C,
+        refused=("",),
+        reason="samples meet between it and the loss",
+    ),
+    "as many classes as samples, transposed": RowCase(
+        mlp, lambda: (randn(C, D),), transposed, of_square, samples=C
+    ),
+}
+
+
+# Samples that meet.
+
+
+def neighbours(net: Any, x: Tensor) -> Tensor:
+    """A layer of a graph network: nodes are the samples."""
+    ring = torch.eye(len(x), dtype=x.dtype).roll(1, 0) + torch.eye(len(x), dtype=x.dtype)
+    return net.head(ring @ net.inner(x).tanh())
+
+
+def centred(net: Any, x: Tensor) -> Tensor:
+    hidden = net.inner(x)
+    return net.head(hidden - hidden.mean(0))
+
+
+def normalised_by_hand(net: Any, x: Tensor) -> Tensor:
+    x = net.inner(x)
+    x = (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()
+    return net.head((x * net.weight).tanh())
+
+
+def handwritten_norm() -> nn.Module:
+    weight = nn.Parameter(torch.ones(H))
+    return Net(normalised_by_hand, inner=nn.Linear(D, H), weight=weight, head=nn.Linear(H, C))
+
+
+def contrastive(model: Any, batch: Batch) -> Tensor:
+    """Each of two views among all."""
+    return F.cross_entropy(*among_all(model, batch))
+
+
+def of_one_view(model: Any, batch: Batch, n: int) -> Tensor:
+    scores, targets = among_all(model, batch)
+    return F.cross_entropy(scores[n : n + 1], targets[n : n + 1])
+
+
+def among_all(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    normal = F.normalize(model(torch.cat([batch[0], 1.1 * batch[0]])), dim=1)
+    scores = normal @ normal.T - 1e9 * torch.eye(len(normal))
+    return scores, torch.arange(len(normal)).roll(len(batch[0]))
+
+
+def scores_of_pairs(net: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Two towers at a learned temperature, as CLIP has them."""
+    first, second = F.normalize(net.images(x)), F.normalize(net.texts(y))
+    return first @ second.T * net.temperature.exp()
+
+
+def towers() -> nn.Module:
+    temperature = nn.Parameter(torch.tensor(0.3))
+    layers = {"images": nn.Linear(D, H), "texts": nn.Linear(T, H)}
+    return Net(scores_of_pairs, temperature=temperature, **layers)
+
+
+def both_ways(model: Any, batch: Batch) -> Tensor:
+    scores, targets = model(*batch), torch.arange(N)
+    return (F.cross_entropy(scores, targets) + F.cross_entropy(scores.T, targets)) / 2
+
+
+MEET = r"samples meet between it and head\.\w+"
+
+MEETING = {
+    "neighbours": RowCase(
+        linears(neighbours), vectors, cross_entropy, of_all, refused=("inner",), reason=MEET
+    ),
+    "centred": RowCase(
+        linears(centred), vectors, cross_entropy, of_all, refused=("inner",), reason=MEET
+    ),
+    "handwritten normalisation": RowCase(
+        handwritten_norm,
+        vectors,
+        cross_entropy,
+        of_all,
+        refused=("inner",),
+        reason="samples meet between it and weight",
+    ),
+    "contrastive": RowCase(
+        mlp,
+        vectors,
+        contrastive,
+        of_one_view,
+        samples=2 * N,
+        batch_size=2 * N,
+        refused=("",),
+        reason="samples meet between it and the loss",
+    ),
+    "contrastive, two towers": RowCase(
+        towers,
+        lambda: (randn(N, D), randn(N, T)),
+        both_ways,
+        refused=("",),
+        reason="samples meet between it and the loss",
+        batch_size=N,
+    ),
+}
+
+ROW_CASES = CHUNKS | SELECTED | SHARED | ORDERS | AXES | LOSSES | MEETING

@@ -1,0 +1,320 @@
+"""The command line, as a user calls it."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from gradlens import History, __version__
+from gradlens.cli import main as cli
+from gradlens.cli.main import main
+from tests.instruments.test_instruments import realistic
+
+
+def test_demo_trains_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "demo"
+    assert main(["demo", "--out", str(out), "--steps", "40", "--seed", "1"]) == 0
+    printed = capsys.readouterr()
+    assert str(out / "run.jsonl") in printed.out
+    assert str(out / "cockpit.png") in printed.out
+    assert "40/40" in printed.err
+    history = History.load(out / "run.jsonl")
+    assert history.steps == tuple(range(40))
+    ends = {"Alpha": 39, "TICTrace": 4, "HessTrace": 4, "HessMaxEV": 4}
+    assert all(len(history[name]) == ends.get(name, 40) for name in history.names)
+    assert not history.notes
+    losses = history["Loss"]
+    assert losses[39] < losses[0]
+    assert (out / "cockpit.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_demo_is_reproducible(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert main(["demo", "--out", str(tmp_path / name), "--steps", "3"]) == 0
+    a, b = (History.load(tmp_path / name / "run.jsonl") for name in ("a", "b"))
+    for name in ("Loss", "NormTest", "GradNorm"):
+        assert a[name] == b[name]
+
+
+def test_existing_run_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.jsonl").write_text("precious")
+    assert main(["demo", "--out", str(tmp_path), "--steps", "1"]) == 1
+    assert "run.jsonl exists and is kept" in capsys.readouterr().err
+    assert (tmp_path / "run.jsonl").read_text() == "precious"
+
+
+def test_directory_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--out", str(tmp_path / "file"), "--steps", "1"]) == 1
+    assert "file" in capsys.readouterr().err
+
+
+WRONG = (
+    "",
+    "fly",
+    "demo --steps 0",
+    "demo --what",
+    "plot",
+    "plot a b",
+    "plot a --until soon",
+    "plot a --frames 0",
+    "plot a --frames many",
+    "watch a --interval 0",
+    "watch a --interval inf",
+    "watch a --interval soon",
+    "summary a -o b",
+    "compare",
+    "compare a",
+)
+
+
+@pytest.mark.parametrize("arguments", [call.split() for call in WRONG], ids=" ".join)
+def test_wrong_calls(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert "usage: gradlens" in capsys.readouterr().err
+
+
+# Figures ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's file."""
+    path = tmp_path / "lr0.1" / "run.jsonl"
+    path.parent.mkdir()
+    realistic(20, ("Loss", "GradNorm", "SpectralDensity")).write(path)
+    return path
+
+
+def called(*arguments: object) -> int:
+    """The exit code of a call."""
+    return main([str(argument) for argument in arguments])
+
+
+def test_plot_writes_beside_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called("plot", run) == 0
+    assert called("plot", run, "--layers") == 0
+    out = [run.parent / "run.png", run.parent / "run-layers.png"]
+    assert capsys.readouterr().out.splitlines() == [f"figure: {path}" for path in out]
+    images = [path.read_bytes() for path in out]
+    assert all(image.startswith(b"\x89PNG") for image in images)
+    assert images[0] != images[1]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg", ".gif"])
+def test_plot_in_every_format(run: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / "new" / f"a{suffix}"
+    assert called("plot", run, "-o", out, "--frames", "2") == 0
+    beginnings = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml", ".gif": b"GIF89a"}
+    assert out.read_bytes().startswith(beginnings[suffix])
+
+
+def words(path: Path) -> list[str]:
+    """Texts of a figure in an SVG, which keeps them as comments."""
+    return [part.split("-->")[0].strip() for part in path.read_text().split("<!--")[1:]]
+
+
+def test_plot_until_a_step_with_a_title(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.svg"
+    assert called("plot", run, "-o", out, "--until", 7, "--title", "Mine") == 0
+    assert "Mine" in words(out)
+    assert any("last step 7 " in word for word in words(out))
+    assert called("plot", run, "-o", out) == 0
+    assert "run" in words(out)
+    assert any("last step 19 " in word for word in words(out))
+
+
+def test_plot_on_a_logarithmic_step_axis(run: Path, tmp_path: Path) -> None:
+    images = [tmp_path / name for name in ("a.svg", "b.svg")]
+    assert called("plot", run, "-o", images[0]) == called("plot", run, "-o", images[1]) == 0
+    assert words(images[0]) == words(images[1])
+    assert called("plot", run, "-o", images[1], "--log-steps") == 0
+    assert words(images[0]) != words(images[1])
+
+
+def test_plot_shows_progress_of_an_animation(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called("plot", run, "-o", tmp_path / "a.gif", "--frames", 3, "--until", 9) == 0
+    assert "3/3" in capsys.readouterr().err
+    with Image.open(tmp_path / "a.gif") as image:
+        assert image.n_frames == 3
+
+
+def test_a_log_of_cockpit_for_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = Path(__file__).parents[1] / "compat" / "data" / "cockpit_1.0.2.json"
+    assert called("plot", log, "-o", tmp_path / "a.png") == 0
+    assert called("summary", log) == 0
+    assert "NormTest" in capsys.readouterr().out
+
+
+def test_a_run_that_is_cut_off(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run.parent)
+    run.write_bytes(run.read_bytes()[:-10])
+    assert called("plot", run.name) == 0
+    assert called("summary", run.name) == 0
+    assert "run.jsonl: 19 steps, 0 to 18; the file is cut off" in capsys.readouterr().out
+
+
+def test_compare(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "lr0.2" / "run.jsonl"
+    other.parent.mkdir()
+    realistic(5, ("Loss",)).write(other)
+    monkeypatch.chdir(tmp_path)
+    assert called("compare", run, other) == 0
+    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "figure: comparison.png"
+    assert out[1] == "left out, for they are no single numbers: SpectralDensity"
+    arguments = ("-o", "a.svg", "--until", 3, "--title", "Mine", "--log-steps")
+    assert called("compare", run, other, *arguments) == 0
+    assert {"Mine", "lr0.1", "lr0.2"} <= {*words(tmp_path / "a.svg")}
+    assert any("last step 3 " in word for word in words(tmp_path / "a.svg"))
+
+
+# The table ----------------------------------------------------------------------------------
+
+
+def test_summary_has_the_width_of_the_terminal(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    widths = []
+    for columns in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert called("summary", run) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert {"series", "Loss", "GradNorm"} <= {line.split()[0] for line in lines if line}
+        widths.append(max(len(line) for line in lines if not line.startswith(str(run.parent))))
+    assert widths[0] <= 80 < widths[1] <= 120
+
+
+def test_summary_in_a_terminal_without_unicode(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    assert called("summary", run) == 0
+    assert b"Loss" in printed.getvalue()
+
+
+def test_a_reader_that_has_seen_enough(run: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} -m gradlens summary {shlex.quote(str(run))} | true"
+    result = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True
+    )
+    assert result.returncode == 0
+    assert not result.stderr
+
+
+# What goes wrong ----------------------------------------------------------------------------
+
+FAILURES: dict[str, tuple[str, str]] = {
+    "no file": ("plot none.jsonl", "none.jsonl: No such file"),
+    "folder": ("plot lr0.1", "lr0.1 is a directory, not a run"),
+    "text": ("plot text.jsonl", "text.jsonl is not a gradlens run"),
+    "picture": ("summary picture.jsonl", "picture.jsonl is not a gradlens run"),
+    "empty file": ("plot zero.jsonl", "zero.jsonl is empty"),
+    "empty run": ("plot empty.jsonl", "empty.jsonl is empty: no step has been recorded"),
+    "empty summary": ("summary empty.jsonl", "empty.jsonl is empty: no step has been recorded"),
+    "broken line": ("summary broken.jsonl", "line 3 of broken.jsonl is broken"),
+    "ending": ("plot RUN -o a.bmp", "a.bmp has the ending .bmp: use one of .png, .pdf, .svg, .gif"),
+    "no ending": ("plot RUN -o a", "a has no ending: use one of"),
+    "too early": (
+        "plot RUN --until -1",
+        "--until -1 is before the first step of lr0.1/run.jsonl, 0",
+    ),
+    "no layers": ("plot loss.jsonl --layers", "loss.jsonl: there is nothing by layer"),
+    "no layers to animate": ("plot loss.jsonl --layers -o a.gif", "there is nothing by layer"),
+    "nothing to draw": (
+        "plot words.jsonl",
+        "words.jsonl: none of the recorded series",
+    ),
+    "nothing to compare": ("compare words.jsonl words2.jsonl", "none of the runs has numbers"),
+    "no folder": ("plot RUN -o zero.jsonl/a.png", "zero.jsonl"),
+    "given twice": ("compare RUN RUN", "lr0.1/run.jsonl is given twice"),
+    "second missing": ("compare RUN none.jsonl", "none.jsonl: No such file"),
+    "compared too early": ("compare RUN loss.jsonl --until -3", "before the first step of lr0.1"),
+    "comparison to animate": ("compare RUN loss.jsonl -o a.gif", "the ending .gif: use one of"),
+    "watch an animation": ("watch RUN -o a.gif", "the ending .gif: use one of .png, .pdf, .svg"),
+    "watch text": ("watch text.jsonl -o a.png --interval 0.01", "is not a gradlens run"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_failures_are_one_clear_line(
+    case: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.jsonl").write_text("hello\nworld\n")
+    Path("picture.jsonl").write_bytes(b"\x89PNG\r\n\x1a\n")
+    Path("zero.jsonl").touch()
+    realistic(0, ("Loss",)).write("empty.jsonl")
+    realistic(3, ("Loss",)).write("loss.jsonl")
+    header, *lines = Path("loss.jsonl").read_text().splitlines(keepends=True)
+    Path("broken.jsonl").write_text(header + lines[0] + "{oh\n" + lines[1])
+    for name in ("words.jsonl", "words2.jsonl"):
+        wordy = History()
+        wordy.append(0, {"words": "hello"})
+        wordy.write(name)
+    call, message = FAILURES[case]
+    assert main(call.replace("RUN", "lr0.1/run.jsonl").split()) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    (line,) = printed.err.splitlines()
+    assert line.startswith("gradlens: ")
+    assert message in line
+    assert not [*tmp_path.glob("a*")]
+
+
+def test_watch_without_a_display(run: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    command = [sys.executable, "-m", "gradlens", "watch", str(run)]
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment | {"MPLBACKEND": "agg"}
+    )
+    assert result.returncode == 1
+    message = "gradlens: there is no display for a window: draw to a file with -o FILE\n"
+    assert result.stderr == message
+
+
+def test_interrupted(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "write_figure", interrupt)
+    assert called("plot", run) == 1
+    assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["demo", "plot", "watch", "summary", "compare"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: gradlens {command}" in text
+    assert "None" not in text
+
+
+def test_as_a_module() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "gradlens", "--version"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == f"gradlens {__version__}\n"

@@ -1,0 +1,554 @@
+"""Statistics over epochs and windows: against numpy, in constant memory, across processes."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+import torch.multiprocessing
+from torch import nn
+
+from gradlens import Cockpit, History, quantities, schedules
+from gradlens.cockpit.aggregation import (
+    STATISTICS,
+    Aggregate,
+    QuantileSketch,
+    RunningMoments,
+    Summary,
+    _Window,
+    numbers,
+)
+from gradlens.history.undefined import Undefined
+
+
+def expected(values: Sequence[float]) -> dict[str, float]:
+    q1, median, q3 = np.quantile(values, [0.25, 0.5, 0.75])
+    return {
+        "mean": np.mean(values), "std": np.std(values), "min": min(values), "q1": q1,
+        "median": median, "q3": q3, "max": max(values), "iqr": q3 - q1, "count": len(values),
+    }  # fmt: skip
+
+
+def summary(values: Sequence[float]) -> Summary:
+    found = Summary()
+    for value in values:
+        found.add(value)
+    return found
+
+
+STREAMS = {
+    "one": [3.5],
+    "two": [2.0, -1.0],
+    "equal": [7.0] * 9,
+    "normal": list(np.random.default_rng(0).normal(1e6, 1.0, 500)),
+}
+
+
+INFINITE = "there are infinities among the numbers"
+TOO_LARGE = "the numbers, or their squares, are too large to be added up"
+EXTREMES: dict[str, tuple[list[float], dict[str, float | str]]] = {
+    "an infinity": (
+        [1.0, math.inf, 2.0, 3.0],
+        {"mean": math.inf, "std": INFINITE, "q1": 1.75, "median": 2.5, "q3": math.inf,
+         "iqr": math.inf, "min": 1.0, "max": math.inf},
+    ),
+    "of both signs": (
+        [math.inf, -math.inf],
+        {"mean": INFINITE, "std": INFINITE, "q1": INFINITE, "median": INFINITE, "q3": INFINITE,
+         "iqr": INFINITE, "min": -math.inf, "max": math.inf},
+    ),
+    "negative": (
+        [-math.inf, 0.0, 1.0, 2.0],
+        {"mean": -math.inf, "std": INFINITE, "q1": -math.inf, "median": 0.5, "q3": 1.25,
+         "iqr": math.inf, "min": -math.inf, "max": 2.0},
+    ),
+    "alone": (
+        [math.inf] * 3,
+        {"mean": math.inf, "std": INFINITE, "q1": math.inf, "median": math.inf, "q3": math.inf,
+         "iqr": INFINITE, "min": math.inf, "max": math.inf},
+    ),
+    "too large to be squared": (
+        [1e200, 2e200],
+        {"mean": 1.5e200, "std": TOO_LARGE, "q1": 1.25e200, "median": 1.5e200, "q3": 1.75e200,
+         "iqr": 0.5e200, "min": 1e200, "max": 2e200},
+    ),
+    "too far apart": (
+        [-1.5e308, 1.5e308],
+        {"mean": TOO_LARGE, "std": TOO_LARGE, "q1": -0.75e308, "median": 0.0, "q3": 0.75e308,
+         "iqr": 1.5e308, "min": -1.5e308, "max": 1.5e308},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EXTREMES)
+@pytest.mark.parametrize("merged", [False, True])
+def test_statistics_of_extremes_are_numbers_or_say_why_not(case: str, merged: bool) -> None:
+    values, known = EXTREMES[case]
+    found = Summary()
+    for part in [[value] for value in values] if merged else [values]:
+        found.merge(summary(part))
+    for name, value in found.record().items():
+        if name == "count":
+            assert value == len(values)
+        elif isinstance(known[name], str):
+            assert isinstance(value, Undefined), name
+            assert value.reason == known[name]
+        else:
+            assert value == pytest.approx(known[name]), name
+
+
+@pytest.mark.parametrize("case", STREAMS)
+def test_statistics(case: str) -> None:
+    found = summary(STREAMS[case]).record()
+    assert set(found) == {*STATISTICS, "count"}
+    assert found == pytest.approx(expected(STREAMS[case]), rel=1e-12, abs=1e-9)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 100])
+def test_merged_summaries_are_one(parts: int) -> None:
+    values = np.random.default_rng(1).lognormal(size=400)
+    total = Summary()
+    for part in np.array_split(values, parts):
+        total.merge(pickle.loads(pickle.dumps(summary(part))))
+    assert total.record() == pytest.approx(expected(values))
+    empty = Summary()
+    total.merge(empty)
+    empty.merge(total)
+    assert empty.record() == pytest.approx(total.record())
+
+
+def test_moments_do_not_lose_digits() -> None:
+    moments = RunningMoments()
+    for value in (1e9 + 1, 1e9 + 2, 1e9 + 3):
+        moments = moments.add(value)
+    assert moments.std == pytest.approx(math.sqrt(2 / 3))
+    assert math.isnan(RunningMoments().std)
+
+
+@pytest.mark.parametrize("order", ["random", "ascending", "descending", "alternating"])
+@pytest.mark.parametrize("count", [513, 2000, 20_000])
+@pytest.mark.parametrize("merged", [False, True])
+def test_quantiles_of_many_are_as_exact_as_stated(order: str, count: int, merged: bool) -> None:
+    values = np.arange(count, dtype=float)
+    if order == "random":
+        np.random.default_rng(2).shuffle(values)
+    elif order == "descending":
+        values = values[::-1]
+    elif order == "alternating":
+        values = np.where(np.arange(count) % 2, values, count - values)
+    sketches = [QuantileSketch() for _ in range(4 if merged else 1)]
+    for place, value in enumerate(values):
+        sketches[place % len(sketches)].add(float(value))
+    for other in sketches[1:]:
+        sketches[0].merge(other)
+    allowed = math.ceil(math.log2(count / 512)) / 512
+    for share in (0.01, 0.25, 0.5, 0.75, 0.99):
+        found = sketches[0].quantile(share)
+        rank = np.mean(values < found)
+        assert abs(rank - share) <= allowed + 2 / count
+
+
+def test_a_sketch_stays_small() -> None:
+    sketch = QuantileSketch()
+    sizes = []
+    for place in range(100_000):
+        sketch.add(place % 1013)
+        if place % 25_000 == 24_999:
+            sizes.append(len(pickle.dumps(sketch)))
+    assert sizes[-1] < 2 * sizes[0]
+    assert sum(len(level) for level in sketch._levels) <= 512 * 10
+
+
+def test_undefined_values_are_left_out_and_lend_their_reason() -> None:
+    found = summary([Undefined("first step"), 2.0, 4.0])
+    assert found.record()["mean"] == 3
+    assert found.undefined == found.record()["undefined"] == 1
+    assert "undefined" not in summary([2.0]).record()
+    nothing = summary([Undefined("first step"), math.nan]).record()
+    assert nothing["count"] == 0
+    assert nothing["median"].reason == "first step"  # type: ignore[attr-defined]
+    assert summary([math.nan]).record()["std"].reason == "all numbers were NaN"  # type: ignore[attr-defined]
+    assert Summary().record()["mean"].reason == "there was no number"  # type: ignore[attr-defined]
+
+
+def activations(least: float, unit: int) -> dict[str, Any]:
+    return {"layers": {"1": {"least": least, "least_unit": unit}}, "worst": least}
+
+
+def test_of_an_index_the_one_at_the_least_is_kept() -> None:
+    windows = [_Window(), _Window()]
+    records = [activations(0.3, 9), activations(0.1, 5), activations(0.2, 7), activations(0.1, 6)]
+    for place, record in enumerate(records):
+        windows[place % 2].add(record)
+    windows[0].merge(windows[1])
+    windows[0].add({"layers": {"1": Undefined("the batch is empty")}})
+    found = windows[0].record()["layers"]["1"]
+    assert found["least_unit"] == 5
+    assert found["least"]["min"] == 0.1
+    means = _Window(statistics=("mean",))
+    means.add(records[0])
+    assert set(means.record()["layers"]["1"]) == {"least"}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_layer_that_had_no_value_once_does_not_hide_the_others(order: int) -> None:
+    """An empty batch's record is a NaN where others are dicts."""
+    window = _Window(statistics=("mean",))
+    empty = {"layers": {"1": Undefined("the batch is empty"), "2": Undefined("no gradient")}}
+    for record in [empty, activations(0.5, 3), activations(0.25, 3)][::order]:
+        window.add(record)
+    assert window.record() == {
+        "layers": {
+            "1": {"least": {"mean": 0.375, "count": 2}},
+            "2": {"mean": pytest.approx(math.nan, nan_ok=True), "count": 0, "undefined": 1},
+        },
+        "worst": {"mean": 0.375, "count": 2},
+    }
+
+
+def test_a_value_that_is_a_number_once_and_several_otherwise_loses_none() -> None:
+    window = _Window(statistics=("max",))
+    for record in (1.0, {"a": 2.0}, {"a": {"b": 3.0}}):
+        window.add(record)
+    assert window.record() == {
+        "": {"max": 1.0, "count": 1},
+        "a": {"": {"max": 2.0, "count": 1}, "b": {"max": 3.0, "count": 1}},
+    }
+
+
+@pytest.mark.parametrize("record", [[1.0, 2.0], {"hist": np.ones(3)}, "text", None, {}])
+def test_without_a_number_it_says_why(record: Any) -> None:
+    window = _Window(statistics=("mean",))
+    window.add(record)
+    found = window.record()
+    assert found["count"] == 0
+    assert "there was no number in its values" in found["mean"].reason
+
+
+def test_numbers_of_a_record() -> None:
+    record = {"layers": {"a": {"norm": 1.0, "kind": "x"}, "b": 2}, "hist": np.ones(3), "ok": True}
+    assert dict(numbers(record)) == {("layers", "a", "norm"): 1.0, ("layers", "b"): 2}
+    assert dict(numbers(3.0)) == {(): 3.0}
+
+
+# In a cockpit -----------------------------------------------------------------------------------
+
+
+def train(tracked: list[Any], epochs: int = 3, length: int = 5, **arguments: Any) -> Cockpit:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cockpit = Cockpit(model, tracked, **arguments)
+    for step in range(epochs * length):
+        optimizer.zero_grad()
+        loss = model(torch.randn(6, 4)).square().mean()
+        with cockpit(step, loss=loss):
+            loss.backward()
+        optimizer.step()
+        if step % length == length - 1:
+            cockpit.tick_epoch()
+    return cockpit
+
+
+@pytest.mark.parametrize("name", ["Loss", "OutputNorm", "UpdateSize", "GradientGeometry"])
+def test_epochs_are_those_of_the_values_themselves(name: str) -> None:
+    build = getattr(quantities, name)
+    raw = train([build()]).history[name]
+    aggregated = train([Aggregate(build())]).history
+    assert aggregated.names == (f"{name} (epoch)",)
+    records = aggregated[f"{name} (epoch)"]
+    assert [*records] == [4, 9, 14]
+    for last, record in records.items():
+        told = [dict(numbers(raw[step])) for step in range(last - 4, last + 1)]
+        found = dict(numbers(record))
+        for path in told[0]:
+            known = [value[path] for value in told if not math.isnan(value[path])]
+            for statistic, value in expected(known).items():
+                assert found[(*path, statistic)] == pytest.approx(value)
+
+
+def test_windows_are_recorded_when_they_are_full_and_the_rest_at_the_end() -> None:
+    cockpit = train([Aggregate(quantities.Loss(), over=4, raw=True, statistics=("min", "max"))])
+    assert cockpit.history.names == ("Loss", "Loss (window)")
+    cockpit.close()
+    loss, windows = cockpit.history["Loss"], cockpit.history["Loss (window)"]
+    assert [*windows] == [3, 7, 11, 14]
+    assert windows[7] == {"min": min(loss[s] for s in range(4, 8)),
+                          "max": max(loss[s] for s in range(4, 8)), "count": 4}  # fmt: skip
+    assert windows[14]["count"] == 3
+    cockpit.close()
+    assert len(windows) == 4
+
+
+def test_an_epoch_that_nobody_ended_is_recorded_at_the_end() -> None:
+    cockpit = train([Aggregate(quantities.Loss())], epochs=1, length=3)
+    step(cockpit, 3)
+    cockpit.close()
+    assert cockpit.history["Loss (epoch)"][3]["count"] == 1
+
+
+def step(cockpit: Cockpit, number: int) -> None:
+    assert cockpit.model is not None
+    loss = cockpit.model(torch.randn(6, 4)).square().mean()
+    with cockpit(number, loss=loss):
+        loss.backward()
+
+
+def test_every_second_epoch() -> None:
+    schedule = schedules.epochs(2, length=5, offset=1)
+    cockpit = train([Aggregate(quantities.Loss(schedule))], epochs=4)
+    assert [*cockpit.history["Loss (epoch)"]] == [9, 19]
+    with pytest.raises(ValueError, match="length=0"):
+        schedules.epochs(1, 0)
+
+
+def test_pushed_metrics(tmp_path: Path) -> None:
+    cockpit = train([quantities.Loss()], epochs=1, run=tmp_path / "run.jsonl")
+    for accuracy in (0.5, 0.7):
+        cockpit.push(valid_accuracy=accuracy, valid_loss=torch.tensor(1.0))
+    cockpit.tick_epoch()
+    cockpit.close()
+    for history in (cockpit.history, History.load(tmp_path / "run.jsonl")):
+        assert history["valid_accuracy"][4] == pytest.approx(expected([0.5, 0.7]))
+        assert history["valid_loss"][4]["count"] == 2
+        assert history.sources["valid_accuracy"].kind == "Aggregate"
+
+
+NUMBERS = (1, True, np.float32(1), np.ones((1, 1)), torch.ones(1, requires_grad=True))
+
+
+@pytest.mark.parametrize("value", [*NUMBERS, torch.ones((), dtype=torch.bfloat16)])
+def test_numbers_of_all_kinds_can_be_pushed(value: Any) -> None:
+    cockpit = Cockpit(nn.Linear(1, 1), [quantities.Loss()])
+    cockpit.push(metric=value)
+    cockpit.push(metric=Undefined("no sample was left"))
+    cockpit.tick_epoch()
+    record = cockpit.history["metric"][0]
+    assert (record["mean"], record["count"], record["undefined"]) == (1.0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("x", "'x'"), ("0.5", "'0.5'"), (None, "None"), ({"a": 1.0}, "{'a': 1.0}"),
+        ([1.0], "[1.0]"),
+        (torch.ones(3), "a Tensor of shape (3,) and torch.float32"),
+        (np.zeros((0, 2)), "a ndarray of shape (0, 2) and float64"), (1j, "1j"),
+        (torch.ones(1, dtype=torch.complex64), "a Tensor of shape (1,) and torch.complex64"),
+        pytest.param(10**400, "1000", id="huge"), (len, "<built-in function len>"),
+    ],
+)  # fmt: skip
+def test_what_is_no_number_is_refused_by_name(value: Any, shown: str) -> None:
+    cockpit = Cockpit(nn.Linear(1, 1), [quantities.Loss()])
+    words = r"^push\(valid_loss=...\) takes a number, or a tensor .*, and got "
+    with pytest.raises(TypeError, match=words + re.escape(shown)):
+        cockpit.push(accuracy=1.0, valid_loss=value)
+    cockpit.tick_epoch()
+    assert "accuracy" not in cockpit.history
+
+
+TAKEN = "Loss", "Time", "Time (epoch)", "train_loss"
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_name_that_another_series_has_cannot_be_pushed(name: str) -> None:
+    cockpit = train([quantities.Loss(), Aggregate(quantities.Time())], epochs=1)
+    cockpit.log(4, train_loss=2.0)
+    before = {series: dict(cockpit.history[series]) for series in cockpit.history.names}
+    with pytest.raises(
+        ValueError, match=re.escape(f"push({name}=...): there is a series {name!r}")
+    ):
+        cockpit.push(**{"fine": 1.0, name: 5.0})
+    cockpit.tick_epoch()
+    assert {series: dict(cockpit.history[series]) for series in cockpit.history.names} == before
+
+
+@pytest.mark.parametrize("ticked", [False, True])
+def test_a_metric_that_was_pushed_cannot_be_logged(ticked: bool) -> None:
+    cockpit = train([quantities.Loss()], epochs=1)
+    cockpit.push(valid_loss=1.0)
+    if ticked:
+        cockpit.tick_epoch()
+    with pytest.raises(ValueError, match="valid_loss is a metric that was pushed"):
+        cockpit.log(4, valid_loss=3.0)
+
+
+def test_two_records_of_one_step_are_one() -> None:
+    """Nothing is lost where an epoch ends twice without a step in between."""
+    cockpit = train([Aggregate(quantities.Loss())], epochs=1)
+    for value in (1.0, 2.0):
+        cockpit.push(valid=value)
+        cockpit.tick_epoch()
+    cockpit.tick_epoch()
+    cockpit.push(valid=6.0)
+    cockpit.close()
+    assert cockpit.history["valid"][4] == pytest.approx(expected([1.0, 2.0, 6.0]))
+    assert cockpit.history["Loss (epoch)"][4]["count"] == 5
+
+
+def test_an_epoch_stands_under_its_last_step_whether_or_not_that_is_tracked() -> None:
+    cockpit = train([Aggregate(quantities.Loss(schedules.linear(3)))])
+    assert [*cockpit.history["Loss (epoch)"]] == [4, 9, 14]
+
+
+def test_steps_may_go_back() -> None:
+    """As after a return to an earlier checkpoint."""
+    cockpit = train([Aggregate(quantities.Loss())])
+    for number in (7, 8):
+        step(cockpit, number)
+    cockpit.tick_epoch()
+    assert [*cockpit.history["Loss (epoch)"]] == [4, 9, 14, 8]
+
+
+def test_windows_that_end_in_one_step_are_one_record() -> None:
+    cockpit = Cockpit(nn.Linear(4, 1), [Aggregate(quantities.Loss(), over=2)])
+    for number in (0, 0, 1, 1, 1):
+        step(cockpit, number)
+    cockpit.close()
+    counts = {at: record["count"] for at, record in cockpit.history["Loss (window)"].items()}
+    assert counts == {0: 2, 1: 3}
+
+
+def test_epochs_without_steps_record_nothing() -> None:
+    cockpit = Cockpit(nn.Linear(4, 1), [Aggregate(quantities.Loss())])
+    cockpit.tick_epoch()
+    cockpit.tick_epoch()
+    assert cockpit.history.steps == ()
+    cockpit.push(valid=1.0)
+    cockpit.tick_epoch()
+    step(cockpit, 0)
+    cockpit.push(valid=2.0)
+    cockpit.tick_epoch()
+    assert cockpit.history["valid"][0]["count"] == 2
+
+
+def test_a_window_longer_than_the_run_is_recorded_at_the_end() -> None:
+    cockpit = train([Aggregate(quantities.Loss(), over=100)])
+    assert cockpit.history.steps == ()
+    cockpit.close()
+    assert cockpit.history["Loss (window)"][14]["count"] == 15
+
+
+def test_a_run_that_is_resumed_in_an_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    cockpit = train([Aggregate(quantities.Loss())], epochs=2, run=path)
+    step(cockpit, 10)
+    cockpit.push(valid=1.0)
+    cockpit.close()
+    cockpit = Cockpit(nn.Linear(4, 3), [Aggregate(quantities.Loss())], run=path, resume=True)
+    with pytest.raises(
+        ValueError, match=r"push\(valid=...\): the run that is resumed has a record"
+    ):
+        cockpit.push(valid=2.0)
+    cockpit.push(other=3.0)
+    cockpit.tick_epoch()
+    for number in (11, 12):
+        step(cockpit, number)
+    cockpit.push(valid=2.0)
+    cockpit.close()
+    for history in (cockpit.history, History.load(path)):
+        found = {at: record["count"] for at, record in history["Loss (epoch)"].items()}
+        assert found == {4: 5, 9: 5, 10: 1, 12: 2}
+        assert {at: record["mean"] for at, record in history["valid"].items()} == {10: 1, 12: 2}
+        assert [*history["other"]] == [10]
+
+
+def test_series_have_views_of_their_own() -> None:
+    cockpit = train([Aggregate(quantities.OutputNorm()), Aggregate(quantities.Loss(), over=5)])
+    titles = {name: source.view.title for name, source in cockpit.history.sources.items()}
+    assert titles == {
+        "OutputNorm (epoch)": "Output norm (epoch)", "Loss (window)": "Mini-batch loss (5 values)"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: Aggregate("Loss"), "'Loss' is not a quantity"),  # type: ignore[arg-type]
+        (lambda: Aggregate(quantities.Loss(), over=0), "over=0"),
+        (lambda: Aggregate(quantities.Loss(), over="batch"), "over='batch'"),  # type: ignore[arg-type]
+        (lambda: Aggregate(quantities.Loss(), statistics=("average",)), "choose some of mean"),  # type: ignore[arg-type]
+        (lambda: Aggregate(quantities.Loss(), statistics="mean"), "choose some of mean"),  # type: ignore[arg-type]
+        (lambda: Aggregate(quantities.Loss(), statistics=()), "choose some of mean"),
+        (lambda: Aggregate(quantities.Loss(), statistics=5), "statistics=5: choose some"),  # type: ignore[arg-type]
+        (lambda: Aggregate(quantities.Loss(), over=True), "over=True"),
+        (lambda: Aggregate(quantities.Loss(), over=2.0), "over=2.0"),  # type: ignore[arg-type]
+        (
+            lambda: Cockpit(
+                nn.Linear(1, 1), [quantities.Loss(), Aggregate(quantities.Time(), name="Loss")]
+            ),
+            "two series are called 'Loss'",
+        ),
+        (
+            lambda: Cockpit(nn.Linear(1, 1), [quantities.Loss(), Aggregate(quantities.Loss())]),
+            "two quantities are called 'Loss'",
+        ),
+        (
+            lambda: train([Aggregate(quantities.Loss())]).tick_epoch(across_processes=True),
+            "init_process_group",
+        ),
+    ],
+)
+def test_bad_input(build: Any, words: str) -> None:
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=words):
+        build()
+
+
+def test_memory_does_not_grow() -> None:
+    names = ("OutputNorm", "GradNorm")
+    moments = ("mean", "std", "min", "max")
+    tracked = [Aggregate(getattr(quantities, name)(), statistics=moments) for name in names]
+    cockpit = train(tracked, epochs=1)
+    sizes = []
+    for number in range(5, 2005):
+        step(cockpit, number)
+        if number in (100, 2004):
+            sizes.append(len(pickle.dumps(cockpit._aggregation._windows)))
+    assert sizes[1] <= sizes[0] + 100
+    assert cockpit.history.steps == (4,)
+
+
+def in_process(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+    )
+    cockpit = Cockpit(nn.Linear(1, 1), [Aggregate(quantities.Loss())])
+    assert cockpit.model is not None
+    for step in range(3):
+        loss = cockpit.model(torch.ones(2, 1)).square().mean() * 0 + 10 * rank + step
+        with cockpit(step, loss=loss):
+            loss.backward()
+    if rank == 1:
+        cockpit.push(only_here=1.0)
+    cockpit.tick_epoch(across_processes=True)
+    cockpit.push(only_here=rank + 2.0)
+    cockpit.tick_epoch(across_processes=True)
+    cockpit.history.write(f"{folder}/{rank}.jsonl")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_across_processes(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(in_process, (str(tmp_path),), nprocs=2)
+    for rank in range(2):
+        history = History.load(tmp_path / f"{rank}.jsonl")
+        assert history["Loss (epoch)"][2] == pytest.approx(expected([0, 1, 2, 10, 11, 12]))
+        assert history["only_here"][2] == pytest.approx(expected([1, 2, 3]))
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"), [((1e200, -1e200), 0.0), ((math.inf, math.inf), math.inf)]
+)
+def test_moments_of_extremes(values: tuple[float, ...], mean: float) -> None:
+    moments = RunningMoments()
+    for value in values:
+        moments = moments.add(value)
+    assert moments.mean == mean

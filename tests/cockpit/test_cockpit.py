@@ -1,0 +1,934 @@
+"""The context around backward: no side effects, clear errors, nothing lost."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from backpack import backpack
+from backpack import extend as backpack_extend
+from backpack.extensions import BatchGrad, BatchL2Grad
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import gradlens
+from gradlens import Cockpit, History, quantities, schedules
+from gradlens.quantities import Quantity, SingleStepQuantity
+from gradlens.quantities.selective import Selective
+from gradlens.quantities.step import Step
+from tests.cases.references import per_sample_gradients_of_losses
+
+
+def network() -> nn.Module:
+    """Convolutions, dropout, in-place activations, a normalisation with buffers."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Dropout2d(0.2),
+        nn.Flatten(),
+        nn.Linear(4 * 16, 8),
+        nn.GroupNorm(2, 8),
+        nn.PReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(8, 3),
+    )
+
+
+def batches(count: int, n: int = 5) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(n, 1, 6, 6, generator=generator),
+            torch.randint(3, (n,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+CURVED = quantities.CurvatureQuantity | quantities.GradientCurvatureQuantity
+
+
+def every_quantity() -> list[Quantity]:
+    """All that need neither per-sample losses nor an optimizer nor second derivatives."""
+    return [
+        *(
+            q
+            for q in gradlens.configuration("full")
+            if not isinstance(q, CURVED | quantities.Alpha)
+        ),
+        quantities.Parameters(),
+        quantities.EarlyStopping(),
+        quantities.GradNoiseScale(),
+        quantities.GradHist1d(
+            bins=7, adapt=quantities.bin_adaptation.GradAbsMax(), keep_individual=True, name="fine"
+        ),
+    ]
+
+
+def everything() -> list[Quantity]:
+    return [
+        *every_quantity(),
+        quantities.Alpha(),
+        quantities.HessEigenvalues(k=2, max_products=20),
+        quantities.HessMaxEV(max_products=20),
+        quantities.HessTrace(samples=2),
+        quantities.TICDiag(samples=2, curvature="diag_ggn_exact"),
+        quantities.TICTrace(samples=2, curvature="diag_ggn_mc"),
+        quantities.SpectralDensity(probes=2, steps=5),
+        quantities.Stability(max_products=20),
+    ]
+
+
+def train(tracked: bool, steps: int = 20) -> dict[str, Any]:
+    """Everything that training can change."""
+    torch.manual_seed(0)
+    model, loss_function = network(), gradlens.extend(nn.CrossEntropyLoss())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    cockpit = Cockpit(model, everything()) if tracked else None
+    losses = []
+    for step, (inputs, labels) in enumerate(batches(steps)):
+        optimizer.zero_grad()
+        loss = loss_function(model(inputs), labels)
+        if cockpit is None:
+            loss.backward()
+        else:
+            with cockpit(step, loss=loss, optimizer=optimizer):
+                loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {
+        "state": model.state_dict(),
+        "gradients": [p.grad for p in model.parameters()],
+        "modes": [module.training for module in model.modules()],
+        "optimizer": optimizer.state_dict()["state"],
+        "random": torch.get_rng_state(),
+        "numpy random": np.random.get_state()[1],
+        "losses": losses,
+        "attributes": [sorted(vars(p)) for p in model.parameters()],
+        "module attributes": attributes(model),
+    }
+
+
+def attributes(model: nn.Module) -> list[list[str]]:
+    """Of all modules, but for where a tap is found while it is no hook."""
+    return [sorted(vars(module).keys() - {"_gradlens_tap"}) for module in model.modules()]
+
+
+def assert_bit_identical(found: Any, expected: Any) -> None:
+    if isinstance(expected, Tensor):
+        assert torch.equal(found, expected)
+    elif isinstance(expected, np.ndarray):
+        assert (found == expected).all()
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            assert_bit_identical(found[key], expected[key])
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_bit_identical(one, other)
+    else:
+        assert found == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
+def test_training_is_bit_identical_and_leaves_nothing_behind() -> None:
+    with pytest.warns(UserWarning, match="normalisation over the batch"):
+        tracked = train(tracked=True)
+    assert_bit_identical(tracked, train(tracked=False))
+
+
+def test_that_test_tracks_every_quantity() -> None:
+    tracked = {type(quantity).__name__ for quantity in everything()}
+    abstract = {name for name in quantities.__all__ if name.endswith("Quantity")}
+    plain_sgd_only = {"CABS"}
+    # Those are tracked in test_signals.py.
+    of_layers = {n for n in quantities.__all__ if issubclass(getattr(quantities, n), Selective)}
+    assert tracked == set(quantities.__all__) - abstract - plain_sgd_only - of_layers
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+
+
+def loss_of(model: nn.Module, n: int = 5) -> Tensor:
+    return model(torch.randn(n, 4)).square().mean()
+
+
+def tensors_alive() -> int:
+    gc.collect()
+    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_a_step_keeps_no_tensor(model: nn.Module, scheduled: bool) -> None:
+    cockpit = Cockpit(model, [type(q)(lambda _: scheduled) for q in every_quantity()[:-1]])
+
+    def step(number: int) -> None:
+        loss = loss_of(model)
+        with cockpit(number, loss=loss):
+            loss.backward()
+        model.zero_grad()
+
+    step(0)
+    before = tensors_alive()
+    for number in range(1, 4):
+        step(number)
+    assert tensors_alive() == before
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_inputs_are_freed_by_backward(model: nn.Module, tracked: bool) -> None:
+    """Even while the user still holds the loss."""
+    gc.collect()  # what tests before this one have left behind is no concern of it
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    loss = model(torch.randn(5, 4) + 0).square().mean()
+    if tracked:
+        with cockpit(0, loss=loss):
+            loss.backward()
+    else:
+        loss.backward()
+    del cockpit
+    held = [t for t in gc.get_objects() if type(t) is Tensor and t.shape == (5, 4)]
+    assert not held
+    assert loss.isfinite()
+
+
+def test_a_forward_pass_without_backward_is_freed_with_its_graph(model: nn.Module) -> None:
+    gradlens.extend(model)
+    output = model(torch.randn(5, 4))
+    before = tensors_alive()
+    del output
+    assert tensors_alive() < before
+    held = [t for t in gc.get_objects() if type(t) is Tensor and t.shape == (5, 4)]
+    assert not held
+
+
+def test_nested_cockpits_on_two_models_do_not_meet(model: nn.Module) -> None:
+    other = copy.deepcopy(model)
+    nn.init.ones_(other[0].weight)
+    expected = []
+    for each in (model, other):
+        torch.manual_seed(1)
+        cockpit = Cockpit(copy.deepcopy(each), [quantities.NormTest(), quantities.GradNorm()])
+        loss = loss_of(cockpit.model)
+        with cockpit(0, loss=loss):
+            loss.backward()
+        expected.append(cockpit.history)
+    first, second = (
+        Cockpit(each, [quantities.NormTest(), quantities.GradNorm()]) for each in (model, other)
+    )
+    torch.manual_seed(1)
+    loss = loss_of(model)
+    torch.manual_seed(1)
+    loss = loss + loss_of(other)
+    with first(0), second(0):
+        loss.backward()
+    for found, reference in zip((first.history, second.history), expected, strict=True):
+        assert found["NormTest"][0] == reference["NormTest"][0]
+        assert found["GradNorm"][0] == reference["GradNorm"][0]
+
+
+def test_threads_do_not_meet() -> None:
+    def run(seed: int, results: dict[int, list[float]]) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        model = nn.Linear(4, 2)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+        cockpit = Cockpit(model, [quantities.NormTest()])
+        for step in range(50):
+            model.zero_grad()
+            loss = model(torch.randn(6, 4, generator=generator)).square().mean()
+            with cockpit(step, loss=loss):
+                loss.backward()
+        results[seed] = list(cockpit.history["NormTest"].values())
+
+    alone: dict[int, list[float]] = {}
+    for seed in (1, 2):
+        run(seed, alone)
+    together: dict[int, list[float]] = {}
+    threads = [threading.Thread(target=run, args=(seed, together)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == alone
+
+
+def test_two_histograms_with_different_bins_coexist(model: nn.Module) -> None:
+    cockpit = Cockpit(
+        model, [quantities.GradHist1d(bins=5), quantities.GradHist1d(bins=9, name="fine")]
+    )
+    loss = loss_of(model)
+    with cockpit(0, loss=loss):
+        loss.backward()
+    coarse, fine = cockpit.history["GradHist1d"][0], cockpit.history["fine"][0]
+    assert (len(coarse["hist"]), len(fine["hist"])) == (5, 9)
+    assert coarse["hist"].sum() == fine["hist"].sum() == 5 * 23
+
+
+def test_exception_of_the_user_comes_out_unchanged_and_the_next_step_works(
+    model: nn.Module,
+) -> None:
+    class UserError(Exception):
+        pass
+
+    cockpit, error = Cockpit(model, every_quantity()), UserError("mine")
+    loss = loss_of(model)
+    with pytest.raises(UserError) as caught, cockpit(0, loss=loss):
+        loss.backward()
+        raise error
+    assert caught.value is error
+    assert caught.value.__context__ is None
+    assert cockpit.history.steps == ()
+    model.zero_grad()
+    loss = loss_of(model)
+    with cockpit(1, loss=loss):
+        loss.backward()
+    assert cockpit.history.steps == (1,)
+    assert set(cockpit.history.names) == {quantity.name for quantity in cockpit.quantities}
+
+
+def test_exception_in_the_backward_pass_leaves_no_listener(model: nn.Module) -> None:
+    cockpit = Cockpit(model, [quantities.NormTest()])
+
+    def fail(_: Tensor) -> None:
+        raise ZeroDivisionError("in a hook of the user")
+
+    handle = model[0].weight.register_hook(fail)
+    loss = loss_of(model)
+    with pytest.raises(ZeroDivisionError), cockpit(0, loss=loss):
+        loss.backward()
+    handle.remove()
+    loss = loss_of(model)
+    model.zero_grad()
+    with cockpit(1, loss=loss):
+        loss.backward()
+    assert list(cockpit.history["NormTest"]) == [1]
+
+
+def test_gradient_accumulation_uses_each_backward_pass_alone(model: nn.Module) -> None:
+    histories = []
+    for accumulate in (False, True):
+        torch.manual_seed(3)
+        each = copy.deepcopy(model)
+        cockpit = Cockpit(each, [quantities.NormTest(), quantities.MeanGSNR()])
+        for step in range(3):
+            if not accumulate:
+                each.zero_grad()
+            loss = loss_of(each)
+            with cockpit(step, loss=loss):
+                loss.backward()
+        histories.append(cockpit.history)
+    for name in histories[0].names:
+        for step in range(3):
+            assert histories[1][name][step] == pytest.approx(histories[0][name][step], rel=1e-5)
+
+
+def test_regulariser_is_noticed_once_and_values_are_those_of_the_samples(
+    model: nn.Module,
+) -> None:
+    plain = Cockpit(copy.deepcopy(model), [quantities.NormTest()])
+    regularised = Cockpit(model, [quantities.NormTest()])
+    for step in range(2):
+        torch.manual_seed(step)
+        plain.model.zero_grad()
+        loss = loss_of(plain.model)
+        with plain(step):
+            loss.backward()
+        torch.manual_seed(step)
+        model.zero_grad()
+        penalty = model[0].weight.square().sum()
+        loss = loss_of(model) + penalty
+        if step == 0:
+            with pytest.warns(UserWarning, match=r"don't add up to p.grad of 0.weight: .*regular"):
+                with regularised(step):
+                    loss.backward()
+        else:
+            with regularised(step):
+                loss.backward()
+    assert len(regularised.history.notes) == 1
+    for step in range(2):
+        assert regularised.history["NormTest"][step] == pytest.approx(
+            plain.history["NormTest"][step], rel=1e-5
+        )
+
+
+def test_batch_normalisation_in_train_mode_is_noticed() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    with pytest.warns(UserWarning, match=r"normalisation over the batch .* in 1: .*eval mode"):
+        with cockpit(0):
+            loss_of(model).backward()
+    assert cockpit.history["NormTest"][0] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_lower_precision_is_no_inconsistency(model: nn.Module, dtype: torch.dtype) -> None:
+    exact = Cockpit(copy.deepcopy(model), [quantities.NormTest()])
+    mixed = Cockpit(model, [quantities.NormTest()])
+    for cockpit in (exact, mixed):
+        torch.manual_seed(5)
+        with torch.autocast("cpu", dtype, enabled=cockpit is mixed), cockpit(0):
+            loss_of(cockpit.model).backward()
+    assert not mixed.history.notes
+    found, expected = mixed.history["NormTest"][0], exact.history["NormTest"][0]
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+def test_warnings_point_at_the_users_line(model: nn.Module) -> None:
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    with pytest.warns(UserWarning, match="add up") as caught, cockpit(0):
+        (loss_of(model) + model[0].weight.sum()).backward()
+    assert caught[0].filename == __file__
+
+
+def test_checkpointed_activations(model: nn.Module) -> None:
+    plain, saving = (Cockpit(copy.deepcopy(model), [quantities.NormTest()]) for _ in range(2))
+    inputs = torch.randn(5, 4)
+    with plain(0):
+        plain.model(inputs).square().mean().backward()
+    with saving(0):
+        checkpoint(saving.model, inputs, use_reentrant=False).square().mean().backward()
+    assert saving.history["NormTest"][0] == plain.history["NormTest"][0]
+
+
+def test_optimizer_that_steps_inside_the_backward_pass(model: nn.Module) -> None:
+    plain, fused = (Cockpit(copy.deepcopy(model), [quantities.NormTest()]) for _ in range(2))
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in fused.model.parameters()}
+
+    def update(parameter: Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(update)
+    for cockpit in (plain, fused):
+        torch.manual_seed(6)
+        with cockpit(0):
+            loss_of(cockpit.model).backward()
+    assert fused.history["NormTest"][0] == pytest.approx(plain.history["NormTest"][0], rel=1e-6)
+
+
+class DropsInside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x * self.weight, 0.5)
+
+
+class OwnsAndContains(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(3))
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x + self.token)
+
+
+def assert_covered(model: nn.Module, losses: Tensor) -> None:
+    """All parameters, with the gradients of the losses ``[N]``."""
+    expected = per_sample_gradients_of_losses(losses, model)
+    cockpit, n = Cockpit(model, [quantities.NormTest()]), len(losses)
+    with (
+        gradlens.per_sample_gradients(model, batch_size=n) as gradients,
+        cockpit(0, batch_size=n),
+    ):
+        losses.mean().backward()
+    assert gradients.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
+    assert cockpit.coverage().share == 1
+    assert not cockpit.history.notes
+    assert math.isfinite(cockpit.history["NormTest"][0])
+
+
+@pytest.mark.parametrize(
+    "module",
+    [DropsInside(), OwnsAndContains(), nn.utils.parametrizations.weight_norm(nn.Linear(3, 2))],
+    ids=lambda value: type(value).__name__,
+)
+def test_modules_with_parameters_of_their_own_are_covered(module: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), module).double()
+    losses = model(torch.randn(5, 4, dtype=torch.float64)).square().mean(1)
+    consumed = torch.get_rng_state()
+    assert_covered(model, losses)
+    assert torch.equal(torch.get_rng_state(), consumed)
+
+
+def test_input_that_was_overwritten_is_not_needed() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3)).double()
+    model[1].weight.requires_grad_(False)
+    hidden = model[0](torch.randn(5, 4, dtype=torch.float64))
+    losses = model[1](hidden).square().mean(1)
+    with torch.no_grad():
+        hidden.zero_()
+    assert_covered(model, losses)
+
+
+class Centres(nn.Module):
+    """Samples meet here."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
+def test_what_is_not_covered_is_said() -> None:
+    """And quantities describe the rest alone."""
+    model = nn.Sequential(nn.Linear(4, 3), Centres(), nn.Linear(3, 2)).double()
+    rest = copy.deepcopy(model)
+    rest[0].requires_grad_(False)
+    inputs = torch.randn(5, 4, dtype=torch.float64)
+    match = r"cover 34.78 % .* Missing are 0.weight, 0.bias: samples meet between it and 2\.\w+: "
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    with pytest.warns(UserWarning, match=match), cockpit(0):
+        model(inputs).square().mean().backward()
+    alone = Cockpit(rest, [quantities.NormTest()])
+    with alone(0):
+        rest(inputs).square().mean().backward()
+    assert cockpit.history["NormTest"][0] == pytest.approx(alone.history["NormTest"][0], rel=1e-12)
+    assert math.isfinite(cockpit.history["NormTest"][0])
+
+
+def test_schedules_of_each_quantity(model: nn.Module) -> None:
+    cockpit = Cockpit(
+        model,
+        [
+            quantities.Loss(schedules.linear(2, 1)),
+            quantities.NormTest(schedules.logarithmic(0, 1, steps=2)),
+            quantities.GradNorm(lambda step: step == 7),
+        ],
+    )
+    for step in range(12):
+        loss = loss_of(model)
+        with cockpit(step, loss=loss):
+            loss.backward()
+        model.zero_grad()
+    assert list(cockpit.history["Loss"]) == [1, 3, 5, 7, 9, 11]
+    assert list(cockpit.history["NormTest"]) == [0, 1, 10]
+    assert list(cockpit.history["GradNorm"]) == [7]
+
+
+def test_info_as_cockpit_takes_it(model: nn.Module) -> None:
+    cockpit = Cockpit(model, [quantities.Loss(), quantities.NormTest()])
+    loss = loss_of(model)
+    with cockpit(0, info={"batch_size": 5, "loss": loss, "individual_losses": None}):
+        loss.backward()
+    assert cockpit.history["Loss"][0] == pytest.approx(loss.item())
+
+
+class NamesOfInfo(SingleStepQuantity):
+    def compute(self, step: Step) -> list[str]:
+        return sorted(step.info)
+
+
+def test_own_quantity_sees_all_of_info(model: nn.Module) -> None:
+    cockpit = Cockpit(model, [NamesOfInfo()])
+    with cockpit(0, info={"mine": 1}, batch_size=5):
+        loss_of(model).backward()
+    assert cockpit.history["NamesOfInfo"][0] == ["batch_size", "mine"]
+
+
+class GradBatchNorm(SingleStepQuantity):
+    """A quantity that reads what a BackPACK extension has stored."""
+
+    def extensions(self, global_step: int) -> list[Any]:
+        return [BatchGrad()]
+
+    def compute(self, step: Step) -> Tensor:
+        return torch.stack([p.grad_batch.norm() for p in step.parameters.values()]).norm()
+
+
+def test_what_quantities_ask_backpack_for_is_cleared_away(model: nn.Module) -> None:
+    cockpit = Cockpit(model, [GradBatchNorm()])
+    with cockpit(0):
+        loss_of(model).backward()
+    assert cockpit.history["GradBatchNorm"][0] > 0
+    assert not any(hasattr(parameter, "grad_batch") for parameter in model.parameters())
+
+
+class L2FromBackpack(SingleStepQuantity):
+    """A quantity on a BackPACK extension and an extension hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, Tensor] = {}
+
+    def extensions(self, global_step: int) -> list[Any]:
+        return [BatchL2Grad()] if self.should_compute(global_step) else []
+
+    def extension_hooks(self, global_step: int) -> list[Callable[[nn.Module], None]]:
+        def move(module: nn.Module) -> None:
+            for name, parameter in module.named_parameters(recurse=False):
+                self.found[name] = parameter.batch_l2
+                del parameter.batch_l2
+
+        return [move] if self.should_compute(global_step) else []
+
+    def compute(self, step: Step) -> Tensor:
+        return torch.stack(list(self.found.values())).sum(0) * step.info["batch_size"] ** 2
+
+
+@pytest.mark.parametrize("extend", [gradlens.extend, backpack_extend], ids=["ours", "BackPACK's"])
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_backpack_extensions_of_quantities_and_users(extend: Callable[..., Any]) -> None:
+    model = extend(nn.Linear(4, 2))
+    cockpit = Cockpit(model, [L2FromBackpack(), quantities.NormTest()])
+    with cockpit(0, BatchGrad(), batch_size=5):
+        loss_of(model).backward()
+    rows = 5 * torch.cat([p.grad_batch.flatten(1) for p in model.parameters()], 1)
+    np.testing.assert_allclose(
+        cockpit.history["L2FromBackpack"][0], rows.square().sum(1), rtol=1e-5
+    )
+    assert math.isfinite(cockpit.history["NormTest"][0])
+    assert not hasattr(model.weight, "batch_l2")
+    assert not hasattr(model, "input0")
+
+
+@pytest.mark.parametrize("extend", [gradlens.extend, backpack_extend], ids=["ours", "BackPACK's"])
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # what BackPACK's hooks cause
+def test_parameters_instead_of_a_model(extend: Callable[..., Any], model: nn.Module) -> None:
+    reference = Cockpit(copy.deepcopy(model), [quantities.NormTest()])
+    cockpit = Cockpit(extend(model).parameters(), [quantities.NormTest(), quantities.GradNorm()])
+    for each, parent in ((reference.model, reference), (model, cockpit)):
+        torch.manual_seed(4)
+        loss = loss_of(each)
+        with parent(0, loss=loss, batch_size=5):
+            loss.backward()
+    assert cockpit.history["NormTest"][0] == reference.history["NormTest"][0]
+    assert list(cockpit.history["GradNorm"][0]) == ["param_0", "param_1", "param_2", "param_3"]
+
+
+@pytest.mark.parametrize("extend", [gradlens.extend, backpack_extend], ids=["ours", "BackPACK's"])
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_extension_alone_within_backpack(extend: Callable[..., Any], model: nn.Module) -> None:
+    extend(model)
+    with backpack(gradlens.PerSampleGradients()):
+        loss_of(model).backward()
+    for parameter in model.parameters():
+        torch.testing.assert_close(parameter.per_sample_gradients.mean(), parameter.grad)
+
+
+def test_extension_alone_adds_up_the_uses_of_one_backward_pass() -> None:
+    layer = gradlens.extend(nn.Linear(3, 3))
+    for _ in range(2):
+        layer.zero_grad()
+        loss = layer(layer(torch.randn(4, 3))).square().mean()
+        with backpack(gradlens.PerSampleGradients()):
+            loss.backward()
+        torch.testing.assert_close(layer.weight.per_sample_gradients.mean(), layer.weight.grad)
+
+
+def test_extended_models_can_be_copied_and_pickled(model: nn.Module) -> None:
+    gradlens.extend(model)
+    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with gradlens.per_sample_gradients(clone) as gradients:
+            loss_of(clone).backward()
+        assert set(gradients) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_extending_twice_changes_nothing(model: nn.Module) -> None:
+    gradlens.extend(gradlens.extend(model))
+    with gradlens.per_sample_gradients(model) as gradients:
+        loss_of(model).backward()
+    torch.testing.assert_close(gradients["0.weight"].mean(), model[0].weight.grad)
+
+
+def test_functional_transforms_of_an_extended_model_work(model: nn.Module) -> None:
+    gradlens.extend(model)
+    parameters = dict(model.named_parameters())
+    inputs = torch.randn(5, 4)
+
+    def loss(state: dict[str, Tensor], sample: Tensor) -> Tensor:
+        return torch.func.functional_call(model, state, sample[None]).square().mean()
+
+    per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, inputs)
+    assert per_sample["0.weight"].shape == (5, 3, 4)
+
+
+def test_run_is_written_and_can_be_resumed(model: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+
+    def steps(numbers: range, resume: bool) -> Cockpit:
+        cockpit = Cockpit(model, every_quantity(), run=path, resume=resume)
+        for number in numbers:
+            loss = loss_of(model)
+            with cockpit(number, loss=loss):
+                loss.backward()
+            model.zero_grad()
+        cockpit.close()
+        return cockpit
+
+    steps(range(2), resume=False)
+    with open(path, "a") as file:
+        file.write('{"step": 2, "val')  # killed here
+    resumed = steps(range(2, 4), resume=True)
+    loaded = History.load(path)
+    assert loaded.steps == resumed.history.steps == (0, 1, 2, 3)
+    for name in loaded.names:
+        assert repr(dict(loaded[name])) == repr(dict(resumed.history[name]))
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_names_of_cockpit_for_pytorch(model: nn.Module, tmp_path: Path) -> None:
+    """A training loop as it was written for cockpit 1.0.2, with its imports changed."""
+    model = backpack_extend(model)
+    loss_function = backpack_extend(nn.MSELoss(reduction="mean"))
+    individual_loss_function = backpack_extend(nn.MSELoss(reduction="none"))
+    schedule = schedules.linear(interval=1)
+    tracked = [
+        quantities.Alpha(track_schedule=schedule),
+        quantities.Distance(track_schedule=schedule, verbose=False),
+        quantities.GradHist1d(track_schedule=schedule, bins=10),
+        quantities.UpdateSize(track_schedule=schedule),
+    ]
+    cockpit = Cockpit(model.parameters(), quantities=tracked)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for global_step in range(3):
+        optimizer.zero_grad()
+        outputs, targets = model(torch.randn(5, 4)), torch.randn(5, 2)
+        loss = loss_function(outputs, targets)
+        losses = individual_loss_function(outputs, targets).mean(1)
+        info = {
+            "batch_size": 5,
+            "individual_losses": losses,
+            "loss": loss,
+            "optimizer": optimizer,
+        }
+        with cockpit(global_step, info=info, debug=False):
+            loss.backward(create_graph=cockpit.create_graph(global_step))
+        optimizer.step()
+        cockpit.log(global_step, 0, loss.item(), 0.5, None, 0.1, torch.tensor(0.2), None, 0.1)
+    cockpit.close()
+    output = cockpit.get_output()
+    assert list(output) == [0, 1, 2]
+    assert output[0].keys() >= {"Alpha", "Distance", "GradHist1d", "UpdateSize", "valid_accuracy"}
+    assert output[2]["valid_loss"] == 0.5
+    assert "test_loss" not in output[2]
+    cockpit.write(tmp_path / "log")
+    assert History.load(tmp_path / "log.json").steps == (0, 1, 2)
+    figure = gradlens.CockpitPlotter().plot(tmp_path / "log", show_plot=False)
+    assert len(figure.axes) > 4
+
+
+# Bad input.
+
+
+def test_missing_loss_is_named(model: nn.Module) -> None:
+    cockpit = Cockpit(model, [quantities.Loss()])
+    with pytest.raises(ValueError, match=r"Loss needs the loss at step 3: pass loss="), cockpit(3):
+        pass
+
+
+@pytest.mark.parametrize("loss", [torch.ones(3), 1.5], ids=["vector", "float"])
+def test_loss_that_is_no_scalar(model: nn.Module, loss: Any) -> None:
+    cockpit = Cockpit(model, [quantities.Loss()])
+    with pytest.raises(ValueError, match="one element"), cockpit(0, loss=loss):
+        pass
+
+
+def test_parameter_without_gradient_is_named_and_the_rest_is_kept(model: nn.Module) -> None:
+    model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    cockpit = Cockpit(model, [quantities.Loss(), quantities.GradNorm(), quantities.Time()])
+    loss = loss_of(model)
+    with pytest.raises(ValueError, match=r"no gradient at step 0 of unused: .*freeze"):
+        with cockpit(0, loss=loss):
+            loss.backward()
+    assert 0 in cockpit.history["Loss"]
+    assert 0 in cockpit.history["Time"]
+
+
+@pytest.mark.parametrize("as_model", [True, False])
+def test_nothing_extended_before_the_forward_pass(model: nn.Module, as_model: bool) -> None:
+    """The loss's graph and the number of samples are all that it takes."""
+    reference = Cockpit(gradlens.extend(copy.deepcopy(model)), [quantities.NormTest()])
+    inputs = torch.randn(5, 4)
+    loss = model(inputs).square().mean()
+    cockpit = Cockpit(model if as_model else model.parameters(), [quantities.NormTest()])
+    with cockpit(0, loss=loss, batch_size=5):
+        loss.backward()
+    loss = reference.model(inputs).square().mean()
+    with reference(0, loss=loss):
+        loss.backward()
+    assert cockpit.coverage().share == 1
+    assert cockpit.history["NormTest"][0] == reference.history["NormTest"][0]
+
+
+def test_standalone_on_a_model_that_was_never_extended(model: nn.Module) -> None:
+    model = model.double()
+    losses = model(torch.randn(5, 4, dtype=torch.float64)).square().mean(1)
+    expected = per_sample_gradients_of_losses(losses, model)
+    with gradlens.per_sample_gradients(model) as gradients:
+        losses.mean().backward(retain_graph=True)
+    with pytest.raises(KeyError, match=r"5 rows: pass .* batch_size=.*gradlens.extend"):
+        gradients["0.weight"]
+    with gradlens.per_sample_gradients(model, batch_size=5) as gradients:
+        losses.mean().backward()
+    assert gradients.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_standalone_names_what_it_does_not_have(model: nn.Module) -> None:
+    gradlens.extend(model)
+    with gradlens.per_sample_gradients(model) as gradients:
+        pass
+    with pytest.raises(KeyError, match="no gradient has come to it: the backward pass was outside"):
+        gradients["0.weight"]
+    with pytest.raises(KeyError, match=r"no trainable parameter 'weight'.*0\.weight"):
+        gradients["weight"]
+
+
+class Transposing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).transpose(0, 1).reshape(3, -1)[:, :4])
+
+
+def test_numbers_of_samples_that_contradict_each_other(model: nn.Module) -> None:
+    """Nothing is guessed, and both are named."""
+    transposing = gradlens.extend(Transposing())
+    cockpit = Cockpit(transposing, [quantities.NormTest(), quantities.Time()])
+    match = r"cover 0 %.*N = 5 by the rows that the model was called with.*of 3 rows.*batch_size="
+    with pytest.warns(UserWarning, match=match), cockpit(0):
+        loss_of(transposing).backward()
+    assert set(cockpit.get_output()[0]) == {"NormTest", "Time"}
+    with gradlens.per_sample_gradients(transposing) as gradients:
+        loss_of(transposing).backward()
+    with pytest.raises(KeyError, match=r"first.weight.*N = 5 by .*of 3 rows"):
+        gradients["first.weight"]
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    with (
+        pytest.warns(UserWarning, match="cover 0 %.*N = 7 by batch_size=.*of 5 rows"),
+        cockpit(0, batch_size=7),
+    ):
+        loss_of(model).backward()
+    assert "N = 7 by batch_size=" in cockpit.history["NormTest"][0].reason
+
+
+@pytest.mark.parametrize("outputs", [3, 4])
+def test_a_sample_without_an_axis_of_samples(outputs: int) -> None:
+    """Is one sample if the user says so, and its outputs are never taken for several."""
+    layer, inputs = gradlens.extend(nn.Linear(4, outputs)).double(), torch.randn(4).double()
+    with gradlens.per_sample_gradients(layer, batch_size=1) as gradients:
+        layer(inputs).sum().backward()
+    for name, parameter in layer.named_parameters():
+        torch.testing.assert_close(gradients[name].dense(), parameter.grad[None])
+    with gradlens.per_sample_gradients(layer) as gradients:
+        layer(inputs).sum().backward()
+    assert not gradients or gradients.batch_size == 1
+
+
+def test_two_backward_passes_in_one_context(model: nn.Module) -> None:
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    with pytest.raises(RuntimeError, match=r"'2.\w+' got gradients from two backward passes"):
+        with cockpit(0):
+            loss_of(model).backward()
+            loss_of(model).backward()
+
+
+def test_unknown_preset_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'econmy'.*'economy', 'business', 'full'"):
+        gradlens.configuration("econmy")
+
+
+def test_duplicate_names(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r"two quantities are called 'Loss'.*name="):
+        Cockpit(model, [quantities.Loss(), quantities.Loss()])
+
+
+@pytest.mark.parametrize("schedule", [5, "linear(2)"])
+def test_schedule_that_is_not_callable(schedule: Any) -> None:
+    with pytest.raises(TypeError, match=r"NormTest: track_schedule=.*not callable.*linear"):
+        quantities.NormTest(schedule)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (([quantities.Loss],), "is not a quantity"),
+        ((["Loss"],), "'Loss' is not a quantity"),
+    ],
+    ids=["class", "string"],
+)
+def test_what_is_no_quantity(model: nn.Module, arguments: Any, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        Cockpit(model, *arguments)
+
+
+def frozen() -> nn.Module:
+    return nn.Linear(2, 2).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [nn.ReLU(), frozen(), frozen().parameters(), []],
+    ids=["no parameters", "frozen", "frozen parameters", "an empty list"],
+)
+def test_nothing_to_track(params: Any) -> None:
+    with pytest.raises(ValueError, match="nothing to track"):
+        Cockpit(params)
+
+
+def test_parameters_that_are_none() -> None:
+    with pytest.raises(TypeError, match="param_0 is a str"):
+        Cockpit(["weight"])  # type: ignore[list-item]
+
+
+def test_unknown_loss_reduction(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match=r'"mean".*"sum"'):
+        Cockpit(model, loss_reduction="average")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("build", "match"),
+    [
+        (lambda: quantities.GradHist1d(bins=0), "GradHist1d: bins=0"),
+        (lambda: quantities.GradHist1d(range=(1, 1)), "low < high"),
+        (lambda: quantities.GradHist2d(range=((0, 1), (0, math.inf))), "GradHist2d: range"),
+        (lambda: quantities.GradCovariance(k=0), "GradCovariance: k=0"),
+        (lambda: schedules.linear(0), "interval=0"),
+    ],
+)
+def test_arguments_out_of_range(build: Callable[[], Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        build()
+
+
+class Strange(SingleStepQuantity):
+    def compute(self, step: Step) -> object:
+        return object()
+
+
+def test_value_that_cannot_be_recorded_names_the_quantity(model: nn.Module, tmp_path: Path) -> None:
+    cockpit = Cockpit(model, [Strange(), quantities.Time()], run=tmp_path / "run.jsonl")
+    with pytest.raises(TypeError, match="Strange: a object can't be recorded"), cockpit(0):
+        loss_of(model).backward()
+    assert 0 in History.load(tmp_path / "run.jsonl")["Time"]
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers() -> Iterator[None]:
+    yield
+    from backpack.context import CTX
+
+    assert CTX.get_active_exts() == ()

@@ -1,0 +1,115 @@
+"""Two processes that train one network together see what one process sees on the joined batch."""
+
+from __future__ import annotations
+
+import os
+import socket
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, multiprocessing, nn
+
+import gradlens
+from gradlens.quantities import GradHist1d, GradHist2d
+from tests.cockpit.test_training_loops import assert_same_histories, data, network, tracked
+
+STEPS = 3
+SHARES = {"equal": (slice(0, 6), slice(6, 12)), "unequal": (slice(0, 8), slice(8, 12))}
+
+
+def with_recomputed_layers() -> nn.Module:
+    """PReLU and a recurrent layer have no factors to send."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv1d(2, 4, 3),
+        nn.PReLU(4),
+        FirstOfPair(nn.GRU(4, 3, batch_first=True)),
+        nn.Flatten(),
+        nn.Linear(12, 3),
+    ).double()
+
+
+class FirstOfPair(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
+NETWORKS = {"factors": network, "recomputed": with_recomputed_layers}
+
+
+def quantities() -> list[Any]:
+    return [*tracked(), GradHist2d(), GradHist1d(keep_individual=True, name="by parameter")]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def worker(rank: int, port: int, network_name: str, shares: str, micro: int, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        model, (x, y) = NETWORKS[network_name](), data()
+        part = SHARES[shares][rank]
+        x, y = x[part], y[part]
+        parallel = nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        loss_function = gradlens.extend(nn.CrossEntropyLoss())
+        run = Path(folder) / "run.jsonl"
+        cockpit = gradlens.Cockpit(parallel, quantities(), run=run)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            for piece in range(micro):
+                rows = slice(piece * len(x) // micro, (piece + 1) * len(x) // micro)
+                last = piece == micro - 1
+                parallel.require_backward_grad_sync = last
+                loss = loss_function(parallel(x[rows]), y[rows])
+                with cockpit(step, loss=loss, optimizer=optimizer, accumulating=not last):
+                    (loss / micro).backward()
+            optimizer.step()
+        cockpit.close()
+        cockpit.history.write(Path(folder) / f"rank{rank}.jsonl")
+    finally:
+        distributed.destroy_process_group()
+
+
+def in_one_process(network_name: str, shares: str) -> gradlens.History:
+    model, (x, y) = NETWORKS[network_name](), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    cockpit = gradlens.Cockpit(model, quantities())
+    # The mean over processes of their means weighs the samples of a smaller share more.
+    sizes = [SHARES[shares][rank].stop - SHARES[shares][rank].start for rank in range(2)]
+    weights = torch.cat([torch.full((n,), 12 / (2 * n), dtype=torch.float64) for n in sizes])
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        losses = weights * nn.functional.cross_entropy(model(x), y, reduction="none")
+        loss = losses.mean()
+        info = {"individual_losses": losses}
+        with cockpit(step, loss=loss, optimizer=optimizer, info=info):
+            loss.backward()
+        optimizer.step()
+    cockpit.close()
+    return cockpit.history
+
+
+@pytest.mark.parametrize(
+    ("network_name", "shares", "micro"),
+    [("factors", "equal", 1), ("factors", "unequal", 1), ("recomputed", "equal", 2)],
+)
+def test_two_processes(network_name: str, shares: str, micro: int, tmp_path: Path) -> None:
+    arguments = (free_port(), network_name, shares, micro, str(tmp_path))
+    multiprocessing.spawn(worker, arguments, nprocs=2)
+    expected = in_one_process(network_name, shares)
+    for name in ("rank0.jsonl", "rank1.jsonl", "run.jsonl"):
+        assert_same_histories(gradlens.History.load(tmp_path / name), expected)

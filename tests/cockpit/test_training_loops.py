@@ -1,0 +1,468 @@
+"""Real training loops: scaled losses, micro-batches, mixed precision, checkpoints, compilation."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import gradlens
+from gradlens import quantities
+from gradlens.history.undefined import Undefined
+from gradlens.quantities import (
+    CABS,
+    Alpha,
+    GradCovariance,
+    GradHist1d,
+    GradNoiseScale,
+    GradNorm,
+    InnerTest,
+    Loss,
+    MeanGSNR,
+    NormTest,
+    OrthoTest,
+    Quantity,
+    UpdateSize,
+)
+
+N = 12
+
+
+def network(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv1d(2, 4, 3),
+        nn.ReLU(True),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+        nn.Tanh(),
+        nn.Linear(5, 3),
+    ).to(dtype)
+
+
+def data(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(N, 2, 6, dtype=dtype), torch.randint(3, (N,))
+
+
+def tracked() -> list[Quantity]:
+    return [
+        Loss(),
+        GradNorm(),
+        NormTest(),
+        InnerTest(),
+        OrthoTest(),
+        MeanGSNR(),
+        GradCovariance(),
+        GradHist1d(),
+        GradNoiseScale(),
+        CABS(),
+        Alpha(),
+        UpdateSize(),
+    ]
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for key in sorted(value) for leaf in leaves(value[key])]
+    if isinstance(value, list | tuple):
+        return [leaf for part in value for leaf in leaves(part)]
+    return [value]
+
+
+def assert_same_records(found: Any, expected: Any, rtol: float = 1e-9) -> None:
+    one, other = leaves(found), leaves(expected)
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        if isinstance(a, str):
+            assert a == b
+        else:
+            a, b = (torch.as_tensor(x, dtype=torch.float64) for x in (a, b))
+            torch.testing.assert_close(a, b, rtol=rtol, atol=1e-12, equal_nan=True)
+
+
+def assert_same_histories(
+    found: gradlens.History, expected: gradlens.History, rtol: float = 1e-9
+) -> None:
+    assert found.names == expected.names
+    for name in expected.names:
+        assert_same_values(found[name], expected[name], rtol)
+
+
+def assert_same_values(
+    found: Mapping[int, Any], expected: Mapping[int, Any], rtol: float = 1e-9
+) -> None:
+    """By step."""
+    assert found.keys() == expected.keys()
+    for step in expected:
+        assert_same_records(found[step], expected[step], rtol)
+
+
+def train(
+    backward: Callable[..., None], reduction: Any = "mean", steps: int = 3, rate: float = 0.05
+) -> gradlens.History:
+    """``backward(cockpit, step, model, loss_function, optimizer, x, y)`` at each step."""
+    model, (x, y) = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    loss_function = gradlens.extend(nn.CrossEntropyLoss(reduction=reduction))
+    cockpit = gradlens.Cockpit(model, tracked(), loss_reduction=reduction)
+    for step in range(steps):
+        optimizer.zero_grad()
+        backward(cockpit, step, model, loss_function, optimizer, x, y)
+        optimizer.step()
+    cockpit.close()
+    return cockpit.history
+
+
+def whole_batch(
+    cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
+) -> None:
+    loss = loss_function(model(x), y)
+    with cockpit(step, loss=loss, optimizer=optimizer):
+        loss.backward()
+
+
+def micro_batches(*sizes: int, weigh: bool = True) -> Callable[..., None]:
+    def backward(
+        cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
+    ) -> None:
+        start = 0
+        for place, size in enumerate(sizes):
+            part = slice(start, start + size)
+            start += size
+            loss = loss_function(model(x[part]), y[part])
+            more = place < len(sizes) - 1
+            with cockpit(step, loss=loss, optimizer=optimizer, accumulating=more):
+                (loss * (size / N if weigh else 1)).backward()
+
+    return backward
+
+
+@pytest.mark.parametrize("sizes", [(6, 6), (4, 4, 4), (7, 5), (12,), (1,) * 12])
+def test_micro_batches_are_one_batch(sizes: tuple[int, ...]) -> None:
+    assert_same_histories(train(micro_batches(*sizes)), train(whole_batch))
+
+
+def test_micro_batches_under_a_sum_loss() -> None:
+    rate = 0.05 / N
+    found = train(micro_batches(7, 5, weigh=False), "sum", rate=rate)
+    assert_same_histories(found, train(whole_batch, "sum", rate=rate))
+
+
+def test_micro_batches_with_steps_of_their_own() -> None:
+    """Then values are those of each micro-batch."""
+    model, (x, y) = network(), data()
+    cockpit = gradlens.Cockpit(model, [NormTest(), GradNoiseScale()])
+    alone = gradlens.Cockpit(network(), [NormTest(), GradNoiseScale()])
+    for part in range(2):
+        share = slice(6 * part, 6 * part + 6)
+        loss = nn.functional.cross_entropy(model(x[share]), y[share])
+        with cockpit(part, loss=loss):
+            (loss / 2).backward()
+        assert alone.model is not None
+        loss = nn.functional.cross_entropy(alone.model(x[share]), y[share])
+        alone.model.zero_grad()
+        with alone(part, loss=loss):
+            loss.backward()
+    assert_same_histories(cockpit.history, alone.history)
+
+
+def test_curvature_is_that_of_the_last_micro_batch() -> None:
+    model, (x, y) = network(), data()
+    cockpit = gradlens.Cockpit(model, [quantities.HessMaxEV()])
+    last = gradlens.Cockpit(network(), [quantities.HessMaxEV()])
+    assert last.model is not None
+    for part, more in ((slice(0, 6), True), (slice(6, 12), False)):
+        loss = nn.functional.cross_entropy(model(x[part]), y[part])
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with cockpit(0, loss=loss, accumulating=more):
+                (loss / 2).backward()
+    assert any("in parts" in str(one.message) for one in said)
+    loss = nn.functional.cross_entropy(last.model(x[6:]), y[6:])
+    with last(0, loss=loss):
+        loss.backward()
+    assert_same_histories(cockpit.history, last.history)
+
+
+def with_scaler(
+    cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
+) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    loss = loss_function(model(x), y)
+    with cockpit(step, loss=loss, optimizer=optimizer, scaler=scaler):
+        scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+
+
+def with_disabled_scaler(
+    cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
+) -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    loss = loss_function(model(x), y)
+    with cockpit(step, loss=loss, optimizer=optimizer, scaler=scaler):
+        scaler.scale(loss).backward()
+
+
+def clipped(
+    cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
+) -> None:
+    loss = loss_function(model(x), y)
+    with cockpit(step, loss=loss, optimizer=optimizer):
+        loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+
+
+@pytest.mark.parametrize("backward", [with_scaler, with_disabled_scaler, clipped])
+def test_values_are_those_of_the_plain_loop(backward: Callable[..., None]) -> None:
+    assert_same_histories(train(backward), train(whole_batch))
+
+
+def test_scaled_loss_without_its_scaler_is_remarked_on() -> None:
+    model, (x, y) = network(), data()
+    cockpit = gradlens.Cockpit(model, [NormTest(), GradNorm()])
+    loss = nn.functional.cross_entropy(model(x), y)
+    with pytest.warns(UserWarning, match="scaler="), cockpit(0, loss=loss):
+        (1024 * loss).backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype: torch.dtype) -> None:
+    """Norms and products of half-precision factors are accumulated in float32."""
+    model, (x, y) = network(torch.float32), data(torch.float32)
+    cockpit = gradlens.Cockpit(model, [NormTest(), GradNoiseScale()])
+    with torch.autocast("cpu", dtype):
+        loss = nn.functional.cross_entropy(model(x), y)
+    factors: dict[str, torch.dtype] = {}
+    with cockpit(0, loss=loss), gradlens.per_sample_gradients(model, loss=loss) as g:
+        loss.backward()
+    factors = {name: operator.dtype for name, operator in g.items()}
+    assert set(factors.values()) == {torch.float32}
+    plain = network(torch.float32)
+    exact = gradlens.Cockpit(plain, [NormTest(), GradNoiseScale()])
+    loss = nn.functional.cross_entropy(plain(x), y)
+    with exact(0, loss=loss):
+        loss.backward()
+    assert_same_histories(cockpit.history, exact.history, rtol=0.05)
+
+
+def test_several_optimizers_and_losses() -> None:
+    model, (x, y) = network(), data()
+    body, head = list(model.parameters())[:2], list(model.parameters())[2:]
+    optimizers = [torch.optim.SGD(body, lr=0.1), torch.optim.Adam(head, lr=0.01)]
+    cockpit = gradlens.Cockpit(model, [NormTest(), UpdateSize(), Alpha()])
+    sizes = []
+    for step in range(3):
+        output = model(x)
+        losses = nn.functional.cross_entropy(output, y, reduction="none")
+        penalties = output.square().mean(1)
+        loss = losses.mean() + 0.1 * penalties.mean()
+        info = {"individual_losses": losses + 0.1 * penalties}
+        before = nn.utils.parameters_to_vector(model.parameters()).detach()
+        with cockpit(step, loss=loss, info=info):
+            loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        after = nn.utils.parameters_to_vector(model.parameters()).detach()
+        sizes.append(float((after - before).norm()))
+    cockpit.close()
+    found = [math.hypot(*leaves(cockpit.history["UpdateSize"][s])) for s in range(3)]
+    assert found == pytest.approx(sizes)
+    assert list(cockpit.history["Alpha"]) == [0, 1]
+
+
+class Checkpointed(nn.Module):
+    """``reentrant`` is ``None`` for no checkpoint at all."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inside = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU())
+        self.scale = nn.Parameter(torch.ones(8))
+        self.head = nn.Linear(8, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1).requires_grad_()
+        if self.reentrant is None:
+            x = self.inside(x)
+        else:
+            x = checkpoint(self.inside, x, use_reentrant=self.reentrant)
+        return self.head(x * self.scale)
+
+
+CHECKPOINTED = [NormTest, GradCovariance, GradNorm]
+
+
+def with_checkpoint(model: Checkpointed, reentrant_says: str = "") -> gradlens.Cockpit:
+    x, y = data()
+    cockpit = gradlens.Cockpit(model.double(), [quantity() for quantity in CHECKPOINTED])
+    for step in range(2):
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        said = pytest.warns(match=reentrant_says) if reentrant_says and not step else nullcontext()
+        with said, cockpit(step, loss=loss):
+            loss.backward()
+    return cockpit
+
+
+def test_activation_checkpointing() -> None:
+    plain, saving = (with_checkpoint(Checkpointed(reentrant)) for reentrant in (None, False))
+    assert saving.coverage().share == plain.coverage().share == 1
+    assert_same_histories(saving.history, plain.history)
+
+
+def test_a_reentrant_checkpoint_hides_what_is_in_it() -> None:
+    """No second backward pass is possible there. Behind it all is as it was."""
+    cockpit = with_checkpoint(Checkpointed(True), "inside.0.weight.*pass use_reentrant=False")
+    missing = cockpit.history.coverage("NormTest", 1).missing
+    assert set(missing) == {f"inside.{i}.{name}" for i in (0, 2) for name in ("weight", "bias")}
+    assert all("pass use_reentrant=False" in reason for reason in missing.values())
+    behind, plain = Checkpointed(None), with_checkpoint(Checkpointed(None))
+    behind.inside.requires_grad_(False)
+    alone = with_checkpoint(behind)
+    for name in ("NormTest", "GradCovariance"):
+        assert_same_values(cockpit.history[name], alone.history[name])
+    assert_same_values(cockpit.history["GradNorm"], plain.history["GradNorm"])
+
+
+def compiled(model: nn.Module, backend: str = "eager") -> nn.Module:
+    return torch.compile(model, backend=backend)  # type: ignore[return-value]
+
+
+def test_a_compiled_model_says_what_to_do() -> None:
+    model, (x, y) = network(torch.float32), data(torch.float32)
+    fast = compiled(model, "aot_eager")
+    cockpit = gradlens.Cockpit(fast, [GradNorm(), NormTest()])
+    for step in range(2):
+        model.zero_grad()
+        loss = nn.functional.cross_entropy(fast(x), y)
+        said = pytest.warns(match="cover 0 %.*set_stance") if step == 0 else nullcontext()
+        with said, cockpit(step, loss=loss):
+            loss.backward()
+        value = cockpit.history["NormTest"][step]
+        assert isinstance(value, Undefined)
+        assert "set_stance" in value.reason
+    assert cockpit.coverage().share == 0
+    plain = gradlens.Cockpit(network(torch.float32), [GradNorm()])
+    assert plain.model is not None
+    loss = nn.functional.cross_entropy(plain.model(x), y)
+    with plain(0):
+        loss.backward()
+    expected = dict.fromkeys((0, 1), plain.history["GradNorm"][0])
+    assert_same_values(cockpit.history["GradNorm"], expected, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's
+def test_a_compiled_part_of_a_model_says_what_to_do() -> None:
+    """Behind it all is as it was, and in front of it no second backward pass is possible."""
+    model, (x, y) = network(torch.float32), data(torch.float32)
+    front, part, behind = model[:3], model[3:5], model[5:]
+    whole = nn.Sequential(front, compiled(part, "aot_eager"), behind)
+    cockpit = gradlens.Cockpit(whole, [NormTest()])
+    loss = nn.functional.cross_entropy(whole(x), y)
+    with pytest.warns(match="set_stance"), cockpit(0, loss=loss):
+        loss.backward()
+    missing = cockpit.history.coverage("NormTest", 0).missing
+    assert set(cockpit.parameters) - set(missing) == {"2.5.weight", "2.5.bias"}
+    assert all("set_stance" in reason for reason in missing.values())
+    front.requires_grad_(False)
+    part.requires_grad_(False)
+    alone = gradlens.Cockpit(model, [NormTest()])
+    loss = nn.functional.cross_entropy(model(x), y)
+    with alone(0, loss=loss):
+        loss.backward()
+    assert_same_values(cockpit.history["NormTest"], alone.history["NormTest"])
+
+
+def test_a_compiled_model_whose_operations_stay_as_they_are() -> None:
+    model, (x, y) = network(torch.float32), data(torch.float32)
+    fast = compiled(model)
+    cockpit = gradlens.Cockpit(fast, [GradNorm(), NormTest()])
+    plain = gradlens.Cockpit(network(torch.float32), [GradNorm(), NormTest()])
+    for run, net in ((cockpit, fast), (plain, plain.model)):
+        assert net is not None
+        loss = nn.functional.cross_entropy(net(x), y)
+        with run(0, loss=loss):
+            loss.backward()
+    assert cockpit.coverage().share == 1
+    assert_same_histories(cockpit.history, plain.history)
+
+
+def test_a_compiled_model_in_eager_mode() -> None:
+    model, (x, y) = network(torch.float32), data(torch.float32)
+    fast = compiled(model)
+    cockpit = gradlens.Cockpit(fast, [GradNorm(), NormTest()])
+    plain = gradlens.Cockpit(network(torch.float32), [GradNorm(), NormTest()])
+    for run, net in ((cockpit, fast), (plain, plain.model)):
+        assert net is not None
+        with torch.compiler.set_stance("force_eager"):
+            loss = nn.functional.cross_entropy(net(x), y)
+        with run(0, loss=loss):
+            loss.backward()
+    assert_same_histories(cockpit.history, plain.history)
+
+
+def test_quantities_without_samples_on_a_compiled_model() -> None:
+    model, (x, y) = network(torch.float32), data(torch.float32)
+    fast = compiled(model)
+    cockpit = gradlens.Cockpit(fast, [GradNorm(), Loss(), quantities.Distance()])
+    for step in range(2):
+        loss = nn.functional.cross_entropy(fast(x), y)
+        with cockpit(step, loss=loss):
+            loss.backward()
+    assert list(cockpit.history["GradNorm"]) == [0, 1]
+
+
+def test_other_hooks_of_the_optimizer() -> None:
+    """Whoever adds one after gradlens, be it a second cockpit."""
+    model, (x, y) = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    first, second = (gradlens.Cockpit(model, [UpdateSize(), Alpha()]) for _ in range(2))
+    called = []
+    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = loss_function(model(x), y)
+        with first(step, loss=loss, optimizer=optimizer):
+            with second(step, loss=loss, optimizer=optimizer):
+                loss.backward()
+        handle = optimizer.register_step_post_hook(lambda *_: called.append(1))
+        optimizer.step()
+        handle.remove()
+    first.close()
+    second.close()
+    assert len(called) == 3
+    assert not optimizer._optimizer_step_post_hooks
+    assert_same_histories(first.history, second.history)
+
+
+def test_micro_batches_left_over() -> None:
+    model, (x, y) = network(), data()
+    cockpit = gradlens.Cockpit(model, [NormTest()])
+    alone = gradlens.Cockpit(network(), [NormTest()])
+    loss = nn.functional.cross_entropy(model(x[:6]), y[:6])
+    with cockpit(0, loss=loss, accumulating=True):
+        loss.backward()
+    model.zero_grad()
+    said = pytest.warns(UserWarning, match="1 micro-batches of step 0")
+    with said, pytest.raises(RuntimeError, match="out of memory"):
+        loss = nn.functional.cross_entropy(model(x[:6]), y[:6])
+        with cockpit(1, loss=loss, accumulating=True):
+            raise RuntimeError("out of memory")
+    loss = nn.functional.cross_entropy(model(x), y)
+    with cockpit(1, loss=loss):
+        loss.backward()
+    assert alone.model is not None
+    loss = nn.functional.cross_entropy(alone.model(x), y)
+    with alone(1, loss=loss):
+        loss.backward()
+    assert_same_histories(cockpit.history, alone.history)

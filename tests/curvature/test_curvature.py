@@ -1,0 +1,554 @@
+"""Curvature operators and eigenvalues equal those of dense matrices."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from scipy.sparse import diags
+from scipy.sparse.linalg import LinearOperator, eigsh
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gradlens.curvature.differentiation import NotTwiceDifferentiableError
+from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
+from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import HessianOperator
+from gradlens.curvature.operator import CurvatureOperator
+from tests.cases.curvature_cases import CRITERIA, MODELS, Problem, build, dense_ggn, dense_hessian
+
+with warnings.catch_warnings():
+    # It compiles with torch.jit, as does the forward mode that it uses.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import curvlinops
+    import torch._decomp.decompositions_for_jvp
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine cost more than these small matrices."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def hessian_operator(problem: Problem, scale: float = 1.0) -> HessianOperator:
+    loss, _ = problem.forward()
+    return HessianOperator(loss, problem.parameters, scale)
+
+
+def ggn_operator(problem: Problem, scale: float = 1.0) -> GGNOperator:
+    loss, outputs = problem.forward()
+    return GGNOperator(loss, outputs, problem.parameters, scale)
+
+
+OPERATORS: dict[str, Callable[..., CurvatureOperator]] = {
+    "hessian": hessian_operator,
+    "ggn": ggn_operator,
+}
+DENSE = {"hessian": dense_hessian, "ggn": dense_ggn}
+ORACLES = {"hessian": curvlinops.HessianLinearOperator, "ggn": curvlinops.GGNLinearOperator}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=CRITERIA)
+def criterion(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=OPERATORS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_products_equal_dense(kind: str, model: str, criterion: str) -> None:
+    problem = build(model, criterion)
+    dense = DENSE[kind](problem).numpy()
+    operator = OPERATORS[kind](problem)
+    found = operator @ np.eye(len(dense))
+    assert operator.shape == dense.shape
+    assert operator.dtype == np.float64
+    np.testing.assert_allclose(found, dense, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(found, found.T, rtol=1e-10, atol=1e-12)
+    vector = np.random.default_rng(0).standard_normal(len(dense))
+    np.testing.assert_allclose(operator @ vector, dense @ vector, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(operator.T @ vector, dense @ vector, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(operator.H @ vector, dense @ vector, rtol=1e-10, atol=1e-12)
+
+
+# curvlinops refuses parameters that the loss doesn't depend on.
+@pytest.mark.parametrize("model", sorted(MODELS.keys() - {"unused"}))
+def test_products_equal_curvlinops(kind: str, model: str, criterion: str) -> None:
+    problem = build(model, criterion)
+    data = [(problem.inputs, problem.targets)]
+    operator = OPERATORS[kind](problem)
+    parameters = list(problem.parameters.values())
+    oracle = ORACLES[kind](problem.model, problem.criterion, parameters, data)
+    vector = np.random.default_rng(1).standard_normal(operator.shape[0])
+    expected = oracle @ torch.from_numpy(vector)
+    np.testing.assert_allclose(operator @ vector, expected.numpy(), rtol=1e-9, atol=1e-11)
+
+
+def test_sum_loss_over_n_is_the_mean_loss(kind: str) -> None:
+    mean = OPERATORS[kind](build("perceptron", "cross-entropy-mean"))
+    summed = build("perceptron", "cross-entropy-sum")
+    scaled = OPERATORS[kind](summed, scale=summed.mean_scale)
+    vector = np.ones(mean.shape[0])
+    np.testing.assert_allclose(scaled @ vector, mean @ vector, rtol=1e-12)
+
+
+def test_products_are_linear(kind: str) -> None:
+    operator = OPERATORS[kind](build("convolutional", "cross-entropy-mean"))
+    x, y = np.random.default_rng(0).standard_normal((2, operator.shape[0]))
+    combined = 2 * (operator @ x) - 3 * (operator @ y)
+    np.testing.assert_allclose(operator @ (2 * x - 3 * y), combined, rtol=1e-10, atol=1e-13)
+
+
+def test_torch_products_equal_scipy_products(kind: str) -> None:
+    problem = build("perceptron", "mse-mean")
+    operator = OPERATORS[kind](problem)
+    parts = [torch.randn_like(p) for p in problem.parameters.values()]
+    flat = torch.cat([part.flatten() for part in parts])
+    expected = operator @ flat.numpy()
+    product = operator.product(parts)
+    assert [part.shape for part in product] == [p.shape for p in problem.parameters.values()]
+    assert not any(part.requires_grad for part in product)
+    np.testing.assert_array_equal(torch.cat([part.flatten() for part in product]), expected)
+    np.testing.assert_array_equal(operator.multiply(flat), expected)
+
+
+def test_blocks_locate_the_parameters() -> None:
+    problem = build("perceptron", "mse-mean")
+    operator = hessian_operator(problem)
+    flat = torch.cat([p.detach().flatten() for p in problem.parameters.values()])
+    for position, (name, parameter) in enumerate(problem.parameters.items()):
+        assert operator.block(name) == operator.block(position) == operator.slices[name]
+        torch.testing.assert_close(flat[operator.block(name)], parameter.detach().flatten())
+    with pytest.raises(KeyError, match=r"0\.weight"):
+        operator.block("0.weigth")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_lower_precisions_come_out_in_float32(kind: str, dtype: torch.dtype) -> None:
+    problem = build("perceptron", "mse-mean")
+    expected = OPERATORS[kind](problem) @ np.ones(_size(problem))
+    low = Problem(
+        copy.deepcopy(problem.model).to(dtype),
+        problem.inputs.to(dtype),
+        problem.targets.to(dtype),
+        problem.criterion,
+    )
+    operator = OPERATORS[kind](low)
+    found = operator @ np.ones(_size(problem))
+    assert operator.dtype == found.dtype == np.float32
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    assert error < 20 * torch.finfo(dtype).eps
+
+
+def _size(problem: Problem) -> int:
+    return sum(p.numel() for p in problem.parameters.values())
+
+
+def test_a_linear_loss_has_no_curvature() -> None:
+    weight = nn.Parameter(torch.randn(3))
+    operator = HessianOperator((2 * weight).sum(), {"weight": weight})
+    assert not (operator @ np.ones(3)).any()
+    found = eigenpairs(operator)
+    assert found.values.tolist() == found.residuals.tolist() == [0.0]
+    assert found.converged
+
+
+def test_a_regulariser_is_no_part_of_the_ggn() -> None:
+    problem = build("perceptron", "mse-mean")
+    loss, outputs = problem.forward()
+    penalty = sum(p.square().sum() for p in problem.parameters.values())
+    operator = GGNOperator(loss + penalty, outputs, problem.parameters)
+    vector = np.ones(operator.shape[0])
+    np.testing.assert_allclose(operator @ vector, ggn_operator(problem) @ vector, rtol=1e-12)
+
+
+# Side effects
+
+
+def test_nothing_is_left_behind(kind: str) -> None:
+    problem = build("perceptron", "cross-entropy-mean")
+    problem.model.insert(1, nn.Dropout(0.5))
+    problem.model.insert(2, nn.BatchNorm1d(5).double())
+    parameters = problem.parameters
+    calls: list[str] = []
+    loss, outputs = problem.forward()
+    loss.backward(retain_graph=True)
+    handles = [
+        p.register_hook(lambda g: calls.append("hook") or 0 * g) for p in parameters.values()
+    ]
+    gradients = {name: p.grad.clone() for name, p in parameters.items()}
+    state = copy.deepcopy(problem.model.state_dict())
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()
+
+    if kind == "hessian":
+        operator: CurvatureOperator = HessianOperator(loss, parameters)
+    else:
+        operator = GGNOperator(loss, outputs, parameters)
+    found = eigenpairs(operator, 2)
+
+    assert found.values[0] > 0, "a user's hook has changed the curvature"
+    assert calls == []
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    np.testing.assert_array_equal(np.random.get_state()[1], numpy_state[1])
+    assert all(torch.equal(p.grad, gradients[name]) for name, p in parameters.items())
+    assert all(p.grad.grad_fn is None for p in parameters.values())
+    assert all(torch.equal(state[name], now) for name, now in problem.model.state_dict().items())
+    assert problem.model.training
+    problem.forward()[0].backward()
+    assert len(calls) == len(parameters), "the hooks are back"
+    for handle in handles:
+        handle.remove()
+    assert not any(p._backward_hooks for p in parameters.values())
+
+
+def test_the_users_backward_still_works_afterwards(kind: str) -> None:
+    problem = build("tied", "mse-mean")
+    loss, outputs = problem.forward()
+    operator = (
+        HessianOperator(loss, problem.parameters)
+        if kind == "hessian"
+        else GGNOperator(loss, outputs, problem.parameters)
+    )
+    eigenpairs(operator)
+    loss.backward()
+    found = {name: p.grad.clone() for name, p in problem.parameters.items()}
+    problem.model.zero_grad()
+    problem.forward()[0].backward()
+    assert all(torch.equal(p.grad, found[name]) for name, p in problem.parameters.items())
+
+
+def test_no_reference_cycle_keeps_the_graph(kind: str) -> None:
+    problem = build("perceptron", "mse-mean")
+    gc.collect()
+    gc.disable()
+    try:
+        loss, outputs = problem.forward()
+        operator = (
+            HessianOperator(loss, problem.parameters)
+            if kind == "hessian"
+            else GGNOperator(loss, outputs, problem.parameters)
+        )
+        eigenpairs(operator)
+        left = [weakref.ref(operator), weakref.ref(loss), weakref.ref(outputs)]
+        del operator, loss, outputs
+        assert [reference() for reference in left] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_works_under_no_grad(kind: str) -> None:
+    problem = build("perceptron", "mse-mean")
+    loss, outputs = problem.forward()
+    with torch.no_grad():
+        operator = (
+            HessianOperator(loss, problem.parameters)
+            if kind == "hessian"
+            else GGNOperator(loss, outputs, problem.parameters)
+        )
+        found = operator @ np.ones(operator.shape[0])
+    np.testing.assert_allclose(found, OPERATORS[kind](problem) @ np.ones(len(found)))
+
+
+# What can't be differentiated twice
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.projection(x).unflatten(-1, (1, 12)).transpose(1, 2).chunk(3, -1)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def attention_operator(kind: str) -> CurvatureOperator:
+    torch.manual_seed(0)
+    model, inputs = Attention(), torch.randn(2, 5, 4)
+    outputs = model(inputs)
+    loss = outputs.square().mean()
+    parameters = dict(model.named_parameters())
+    if kind == "hessian":
+        return HessianOperator(loss, parameters)
+    return GGNOperator(loss, outputs, parameters)
+
+
+def test_a_fused_attention_kernel_is_no_hindrance(kind: str) -> None:
+    found = attention_operator(kind) @ np.ones(60)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = attention_operator(kind) @ np.ones(60)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_an_operation_without_second_derivative_is_named_with_a_remedy(kind: str) -> None:
+    points = nn.Parameter(torch.randn(3, 2))
+    outputs = torch.cdist(points, points.cos())
+    with pytest.raises(NotTwiceDifferentiableError, match=r"(?s)cdist.*that torch can"):
+        if kind == "hessian":
+            HessianOperator(outputs.square().sum(), {"points": points}) @ np.ones(6)
+        else:
+            GGNOperator(outputs.square().sum(), outputs, {"points": points}) @ np.ones(6)
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * gradient
+
+
+@pytest.mark.parametrize("loss_of", [torch.sum, lambda x: x.square().sum()], ids=["sum", "square"])
+def test_a_once_differentiable_function_is_refused(
+    kind: str, loss_of: Callable[[Tensor], Tensor]
+) -> None:
+    weight = nn.Parameter(torch.randn(3))
+    outputs = Cube.apply(weight**2)
+    loss = loss_of(outputs)
+    with pytest.raises(NotTwiceDifferentiableError, match="once_differentiable"):
+        if kind == "hessian":
+            HessianOperator(loss, {"weight": weight})
+        else:
+            GGNOperator(loss, outputs, {"weight": weight}) @ np.ones(3)
+
+
+def test_other_errors_of_torch_are_not_reinterpreted() -> None:
+    problem = build("perceptron", "mse-mean")
+    loss, _ = problem.forward()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time") as caught:
+        HessianOperator(loss, problem.parameters)
+    assert not isinstance(caught.value, NotTwiceDifferentiableError)
+
+
+def test_bad_arguments_are_named() -> None:
+    problem = build("perceptron", "mse-mean")
+    loss, outputs = problem.forward()
+    parameters = problem.parameters
+    with pytest.raises(ValueError, match="no parameters"):
+        HessianOperator(loss, {})
+    with pytest.raises(ValueError, match="scalar"):
+        HessianOperator(outputs, parameters)
+    with pytest.raises(ValueError, match="no graph"):
+        HessianOperator(loss.detach(), parameters)
+    with pytest.raises(ValueError, match="frozen"):
+        HessianOperator(loss, {**parameters, "frozen": torch.zeros(2)})
+    with pytest.raises(ValueError, match="doesn't depend on the outputs"):
+        GGNOperator(loss, problem.model(problem.inputs), parameters)
+    with pytest.raises(ValueError, match="outputs have no graph"):
+        GGNOperator(loss, outputs.detach(), parameters)
+    with pytest.raises(ValueError, match="shapes"):
+        HessianOperator(loss, parameters).product([torch.zeros(1)])
+
+
+# Eigenvalues
+
+
+def spectra() -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    bulk = generator.standard_normal(300)
+    return {
+        "1, 2, -5": np.array([1.0, 2.0, -5.0]),
+        "3, -3": np.array([3.0, -3.0]),
+        "one": np.array([-2.0]),
+        "outliers": np.concatenate([[50, 30, 20, 15, -10], bulk]),
+        "linear": np.linspace(-1, 2, 100),
+        "multiple": np.repeat([4.0, 3.0, -1.0, -4.0], [1, 3, 80, 3]),
+        "multiple and bulk": np.concatenate([np.full(3, 5.0), bulk, np.full(3, -7.0)]),
+        "identity": np.full(50, 2.5),
+        "zero": np.zeros(60),
+        "tiny": 1e-30 * np.linspace(-1, 1, 40),
+        "low rank": np.concatenate([[9.0, 4.0], np.zeros(70)]),
+    }
+
+
+def rotated(spectrum: np.ndarray, seed: int = 0) -> np.ndarray:
+    size = len(spectrum)
+    basis, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((size, size)))
+    matrix = (basis * spectrum) @ basis.T
+    return (matrix + matrix.T) / 2
+
+
+def expected_values(spectrum: np.ndarray, k: int, which: str) -> np.ndarray:
+    outwardness = {"largest": spectrum, "smallest": -spectrum, "magnitude": np.abs(spectrum)}
+    return spectrum[np.argsort(-outwardness[which], kind="stable")][:k]
+
+
+@pytest.mark.parametrize("which", ["largest", "smallest", "magnitude"])
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("spectrum", spectra().values(), ids=spectra())
+def test_eigenpairs_equal_the_spectrum(spectrum: np.ndarray, k: int, which: str) -> None:
+    matrix = rotated(spectrum)
+    found = eigenpairs(matrix, k, which, max_products=2000)
+    expected = expected_values(spectrum, k, which)
+    size = np.abs(spectrum).max()
+    assert found.converged, found.reason
+    if which == "magnitude":
+        np.testing.assert_allclose(
+            np.abs(found.values), np.abs(expected), rtol=1e-5, atol=1e-13 * size
+        )
+    else:
+        np.testing.assert_allclose(found.values, expected, rtol=1e-5, atol=1e-13 * size)
+    assert_consistent(found, matrix)
+
+
+@pytest.mark.parametrize("spectrum", spectra().values(), ids=spectra())
+def test_small_subspaces_find_the_same(
+    spectrum: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradlens.curvature.eigenpairs.SUBSPACE_BYTES", 0)
+    found = eigenpairs(rotated(spectrum), 2, max_products=2000)
+    assert found.converged, found.reason
+    expected = expected_values(spectrum, 2, "largest")
+    np.testing.assert_allclose(
+        found.values, expected, rtol=1e-5, atol=1e-13 * np.abs(spectrum).max()
+    )
+    assert_consistent(found, rotated(spectrum))
+
+
+def assert_consistent(found: Eigenpairs, matrix: np.ndarray) -> None:
+    k = len(found.values)
+    residuals = np.linalg.norm(matrix @ found.vectors - found.vectors * found.values, axis=0)
+    size = np.abs(matrix).max()
+    np.testing.assert_allclose(found.residuals, residuals, rtol=1e-3, atol=1e-12 * size)
+    np.testing.assert_allclose(found.vectors.T @ found.vectors, np.eye(k), atol=1e-9)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_eigenpairs_equal_arpack(k: int) -> None:
+    generator = np.random.default_rng(2)
+    matrix = generator.standard_normal((150, 150))
+    matrix = matrix + matrix.T
+    for which, theirs in {"largest": "LA", "smallest": "SA", "magnitude": "LM"}.items():
+        found = eigenpairs(matrix, k, which)
+        expected = eigsh(matrix, k, which=theirs, v0=np.ones(150), return_eigenvectors=False)
+        np.testing.assert_allclose(np.sort(found.values), np.sort(expected), rtol=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("model", ["linear", "perceptron", "convolutional"])
+def test_eigenpairs_of_networks(kind: str, model: str, reduction: str) -> None:
+    problem = build(model, f"cross-entropy-{reduction}")
+    spectrum = np.linalg.eigvalsh(DENSE[kind](problem).numpy())[::-1] * problem.mean_scale
+    found = eigenpairs(OPERATORS[kind](problem, scale=problem.mean_scale), 3)
+    assert found.converged
+    np.testing.assert_allclose(found.values, spectrum[:3], rtol=1e-5)
+
+
+def test_float32_networks_converge(kind: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 3))
+    inputs, targets = 3 * torch.randn(32, 10), torch.randint(3, (32,))
+    problem = Problem(model, inputs, targets, nn.CrossEntropyLoss())
+    found = eigenpairs(OPERATORS[kind](problem), 2)
+    double = Problem(copy.deepcopy(model).double(), inputs.double(), targets, problem.criterion)
+    spectrum = np.linalg.eigvalsh(DENSE[kind](double).numpy())[::-1]
+    assert found.converged, found.reason
+    np.testing.assert_allclose(found.values, spectrum[:2], rtol=1e-5)
+
+
+def test_a_good_start_saves_products_and_hides_nothing() -> None:
+    spectrum = spectra()["linear"]
+    matrix = rotated(spectrum)
+    cold = eigenpairs(matrix, 2)
+    warm = eigenpairs(matrix, 2, start=cold.vectors)
+    assert warm.converged
+    assert warm.products < 0.8 * cold.products
+    np.testing.assert_allclose(warm.values, cold.values, rtol=1e-8)
+    elsewhere = np.eye(400)[:, [7]]
+    hiding = diags(np.concatenate([[200.0], np.random.default_rng(0).random(398), [100.0]]))
+    found = eigenpairs(hiding, 1, start=np.eye(399 + 1)[:, [399]])
+    assert found.converged
+    np.testing.assert_allclose(found.values, [200.0])
+    assert eigenpairs(hiding, 1, start=elsewhere).values == pytest.approx([200.0])
+
+
+@pytest.mark.parametrize(
+    "start", [np.zeros((100, 2)), np.full((100, 2), np.nan), np.ones((100, 3))]
+)
+def test_a_useless_start_is_survived(start: np.ndarray) -> None:
+    matrix = rotated(spectra()["linear"])
+    found = eigenpairs(matrix, 2, start=start)
+    assert found.converged
+    np.testing.assert_allclose(found.values, [2.0, 2 - 3 / 99], rtol=1e-5)
+
+
+def test_a_large_matrix_in_float32_is_as_accurate_as_a_small_one() -> None:
+    """A plain sum over as many elements would be off by more than the tolerance."""
+    weight = nn.Parameter(torch.zeros(400_000))
+    scale = torch.ones(400_000).index_fill(0, torch.arange(3), 3.0)
+    loss = (scale * weight.square()).sum() / 2 + (weight.sum() / 400).square() / 2
+    found = eigenpairs(HessianOperator(loss, {"weight": weight}), 1, tolerance=1e-6)
+    assert found.converged, found.reason
+    # 1 + 2.5 along the vector of ones, and 3, coupled a little.
+    matrix = np.diag([3.0, 1.0]) + 2.5 * np.outer(root := np.sqrt([3, 4e5 - 3]), root) / 4e5
+    np.testing.assert_allclose(found.values, np.linalg.eigvalsh(matrix)[-1:], rtol=2e-7)
+
+
+def test_running_out_of_products_is_said() -> None:
+    matrix = rotated(spectra()["linear"])
+    found = eigenpairs(matrix, 3, max_products=12)
+    assert not found.converged
+    assert found.products == 12
+    assert "12 products" in found.reason
+    assert_consistent(found, matrix)
+    spectrum = spectra()["linear"]
+    for value, residual in zip(found.values, found.residuals, strict=True):
+        assert np.abs(spectrum - value).min() <= residual
+
+
+@pytest.mark.parametrize("size", [1, 5, 60])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_products_that_are_not_finite_are_said(size: int, value: float) -> None:
+    operator = LinearOperator((size, size), matvec=lambda v: np.full(size, value), dtype=float)
+    found = eigenpairs(operator, 2)
+    assert np.isnan(found.values).all()
+    assert np.isnan(found.residuals).all()
+    assert found.vectors.shape == (size, len(found.values))
+    assert not found.converged
+    assert "NaN or Inf" in found.reason
+
+
+def test_eigenpairs_are_reproducible() -> None:
+    matrix = rotated(spectra()["outliers"])
+    first, second = eigenpairs(matrix, 3, seed=5), eigenpairs(matrix, 3, seed=5)
+    np.testing.assert_array_equal(first.vectors, second.vectors)
+    generator = np.random.default_rng(5)
+    np.testing.assert_array_equal(first.vectors, eigenpairs(matrix, 3, seed=generator).vectors)
+
+
+def test_bad_requests_are_named() -> None:
+    matrix = np.eye(40)
+    with pytest.raises(ValueError, match="k is 0"):
+        eigenpairs(matrix, 0)
+    with pytest.raises(ValueError, match="which is 'LA'"):
+        eigenpairs(matrix, 1, "LA")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="start has 3 rows"):
+        eigenpairs(matrix, 1, start=np.ones(3))
+    with pytest.raises(ValueError, match="more than 5 products"):
+        eigenpairs(matrix, 5, max_products=5)
+    with pytest.raises(ValueError, match="square"):
+        eigenpairs(np.ones((2, 3)))
+    assert len(eigenpairs(np.eye(3), 10).values) == 3

@@ -1,0 +1,381 @@
+"""Traces, diagonals and densities: right on average, with error bars that mean what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from scipy.integrate import trapezoid
+from scipy.sparse.linalg import LinearOperator
+
+from gradlens.curvature.density import SpectralDensity, gaussian_mixture, spectral_density
+from gradlens.curvature.diagonal import hutchinson_diagonal
+from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import HessianOperator
+from gradlens.curvature.lanczos import lanczos
+from gradlens.curvature.products import Products
+from gradlens.curvature.trace import Estimate, hutch_plus_plus, hutchinson, hutchinson_blocks
+from gradlens.history.undefined import Undefined
+from gradlens.numerics.running_mean import RunningMean
+from tests.cases.curvature_cases import build, dense_ggn, dense_hessian
+
+SEEDS = 100
+COVERED = range(90, 100)
+"""How many of 100 intervals of 95 % hold the truth: 95 on average, 2.2 more or less."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine cost more than these small matrices."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def gaussian_matrix(size: int = 60, seed: int = 0) -> np.ndarray:
+    matrix = np.random.default_rng(seed).standard_normal((size, size))
+    return (matrix + matrix.T) / 2
+
+
+def decaying_matrix(size: int = 60, seed: int = 0) -> np.ndarray:
+    """Few eigenvalues hold most of the trace, as in a network."""
+    generator = np.random.default_rng(seed)
+    basis, _ = np.linalg.qr(generator.standard_normal((size, size)))
+    return (basis * 50.0 / np.arange(1, size + 1) ** 1.5) @ basis.T
+
+
+def rank_one_matrix(size: int = 60, seed: int = 0) -> np.ndarray:
+    """Its samples are the most skewed."""
+    vector = np.random.default_rng(seed).standard_normal(size)
+    return np.outer(vector, vector)
+
+
+MATRICES = {
+    "gaussian": gaussian_matrix(),
+    "decaying": decaying_matrix(),
+    "rank one": rank_one_matrix(),
+}
+
+TRACES: dict[str, Callable[..., Estimate]] = {
+    "hutchinson": hutchinson,
+    "hutch++": hutch_plus_plus,
+}
+
+
+@pytest.fixture(params=MATRICES)
+def matrix(request: pytest.FixtureRequest) -> np.ndarray:
+    return MATRICES[request.param]
+
+
+@pytest.fixture(params=TRACES)
+def trace(request: pytest.FixtureRequest) -> Callable[..., Estimate]:
+    return TRACES[request.param]
+
+
+def holds(interval: tuple[Any, Any], truth: Any) -> Any:
+    low, high = interval
+    # Where nothing is random, rounding is left.
+    rounding = 1e-12 * np.abs(truth)
+    return (low - rounding <= truth) & (truth <= high + rounding)
+
+
+# Coverage
+
+
+def test_trace_intervals_hold_the_truth(matrix: np.ndarray, trace: Callable[..., Estimate]) -> None:
+    truth = np.trace(matrix)
+    estimates = [trace(matrix, 20, seed) for seed in range(SEEDS)]
+    covered = sum(holds(e.confidence_interval(), truth) for e in estimates)
+    # Hutch++ is exact for a matrix of low rank.
+    exact = all(e.standard_error < 1e-12 * truth for e in estimates)
+    assert covered == SEEDS if exact else covered in COVERED
+    values = np.array([e.value for e in estimates])
+    assert abs(values.mean() - truth) < 4 * values.std() / np.sqrt(SEEDS) + 1e-12 * abs(truth)
+
+
+def test_block_trace_intervals_hold_the_truth(matrix: np.ndarray) -> None:
+    blocks = {"first": slice(0, 20), "second": slice(20, 45), "all": slice(None)}
+    estimates = [hutchinson_blocks(matrix, blocks, 20, seed) for seed in range(SEEDS)]
+    for name, block in blocks.items():
+        truth = np.trace(matrix[block, block])
+        assert sum(holds(e[name].confidence_interval(), truth) for e in estimates) in COVERED
+
+
+def test_diagonal_errors_are_those_of_the_diagonal(matrix: np.ndarray) -> None:
+    truth = np.diag(matrix)
+    found = [hutchinson_diagonal(matrix, 30, seed) for seed in range(SEEDS)]
+    scores = np.array([(e.diagonal - truth) / e.standard_error for e in found])
+    covered = (np.abs(scores) < 2.045).mean()  # Student's t with 29 degrees of freedom
+    assert 0.93 < covered < 0.97
+    values = np.array([e.diagonal for e in found])
+    assert (np.abs(values.mean(0) - truth) < 4.5 * values.std(0) / np.sqrt(SEEDS)).all()
+
+
+def exact_density(found: SpectralDensity, eigenvalues: np.ndarray) -> np.ndarray:
+    weights = np.full(len(eigenvalues), 1 / len(eigenvalues))
+    return gaussian_mixture(found.grid, eigenvalues, weights, found.width)
+
+
+@pytest.mark.parametrize("quantile", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_density_bands_hold_the_truth(quantile: float) -> None:
+    eigenvalues = np.linalg.eigvalsh(MATRICES["gaussian"])
+    point = np.quantile(eigenvalues, quantile)
+    covered = 0
+    for found in densities():
+        nearest = int(np.abs(found.grid - point).argmin())
+        band = found.confidence_band()
+        covered += bool(holds(band, exact_density(found, eigenvalues))[nearest])
+    assert covered in COVERED
+
+
+_DENSITIES: list[SpectralDensity] = []
+
+
+def densities() -> list[SpectralDensity]:
+    if not _DENSITIES:
+        matrix = MATRICES["gaussian"]
+        _DENSITIES.extend(
+            spectral_density(matrix, 10, 20, points=64, seed=seed) for seed in range(SEEDS)
+        )
+    return _DENSITIES
+
+
+# Values
+
+
+def test_estimates_of_networks() -> None:
+    problem = build("convolutional", "cross-entropy-mean")
+    loss, outputs = problem.forward()
+    for operator, dense in (
+        (HessianOperator(loss, problem.parameters), dense_hessian(problem)),
+        (GGNOperator(loss, outputs, problem.parameters), dense_ggn(problem)),
+    ):
+        assert holds(hutchinson(operator, 60).confidence_interval(0.999), dense.trace().item())
+        assert holds(hutch_plus_plus(operator, 10).confidence_interval(0.999), dense.trace().item())
+        traces = hutchinson_blocks(operator, operator.slices, 60)
+        diagonal = hutchinson_diagonal(operator, 60)
+        assert list(traces) == list(problem.parameters)
+        for name, estimate in traces.items():
+            block = operator.block(name)
+            truth = dense[block, block].trace().item()
+            assert holds(estimate.confidence_interval(0.999), truth)
+            assert diagonal.diagonal[block].sum() == pytest.approx(estimate.value)
+        assert sum(e.value for e in traces.values()) == pytest.approx(
+            hutchinson(operator, 60).value
+        )
+
+
+def test_hutch_plus_plus_needs_fewer_products() -> None:
+    matrix = MATRICES["decaying"]
+    plain, better = hutchinson(matrix, 30), hutch_plus_plus(matrix, 10)
+    assert plain.products == better.products == 30
+    assert better.standard_error < plain.standard_error / 5
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_hutch_plus_plus_is_exact_where_its_subspace_is_everything(size: int) -> None:
+    matrix = gaussian_matrix(size)
+    found = hutch_plus_plus(matrix, 8)
+    assert found.value == pytest.approx(np.trace(matrix), rel=1e-12)
+    assert found.standard_error < 1e-12
+
+
+def test_a_diagonal_matrix_has_no_error() -> None:
+    diagonal = np.random.default_rng(0).standard_normal(30)
+    matrix = np.diag(diagonal)
+    found = hutchinson(matrix, 7)
+    assert found.value == pytest.approx(diagonal.sum(), rel=1e-14)
+    assert found.standard_error == 0.0
+    assert found.confidence_interval() == (found.value, found.value)
+    elements = hutchinson_diagonal(matrix, 7)
+    np.testing.assert_array_equal(elements.diagonal, diagonal)
+    assert not elements.standard_error.any()
+
+
+def test_a_wider_level_is_a_wider_interval() -> None:
+    found = hutchinson(gaussian_matrix(), 10)
+    narrow, wide = found.confidence_interval(0.5), found.confidence_interval(0.99)
+    assert wide[0] < narrow[0] < found.value < narrow[1] < wide[1]
+    with pytest.raises(ValueError, match="probability"):
+        found.confidence_interval(95)
+
+
+def test_symmetric_samples_have_a_t_interval() -> None:
+    found = Estimate(1.0, 0.5, 0.0, 10, 10)
+    half = 2.262157 * 0.5  # nine degrees of freedom
+    assert found.confidence_interval() == pytest.approx((1 - half, 1 + half))
+
+
+def test_skewed_samples_have_a_transformed_t_interval() -> None:
+    """Bounds solve ±t = T + γ(T²/3 + 1/6)/√n + (γ/3)²T³/(3n), T the studentised error."""
+    found = Estimate(1.0, 0.5, 1.5, 10, 10)
+    for bound, quantile in zip(found.confidence_interval(), (2.262157, -2.262157), strict=True):
+        error = (found.value - bound) / found.standard_error
+        transformed = (
+            error + 1.5 * (error**2 / 3 + 1 / 6) / np.sqrt(10) + 0.5**2 * error**3 / (3 * 10)
+        )
+        assert transformed == pytest.approx(quantile, rel=1e-5)
+
+
+@pytest.mark.parametrize("samples", [2, 3, 50])
+def test_running_moments_equal_those_of_all_samples(samples: int) -> None:
+    values = 1e3 + np.random.default_rng(0).exponential(size=(samples, 4))
+    running = RunningMean()
+    for value in torch.from_numpy(values):
+        running.add(value)
+    np.testing.assert_allclose(running.mean, values.mean(0), rtol=1e-14)
+    np.testing.assert_allclose(running.standard_error(), stats.sem(values), rtol=1e-9)
+    skewness = stats.skew(values, bias=False) if samples > 2 else np.zeros(4)
+    np.testing.assert_allclose(running.skewness(), skewness, rtol=1e-8)
+
+
+# Density
+
+
+@pytest.mark.parametrize("probes", [1, 5])
+@pytest.mark.parametrize("steps", [1, 5, 30, 100])
+def test_density_integrates_to_one(matrix: np.ndarray, probes: int, steps: int) -> None:
+    found = spectral_density(matrix, probes, steps)
+    assert trapezoid(found.density, found.grid) == pytest.approx(1, abs=1e-6)
+    assert (found.density >= 0).all()
+
+
+def test_density_of_all_steps_is_exact_on_average() -> None:
+    matrix = gaussian_matrix(4)
+    found = spectral_density(matrix, 1500, 4, points=40)
+    difference = np.abs(found.density - exact_density(found, np.linalg.eigvalsh(matrix)))
+    assert (difference < 4 * found.standard_error + 1e-6).all()
+
+
+def test_the_quadrature_itself_adds_no_error_at_the_default_width() -> None:
+    """Few steps from one vector against all steps from it."""
+    matrix = gaussian_matrix(400)
+    start = torch.from_numpy(np.random.default_rng(1).choice([-1.0, 1.0], 400))
+    few, all_ = (lanczos(Products(matrix), start, steps).quadrature() for steps in (20, 400))
+    width = 1.5 / 20 * np.ptp(all_[0])
+    grid = np.linspace(all_[0].min(), all_[0].max(), 50)
+    rough, exact = gaussian_mixture(grid, *few, width), gaussian_mixture(grid, *all_, width)
+    assert np.abs(rough - exact).max() < 1e-5 * exact.max()
+
+
+@pytest.mark.parametrize("spectrum", [[2.0], [3.0] * 20, [0.0] * 20, [1.0, -1.0] * 10])
+def test_invariant_subspaces_end_lanczos(spectrum: list[float]) -> None:
+    basis, _ = np.linalg.qr(gaussian_matrix(len(spectrum)))
+    matrix = (basis * spectrum) @ basis.T
+    products = Products((matrix + matrix.T) / 2)
+    found = lanczos(products, torch.from_numpy(basis.sum(1)), 15)
+    assert len(found.diagonal) == len(set(spectrum))
+    density = spectral_density(matrix, 3, 15)
+    assert trapezoid(density.density, density.grid) == pytest.approx(1, abs=1e-6)
+    assert density.width > 0
+    if len(set(spectrum)) == 1:
+        expected = exact_density(density, np.array(spectrum))
+        np.testing.assert_allclose(density.density, expected, atol=1e-9 * expected.max())
+        assert (density.standard_error <= 1e-9 * expected.max()).all()
+
+
+def test_lanczos_nodes_are_the_eigenvalues() -> None:
+    matrix = gaussian_matrix(30)
+    nodes, weights = lanczos(Products(matrix), torch.ones(30).double(), 100).quadrature()
+    np.testing.assert_allclose(nodes, np.linalg.eigvalsh(matrix), atol=1e-10)
+    assert weights.sum() == pytest.approx(1)
+
+
+def test_a_stated_width_is_the_width() -> None:
+    matrix = gaussian_matrix()
+    found = spectral_density(matrix, 3, 60, relative_width=0.1)
+    assert found.width == pytest.approx(0.1 * np.ptp(np.linalg.eigvalsh(matrix)))
+    assert found.grid.shape == found.density.shape == found.standard_error.shape == (512,)
+    low, high = found.confidence_band()
+    assert (low >= 0).all()
+    assert (low <= found.density).all()
+    assert (found.density <= high).all()
+
+
+# All estimators
+
+
+ESTIMATORS: dict[str, Callable[..., Any]] = {
+    "hutchinson": lambda matrix, seed=0: hutchinson(matrix, 4, seed),
+    "hutch++": lambda matrix, seed=0: hutch_plus_plus(matrix, 4, seed),
+    "blocks": lambda matrix, seed=0: hutchinson_blocks(matrix, {"a": slice(0, 1)}, 4, seed)["a"],
+    "diagonal": lambda matrix, seed=0: hutchinson_diagonal(matrix, 4, seed),
+    "density": lambda matrix, seed=0: spectral_density(matrix, 4, 10, seed=seed),
+}
+
+
+@pytest.fixture(params=ESTIMATORS)
+def estimator(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    return ESTIMATORS[request.param]
+
+
+def numbers(estimate: Any) -> np.ndarray:
+    """Value and standard error in one array."""
+    values = [getattr(estimate, n, ()) for n in ("value", "diagonal", "density", "standard_error")]
+    return np.concatenate([np.atleast_1d(v) for v in values])
+
+
+def test_estimates_are_reproducible_and_leave_global_generators_alone(
+    estimator: Callable[..., Any],
+) -> None:
+    matrix = gaussian_matrix()
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()
+    first, second = estimator(matrix, seed=3), estimator(matrix, seed=3)
+    np.testing.assert_array_equal(numbers(first), numbers(second))
+    assert (numbers(first) != numbers(estimator(matrix, seed=4))).any()
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    np.testing.assert_array_equal(np.random.get_state()[1], numpy_state[1])
+    generator = np.random.default_rng(3)
+    np.testing.assert_array_equal(numbers(first), numbers(estimator(matrix, seed=generator)))
+    assert (numbers(first) != numbers(estimator(matrix, seed=generator))).any()
+
+
+@pytest.mark.parametrize("size", [1, 40])
+def test_a_zero_matrix(estimator: Callable[..., Any], size: int) -> None:
+    found = estimator(np.zeros((size, size)))
+    if isinstance(found, SpectralDensity):
+        np.testing.assert_allclose(found.density, exact_density(found, np.zeros(1)))
+        assert not found.standard_error.any()
+    else:
+        assert not numbers(found).any()
+
+
+@pytest.mark.parametrize("size", [1, 40])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_products_that_are_not_finite(
+    estimator: Callable[..., Any], size: int, value: float
+) -> None:
+    operator = LinearOperator((size, size), matvec=lambda v: np.full(size, value), dtype=float)
+    found = estimator(operator)
+    assert np.isnan(numbers(found)).all()
+    if isinstance(found, Estimate):
+        assert isinstance(found.value, Undefined)
+        assert "NaN or Inf" in found.value.reason
+    else:
+        assert "NaN or Inf" in found.reason
+
+
+def test_one_sample_has_no_standard_error(trace: Callable[..., Estimate]) -> None:
+    found = trace(gaussian_matrix(), 1)
+    assert np.isfinite(found.value)
+    assert isinstance(found.standard_error, Undefined)
+    assert np.isnan(found.confidence_interval()).all()
+    assert np.isnan(hutchinson_diagonal(gaussian_matrix(), 1).standard_error).all()
+    assert np.isnan(spectral_density(gaussian_matrix(), 1, 5).standard_error).all()
+
+
+def test_bad_requests_are_named(trace: Callable[..., Estimate]) -> None:
+    matrix = np.eye(3)
+    with pytest.raises(ValueError, match="0 samples"):
+        trace(matrix, 0)
+    with pytest.raises(ValueError, match="0 samples"):
+        hutchinson_diagonal(matrix, 0)
+    with pytest.raises(ValueError, match="0 probes"):
+        spectral_density(matrix, 0)
+    with pytest.raises(ValueError, match="take 1013"):
+        spectral_density(matrix, relative_width=1e-3)

@@ -1,0 +1,570 @@
+"""HessTrace, TICDiag and TICTrace against dense matrices, wherever their diagonals come from."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import backpack
+import numpy as np
+import pytest
+import torch
+from backpack.extensions import KFLR, DiagGGNExact
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev
+
+import gradlens
+from gradlens import Cockpit, quantities
+from gradlens.curvature import loss_diagonal
+from gradlens.curvature.backpack_graph import BeyondBackpackError
+from gradlens.history.undefined import Undefined
+from tests.cases.references import flat, per_sample_gradients_by_loop
+
+INPUT_WITHOUT_GRADIENT = "ignore:Full backward hook is firing"
+"""What torch says of BackPACK's hooks where the network's input needs no gradient."""
+
+SAMPLES = 6
+KINDS = ("diag_h", "diag_ggn_exact", "diag_ggn_mc")
+
+
+class Residual(nn.Module):
+    """Beyond BackPACK's rules, within those of per-sample gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.nn.functional.gelu(self.norm(self.first(x))) + x)
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = nn.Linear(4, 3), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.used(x))
+
+
+WITHIN_BACKPACK: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(4, 3),
+    "ReLU in place": lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)),
+    "nested sigmoid": lambda: nn.Sequential(
+        nn.Flatten(), nn.Sequential(nn.Linear(4, 5), nn.Sigmoid()), nn.Linear(5, 3)
+    ),
+    "convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)),
+        nn.Conv2d(1, 2, 2, padding=1),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2, 3),
+    ),
+    "frozen layer": lambda: nn.Sequential(
+        nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 3)
+    ),
+}
+BEYOND_BACKPACK: dict[str, Callable[[], nn.Module]] = {
+    "residual": Residual,
+    "GELU": lambda: nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 3)),
+    "circular padding": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 4)),
+        nn.Conv1d(1, 2, 3, padding=1, padding_mode="circular"),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    ),
+    "unused layer": Unused,
+}
+LOSSES: dict[str, Callable[[str], nn.Module]] = {
+    "cross-entropy": lambda reduction: nn.CrossEntropyLoss(reduction=reduction),
+    "squared error": lambda reduction: nn.MSELoss(reduction=reduction),
+    "binary": lambda reduction: nn.BCEWithLogitsLoss(reduction=reduction),
+    "smoothed": lambda reduction: nn.CrossEntropyLoss(reduction=reduction, label_smoothing=0.2),
+}
+
+
+def targets_for(loss_function: nn.Module) -> Tensor:
+    if isinstance(loss_function, nn.CrossEntropyLoss):
+        return torch.randint(3, (SAMPLES,))
+    if isinstance(loss_function, nn.BCEWithLogitsLoss):
+        return torch.randint(2, (SAMPLES, 3)).double()
+    return torch.randn(SAMPLES, 3, dtype=torch.float64)
+
+
+class Case:
+    """A network, a loss and a batch, with the dense matrices of its mean loss."""
+
+    def __init__(
+        self, build: Callable[[], nn.Module], loss_function: nn.Module, factor: float = 1.0
+    ) -> None:
+        torch.manual_seed(0)
+        self.model = build().double()
+        self.loss_function = gradlens.extend(loss_function)
+        self.reduction = loss_function.reduction
+        self.factor = factor
+        self.inputs = torch.randn(SAMPLES, 4, dtype=torch.float64)
+        self.targets = targets_for(loss_function)
+        self.plain_model = copy.deepcopy(self.model)
+        self.plain_loss = copy.deepcopy(loss_function)
+        self.plain_loss._forward_hooks.clear()
+        self.plain_loss._forward_hooks_with_kwargs.clear()
+        self.trainable = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+
+    def of_outputs(self, outputs: Tensor) -> Tensor:
+        """The mean loss."""
+        loss: Tensor = self.plain_loss(outputs, self.targets) * self.factor
+        return loss / SAMPLES if self.reduction == "sum" else loss
+
+    def track(self, *tracked: quantities.Quantity, step: int = 0) -> Cockpit:
+        cockpit = Cockpit(self.model, tracked, loss_reduction=self.reduction)
+        loss = self.loss_function(self.model(self.inputs), self.targets) * self.factor
+        with cockpit(step, loss=loss):
+            loss.backward()
+        return cockpit
+
+    def _of_parameters(self, flat_parameters: Tensor) -> Tensor:
+        parts = flat_parameters.split([p.numel() for p in self.trainable.values()])
+        named = zip(self.trainable.items(), parts, strict=True)
+        state = {name: part.reshape(p.shape) for (name, p), part in named}
+        return functional_call(self.plain_model, state, (self.inputs,))
+
+    def hessian_diagonal(self) -> Tensor:
+        """``[D]``"""
+        start = torch.cat([p.detach().flatten() for p in self.trainable.values()])
+        return jacrev(jacrev(lambda p: self.of_outputs(self._of_parameters(p))))(start).diagonal()
+
+    def ggn_diagonal(self) -> Tensor:
+        """``[D]``"""
+        start = torch.cat([p.detach().flatten() for p in self.trainable.values()])
+        outputs = self._of_parameters(start).detach()
+        jacobian = jacrev(self._of_parameters)(start).flatten(0, 1)
+        inner = jacrev(jacrev(lambda o: self.of_outputs(o.reshape(outputs.shape))))
+        return (jacobian.T @ inner(outputs.flatten()) @ jacobian).diagonal()
+
+    def diagonal(self, kind: str) -> Tensor:
+        return self.hessian_diagonal() if kind == "diag_h" else self.ggn_diagonal()
+
+    def blocks(self, diagonal: Tensor) -> dict[str, float]:
+        parts = diagonal.split([p.numel() for p in self.trainable.values()])
+        return {n: float(part.sum()) for n, part in zip(self.trainable, parts, strict=True)}
+
+    def second_moments(self) -> Tensor:
+        """Σₙgₙⱼ²/N ``[D]``."""
+
+        def contribution(outputs: Tensor, samples: slice) -> Tensor:
+            one = self.plain_loss(outputs, self.targets[samples]) * self.factor
+            return one / SAMPLES if self.reduction == "mean" else one
+
+        scale = SAMPLES if self.reduction == "mean" else 1.0
+        model = copy.deepcopy(self.plain_model).requires_grad_(True)
+        gradients = per_sample_gradients_by_loop(model, self.inputs, contribution, scale)
+        return flat({n: gradients[n] for n in self.trainable}).square().mean(0)
+
+
+def assert_exact(found: dict[str, Any], case: Case, kind: str) -> None:
+    diagonal = case.diagonal(kind)
+    assert found["method"] == "exact"
+    assert found["trace"] == found["low"] == found["high"]
+    assert found["standard_error"] == 0
+    assert found["trace"] == pytest.approx(float(diagonal.sum()), rel=1e-10)
+    for name, trace in case.blocks(diagonal).items():
+        assert found["parameters"][name]["trace"] == pytest.approx(trace, rel=1e-10, abs=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["diag_h", "diag_ggn_exact"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "binary"])
+@pytest.mark.parametrize("network", WITHIN_BACKPACK)
+def test_traces_are_exact_within_backpacks_rules(
+    network: str, loss: str, reduction: str, kind: Any
+) -> None:
+    case = Case(WITHIN_BACKPACK[network], LOSSES[loss](reduction))
+    cockpit = case.track(quantities.HessTrace(curvature=kind))
+    assert_exact(cockpit.history["HessTrace"][0], case, kind)
+    assert cockpit.history.notes == []
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("network", BEYOND_BACKPACK)
+def test_gauss_newton_traces_are_exact_beyond_backpacks_rules(
+    network: str, loss: str, reduction: str
+) -> None:
+    case = Case(BEYOND_BACKPACK[network], LOSSES[loss](reduction))
+    if network == "unused layer":
+        case.trainable = {n: p for n, p in case.trainable.items() if n.startswith("used")}
+        case.model.spare.requires_grad_(False)
+    cockpit = case.track(quantities.HessTrace(curvature="diag_ggn_exact"))
+    assert_exact(cockpit.history["HessTrace"][0], case, "diag_ggn_exact")
+    assert cockpit.history.notes == []
+
+
+@pytest.mark.parametrize("factor", [0.25, -2.0])
+@pytest.mark.parametrize("network", ["nested sigmoid", "residual"])
+def test_factors_of_the_loss_count(network: str, factor: float) -> None:
+    case = Case((WITHIN_BACKPACK | BEYOND_BACKPACK)[network], nn.MSELoss(), factor)
+    if network == "nested sigmoid":
+        found = case.track(quantities.HessTrace()).history["HessTrace"][0]
+        assert_exact(found, case, "diag_h")
+    elif factor > 0:
+        tracked = quantities.HessTrace(curvature="diag_ggn_exact")
+        assert_exact(case.track(tracked).history["HessTrace"][0], case, "diag_ggn_exact")
+
+
+@pytest.mark.parametrize("network", ["ReLU in place", "convolution"])
+def test_dropout_has_the_mask_of_the_step(network: str) -> None:
+    """The reference multiplies by that mask."""
+    torch.manual_seed(0)
+    layers = list(WITHIN_BACKPACK[network]())
+    dropout = nn.Dropout(0.4)
+    model = nn.Sequential(*layers[:-1], dropout, layers[-1]).double()
+    seen: list[Tensor] = []
+    dropout.register_forward_hook(lambda m, i, o: seen.append((o != 0).double() / 0.6))
+    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    inputs, targets = torch.randn(SAMPLES, 4, dtype=torch.float64), torch.randint(3, (SAMPLES,))
+    cockpit = Cockpit(model, [quantities.HessTrace()])
+    loss = loss_function(model(inputs), targets)
+    with cockpit(0, loss=loss):
+        loss.backward()
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+    start = torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    def again(flat_parameters: Tensor) -> Tensor:
+        parts = flat_parameters.split([shape.numel() for shape in shapes.values()])
+        named = zip(shapes.items(), parts, strict=True)
+        state = {name: part.reshape(shape) for (name, shape), part in named}
+        x = inputs
+        for index, layer in enumerate(model):
+            own = {n.split(".")[1]: v for n, v in state.items() if n.startswith(f"{index}.")}
+            plain = copy.copy(layer)
+            plain._forward_hooks = {}
+            if isinstance(layer, nn.ReLU):
+                plain = nn.ReLU()
+            x = x * seen[0] if layer is dropout else functional_call(plain, own, (x,))
+        return nn.functional.cross_entropy(x, targets)
+
+    truth = jacrev(jacrev(again))(start).diagonal().sum()
+    found = cockpit.history["HessTrace"][0]
+    assert found["method"] == "exact"
+    assert found["trace"] == pytest.approx(float(truth), rel=1e-10)
+    assert len(seen) == 1
+
+
+class Doubling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+SHARED = nn.Linear(3, 3)
+FIRST = torch.tensor([0])
+ESTIMATED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "own forward": (Residual, "Residual has a forward of its own"),
+    "no rule": (BEYOND_BACKPACK["GELU"], "does not have an extension for.*GELU"),
+    "circular padding": (BEYOND_BACKPACK["circular padding"], "padding_mode='circular'"),
+    "user's module": (
+        lambda: nn.Sequential(nn.Linear(4, 3), Doubling()),
+        "BackPACK has no rule for Doubling",
+    ),
+    "batch normalisation": (
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)),
+        "BatchNorm1d in train mode",
+    ),
+    "shared parameter": (
+        lambda: nn.Sequential(nn.Linear(4, 3), SHARED, nn.Tanh(), SHARED),
+        "layers share a parameter",
+    ),
+    "parametrised": (
+        lambda: nn.Sequential(
+            nn.utils.parametrize.register_parametrization(nn.Linear(4, 3), "weight", Doubling())
+        ),
+        "has a forward of its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("network", ESTIMATED)
+def test_elsewhere_the_hessians_trace_is_estimated_and_the_record_says_why(network: str) -> None:
+    build, reason = ESTIMATED[network]
+    case = Case(build, nn.CrossEntropyLoss())
+    with pytest.warns(UserWarning, match=f"(?s)diag_h is estimated.*{reason}"):
+        cockpit = case.track(quantities.HessTrace(samples=2000))
+    found = cockpit.history["HessTrace"][0]
+    assert found["method"] == "Hutchinson"
+    diagonal = case.diagonal("diag_h")
+    truths = {"": float(diagonal.sum()), **case.blocks(diagonal)}
+    estimates = {"": found, **found["parameters"]}
+    for name, truth in truths.items():
+        error = max(estimates[name]["standard_error"], 1e-9)
+        assert abs(estimates[name]["trace"] - truth) < 4.5 * error
+        assert estimates[name]["low"] <= estimates[name]["trace"] <= estimates[name]["high"]
+    assert any(reason.split(".*")[-1].replace("\\", "") in n.text for n in cockpit.history.notes)
+
+
+def plain_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("compute", "reason"),
+    [
+        (plain_loss, "here from 0"),
+        (
+            lambda o, t: gradlens.extend(nn.CrossEntropyLoss())(o, t) + 1e-3 * o.square().sum(),
+            "add",
+        ),
+        (lambda o, t: gradlens.extend(nn.CrossEntropyLoss())(3 * o, t), "done between them"),
+        (
+            lambda o, t: gradlens.extend(nn.CrossEntropyLoss(reduction="none"))(o, t).mean(),
+            "one loss for each sample",
+        ),
+        (
+            lambda o, t: gradlens.extend(nn.CrossEntropyLoss())(o, t.index_fill(0, FIRST, -100)),
+            "ignored targets",
+        ),
+        (
+            lambda o, t: gradlens.extend(nn.CrossEntropyLoss(weight=torch.rand(3).double()))(o, t),
+            "BackPACK says",
+        ),
+        (lambda o, t: gradlens.extend(nn.NLLLoss())(o.log_softmax(1), t), "done between them"),
+    ],
+)
+def test_losses_beyond_backpacks_rules(
+    compute: Callable[[Tensor, Tensor], Tensor], reason: str
+) -> None:
+    case = Case(WITHIN_BACKPACK["ReLU in place"], nn.CrossEntropyLoss())
+    tracked = [quantities.HessTrace(), quantities.HessTrace(curvature="diag_ggn_exact", name="g")]
+    cockpit = Cockpit(case.model, tracked)
+    outputs = case.model(case.inputs)
+    loss = compute(outputs, case.targets)
+    with (
+        pytest.warns(UserWarning, match=reason),
+        cockpit(0, loss=loss, info={"outputs": outputs}),
+    ):
+        loss.backward()
+    assert cockpit.history["HessTrace"][0]["method"] == "Hutchinson"
+    assert cockpit.history["g"][0]["method"] == "exact"
+
+
+def test_backpacks_diagonal_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should one of its rules be wrong, the estimate takes over."""
+
+    class Wrong(DiagGGNExact):
+        def __call__(self, module: nn.Module, g_inp: Any, g_out: Any) -> None:
+            super().__call__(module, g_inp, g_out)
+            for parameter in module.parameters():
+                parameter.diag_ggn_exact *= 1.01
+
+    monkeypatch.setitem(loss_diagonal._EXTENSIONS, "diag_h", Wrong)
+    case = Case(WITHIN_BACKPACK["ReLU in place"], nn.CrossEntropyLoss())
+    with pytest.warns(UserWarning, match="isn't that of the loss"):
+        cockpit = case.track(quantities.HessTrace())
+    assert cockpit.history["HessTrace"][0]["method"] == "Hutchinson"
+
+
+def test_too_much_memory_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_diagonal, "MAX_BYTES", 100)
+    case = Case(WITHIN_BACKPACK["nested sigmoid"], nn.CrossEntropyLoss())
+    with pytest.warns(UserWarning, match="more than 100 bytes"):
+        cockpit = case.track(quantities.HessTrace())
+    assert cockpit.history["HessTrace"][0]["method"] == "Hutchinson"
+
+
+@pytest.mark.parametrize("network", ["nested sigmoid", "residual"])
+@pytest.mark.parametrize("loss", ["cross-entropy", "squared error"])
+def test_intervals_of_sampled_diagonals_hold_the_truth(network: str, loss: str) -> None:
+    """In 90 to 99 of 100 steps, which have seeds of their own."""
+    case = Case((WITHIN_BACKPACK | BEYOND_BACKPACK)[network], LOSSES[loss]("mean"))
+    truth = float(case.ggn_diagonal().sum())
+    quantity = quantities.HessTrace(curvature="diag_ggn_mc", samples=20)
+    cockpit = Cockpit(case.model, [quantity])
+    for step in range(100):
+        loss = case.loss_function(case.model(case.inputs), case.targets)
+        with cockpit(step, loss=loss):
+            loss.backward()
+    found = cockpit.history["HessTrace"].values()
+    assert all(record["method"] == "Monte Carlo" for record in found)
+    assert sum(record["low"] <= truth <= record["high"] for record in found) in range(90, 100)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("network", ["ReLU in place", "convolution", "frozen layer", "residual"])
+def test_takeuchis_criterion(network: str, reduction: str) -> None:
+    case = Case((WITHIN_BACKPACK | BEYOND_BACKPACK)[network], LOSSES["cross-entropy"](reduction))
+    cockpit = case.track(
+        quantities.TICDiag(curvature="diag_ggn_exact", epsilon=1e-3),
+        quantities.TICTrace(curvature="diag_ggn_exact", epsilon=1e-3),
+    )
+    moments, diagonal = case.second_moments(), case.ggn_diagonal()
+    by_diagonal = float((moments / (diagonal + 1e-3)).sum())
+    by_trace = float(moments.sum() / (diagonal.sum() + 1e-3))
+    assert cockpit.history["TICDiag"][0] == pytest.approx(by_diagonal, rel=1e-9)
+    assert cockpit.history["TICTrace"][0] == pytest.approx(by_trace, rel=1e-9)
+
+
+def test_criterion_of_the_hessian() -> None:
+    case = Case(WITHIN_BACKPACK["ReLU in place"], nn.CrossEntropyLoss())
+    cockpit = case.track(quantities.TICDiag(), quantities.TICTrace())
+    moments, diagonal = case.second_moments(), case.hessian_diagonal()
+    assert float(diagonal.min()) >= 0
+    expected = float((moments / (diagonal + 1e-7)).sum())
+    assert cockpit.history["TICDiag"][0] == pytest.approx(expected, rel=1e-9)
+    expected = float(moments.sum() / (diagonal.sum() + 1e-7))
+    assert cockpit.history["TICTrace"][0] == pytest.approx(expected, rel=1e-9)
+
+
+def test_curvature_that_is_not_positive() -> None:
+    """−(x²): concave in the outputs."""
+    case = Case(WITHIN_BACKPACK["linear"], nn.MSELoss(), factor=-1.0)
+    cockpit = case.track(quantities.TICDiag(), quantities.TICTrace(), quantities.NormTest())
+    assert "not positive at 15 of 15 elements" in cockpit.history["TICDiag"][0].reason
+    assert "trace of the curvature is not positive" in cockpit.history["TICTrace"][0].reason
+    assert math.isfinite(cockpit.history["NormTest"][0])
+
+
+def test_zero_gradients_and_one_sample() -> None:
+    case = Case(WITHIN_BACKPACK["linear"], nn.MSELoss())
+    case.inputs, case.targets = case.inputs[:1], case.model(case.inputs[:1]).detach()
+    cockpit = case.track(quantities.TICDiag(), quantities.TICTrace(), quantities.HessTrace())
+    assert cockpit.history["TICDiag"][0] == 0
+    assert cockpit.history["TICTrace"][0] == 0
+    assert cockpit.history["HessTrace"][0]["trace"] > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_in_the_network(kind: Any) -> None:
+    case = Case(WITHIN_BACKPACK["linear"], nn.MSELoss())
+    case.inputs[0, 0] = math.nan
+    tracked = [quantities.HessTrace(curvature=kind), quantities.TICDiag(curvature=kind)]
+    cockpit = case.track(*tracked)
+    for value in (cockpit.history["HessTrace"][0]["trace"], cockpit.history["TICDiag"][0]):
+        assert isinstance(value, Undefined)
+        assert "NaN" in value.reason
+
+
+@pytest.mark.filterwarnings(INPUT_WITHOUT_GRADIENT)
+@pytest.mark.parametrize("kind", KINDS)
+def test_graph_extended_by_backpack_alone(kind: Any) -> None:
+    """As in a program written for cockpit; dropout included, whose mask BackPACK knows."""
+    case = Case(WITHIN_BACKPACK["nested sigmoid"], nn.CrossEntropyLoss())
+    model = backpack.extend(copy.deepcopy(case.model))
+    loss_function = backpack.extend(nn.CrossEntropyLoss())
+    cockpit = Cockpit(model.parameters(), [quantities.HessTrace(curvature=kind)])
+    loss = loss_function(model(case.inputs), case.targets)
+    with cockpit(0, loss=loss):
+        loss.backward()
+    found, truth = cockpit.history["HessTrace"][0], float(case.diagonal(kind).sum())
+    if kind == "diag_ggn_mc":
+        assert found["method"] == "Monte Carlo"
+        assert abs(found["trace"] - truth) < 4.5 * found["standard_error"]
+    else:
+        assert found["method"] == "exact"
+        assert found["trace"] == pytest.approx(truth, rel=1e-10)
+
+
+@pytest.mark.filterwarnings(INPUT_WITHOUT_GRADIENT)
+def test_factor_that_backpack_would_leave_out() -> None:
+    case = Case(WITHIN_BACKPACK["nested sigmoid"], nn.CrossEntropyLoss())
+    model = backpack.extend(copy.deepcopy(case.model))
+    cockpit = Cockpit(model.parameters(), [quantities.HessTrace(samples=500)])
+    loss = 0.5 * backpack.extend(nn.CrossEntropyLoss())(model(case.inputs), case.targets)
+    with pytest.warns(UserWarning, match="diag_h is estimated"), cockpit(0, loss=loss):
+        loss.backward()
+    found, truth = cockpit.history["HessTrace"][0], float(case.hessian_diagonal().sum()) / 2
+    assert abs(found["trace"] - truth) < 4.5 * found["standard_error"]
+
+
+def test_equal_diagonals_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Counting(DiagGGNExact):
+        def __init__(self) -> None:
+            super().__init__()
+            calls.append("made")
+
+    monkeypatch.setitem(loss_diagonal._EXTENSIONS, "diag_ggn_exact", Counting)
+    case = Case(WITHIN_BACKPACK["ReLU in place"], nn.CrossEntropyLoss())
+    kind: Any = "diag_ggn_exact"
+    case.track(
+        quantities.TICDiag(curvature=kind),
+        quantities.TICTrace(curvature=kind),
+        quantities.HessTrace(curvature=kind),
+    )
+    assert calls == ["made"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("network", [*WITHIN_BACKPACK, *BEYOND_BACKPACK])
+@pytest.mark.filterwarnings(
+    "ignore:.*is estimated, by Hutchinson", "ignore:.*per-sample gradients cover"
+)
+def test_nothing_is_left_behind(network: str, kind: Any) -> None:
+    case = Case((WITHIN_BACKPACK | BEYOND_BACKPACK)[network], nn.CrossEntropyLoss())
+    twin = copy.deepcopy(case.model)
+    case.loss_function(twin(case.inputs), case.targets).backward()
+    random, numpy_random = torch.get_rng_state(), np.random.get_state()[1].copy()
+    case.track(quantities.HessTrace(curvature=kind), quantities.TICTrace(curvature=kind))
+    assert torch.equal(random, torch.get_rng_state())
+    assert (numpy_random == np.random.get_state()[1]).all()
+    for found, expected in zip(case.model.parameters(), twin.parameters(), strict=True):
+        assert (found.grad is None) == (expected.grad is None)
+        assert found.grad is None or torch.equal(found.grad, expected.grad)
+        assert not {*KINDS} & vars(found).keys()
+    for module in (*case.model.modules(), case.loss_function):
+        assert not {"input0", "output"} & vars(module).keys()
+
+
+def test_second_order_extensions_of_the_user() -> None:
+    """On a network that gradlens alone has extended."""
+    case = Case(WITHIN_BACKPACK["convolution"], nn.CrossEntropyLoss())
+    cockpit = Cockpit(case.model, [quantities.NormTest(), quantities.HessTrace()])
+    loss = case.loss_function(case.model(case.inputs), case.targets)
+    with cockpit(0, DiagGGNExact(), KFLR(), loss=loss):
+        loss.backward()
+    for name, trace in case.blocks(case.ggn_diagonal()).items():
+        parameter = case.trainable[name]
+        assert float(parameter.diag_ggn_exact.sum()) == pytest.approx(trace, rel=1e-10)
+        assert parameter.kflr[0].shape == (len(parameter), len(parameter))
+    assert set(cockpit.get_output()[0]) == {"NormTest", "HessTrace"}
+
+
+@pytest.mark.parametrize(
+    ("network", "loss_given", "error", "message"),
+    [
+        ("residual", True, BeyondBackpackError, "KFLR can't be run.*forward of its own"),
+        ("linear", False, ValueError, "KFLR is of second order and needs the loss"),
+    ],
+)
+def test_second_order_extensions_that_cannot_run(
+    network: str, loss_given: bool, error: type[Exception], message: str
+) -> None:
+    case = Case((WITHIN_BACKPACK | BEYOND_BACKPACK)[network], nn.CrossEntropyLoss())
+    cockpit = Cockpit(case.model, [quantities.NormTest()])
+    loss = case.loss_function(case.model(case.inputs), case.targets)
+    with pytest.raises(error, match=message), cockpit(0, KFLR(), loss=loss if loss_given else None):
+        loss.backward()
+
+
+@pytest.mark.parametrize("quantity", [quantities.HessTrace, quantities.TICDiag])
+def test_unknown_curvature(quantity: Any) -> None:
+    with pytest.raises(ValueError, match="curvature='diag' is unknown: use one of 'diag_h', "):
+        quantity(curvature="diag")
+
+
+def test_binary_loss_of_one_output() -> None:
+    case = Case(lambda: nn.Linear(4, 1), nn.BCEWithLogitsLoss())
+    case.targets = case.targets[:, :1]
+    assert_exact(case.track(quantities.HessTrace()).history["HessTrace"][0], case, "diag_h")
+
+
+def test_values_repeat_with_the_step() -> None:
+    case = Case(Residual, nn.CrossEntropyLoss())
+    kind: Any = "diag_ggn_mc"
+    first, second, other = (
+        case.track(quantities.HessTrace(curvature=kind), step=step).history["HessTrace"][step]
+        for step in (3, 3, 4)
+    )
+    assert first["trace"] == second["trace"] != other["trace"]

@@ -1,0 +1,667 @@
+"""Curvature diagonals where a network or loss isn't what it seems: the truth, or a reason."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import backpack
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from backpack.extensions import KFLR, DiagHessian
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import gradlens
+from gradlens import Cockpit, quantities
+from gradlens.curvature.backpack_graph import BeyondBackpackError
+from gradlens.curvature.differentiation import NotTwiceDifferentiableError
+from gradlens.history.undefined import Undefined
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
+
+N = 6
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model in float64, and how a step goes: outputs from it, and a loss from these.
+
+    ``told`` are the outputs that the user passes, if any.
+    """
+
+    model: nn.Module
+    outputs: Callable[[], Tensor]
+    loss: Callable[[Tensor], Tensor]
+    told: bool = False
+
+    def track(
+        self, *tracked: quantities.Quantity, step: int = 0, reduction: Any = "mean", **info: Any
+    ) -> Cockpit:
+        cockpit = Cockpit(self.model, tracked, loss_reduction=reduction)
+        outputs = self.outputs()
+        loss = self.loss(outputs)
+        told = {"outputs": outputs} if self.told else {}
+        with cockpit(step, loss=loss, info=told | info):
+            loss.backward()
+        self.model.zero_grad()
+        return cockpit
+
+    def trace(self, kind: str, step: int = 0, **settings: Any) -> dict[str, Any]:
+        quantity = quantities.HessTrace(curvature=kind, **{"samples": 100, **settings})
+        found: dict[str, Any] = self.track(quantity, step=step).history["HessTrace"][step]
+        return found
+
+    def truth(self, kind: str) -> float:
+        return self.trace_of_hessian() if kind == "diag_h" else self.trace_of_ggn()
+
+    def trace_of_hessian(self) -> float:
+        parameters = list(self.model.parameters())
+        loss = self.loss(self.outputs())
+        gradient = _flat(torch.autograd.grad(loss, parameters, create_graph=True))
+        rows = [_row(entry, parameters) for entry in gradient]
+        return float(torch.stack(rows).trace())
+
+    def trace_of_ggn(self) -> float:
+        parameters, outputs = list(self.model.parameters()), self.outputs()
+        jacobian = torch.stack([_row(entry, parameters) for entry in outputs.flatten()])
+        start = outputs.detach().flatten()
+        hessian: Any = torch.autograd.functional.hessian(
+            lambda flat: self.loss(flat.reshape(outputs.shape)), start
+        )
+        return float((jacobian.T @ hessian @ jacobian).trace())
+
+
+def _flat(tensors: Any) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def _row(entry: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    if not entry.requires_grad:
+        return torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+    found = torch.autograd.grad(entry, parameters, retain_graph=True, materialize_grads=True)
+    return _flat(found)
+
+
+class WeightUsedTwice(nn.Module):
+    """Once by its layer, once by a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        return self.last(torch.tanh(F.linear(hidden, self.first.weight)))
+
+
+class Centred(WeightUsedTwice):
+    """Samples meet inside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        return self.last(hidden - hidden.mean(0))
+
+
+class Residual(WeightUsedTwice):
+    """Beyond BackPACK's rules."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x)) + x)
+
+
+def perceptron(width: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, width))
+
+
+def inputs(rows: int = N) -> Tensor:
+    return torch.randn(rows, 4, dtype=torch.float64)
+
+
+def labels(rows: int = N) -> Tensor:
+    return torch.randint(3, (rows,))
+
+
+def cross_entropy(**settings: Any) -> nn.Module:
+    return gradlens.extend(nn.CrossEntropyLoss(**settings))
+
+
+def plain(model: nn.Module, loss: Callable[[Tensor], Tensor], **settings: Any) -> Problem:
+    model, x = model.double(), inputs()
+    return Problem(model, lambda: model(x), loss, **settings)
+
+
+def zeros_into_dropout() -> Problem:
+    first = nn.Linear(4, 5)
+    nn.init.zeros_(first.weight)
+    nn.init.zeros_(first.bias)
+    model = nn.Sequential(first, nn.Dropout(0.5), nn.Linear(5, 3)).double()
+    x, y, loss = inputs(), labels(), cross_entropy()
+
+    def outputs() -> Tensor:
+        torch.manual_seed(5)
+        found: Tensor = model(x)
+        return found
+
+    return Problem(model, outputs, lambda o: loss(o, y))
+
+
+def regulariser_of_zero() -> Problem:
+    model, y, loss = perceptron().double(), labels(), cross_entropy()
+    bias: Any = model[0].bias  # type: ignore[index]
+    nn.init.zeros_(bias)
+    return plain(model, lambda o: loss(o, y) + 0.1 * bias.square().sum())
+
+
+def of(model: Callable[[], nn.Module]) -> Callable[[], Problem]:
+    def build() -> Problem:
+        y, loss = labels(), cross_entropy()
+        return plain(model(), lambda o: loss(o, y))
+
+    return build
+
+
+def soft_targets() -> Problem:
+    y, loss = 2 * torch.rand(N, 3, dtype=torch.float64), cross_entropy()
+    return plain(perceptron(), lambda o: loss(o, y))
+
+
+def coupled_samples() -> Problem:
+    model, x, y = Residual().double(), inputs(12), labels(4)
+    return Problem(
+        model,
+        lambda: model(x),
+        lambda o: F.cross_entropy(o[:4], y) + F.mse_loss(o[4:8], o[8:]),
+        told=True,
+    )
+
+
+def function_of_the_loss() -> Problem:
+    """Its value is that of the loss module times the gradient there, as if it were linear."""
+    y, loss = labels(), cross_entropy()
+
+    def relative(o: Tensor) -> Tensor:
+        found = loss(o, y)
+        return 1 + (found / found.detach()).log()
+
+    return plain(perceptron(), relative)
+
+
+def mixed_up() -> Problem:
+    y, loss = labels(), cross_entropy()
+    return plain(perceptron(), lambda o: 0.3 * loss(o, y) + 0.7 * loss(o, y.flip(0)))
+
+
+def mean_and_variance(told: bool = True) -> Problem:
+    y, loss = torch.randn(N, 1, dtype=torch.float64), gradlens.extend(nn.GaussianNLLLoss())
+    return plain(perceptron(2), lambda o: loss(o[:, :1], y, F.softplus(o[:, 1:])), told=told)
+
+
+def two_batches(told: bool = True, function: bool = False) -> Problem:
+    """Compared with each other, or one of them with a target by a function."""
+    model, both = perceptron().double(), inputs(2 * N)
+    y, loss = torch.randn(N, 3, dtype=torch.float64), gradlens.extend(nn.MSELoss())
+
+    def compare(o: Tensor) -> Tensor:
+        first, second = o.split(N)
+        if function:
+            return loss(first, y) + F.mse_loss(second, y)
+        found: Tensor = loss(first, second)
+        return found
+
+    return Problem(model, lambda: model(both), compare, told)
+
+
+def two_calls(told: bool = True) -> Problem:
+    """As of a discriminator."""
+    model, both, loss = perceptron(1).double(), inputs(2 * N), gradlens.extend(nn.MSELoss())
+    one = torch.ones(N, 1, dtype=torch.float64)
+    return Problem(model, lambda: model(both), lambda o: loss(o[:N], one) + loss(o[N:], -one), told)
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
+
+
+class OnceDifferentiable(Residual):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = Once.apply(super().forward(x))
+        return found
+
+
+HARD: dict[str, tuple[Callable[[], Problem], dict[str, str]]] = {
+    "zeros into dropout": (
+        zeros_into_dropout,
+        {"diag_h": "Hutchinson", "diag_ggn_exact": "exact", "diag_ggn_mc": "Monte Carlo"},
+    ),
+    "regulariser of zero": (regulariser_of_zero, {"diag_h": "Hutchinson"}),
+    "weight used twice": (
+        of(WeightUsedTwice),
+        {"diag_ggn_exact": "exact", "diag_ggn_mc": "Monte Carlo"},
+    ),
+    "samples that meet": (
+        of(Centred),
+        {"diag_ggn_exact": "Hutchinson", "diag_ggn_mc": "Hutchinson"},
+    ),
+    "soft targets": (soft_targets, {"diag_ggn_exact": "exact", "diag_ggn_mc": "Monte Carlo"}),
+    "coupled samples": (
+        coupled_samples,
+        {"diag_ggn_exact": "Hutchinson", "diag_ggn_mc": "Hutchinson"},
+    ),
+    "function of the loss": (function_of_the_loss, {"diag_ggn_mc": "Hutchinson"}),
+    "mixed up": (mixed_up, {"diag_ggn_exact": "exact", "diag_ggn_mc": "Monte Carlo"}),
+    "mean and variance": (mean_and_variance, {"diag_ggn_exact": "Hutchinson"}),
+    "two batches": (two_batches, {"diag_ggn_exact": "Hutchinson"}),
+    "two batches, one by a function": (
+        lambda: two_batches(function=True),
+        {"diag_ggn_exact": "exact"},
+    ),
+    "two calls": (two_calls, {"diag_ggn_exact": "exact", "diag_ggn_mc": "Monte Carlo"}),
+    # The network's first derivatives are enough.
+    "once differentiable": (
+        of(OnceDifferentiable),
+        {"diag_ggn_exact": "exact", "diag_ggn_mc": "Monte Carlo"},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name, (_, kinds) in HARD.items() for kind in kinds]
+)
+def test_traces_are_those_of_the_whole_loss(name: str, kind: str) -> None:
+    """At every step, and with the method that can tell them."""
+    build, methods = HARD[name]
+    torch.manual_seed(0)
+    problem = build()
+    truth = problem.truth(kind)
+    for step in range(4):
+        found = problem.trace(kind, step)
+        assert found["method"] == methods[kind]
+        tolerance = max(4.5 * found["standard_error"], 1e-9 * abs(truth))
+        assert abs(found["trace"] - truth) < tolerance
+
+
+def regularised() -> Problem:
+    model, y, loss = perceptron().double(), labels(), cross_entropy()
+    weight: Any = model[0].weight  # type: ignore[index]
+    return plain(model, lambda o: loss(o, y) + 0.1 * weight.square().sum())
+
+
+def not_a_number() -> Problem:
+    y, loss = labels(), cross_entropy()
+    model, x = Residual().double(), inputs().index_fill(0, torch.tensor([0]), math.nan)
+    return Problem(model, lambda: model(x), lambda o: loss(o, y))
+
+
+def functional() -> Problem:
+    y = labels()
+    return plain(Residual(), lambda o: F.cross_entropy(o, y))
+
+
+UNDEFINED: dict[str, tuple[Callable[[], Problem], str]] = {
+    "mean and variance": (lambda: mean_and_variance(told=False), "2 tensors.*torch.cat"),
+    "two batches": (lambda: two_batches(told=False), "2 tensors"),
+    "two batches, one by a function": (
+        lambda: two_batches(told=False, function=True),
+        "other ways than through the loss module's input.*info={'outputs'",
+    ),
+    "two calls": (lambda: two_calls(told=False), "2 tensors"),
+    "regulariser": (regularised, "depends on 0.weight in other ways"),
+    "NaN": (not_a_number, "contains NaN"),
+    "functional loss": (functional, r"loss_function=loss_function"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*the samples' gradients don't add up")
+@pytest.mark.filterwarnings("ignore:.*per-sample gradients cover")
+@pytest.mark.parametrize("kind", ["diag_ggn_exact", "diag_ggn_mc"])
+@pytest.mark.parametrize("name", UNDEFINED)
+def test_what_is_undefined_is_a_nan_with_a_reason(name: str, kind: Any) -> None:
+    build, reason = UNDEFINED[name]
+    torch.manual_seed(0)
+    tracked = [quantities.HessTrace(curvature=kind), quantities.TICDiag(curvature=kind)]
+    history = build().track(*tracked, quantities.NormTest()).history
+    for value in (history["HessTrace"][0]["trace"], history["TICDiag"][0]):
+        assert isinstance(value, Undefined)
+        assert re.search(reason, value.reason)
+        assert "\n" not in value.reason
+    assert history["HessTrace"][0]["method"] == ""
+    assert 0 in history["NormTest"]
+    why = history.coverage("NormTest", 0).missing.values()
+    assert not any("samples meet" in each for each in why), "samples are apart in all of these"
+
+
+def test_hessian_that_does_not_exist() -> None:
+    problem = of(OnceDifferentiable)()
+    assert "differentiated twice" in problem.trace("diag_h")["trace"].reason
+    with pytest.raises(NotTwiceDifferentiableError):
+        problem.track(quantities.HessMaxEV())
+
+
+@pytest.mark.parametrize(
+    ("passed", "reason"),
+    [
+        (lambda o: (o,), "is a tuple: pass the one tensor"),
+        (lambda o: o.detach(), "have no graph"),
+        (lambda o: o.clone(), "doesn't depend on the outputs"),
+    ],
+)
+def test_outputs_that_are_none(passed: Callable[[Tensor], Any], reason: str) -> None:
+    problem = functional()
+    cockpit = Cockpit(problem.model, [quantities.HessTrace(curvature="diag_ggn_exact")])
+    outputs = problem.outputs()
+    loss = problem.loss(outputs)
+    with cockpit(0, loss=loss, info={"outputs": passed(outputs)}):
+        loss.backward()
+    assert reason in cockpit.history["HessTrace"][0]["trace"].reason
+
+
+def test_error_of_a_matrix_without_outputs_names_the_quantity() -> None:
+    with pytest.raises(ValueError, match=r"^HessEigenvalues: .*pass info="):
+        functional().track(quantities.HessEigenvalues(matrix="ggn"))
+
+
+def test_what_a_users_outputs_leave_out_is_said() -> None:
+    torch.manual_seed(0)
+    model, y, loss = perceptron().double(), labels(), cross_entropy()
+    weight: Any = model[0].weight  # type: ignore[index]
+    problem = plain(model, lambda o: loss(o, y) + 0.1 * weight.square().sum(), told=True)
+    with pytest.warns(UserWarning, match="depends on 0.weight in other ways than.*doesn't enter"):
+        found = problem.trace("diag_ggn_exact")
+    assert found["method"] == "exact"
+    expected = Problem(model, problem.outputs, lambda o: loss(o, y)).trace_of_ggn()
+    assert found["trace"] == pytest.approx(expected, rel=1e-10)
+
+
+def test_log_probabilities_have_no_gauss_newton_matrix_of_their_own() -> None:
+    y, loss = labels(), gradlens.extend(nn.NLLLoss())
+    problem = plain(perceptron(), lambda o: loss(o.log_softmax(1), y))
+    with pytest.warns(UserWarning, match="NLLLoss is linear in log-prob.*the logits"):
+        assert problem.trace("diag_ggn_exact")["trace"] == 0
+
+
+# N under a sum loss
+
+
+class Tokens(nn.Module):
+    """[N, T, 4] to [N, T, 3], or with T folded into N."""
+
+    def __init__(self, flat: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.flat = nn.Linear(4, 5), nn.Linear(5, 3), flat
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x))
+        found: Tensor = self.last(hidden.flatten(0, 1) if self.flat else hidden)
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:.*per-sample gradients")
+@pytest.mark.parametrize("kind", ["diag_h", "diag_ggn_exact"])
+@pytest.mark.parametrize(
+    ("flat", "told", "n"), [(False, {}, 4), (True, {}, 4), (True, {"batch_size": 4}, 4)]
+)
+def test_all_matrices_of_a_sum_loss_have_one_n(
+    flat: bool, told: dict[str, int], n: int, kind: Any
+) -> None:
+    torch.manual_seed(0)
+    model, x, y = Tokens(flat).double(), torch.randn(4, 3, 4).double(), labels(12)
+    loss = cross_entropy(reduction="sum")
+    problem = Problem(model, lambda: model(x).reshape(-1, 3), lambda o: loss(o, y))
+    quantity = quantities.HessTrace(curvature=kind, samples=300)
+    found = problem.track(quantity, reduction="sum", **told).history["HessTrace"][0]
+    tolerance = max(4.5 * found["standard_error"], 1e-9)
+    assert abs(found["trace"] - problem.truth(kind) / n) < tolerance
+
+
+def test_a_batch_size_that_the_loss_contradicts_is_refused() -> None:
+    y, loss = labels(), cross_entropy(reduction="sum")
+    problem = plain(perceptron(), lambda o: loss(o, y))
+    match = "sum loss is divided by the number of samples: N = 60 by batch_size=, .* of 6 rows"
+    with pytest.raises(ValueError, match=match):
+        problem.track(quantities.HessTrace(), reduction="sum", batch_size=60)
+
+
+# Networks that lost the run
+
+
+class WithItsLoss(Residual):
+    def __init__(self) -> None:
+        super().__init__()
+        self.criterion = nn.CrossEntropyLoss()
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.3))
+
+    def forward(self) -> Tensor:
+        return self.factor * 1.0
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.layer = Scale(), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x) * self.scale()
+        return found
+
+
+def with_its_loss() -> Problem:
+    model, y = WithItsLoss(), labels()
+    return plain(model, lambda o: model.criterion(o, y))
+
+
+@pytest.mark.parametrize("kind", ["diag_h", "diag_ggn_exact", "diag_ggn_mc"])
+@pytest.mark.parametrize("build", [with_its_loss, of(Scaled)])
+def test_outputs_without_a_batch_axis(build: Callable[[], Problem], kind: str) -> None:
+    torch.manual_seed(0)
+    problem = build()
+    found = problem.trace(kind)
+    tolerance = max(4.5 * found["standard_error"], 1e-9)
+    assert abs(found["trace"] - problem.truth(kind)) < tolerance
+
+
+@pytest.mark.parametrize("kind", ["diag_h", "diag_ggn_exact", "diag_ggn_mc"])
+@pytest.mark.parametrize("network", [perceptron, Residual])
+def test_autocast(network: Callable[[], nn.Module], kind: Any) -> None:
+    torch.manual_seed(0)
+    model, loss_function, x, y = network(), cross_entropy(), inputs(), labels()
+    cockpit = Cockpit(model, [quantities.HessTrace(curvature=kind, samples=100)])
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_function(model(x.float()), y)
+    with cockpit(0, loss=loss):
+        loss.backward()
+    found = cockpit.history["HessTrace"][0]
+    model = model.double()
+    truth = Problem(model, lambda: model(x), lambda o: F.cross_entropy(o, y)).truth(kind)
+    assert abs(found["trace"] - truth) < 4.5 * found["standard_error"] + 0.03 * truth
+
+
+# Training as it was
+
+
+@pytest.mark.parametrize("tracked", [[], [quantities.HessTrace()]])
+def test_results_of_a_users_own_extension_stay(tracked: list[quantities.Quantity]) -> None:
+    y, loss = labels(), cross_entropy()
+    problem = plain(perceptron(), lambda o: loss(o, y))
+    cockpit = Cockpit(problem.model, tracked)
+    loss_now = problem.loss(problem.outputs())
+    with cockpit(0, DiagHessian(), loss=loss_now):
+        loss_now.backward()
+    found = sum(float(p.diag_h.sum()) for p in problem.model.parameters())  # type: ignore[attr-defined]
+    assert found == pytest.approx(problem.trace_of_hessian(), rel=1e-10)
+
+
+def test_an_extension_on_a_graph_that_is_not_the_losss() -> None:
+    problem = regularised()
+    cockpit = Cockpit(problem.model, [])
+    loss = problem.loss(problem.outputs())
+    with (
+        pytest.raises(BeyondBackpackError, match=r"KFLR can't be run.*something is added"),
+        cockpit(0, KFLR(), loss=loss),
+    ):
+        loss.backward()
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_graph_extended_by_backpack_with_a_regulariser_of_zero() -> None:
+    torch.manual_seed(0)
+    model, y = backpack.extend(perceptron().double()), labels()
+    loss, bias = backpack.extend(nn.CrossEntropyLoss()), model[0].bias
+    nn.init.zeros_(bias)
+    problem = plain(model, lambda o: loss(o, y) + 0.1 * bias.square().sum())
+    for step in range(3):
+        found = problem.trace("diag_h", step)
+        assert found["method"] == "Hutchinson"
+
+
+def test_others_do_not_hear_of_curvature() -> None:
+    y, loss = labels(), cross_entropy()
+    problem = plain(perceptron(), lambda o: loss(o, y))
+    gradlens.extend(problem.model)
+
+    def norms(tracked: list[quantities.Quantity]) -> Tensor:
+        cockpit = Cockpit(problem.model, tracked)
+        loss_now = problem.loss(problem.outputs())
+        with gradlens.per_sample_gradients(problem.model) as g, cockpit(0, loss=loss_now):
+            loss_now.backward()
+        problem.model.zero_grad()
+        return g["0.weight"].squared_norms()
+
+    ggn = quantities.HessTrace(curvature="diag_ggn_mc", name="g")
+    assert torch.equal(norms([quantities.HessTrace(), ggn]), norms([]))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(checkpoint(self.block, x, use_reentrant=False))
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:.*mixes the samples", "ignore:.*per-sample gradients")
+def test_normalisation_in_a_checkpoint_counts_as_without_a_cockpit() -> None:
+    x, y = inputs(), labels()
+
+    def buffers(tracked: bool) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model, loss_function = Checkpointed().double(), cross_entropy()
+        kinds: list[Any] = ["diag_h", "diag_ggn_mc"]
+        cockpit = Cockpit(model, [quantities.HessTrace(curvature=k, name=k) for k in kinds])
+        for step in range(2):
+            loss = loss_function(model(x), y)
+            if not tracked:
+                loss.backward()
+                continue
+            with cockpit(step, loss=loss):
+                loss.backward()
+        return dict(model.named_buffers())
+
+    found, expected = buffers(True), buffers(False)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_no_warning_that_the_users_own_loss_did_not_give() -> None:
+    y, loss = torch.randn(N, dtype=torch.float64), gradlens.extend(nn.MSELoss())
+    problem = plain(nn.Sequential(nn.Linear(4, 1)), lambda o: loss(o.squeeze(1), y))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        problem.trace("diag_h")
+    assert [str(w.message) for w in seen if "target size" in str(w.message)] == []
+
+
+# Takeuchi's criterion
+
+
+@pytest.mark.parametrize("quantity", [quantities.TICDiag, quantities.TICTrace])
+def test_criterion_without_samples(quantity: Any) -> None:
+    with pytest.raises(ValueError, match="samples=0 is too few: use 1 or more"):
+        quantity(samples=0)
+
+
+def test_criterion_of_a_model_that_was_never_extended() -> None:
+    torch.manual_seed(0)
+    problem = functional()
+    found = []
+    for params in (problem.model.parameters(), gradlens.extend(problem.model)):
+        cockpit = Cockpit(params, [quantities.TICDiag(curvature="diag_ggn_exact")])
+        outputs = problem.outputs()
+        loss = problem.loss(outputs)
+        with cockpit(0, loss=loss, info={"outputs": outputs, "batch_size": N}):
+            loss.backward()
+        found.append(cockpit.history["TICDiag"][0])
+        problem.model.zero_grad()
+    assert isinstance(found[0], float)
+    assert found[0] == pytest.approx(found[1], rel=1e-9)
+
+
+def test_criterion_of_nothing() -> None:
+    """Where no parameter has per-sample gradients."""
+    torch.manual_seed(0)
+    model, x = perceptron().double(), inputs()
+    cockpit = Cockpit(model, [quantities.TICDiag()])
+    outputs = model(x)
+    loss = (outputs @ outputs.T).square().mean()
+    with pytest.warns(UserWarning, match="cover 0 %.*samples meet"), cockpit(0, loss=loss):
+        loss.backward()
+    value = cockpit.history["TICDiag"][0]
+    assert isinstance(value, Undefined)
+    assert "samples meet" in value.reason
+
+
+@pytest.mark.filterwarnings("ignore:.*samples aren't those of the loss")
+@pytest.mark.parametrize(
+    ("kind", "build", "remedy"),
+    [
+        ("diag_h", of(Residual), "estimated here, and more samples"),
+        ("diag_ggn_exact", of(Centred), "diag_ggn_exact is estimated here"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*per-sample gradients cover")
+def test_remedy_for_curvature_that_is_not_positive(
+    kind: Any, build: Callable[[], Problem], remedy: str
+) -> None:
+    torch.manual_seed(0)
+    cockpit = build().track(quantities.TICDiag(curvature=kind, samples=1))
+    value = cockpit.history["TICDiag"][0]
+    assert isinstance(value, Undefined)
+    assert remedy in value.reason
+
+
+def test_another_method_is_noted() -> None:
+    torch.manual_seed(0)
+    model, x, y, loss = perceptron().double(), inputs(), labels(), cross_entropy()
+    cockpit = Cockpit(model, [quantities.TICTrace()])
+
+    def track(step: int, factor: float) -> None:
+        loss_now = loss(factor * model(x), y)
+        with cockpit(step, loss=loss_now):
+            loss_now.backward()
+
+    track(0, 1.0)
+    track(1, 1.0)
+    with pytest.warns(UserWarning, match="step 2 on diag_h comes from another method.*Hutchinson"):
+        track(2, 2.0)
+    track(3, 2.0)
+    assert sum("another method" in note.text for note in cockpit.history.notes) == 1

@@ -1,0 +1,239 @@
+"""Sampled traces of the Gauss-Newton matrix against dense ones, and when graphs are looked at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlens
+from gradlens import Cockpit, quantities
+from gradlens.curvature import ggn_diagonal
+from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.output_draws import drawing
+from gradlens.per_sample.labelling.graph import Graph
+from tests.curvature.test_diagonals import BEYOND_BACKPACK, LOSSES, SAMPLES, WITHIN_BACKPACK, Case
+from tests.curvature.test_diagonals_hard_cases import Centred
+
+STEPS = 60
+SAMPLED: Any = {"curvature": "diag_ggn_mc", "samples": 1}
+
+
+def sampled(case: Case, steps: int = STEPS, **settings: Any) -> list[dict[str, Any]]:
+    """A record for each of some steps, which have seeds of their own."""
+    quantity = quantities.HessTrace(**{**SAMPLED, **settings})
+    cockpit = Cockpit(case.model, [quantity], loss_reduction=case.reduction)
+    for step in range(steps):
+        loss = case.loss_function(case.model(case.inputs), case.targets) * case.factor
+        with cockpit(step, loss=loss, batch_size=SAMPLES):
+            loss.backward()
+    assert cockpit.history.notes == []
+    return list(cockpit.history["HessTrace"].values())
+
+
+def assert_unbiased(found: list[float], truth: float) -> None:
+    values = torch.tensor(found, dtype=torch.float64)
+    error = float(values.std()) / math.sqrt(len(values))
+    assert abs(float(values.mean()) - truth) < 4.5 * error + 1e-12 * abs(truth)
+
+
+class Positions(nn.Module):
+    """Adds a vector for each position, the same for all samples, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Linear(1, 3), nn.Embedding(4, 3)
+        self.scale, self.head = nn.Parameter(torch.randn(3)), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, 4] -> [N, 3]``."""
+        embedded = self.words(x[..., None]) + self.positions(torch.arange(4)[None])
+        outputs: Tensor = self.head(torch.tanh(embedded * self.scale).mean(1))
+        return outputs
+
+
+NETWORKS = WITHIN_BACKPACK | BEYOND_BACKPACK | {"positions": Positions}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("network", ["nested sigmoid", "convolution", "residual", "positions"])
+def test_every_blocks_trace_is_unbiased(network: str, loss: str) -> None:
+    case = Case(NETWORKS[network], LOSSES[loss]("mean"))
+    records = sampled(case)
+    diagonal = case.ggn_diagonal()
+    assert all(record["method"] == "Monte Carlo" for record in records)
+    assert_unbiased([record["trace"] for record in records], float(diagonal.sum()))
+    for name, truth in case.blocks(diagonal).items():
+        assert_unbiased([record["parameters"][name]["trace"] for record in records], truth)
+
+
+@pytest.mark.parametrize("network", ["convolution", "positions"])
+@pytest.mark.parametrize("settings", [{"sub_batch": 3}, {"sub_batch": 99}, {"samples": 3}])
+@pytest.mark.parametrize(("reduction", "factor"), [("mean", 0.5), ("sum", 1.0)])
+def test_draws_sub_batches_and_sum_losses(
+    settings: dict[str, int], reduction: str, factor: float, network: str
+) -> None:
+    case = Case(NETWORKS[network], nn.CrossEntropyLoss(reduction=reduction), factor)
+    records = sampled(case, **settings)
+    assert_unbiased([record["trace"] for record in records], float(case.ggn_diagonal().sum()))
+
+
+@pytest.mark.parametrize("sub_batch", [None, 4])
+def test_intervals_of_one_draw_are_rather_too_wide(sub_batch: int | None) -> None:
+    case = Case(WITHIN_BACKPACK["nested sigmoid"], nn.CrossEntropyLoss())
+    truth = float(case.ggn_diagonal().sum())
+    records = sampled(case, 100, sub_batch=sub_batch)
+    assert sum(record["low"] <= truth <= record["high"] for record in records) >= 93
+    values = torch.tensor([record["trace"] for record in records])
+    errors = torch.tensor([record["standard_error"] for record in records])
+    assert float(values.std()) < 1.1 * float(errors.square().mean().sqrt())
+
+
+def test_draws_have_the_losss_hessian_for_their_second_moment() -> None:
+    """Of cross-entropy with weights, too, whose factor differs from sample to sample."""
+    torch.manual_seed(0)
+    outputs = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([0, 2])
+    for loss_of in (
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)),
+        lambda o, t: nn.functional.mse_loss(o, nn.functional.one_hot(t, 3).double()),
+    ):
+        ggn = GGNOperator(loss_of(outputs, targets), outputs, {"outputs": outputs})
+        draw = drawing(ggn, np.random.default_rng(0))
+        draws = torch.stack([draw() for _ in range(4000)])
+        moment = torch.einsum("sni,snj->nij", draws, draws) / len(draws)
+        hessian = _hessian(lambda o, f=loss_of: f(o, targets))(outputs.detach())
+        for n in range(2):
+            expected = hessian[n, :, n]
+            assert (moment[n] - expected).norm() < 0.08 * expected.norm()
+
+
+def _hessian(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    # torch.func.hessian goes forward, which uses the deprecated torch.jit.
+    return torch.func.jacrev(torch.func.jacrev(function))
+
+
+class Looks:
+    """How often a graph is looked at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        look = ggn_diagonal.look_at_rows
+
+        def counting(*arguments: Any) -> Any:
+            self.count += 1
+            return look(*arguments)
+
+        monkeypatch.setattr(ggn_diagonal, "look_at_rows", counting)
+
+
+def test_each_structure_is_looked_at_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(monkeypatch)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    trace, tic = quantities.HessTrace(**SAMPLED), quantities.TICTrace(**SAMPLED)
+    cockpit = Cockpit(model, [tic, trace])
+
+    def track(step: int, n: int) -> None:
+        loss = loss_function(model(torch.randn(n, 4)), torch.randint(3, (n,)))
+        with cockpit(step, loss=loss):
+            loss.backward()
+
+    # At the first, second and fourth step of a structure.
+    expected = [(6, 1), (6, 2), (4, 3), (6, 3), (6, 4), (6, 4)]
+    for step, (n, count) in enumerate(expected):
+        track(step, n)
+        assert looks.count == count, "for both quantities together"
+    model[1] = nn.Sigmoid()
+    track(len(expected), 6)
+    assert looks.count == 5
+
+
+@pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
+def test_where_samples_meet_traces_are_estimated_at_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = Looks(monkeypatch)
+    torch.manual_seed(0)
+    model = Centred().double()
+    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    cockpit = Cockpit(model, [quantities.HessTrace(**SAMPLED)])
+    for step in range(3):
+        inputs = torch.randn(6, 4, dtype=torch.float64)
+        loss = loss_function(model(inputs), torch.randint(3, (6,)))
+        with cockpit(step, loss=loss):
+            loss.backward()
+    records = cockpit.history["HessTrace"].values()
+    assert [record["method"] for record in records] == ["Hutchinson"] * 3
+    assert all(record["standard_error"] > 0 for record in records)
+    assert looks.count == 3, "of six times that two methods have asked: the 1st, 2nd and 4th"
+
+
+def square(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
+    outputs: Tensor = second(torch.tanh(first(x)))
+    return outputs
+
+
+def test_structures_tell_operations_shapes_and_parameters_apart() -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    parameters = dict(nn.ModuleList([first, second]).named_parameters())
+    x = torch.randn(3, 3)
+    graphs: list[Callable[[], Tensor]] = [
+        lambda: square(x, first, second),
+        lambda: square(x, second, first),
+        lambda: square(x[:2], first, second),
+        lambda: square(x, first, second).sin(),
+        lambda: second(first(x).sigmoid()),
+        lambda: second(torch.tanh(first(x)) + first(x)),
+        lambda: second((hidden := torch.tanh(first(x))) + hidden.mean(0)),
+    ]
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    seen = [Graph(graph()).key(names) for graph in graphs]
+    assert len(set(seen)) == len(graphs)
+    assert seen == [Graph(graph()).key(names) for graph in graphs]
+
+
+def test_criterion_of_a_sampled_trace() -> None:
+    case = Case(WITHIN_BACKPACK["convolution"], nn.CrossEntropyLoss())
+    cockpit = case.track(
+        quantities.TICTrace(epsilon=1e-3, **SAMPLED), quantities.HessTrace(**SAMPLED)
+    )
+    trace = cockpit.history["HessTrace"][0]["trace"]
+    expected = float(case.second_moments().sum()) / (trace + 1e-3)
+    assert cockpit.history["TICTrace"][0] == pytest.approx(expected, rel=1e-9)
+
+
+def test_too_small_a_sub_batch_is_refused() -> None:
+    for quantity in (quantities.HessTrace, quantities.TICTrace):
+        with pytest.raises(ValueError, match="sub_batch=1 is too few: use 2 or more"):
+            quantity(curvature="diag_ggn_mc", sub_batch=1)
+    with pytest.raises(ValueError, match="samples=1 is too few: use 2 or more"):
+        quantities.HessTrace(samples=1)
+
+
+def test_half_precision_and_dropout() -> None:
+    """In autocast, within its precision; the mask is that of the step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    inputs, targets = torch.randn(SAMPLES, 4), torch.randint(3, (SAMPLES,))
+
+    def traces(autocast: bool) -> list[float]:
+        cockpit = Cockpit(model, [quantities.HessTrace(**SAMPLED)])
+        for step in range(3):
+            torch.manual_seed(step)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = loss_function(model(inputs), targets)
+            with cockpit(step, loss=loss):
+                loss.backward()
+        records = cockpit.history["HessTrace"].values()
+        assert all(record["method"] == "Monte Carlo" for record in records)
+        return [record["trace"] for record in records]
+
+    assert traces(True) == pytest.approx(traces(False), rel=0.1)

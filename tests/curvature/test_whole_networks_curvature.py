@@ -1,0 +1,190 @@
+"""The curvature of whole networks, unchanged, against dense Hessians in another formulation."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import gradlens
+from gradlens import quantities
+from gradlens.curvature.differentiation import derivative, differentiable_gradient
+from gradlens.curvature.hessian import HessianOperator
+from tests.cases.references import without_hooks
+from tests.cases.whole_networks import WHOLE_NETWORKS, Batch, WholeNetwork
+
+SAMPLES = 3
+
+
+class LossOf(nn.Module):
+    """A network's loss as a module, for ``functional_call``."""
+
+    def __init__(self, network: WholeNetwork, model: nn.Module, batch: Batch, divisor: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = partial(network.loss, batch=batch, divisor=divisor)
+
+    def forward(self) -> Tensor:
+        return self._loss(self.model)
+
+
+def product_by_forward_mode(loss_of: LossOf, direction: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Forward-mode derivative of the gradient: H d, with the math kernel throughout."""
+    primals = {f"model.{name}": p.detach() for name, p in loss_of.model.named_parameters()}
+    trainable = {f"model.{name}": vector for name, vector in direction.items()}
+    fixed = {name: p for name, p in primals.items() if name not in trainable}
+    with sdpa_kernel(SDPBackend.MATH):
+        gradient = grad(lambda free: functional_call(loss_of, {**fixed, **free}, ()))
+        point = {name: primals[name] for name in trainable}
+        _, product = jvp(gradient, (point,), (trainable,))
+    return {name.removeprefix("model."): tensor for name, tensor in product.items()}
+
+
+# Torch compiles its own forward-mode rules with what it calls deprecated.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", WHOLE_NETWORKS)
+def test_hessian_products(name: str) -> None:
+    network = WHOLE_NETWORKS[name]
+    torch.manual_seed(0)
+    model = network.build().double()
+    batch = network.batch(SAMPLES)
+    divisor = network.divisor(batch)
+    trainable = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    direction = {key: torch.randn_like(p) for key, p in trainable.items()}
+    for prefix, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            direction[f"{prefix}.weight"][module.padding_idx] = 0  # a row that is never trained
+    if "LSTM" in name or name in ("GRU", "RNN", "parametrised"):
+        expected = by_central_differences(network, model, batch, divisor, direction)
+        tolerance = 1e-6
+    else:
+        clone = without_hooks(model)
+        expected = product_by_forward_mode(LossOf(network, clone, batch, divisor), direction)
+        tolerance = 1e-9
+    gradlens.extend(model)
+    operator = HessianOperator(network.loss(model, batch, divisor), trainable)
+    flat = torch.cat([vector.flatten() for vector in direction.values()])
+    found = operator.multiply(flat)
+    wanted = torch.cat([expected[key].flatten() for key in trainable])
+    largest = float(wanted.abs().max())
+    torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance * largest)
+
+
+def by_central_differences(
+    network: WholeNetwork,
+    model: nn.Module,
+    batch: Batch,
+    divisor: Any,
+    direction: dict[str, Tensor],
+    step: float = 1e-5,
+) -> dict[str, Tensor]:
+    """(∇L(θ + h d) − ∇L(θ − h d)) / 2h, for operations without forward mode."""
+
+    def gradient(shift: float) -> dict[str, Tensor]:
+        clone = without_hooks(model)
+        named = {key: p for key, p in clone.named_parameters() if key in direction}
+        with torch.no_grad():
+            for key, parameter in named.items():
+                parameter.add_(direction[key], alpha=shift)
+        loss = network.loss(clone, batch, divisor)
+        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        pairs = zip(named.items(), found, strict=True)
+        return {key: torch.zeros_like(p) if g is None else g for (key, p), g in pairs}
+
+    ahead, behind = gradient(step), gradient(-step)
+    return {key: (ahead[key] - behind[key]) / (2 * step) for key in ahead}
+
+
+@pytest.mark.parametrize("name", ["ViT", "GPT-2", "BERT, loss inside", "LSTM", "encoder"])
+def test_every_second_order_quantity_has_a_value(name: str) -> None:
+    network = WHOLE_NETWORKS[name]
+    torch.manual_seed(0)
+    model = network.build().double()
+    batch = network.batch(SAMPLES)
+    tracked = [
+        quantities.HessMaxEV(),
+        quantities.HessTrace(),
+        quantities.HessEigenvalues(),
+        quantities.SpectralDensity(),
+        quantities.Stability(),
+        quantities.TICTrace(),
+        quantities.TICDiag(),
+    ]
+    cockpit = gradlens.Cockpit(model, tracked)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = network.loss(model, batch, network.divisor(batch))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that diagonals are estimated
+        with cockpit(0, loss=loss, optimizer=optimizer):
+            loss.backward()
+    assert set(cockpit.history.names) == {quantity.name for quantity in tracked}
+    assert cockpit.history["HessMaxEV"][0] > 0
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "scaled": {"scale": 0.3},
+    "added mask": {"attn_mask": torch.linspace(-1, 1, 25).reshape(5, 5).double()},
+    "boolean mask": {"attn_mask": torch.arange(25).reshape(5, 5) % 3 > 0},
+    "grouped queries": {"enable_gqa": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_second_derivative_of_fused_attention(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    heads = 1 if "enable_gqa" in options else 2
+    query = torch.randn(2, 2, 5, 4, dtype=torch.float64, requires_grad=True)
+    key, value = (
+        torch.randn(2, heads, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)
+    )
+    inputs = [query, key, value]
+    directions = [torch.randn_like(tensor) for tensor in inputs]
+
+    fused = scaled_dot_product_attention(query, key, value, **options)
+    assert fused.grad_fn is not None
+    assert "Flash" in fused.grad_fn.name()
+    found = derivative(differentiable_gradient(fused.sin().sum(), inputs), inputs, directions)
+
+    with sdpa_kernel(SDPBackend.MATH):
+        math = scaled_dot_product_attention(query, key, value, **options)
+    gradient = torch.autograd.grad(math.sin().sum(), inputs, create_graph=True)
+    expected = torch.autograd.grad(gradient, inputs, directions)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_second_derivative_of_weight_norm() -> None:
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)).double()
+    parameters = list(layer.parameters())
+    directions = [torch.randn_like(p) for p in parameters]
+    inputs = torch.randn(4, 5, dtype=torch.float64)
+    found = derivative(
+        differentiable_gradient(layer(inputs).sin().sum(), parameters), parameters, directions
+    )
+
+    bias, length, direction = parameters
+    weight = length * direction / direction.norm(dim=1, keepdim=True)
+    loss = (inputs @ weight.T + bias).sin().sum()
+    gradient = torch.autograd.grad(loss, parameters, create_graph=True)
+    expected = torch.autograd.grad(gradient, parameters, directions)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_training_keeps_the_fused_kernel() -> None:
+    query = torch.randn(2, 2, 5, 4, requires_grad=True)
+    loss = scaled_dot_product_attention(query, query, query).sin().sum()
+    (before,) = torch.autograd.grad(loss, query, retain_graph=True)
+    differentiable_gradient(loss, [query])
+    (after,) = torch.autograd.grad(loss, query)
+    assert torch.equal(before, after)

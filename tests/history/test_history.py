@@ -1,0 +1,208 @@
+"""Records survive the disk, killed processes and careless users."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import signal
+import subprocess
+import sys
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from gradlens import History, Undefined, View
+from gradlens.history.history import Note, RunFile, Source
+from gradlens.history.json_lines import from_line, to_line
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+arrays = npst.arrays(
+    st.sampled_from([np.float64, np.float32, np.int64, np.uint8, np.bool_]),
+    npst.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4),
+)
+undefined = st.builds(Undefined, st.text())
+values = st.recursive(
+    scalars | arrays | undefined,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def assert_identical(found: Any, expected: Any) -> None:
+    if isinstance(expected, np.ndarray):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            assert_identical(found[key], expected[key])
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_identical(one, other)
+    else:
+        assert type(found) is type(expected)
+        assert found == expected or (math.isnan(found) and math.isnan(expected))
+        assert getattr(found, "reason", None) == getattr(expected, "reason", None)
+
+
+@given(values)
+def test_round_trip(value: Any) -> None:
+    line = to_line({"value": value})
+    assert "\n" not in line
+    json.loads(line, parse_constant=pytest.fail)  # strict JSON: no bare NaN
+    assert_identical(from_line(line)["value"], value)
+
+
+@pytest.mark.parametrize("key", ["$float", "$array", "$undefined", "$", "$$float"])
+def test_marked_keys_of_the_user_are_kept(key: str) -> None:
+    assert from_line(to_line({"value": {key: 1}})) == {"value": {key: 1}}
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, np.array(["a"]), 1j], ids=type)
+def test_what_cannot_be_stored_is_named(value: Any) -> None:
+    with pytest.raises(TypeError, match="can't be stored"):
+        to_line({"value": value})
+
+
+def test_undefined_is_a_nan_that_keeps_its_reason() -> None:
+    value = pickle.loads(pickle.dumps(Undefined("N = 1")))
+    assert math.isnan(value)
+    assert value.reason == "N = 1"
+    assert math.isnan(np.mean([value, 1.0]))
+
+
+def example() -> History:
+    history = History(
+        {
+            "Loss": Source("Loss", View("Loss", "performance", "log", "loss")),
+            "mine": Source("X", View("")),
+        },
+        {"0.weight": (3, 2), "0.bias": ()},
+    )
+    history.append(3, {"Loss": 1.5, "mine": {"a": np.arange(3), "b": [math.inf, Undefined("why")]}})
+    history.append(10, {"Loss": math.nan})
+    history.notes.append(Note(3, "something"))
+    return history
+
+
+def assert_same_history(found: History, expected: History) -> None:
+    assert found.sources == expected.sources
+    assert found.parameters == expected.parameters
+    assert found.notes == expected.notes
+    assert found.names == expected.names
+    for name in expected.names:
+        assert_identical(dict(found[name]), dict(expected[name]))
+
+
+def test_write_and_load(tmp_path: Path) -> None:
+    example().write(tmp_path / "run.jsonl")
+    loaded = History.load(tmp_path / "run.jsonl")
+    assert_same_history(loaded, example())
+    assert not loaded.truncated
+    assert loaded.steps == (3, 10)
+    assert loaded.of_kind("X") == ("mine",)
+
+
+def test_every_truncation_of_a_run_loads(tmp_path: Path) -> None:
+    example().write(tmp_path / "run.jsonl")
+    content = (tmp_path / "run.jsonl").read_bytes()
+    header = content.index(b"\n") + 1
+    for length in range(header, len(content) + 1):
+        (tmp_path / "cut.jsonl").write_bytes(content[:length])
+        loaded = History.load(tmp_path / "cut.jsonl")
+        whole_lines = content[:length].count(b"\n") - 1
+        assert len(loaded.notes) + len(loaded.steps) == whole_lines
+        assert loaded.truncated == (not content[:length].endswith(b"\n"))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"hello\n", b'{"a": 1}\n', b"[1]\n", b"\xff\xfe\x00", b"{}"], ids=repr
+)
+def test_file_that_is_no_run(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(content)
+    with pytest.raises(ValueError, match="other is not a gradlens run"):
+        History.load(tmp_path / "other")
+
+
+def test_run_of_another_format(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text('{"gradlens_run": 99, "sources": {}, "parameters": {}}\n')
+    with pytest.raises(ValueError, match="format 99"):
+        History.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("line", ["nonsense", '{"step": 1}', "[]"])
+def test_broken_line_in_the_middle_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    example().write(path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1], line, *lines[2:]]) + "\n")
+    with pytest.raises(ValueError, match=r"line 3 of .*run.jsonl is broken"):
+        History.load(path)
+
+
+def test_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(KeyError, match=r"no series 'Los'.*Loss, mine"):
+        example()["Los"]
+
+
+def test_existing_file_is_kept(tmp_path: Path) -> None:
+    example().write(tmp_path / "run.jsonl")
+    before = (tmp_path / "run.jsonl").read_bytes()
+    with pytest.raises(FileExistsError, match=r"run.jsonl exists and is kept.*resume=True"):
+        RunFile(tmp_path / "run.jsonl", example())
+    assert (tmp_path / "run.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("path", ["missing/run.jsonl", "."])
+def test_unwritable_path(path: str, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="choose another path"):
+        RunFile(tmp_path / path, example())
+
+
+def test_full_disk_ends_streaming_but_not_the_run(tmp_path: Path) -> None:
+    file = RunFile(tmp_path / "run.jsonl", example())
+    with FileIO("/dev/full", "w") as full_disk:
+        file.close()
+        file._file = full_disk
+        with pytest.warns(UserWarning, match=r"can't be written any more.*goes on in memory"):
+            file.write_step(1, {"Loss": 1.0})
+        file.write_step(2, {"Loss": 1.0})
+
+
+KILLED = """
+import sys, torch, gradlens
+model = torch.nn.Linear(3, 2)
+cockpit = gradlens.Cockpit(model, run=sys.argv[1])
+for step in range(10**9):
+    loss = model(torch.randn(4, 3)).square().mean()
+    with cockpit(step, loss=loss):
+        loss.backward()
+    model.zero_grad()
+    print(step, flush=True)
+"""
+
+
+def test_killed_run_loses_at_most_its_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, path], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process.stdout as lines:
+        for line in lines:
+            if int(line) >= 20:
+                break
+        process.send_signal(signal.SIGKILL)
+        finished = max([20, *(int(line) for line in lines if line.endswith("\n"))])
+    process.wait()
+    history = History.load(path)
+    assert set(history["NormTest"]) >= set(range(finished + 1))
+    assert all(math.isfinite(value) for value in history["NormTest"].values())

@@ -1,0 +1,871 @@
+"""Every instrument against the same histories: what is drawn, where, and what is left alone."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle, Rectangle
+from matplotlib.text import Text
+
+from gradlens import instruments
+from gradlens.history.history import History, Source
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
+from gradlens.instruments import series, style
+from gradlens.instruments.generic import drawable
+from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.scales import LogTicks, NumberLabels, Scale, StepAxis, fit, number_label
+from tests.cases import layer_records
+from tests.cases.layer_records import layer_record
+
+VIEWS: dict[str, View] = {
+    "Loss": View("Loss", group="performance"),
+    "Time": View("Time", group="performance"),
+    "Parameters": View("Parameters", group="step size"),
+    "GradNorm": View("Gradient norm", group="step size", yscale="log"),
+    "NormTest": View("Norm test θ", group="gradients", yscale="log"),
+    "InnerTest": View("Inner product test θ", group="gradients", yscale="log"),
+    "OrthoTest": View("Orthogonality test ν", group="gradients", yscale="log"),
+    "GradHist1d": View("Gradient elements", group="gradients"),
+    "UpdateSize": View("Update size", group="step size", yscale="log", label="‖θₙ₊₁ − θₙ‖"),
+    "Distance": View("Distance from the start", group="step size", label="‖θ − θ₀‖"),
+    "GradHist2d": View("Gradients and parameters", group="gradients"),
+    "MeanGSNR": View("Mean GSNR", group="noise", yscale="log"),
+    "GradCovariance": View("Gradient covariance", group="noise", yscale="log"),
+    "Alpha": View("Local step size α", group="step size", label="α"),
+    "HessTrace": View("Hessian trace", group="curvature", yscale="symlog"),
+    "HessEigenvalues": View("Curvature eigenvalues", group="curvature", yscale="symlog"),
+    "SpectralDensity": View("Spectral density of the Hessian", group="curvature", yscale="log"),
+    "HessMaxEV": View("Largest Hessian eigenvalue", group="curvature", yscale="symlog"),
+    "TICDiag": View("TIC, diagonal", group="curvature", yscale="log"),
+    "TICTrace": View("TIC, trace", group="curvature", yscale="log"),
+    "Stability": View("Edge of stability", group="curvature", yscale="symlog"),
+    "GradNoiseScale": View("Gradient noise scale", group="noise", yscale="log"),
+    "EarlyStopping": View("Early stopping", group="noise", label="criterion"),
+    "CABS": View("CABS batch size", group="noise", yscale="log", label="batch size"),
+    "MyQuantity": View("Sharpness", group="curvature", yscale="log", label="my own"),
+}
+"""Kinds of quantities, and how they wish to be shown."""
+
+LOGGED: dict[str, float] = {
+    "train_loss": 1.0, "valid_loss": 1.1, "test_loss": 1.2,
+    "train_accuracy": 1.0, "valid_accuracy": 0.9, "test_accuracy": 0.85,
+    "learning_rate": 0.1, "batch_size": 64.0,
+}  # fmt: skip
+"""What ``Cockpit.log`` records, which comes from no quantity, and a size for each."""
+
+
+NOISE = np.random.default_rng(1).lognormal(0, 0.25, 997)
+"""What every step is off by."""
+
+
+def shapes(layers: int = 3) -> dict[str, tuple[int, ...]]:
+    """Parameters of a small multilayer perceptron, from input to output."""
+    return {f"layers.{n}.{p}": s for n in range(layers) for p, s in LAYER.items()}
+
+
+LAYER: dict[str, tuple[int, ...]] = {"weight": (8, 6), "bias": (8,)}
+
+
+def value(kind: str, step: int, last: int, names: Mapping[str, tuple[int, ...]], rng: Any) -> Any:
+    """A believable value: the loss decays, gradients shrink, noise takes over."""
+    time = step / max(last, 1)
+    decay = math.exp(-4 * time)
+    noise = float(NOISE[step % NOISE.size])
+    ratio = 0.2 * noise / (0.05 + decay)
+    factories: dict[str, Callable[[], Any]] = {
+        "Loss": lambda: 0.05 + 2.3 * decay * noise,
+        "Time": lambda: 1.7e9 + 0.031 * step + 0.004 * noise,
+        "Parameters": lambda: {
+            n: np.linspace(-1, 1, math.prod(shape)).reshape(shape)
+            * (1 + time * noise**0.1)
+            / (place + 2)
+            for place, (n, shape) in enumerate(names.items())
+        },
+        "GradNorm": lambda: norms(decay + 0.02, names, rng),
+        "UpdateSize": lambda: norms(0.1 * (decay + 0.02), names, rng),
+        "Distance": lambda: norms(3 * math.sqrt(time), names, rng, spread=0.0),
+        "NormTest": lambda: 1.044 * ratio,
+        "InnerTest": lambda: 0.3 * ratio,
+        "OrthoTest": lambda: ratio,
+        "GradHist1d": lambda: hist_1d(0.3 * decay + 0.03, names, rng),
+        "GradHist2d": lambda: hist_2d(0.3 * decay + 0.03, names, rng),
+        "MeanGSNR": lambda: 0.5 * decay * noise + 0.004,
+        "GradCovariance": lambda: covariance(decay + 0.02, names, rng),
+        "Alpha": lambda: -0.3 + 0.5 * time + rng.normal(0, 0.3),
+        "HessTrace": lambda: {
+            **error_band(30 * time * noise - 2, 4.0),
+            "method": "Hutchinson",
+            "parameters": {n: error_band(time, 1.0) for n in names},
+        },
+        "HessEigenvalues": lambda: {
+            "eigenvalues": np.array([4.0, 2.0, 0.5, -0.3]) * (0.2 + time) * noise,
+            "residuals": np.full(4, 1e-4),
+            "converged": step % 3 != 1,
+            "products": 40,
+            "reason": "" if step % 3 != 1 else "stopped after 40 products",
+        },
+        "HessMaxEV": lambda: 40 * time * noise - 3,
+        "TICDiag": lambda: 4e4 * ratio * noise,
+        "TICTrace": lambda: 30 * ratio,
+        "EarlyStopping": lambda: 0.8 * time - 0.5 * noise,
+        "CABS": lambda: 5 / (0.05 + decay) * noise,
+        "SpectralDensity": lambda: spectral_density(1 + time),
+        "Stability": lambda: {
+            "sharpness": 50 * time * noise,
+            "threshold": 40.0,
+            "ratio": 50 * time * noise / 40,
+        },
+        "GradNoiseScale": lambda: noise_scale(float(rng.normal(0.02, 0.015))),
+        **{n: partial(logged, n, decay) for n in LOGGED},
+        "MyQuantity": lambda: 20 / (0.1 + decay) * noise,
+    }
+    return factories[kind]() if kind in factories else layer_record(kind, step, last, names, rng)
+
+
+def logged(name: str, decay: float) -> float:
+    """What a training loop says of itself."""
+    if name in ("learning_rate", "batch_size"):
+        return LOGGED[name]
+    return LOGGED[name] * (decay + 0.02 if "loss" in name else 1 - 0.5 * decay)
+
+
+def norms(size: float, names: Mapping[str, Any], rng: Any, spread: float = 0.4) -> dict[str, float]:
+    """A norm for each parameter, smaller with every layer."""
+    return {
+        n: float(0.5 ** (place / 3) * size * rng.lognormal(0, spread))
+        for place, n in enumerate(names)
+    }
+
+
+def error_band(trace: float, error: float) -> dict[str, float]:
+    """An estimate with its standard error."""
+    low, high = trace - 3 * error, trace + 3 * error
+    return {"trace": trace, "standard_error": error, "low": low, "high": high}
+
+
+def spectral_density(width: float) -> dict[str, Any]:
+    """A bulk at zero and an outlier."""
+    grid = np.linspace(-width, 3 * width, 64)
+    density = np.exp(-((8 * grid / width) ** 2)) + 0.01 * np.exp(-((grid - 2) ** 2) * 40)
+    return {"grid": grid, "density": density, "low": 0.6 * density, "high": 1.4 * density,
+            "width": 0.1}  # fmt: skip
+
+
+def noise_scale(squared_norm: float) -> dict[str, Any]:
+    """A ratio that is only known where its denominator is positive."""
+    value = 2.5 / squared_norm if squared_norm > 0 else Undefined(REASON)
+    high = 2.5 / (squared_norm - 0.02) if squared_norm > 0.02 else math.inf
+    low = 2.5 / max(squared_norm + 0.03, 0.01)
+    return {"value": value, "low": low, "high": high, "trace": 2.5, "squared_norm": squared_norm}
+
+
+def hist_1d(width: float, names: Mapping[str, Any], rng: Any) -> dict[str, Any]:
+    """Elements with heavy tails, some of them clipped, for all parameters and each of them."""
+    edges = np.linspace(-0.5, 0.5, 61)
+    parts = {n: clipped(rng.laplace(0, width / (1 + p), 2000), edges) for p, n in enumerate(names)}
+    whole = {k: sum(part[k] for part in parts.values()) for k in ("hist", "below", "above", "nan")}
+    return {**whole, "edges": edges, "parameters": parts}
+
+
+def clipped(elements: Any, edges: Any) -> dict[str, Any]:
+    """A histogram whose outer bins also hold what is out of range."""
+    counts, _ = np.histogram(np.clip(elements, edges[0], edges[-1]), edges)
+    below, above = int((elements < edges[0]).sum()), int((elements > edges[-1]).sum())
+    return {"hist": counts, "below": below, "above": above, "nan": 0}
+
+
+def hist_2d(width: float, names: Mapping[str, Any], rng: Any) -> dict[str, Any]:
+    """Gradient elements against parameters."""
+    edges = [np.linspace(-0.5, 0.5, 41), np.linspace(-2, 2, 31)]
+    parameter = rng.normal(0, 0.6, 20_000)
+    gradient = rng.laplace(0, width, 20_000) + 0.1 * width * parameter
+    counts, *_ = np.histogram2d(np.clip(gradient, -0.5, 0.5), np.clip(parameter, -2, 2), edges)
+    below, above = [int((gradient < -0.5).sum()), 0], [int((gradient > 0.5).sum()), 0]
+    return {"hist": counts.astype(np.int64), "edges": edges, "below": below, "above": above,
+            "nan": 0}  # fmt: skip
+
+
+def covariance(size: float, names: Mapping[str, Any], rng: Any) -> dict[str, Any]:
+    """A decaying spectrum for the whole network and each layer."""
+    layers = dict.fromkeys(name.rpartition(".")[0] for name in names)
+    return {**spectrum(size, rng), "layers": {n: spectrum(size / (1 + p), rng)
+                                              for p, n in enumerate(layers)}}  # fmt: skip
+
+
+def spectrum(size: float, rng: Any) -> dict[str, Any]:
+    """Eigenvalues, and what follows from them."""
+    found = np.sort(size * np.exp(-np.arange(12) / (2 + size)) * rng.lognormal(0, 0.2, 12))[::-1]
+    shares = found / found.sum()
+    return {
+        "eigenvalues": found,
+        "trace": float(found.sum()),
+        "stable_rank": float(found.sum() / found[0]),
+        "effective_rank": float(np.exp(-(shares * np.log(shares)).sum())),
+    }
+
+
+HEAVY = {"GradHist1d": 10, "GradHist2d": 10, "GradCovariance": 5, "Parameters": 2, "HessTrace": 5,
+         "HessEigenvalues": 5, "HessMaxEV": 5, "Stability": 5, "SpectralDensity": 10,
+         "InputCovariance": 5, "OutputGradientCovariance": 5}  # fmt: skip
+"""What nobody records at every step."""
+
+
+def realistic(
+    steps: int = 100, kinds: tuple[str, ...] = (*VIEWS, *LOGGED), layers: int = 3, every: int = 1
+) -> History:
+    """A run of all kinds of quantities at ``steps`` steps, the heavy ones less often."""
+    rng = np.random.default_rng(0)
+    names = shapes(layers)
+    views = VIEWS | layer_records.VIEWS
+    history = History({k: Source(k, views[k]) for k in kinds if k in views}, names)
+    for step in range(0, steps * every, every):
+        for kind in kinds:
+            pace = HEAVY.get(kind, 1) * max(1, steps // 400 if kind in HEAVY else 1)
+            if step // every % pace == 0:
+                history.append(step, {kind: value(kind, step, steps * every, names, rng)})
+    return history
+
+
+CASES: dict[str, tuple[str, ...]] = {
+    "LossInstrument": ("Loss",),
+    "TimeInstrument": ("Time",),
+    "ParametersInstrument": ("Parameters",),
+    "GradNormInstrument": ("GradNorm",),
+    "UpdateSizeInstrument": ("UpdateSize",),
+    "DistanceInstrument": ("Distance",),
+    "GradientTestsInstrument": ("NormTest", "InnerTest", "OrthoTest"),
+    "Histogram1dInstrument": ("GradHist1d",),
+    "Histogram2dInstrument": ("GradHist2d",),
+    "MeanGSNRInstrument": ("MeanGSNR",),
+    "CovarianceSpectrumInstrument": ("GradCovariance",),
+    "CovarianceRanksInstrument": ("GradCovariance",),
+    "AlphaInstrument": ("Alpha",),
+    "HessEigenvaluesInstrument": ("HessEigenvalues",),
+    "SpectralDensityInstrument": ("SpectralDensity",),
+    "HessTraceInstrument": ("HessTrace",),
+    "HessMaxEVInstrument": ("HessMaxEV",),
+    "TICInstrument": ("TICDiag", "TICTrace"),
+    "StabilityInstrument": ("Stability",),
+    "EarlyStoppingInstrument": ("EarlyStopping",),
+    "BatchSizeInstrument": ("CABS", "batch_size"),
+    "GradNoiseScaleInstrument": ("GradNoiseScale",),
+    "LossesInstrument": ("train_loss", "valid_loss", "test_loss"),
+    "AccuracyInstrument": ("train_accuracy", "valid_accuracy", "test_accuracy"),
+    "LearningRateInstrument": ("learning_rate",),
+    "LayerMapInstrument": ("GradNorm",),
+    "LayerRanksInstrument": ("GradCovariance",),
+    "LayerHistogramsInstrument": ("GradHist1d",),
+    "ActivationInstrument": ("OutputActivation",),
+    "LayerLinesInstrument": ("OutputNorm",),
+    "CorrelationsInstrument": ("UpdateGeometry",),
+    "LayerSharesInstrument": ("ParameterNorm",),
+    "LayerStableRanksInstrument": ("InputCovariance",),
+    "LayerConditionsInstrument": ("OutputGradientCovariance",),
+    "LayerSpectraInstrument": ("InputCovariance",),
+    "AggregateInstrument": ("Aggregate",),
+    "GenericInstrument": ("MyQuantity",),
+}
+"""What each instrument is shown in the tests that all of them share."""
+
+BY_LAYER = {"LayerMapInstrument", "LayerRanksInstrument", "LayerHistogramsInstrument",
+            "LayerSpectraInstrument", "CorrelationsInstrument"}  # fmt: skip
+NOT_OVER_STEPS = {
+    "Histogram1dInstrument",
+    "Histogram2dInstrument",
+    "LayerHistogramsInstrument",
+    "SpectralDensityInstrument",
+}
+REASON = "one sample has no spread"
+NONE = Undefined(REASON)
+
+
+def instrument(name: str) -> Instrument:
+    """The instrument of a case; the generic one has to be told its series."""
+    return getattr(instruments, name)(CASES[name] if name == "GenericInstrument" else ())
+
+
+def same(history: History, change: Callable[[int, Any], Any]) -> History:
+    """The history with other values at the same steps."""
+    changed = History(history.sources, history.parameters)
+    for name in history.names:
+        for step, old in history[name].items():
+            changed.append(step, {name: change(step, old)})
+    return changed
+
+
+def twice(history: History) -> History:
+    """The history with a second quantity of each kind."""
+    more = {f"{k} 2": Source(k, source.view) for k, source in history.sources.items()}
+    double = History({**history.sources, **more}, history.parameters)
+    for name in (*double.names, *(name for name in history.names if name not in history.sources)):
+        for step, old in history[name.removesuffix(" 2")].items():
+            double.append(step, {name: old})
+    return double
+
+
+def shown_texts(artist: Artist) -> set[str]:
+    """All words on an axis or a figure."""
+    return {text.get_text() for text in artist.findobj(Text)} - {""}
+
+
+def data_axes(drawing: instruments.Drawing) -> Axes:
+    """The axis that has the steps across, which may be one inside."""
+    return drawing.axes[-1]
+
+
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def test_every_exported_instrument_has_a_case() -> None:
+    exported = {name for name in instruments.__all__ if name.endswith("Instrument")}
+    assert exported == {*CASES, "Instrument"}
+    listed = {type(one).__name__ for one in (*instruments.MAIN, *instruments.LAYERS)}
+    assert listed == {*CASES} - {"GenericInstrument"}
+    assert len(listed) == len((*instruments.MAIN, *instruments.LAYERS))
+
+
+@every_case
+def test_keeps_artists_and_titles(case: str) -> None:
+    drawing = instrument(case).plot(realistic(20, CASES[case]))
+    assert drawing.artists
+    assert all(isinstance(artist, Artist) for artist in drawing.artists.values())
+    assert drawing.ax.get_title(loc="left")
+    assert drawing.figure.axes[0] is drawing.ax
+    drawing.figure.savefig(io.BytesIO())
+
+
+@every_case
+def test_draws_on_the_axis_of_the_caller(case: str) -> None:
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    drawing = instrument(case).plot(realistic(20, CASES[case]), right)
+    assert drawing.ax is right
+    assert {artist.axes for artist in drawing.artists.values()} <= {*drawing.axes}
+    assert not left.has_data()
+    assert figure.axes == [left, right]
+
+
+@every_case
+def test_is_a_function_of_the_history(case: str) -> None:
+    history = realistic(20, CASES[case])
+    first, second = instrument(case).plot(history), instrument(case).plot(history)
+    assert shown_texts(first.figure) == shown_texts(second.figure)
+    assert [*first.artists] == [*second.artists]
+
+
+@every_case
+@pytest.mark.parametrize("history", [History(), realistic(0)], ids=["no names", "no steps"])
+def test_says_that_nothing_was_recorded(case: str, history: History) -> None:
+    one = instrument(case)
+    assert not one.has_data(history)
+    assert one.panels(history) == ()
+    drawing = one.plot(history)
+    assert "nothing recorded yet" in shown_texts(drawing.ax)
+    drawing.figure.savefig(io.BytesIO())
+
+
+@every_case
+@pytest.mark.parametrize("log_step", [False, True])
+def test_one_step(case: str, log_step: bool) -> None:
+    history = realistic(1, CASES[case])
+    assert instrument(case).has_data(history)
+    instrument(case).plot(history, log_step=log_step).figure.savefig(io.BytesIO())
+
+
+@every_case
+def test_gaps(case: str) -> None:
+    history = realistic(80, CASES[case])
+    gaps = same(history, lambda step, old: Undefined(REASON) if step % 20 == 0 and step else old)
+    instrument(case).plot(gaps).figure.savefig(io.BytesIO())
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in BY_LAYER])
+def test_gives_the_reason_if_nothing_is_a_number(case: str) -> None:
+    undefined = same(realistic(20, CASES[case]), lambda step, old: Undefined(REASON))
+    assert instrument(case).has_data(undefined)
+    drawing = instrument(case).plot(undefined)
+    assert REASON in " ".join(" ".join(shown_texts(drawing.figure)).split())
+    drawing.figure.savefig(io.BytesIO())
+
+
+@pytest.mark.parametrize("case", sorted(BY_LAYER))
+def test_has_no_data_without_layers(case: str) -> None:
+    one = instrument(case)
+    whole = same(
+        realistic(20, CASES[case]),
+        lambda step, old: {k: v for k, v in old.items() if k != one.part and not one.by_layer},
+    )
+    assert not one.has_data(whole)
+
+
+@every_case
+def test_ten_thousand_steps(case: str) -> None:
+    drawing = instrument(case).plot(realistic(10_000, CASES[case]))
+    assert all(np.size(line.get_xdata()) < 2500 for line in drawing.figure.findobj(Line2D))
+    drawing.figure.savefig(io.BytesIO())
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_OVER_STEPS])
+def test_logarithmic_step_axis(case: str) -> None:
+    history = realistic(300, CASES[case])
+    assert data_axes(instrument(case).plot(history)).get_xscale() == "linear"
+    drawing = instrument(case).plot(history, log_step=True)
+    assert data_axes(drawing).get_xscale() == "symlog"
+    assert data_axes(drawing).get_xlim()[0] == 0
+    drawing.figure.savefig(io.BytesIO())
+
+
+@every_case
+def test_many_layers(case: str) -> None:
+    instrument(case).plot(realistic(11, CASES[case], layers=40)).figure.savefig(io.BytesIO())
+
+
+@every_case
+def test_leaves_matplotlib_alone(case: str) -> None:
+    before = (
+        dict(matplotlib.rcParams),
+        matplotlib.is_interactive(),
+        "matplotlib.pyplot" in sys.modules,
+    )
+    instrument(case).plot(realistic(20, CASES[case])).figure.savefig(io.BytesIO())
+    after = (
+        dict(matplotlib.rcParams),
+        matplotlib.is_interactive(),
+        "matplotlib.pyplot" in sys.modules,
+    )
+    assert before == after
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] not in LOGGED])
+def test_two_quantities_of_a_kind(case: str) -> None:
+    kinds = CASES[case]
+    single = realistic(20, kinds)
+    double = twice(single)
+    one = getattr(instruments, case)((*double.names,) if case == "GenericInstrument" else ())
+    assert {*one.series(double)} == {*double.names}
+    assert len(one.panels(double)) == (1 if one.together else 2)
+    both, alone = one.plot(double), instrument(case).plot(single)
+    assert len(both.artists) > len(alone.artists)
+    assert all(any(f"{kind} 2" in name for name in both.artists) for kind in single.sources)
+    both.figure.savefig(io.BytesIO())
+
+
+# Single instruments -------------------------------------------------------------------------
+
+
+def recorded(kind: str, values: Mapping[int, Any], **view: Any) -> History:
+    """A history of one quantity."""
+    history = History({kind: Source(kind, View(kind, **view))})
+    for step, entry in values.items():
+        history.append(step, {kind: entry})
+    return history
+
+
+def test_loss_is_logarithmic_once_it_has_fallen_far() -> None:
+    near = instruments.LossInstrument().plot(recorded("Loss", {0: 2.0, 1: 1.0}))
+    far = instruments.LossInstrument().plot(recorded("Loss", {0: 2.0, 1: 0.01}))
+    negative = instruments.LossInstrument().plot(recorded("Loss", {0: 2.0, 1: -0.01}))
+    scales = [drawing.ax.get_yscale() for drawing in (near, far, negative)]
+    assert scales == ["linear", "log", "linear"]
+
+
+def test_loss_that_became_nan_says_since_when() -> None:
+    history = recorded("Loss", {0: 2.0, 5: 1.0, 7: math.nan, 9: math.inf})
+    drawing = instruments.LossInstrument().plot(history)
+    assert drawing.ax.get_title(loc="right") == "∞ since step 7"
+    assert line_data(drawing.artists["missing"]) == ([7], [0])
+    assert line_data(drawing.artists["infinite"]) == ([9], [1])
+
+
+def line_data(artist: Artist) -> tuple[list[float], list[float]]:
+    """What a line goes through."""
+    assert isinstance(artist, Line2D)
+    return list(map(float, artist.get_xdata())), list(map(float, artist.get_ydata()))  # type: ignore[arg-type]
+
+
+def test_time_is_per_step_and_in_a_fitting_unit() -> None:
+    history = recorded("Time", {0: 100.0, 10: 100.2, 12: 100.3, 14: 90.0})
+    drawing = instruments.TimeInstrument().plot(history)
+    steps, values = line_data(drawing.artists["Time"])
+    assert steps == [10, 12, 14]
+    np.testing.assert_allclose(values, [20, 50, math.nan])
+    assert drawing.ax.get_title(loc="right") == "35 ms"
+
+
+def test_parameters_are_root_mean_squares() -> None:
+    values = {s: {"w": np.full((2, 3), 2.0 * s), "b": np.ones(3)} for s in (1, 2)}
+    drawing = instruments.ParametersInstrument().plot(recorded("Parameters", values))
+    assert line_data(drawing.artists["w"])[1] == [2, 4]
+    assert line_data(drawing.artists["b"])[1] == [1, 1]
+
+
+def test_total_gradient_norm_skips_absent_and_keeps_undefined_parameters() -> None:
+    values = {0: {"w": 3.0, "b": 4.0}, 1: {"w": 3.0}, 2: {"w": 3.0, "b": math.nan}}
+    drawing = instruments.GradNormInstrument().plot(recorded("GradNorm", values))
+    np.testing.assert_allclose(line_data(drawing.artists["total"])[1], [5, 3, math.nan])
+
+
+@pytest.mark.parametrize("kind", ["GradNorm", "UpdateSize", "Distance"])
+def test_norms_have_a_total_and_a_line_for_each_parameter(kind: str) -> None:
+    history = recorded(kind, {0: {"w": 3.0, "b": 4.0}, 1: {"w": 6.0, "b": 8.0}})
+    drawing = getattr(instruments, f"{kind}Instrument")().plot(history)
+    assert line_data(drawing.artists["total"])[1] == [5, 10]
+    assert line_data(drawing.artists["w"])[1] == [3, 6]
+    assert drawing.ax.get_title(loc="right") == "10"
+    assert drawing.ax.get_yscale() == ("linear" if kind == "Distance" else "log")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "lines", "words"),
+    [
+        (("TICDiag", "TICTrace"), {"diagonal", "trace"}, {"diagonal", "trace"}),
+        (("TICDiag",), {"diagonal"}, {"Takeuchi's information criterion, diagonal"}),
+        (("TICTrace",), {"trace"}, {"Takeuchi's information criterion, trace"}),
+    ],
+)
+def test_tic_says_which_one_it_is(kinds: tuple[str, ...], lines: set[str], words: set[str]) -> None:
+    drawing = instruments.TICInstrument().plot(realistic(20, kinds))
+    assert {name for name, one in drawing.artists.items() if isinstance(one, Line2D)} == lines
+    assert words <= shown_texts(drawing.ax)
+
+
+def trace(value: float, error: float, **more: Any) -> dict[str, Any]:
+    """A record of ``HessTrace``."""
+    return {**error_band(value, error), "parameters": {}, **more}
+
+
+@pytest.mark.parametrize(
+    ("records", "words", "band"),
+    [
+        ({0: trace(1, 0, method="exact"), 1: trace(2, 0, method="exact")}, "exact", False),
+        ({0: trace(1, 1, method="Hutchinson")}, "Hutchinson · band: error of the estimate", True),
+        (
+            {0: trace(1, 1, method="Monte Carlo"), 5: NONE, 7: trace(2, 0, method="exact")},
+            "Monte Carlo, exact from step 7 · band: error of the estimate",
+            True,
+        ),
+        ({0: trace(1, 1)}, "band: error of the estimate", True),
+    ],
+)  # fmt: skip
+def test_trace_says_where_it_comes_from(records: dict[int, Any], words: str, band: bool) -> None:
+    drawing = instruments.HessTraceInstrument().plot(recorded("HessTrace", records))
+    assert words in shown_texts(drawing.ax)
+    assert ("band" in drawing.artists) == band
+
+
+def test_negative_eigenvalues_are_below_a_line_at_zero() -> None:
+    values = {0: -5.0, 1: -0.1, 2: 2.0, 3: 8.0}
+    drawing = instruments.HessMaxEVInstrument().plot(recorded("HessMaxEV", values))
+    assert line_data(drawing.artists["λ₁"])[1] == [-5, -0.1, 2, 8]
+    assert "zero" in drawing.artists
+    assert drawing.ax.get_ylim()[0] < -5
+    assert any(drawing.ax.get_ylim()[0] < tick < 0 for tick in drawing.ax.get_yticks())
+
+
+def test_largest_eigenvalue_has_the_threshold_of_the_logged_learning_rate() -> None:
+    history = recorded("HessMaxEV", {0: 3.0, 10: 5.0, 20: 30.0})
+    name = "2/η of gradient descent"
+    assert name not in instruments.HessMaxEVInstrument().plot(history).artists
+    for step, rate in ((5, 0.5), (20, 0.1)):
+        history.append(step, {"learning_rate": rate})
+    threshold = instruments.HessMaxEVInstrument().plot(history).artists[name]
+    assert line_data(threshold) == ([10, 20], [4, 20])
+
+
+def test_undefined_eigenvalues_have_a_reason_despite_a_threshold() -> None:
+    history = recorded("HessMaxEV", {0: Undefined(REASON)})
+    history.append(0, {"learning_rate": 0.1})
+    assert REASON in shown_texts(instruments.HessMaxEVInstrument().plot(history).ax)
+
+
+@pytest.mark.parametrize(("latest", "stop"), [(-0.5, False), (0.1, True), (math.nan, True)])
+def test_early_stopping_is_an_alarm_above_zero(latest: float, stop: bool) -> None:
+    history = recorded("EarlyStopping", {0: -1.0, 1: -0.3, 2: latest})
+    drawing = instruments.EarlyStoppingInstrument().plot(history)
+    words = drawing.ax.get_title(loc="right")
+    (readout,) = (text for text in drawing.ax.findobj(Text) if text.get_text() == words)
+    assert (readout.get_color() == style.ALARM) == stop
+    tinted = drawing.artists["stop"]
+    assert isinstance(tinted, Rectangle)
+    assert tinted.get_y() == 0
+    assert tinted.get_height() == pytest.approx(drawing.ax.get_ylim()[1])
+
+
+def test_early_stopping_is_not_squeezed_by_single_steps() -> None:
+    values = {step: -1e6 if step == 50 else math.sin(step) for step in range(100)}
+    drawing = instruments.EarlyStoppingInstrument().plot(recorded("EarlyStopping", values))
+    assert drawing.ax.get_ylim()[0] > -3
+
+
+def test_batch_size_in_use_is_beside_the_suggested_one() -> None:
+    history = recorded("CABS", {0: 10.0, 10: 20.0, 20: 40.0})
+    alone = instruments.BatchSizeInstrument().plot(history)
+    assert "suggested by CABS" in shown_texts(alone.ax)
+    history.append(0, {"batch_size": 64})
+    history.append(15, {"batch_size": 128})
+    drawing = instruments.BatchSizeInstrument().plot(history)
+    assert line_data(drawing.artists["in use"]) == ([0, 10, 20], [64, 64, 128])
+    assert drawing.ax.get_title(loc="right") == "40"
+
+
+def test_batch_size_that_was_only_logged() -> None:
+    history = History()
+    history.append(0, {"batch_size": 64})
+    drawing = instruments.BatchSizeInstrument().plot(history)
+    assert "in use" in shown_texts(drawing.ax)
+
+
+def test_gradient_tests_are_a_circle_and_two_bands() -> None:
+    history = realistic(5, ("NormTest", "InnerTest", "OrthoTest"))
+    artists = instruments.GradientTestsInstrument().plot(history).artists
+    circle, inner, ortho = (artists[n] for n in ("norm circle", "inner band", "ortho band"))
+    assert isinstance(circle, Circle)
+    assert isinstance(inner, Rectangle)
+    assert isinstance(ortho, Rectangle)
+    assert circle.center == (1, 0)
+    assert circle.radius == history["NormTest"][4]
+    assert inner.get_width() == pytest.approx(2 * history["InnerTest"][4])
+    assert ortho.get_height() == pytest.approx(2 * history["OrthoTest"][4])
+
+
+def test_one_gradient_test_alone() -> None:
+    artists = instruments.GradientTestsInstrument().plot(realistic(5, ("OrthoTest",))).artists
+    assert "ortho band" in artists
+    assert "norm circle" not in artists
+
+
+def test_histogram_states_what_is_clipped_and_nan() -> None:
+    value: dict[str, Any] = {"hist": np.array([30, 0, 70]), "edges": np.linspace(-1, 1, 4)}
+    value |= {"below": 20, "above": 0, "nan": 100}
+    drawing = instruments.Histogram1dInstrument().plot(recorded("GradHist1d", {3: value}))
+    assert {"20 % clipped", "step 3"} <= shown_texts(drawing.ax)
+    assert drawing.ax.get_title(loc="right") == "50 % NaN"
+    assert "below" in drawing.artists
+    assert "above" not in drawing.artists
+    assert drawing.ax.get_yscale() == "log"
+
+
+def test_histogram_with_all_elements_in_one_bin() -> None:
+    value = {"hist": np.array([0, 9, 0]), "edges": np.linspace(-1, 1, 4), "below": 0, "above": 0}
+    drawing = instruments.Histogram1dInstrument().plot(recorded("GradHist1d", {3: value}))
+    drawing.figure.savefig(io.BytesIO())
+
+
+def test_layer_histograms_go_from_input_to_output() -> None:
+    history = realistic(1, ("GradHist1d",), layers=4)
+    drawing = instruments.LayerHistogramsInstrument().plot(history)
+    titles = [ax.get_title(loc="left") for ax in drawing.axes[1:]]
+    assert titles == [*history.parameters]
+
+
+def test_layer_histograms_share_their_range() -> None:
+    drawing = instruments.LayerHistogramsInstrument().plot(realistic(1, ("GradHist1d",)))
+    ranges = {ax.get_xlim() for ax in drawing.axes[1:]}
+    assert len(ranges) == 1
+
+
+def test_narrow_layer_histograms_keep_their_names() -> None:
+    counts = {"hist": np.ones(3, int), "below": 1, "above": 0, "nan": 1}
+    parts = dict.fromkeys(shapes(3), counts)
+    history = recorded("GradHist1d", {0: counts | {"edges": np.arange(4.0), "parameters": parts}})
+    figure = Figure(figsize=(5, 2))
+    drawing = instruments.LayerHistogramsInstrument().plot(history, figure.subplots())
+    small = drawing.axes[1:]
+    assert [ax.get_title(loc="right") for ax in small] == [""] * 6
+    assert all(ax.get_title(loc="left") for ax in small)
+
+
+def test_many_layer_histograms_need_a_higher_panel() -> None:
+    one = instruments.LayerHistogramsInstrument()
+    few, many = (one.size(realistic(1, ("GradHist1d",), layers=n)) for n in (2, 15))
+    assert many[1] > few[1]
+    assert many[0] == few[0]
+
+
+def test_spectrum_may_change_its_length() -> None:
+    values = {
+        0: {"eigenvalues": np.array([2.0, 1.0]), "trace": 3.0},
+        1: {"eigenvalues": np.array([2.0]), "trace": 2.0},
+        2: {"eigenvalues": np.array([]), "trace": math.nan},
+    }
+    drawing = instruments.CovarianceSpectrumInstrument().plot(recorded("GradCovariance", values))
+    np.testing.assert_allclose(line_data(drawing.artists["λ2"])[1], [1, math.nan, math.nan])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        1.5,
+        True,
+        np.float32(2),
+        np.array(3.0),
+        np.arange(4.0),
+        [1.0, 2.0],
+        {"a": 1.0, "b": 2.0},
+        {f"layer {n}": float(n) for n in range(30)},
+        {"a": np.arange(3.0), "b": 1.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("yscale", ["linear", "log", "symlog"])
+def test_generic_draws_numbers_arrays_and_dicts(value: Any, yscale: str) -> None:
+    history = recorded("Mine", {0: value, 2: value, 3: math.nan}, yscale=yscale)
+    drawing = instruments.GenericInstrument(("Mine",)).plot(history)
+    assert drawing.ax.get_title(loc="left") == "Mine"
+    assert any(isinstance(artist, Line2D) for artist in drawing.artists.values())
+    drawing.figure.savefig(io.BytesIO())
+
+
+def test_generic_follows_the_view() -> None:
+    history = recorded("Mine", {0: 1.0, 1: 10.0}, yscale="log", label="per step")
+    drawing = instruments.GenericInstrument(("Mine",)).plot(history)
+    assert drawing.ax.get_yscale() == "log"
+    assert "per step" in shown_texts(drawing.ax)
+
+
+@pytest.mark.parametrize("value", [None, "text", {"a": {"b": 1.0}}, {"a": "b"}, [], ["a"]], ids=str)
+def test_generic_leaves_out_what_it_cannot_draw(value: Any) -> None:
+    assert not drawable({0: value})
+
+
+# Arrays -------------------------------------------------------------------------------------
+
+
+def test_thinning_keeps_extremes_and_gaps() -> None:
+    steps, values = np.arange(50_000.0), np.sin(np.arange(50_000.0))
+    values[[123, 40_000]] = 99, -99
+    values[20_000:30_000] = np.nan
+    x, y = series.thin(steps, values)
+    assert x.size < 1300
+    assert np.nanmax(y) == 99
+    assert np.nanmin(y) == -99
+    inside = (x >= 20_000) & (x < 30_000)
+    assert inside.any()
+    assert np.isnan(y[inside]).all()
+    assert (np.diff(x) > 0).all()
+    assert (x[0], x[-1]) == (0, 49_999)
+
+
+def test_thinning_leaves_short_lines_alone() -> None:
+    x, y = series.thin(np.arange(5.0), np.arange(5.0))
+    assert x.tolist() == y.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("warp", [None, StepAxis(0, 1, log=True).warp])
+def test_trend_follows_a_line_and_ignores_spikes(warp: series.Warp | None) -> None:
+    steps = np.arange(2000.0)
+    values = 1 + steps / 1000
+    values[1::50] = 1e6
+    found = series.trend(series.Line(steps, values), warp)
+    expected = 1 + found.steps / 1000
+    late = found.steps > 100
+    np.testing.assert_allclose(found.values[late], expected[late], rtol=0.1)
+
+
+def test_what_is_in_force_is_what_was_last_logged() -> None:
+    history = History()
+    for step, rate in {10: 1.0, 20: 2.0}.items():
+        history.append(step, {"rate": rate})
+    found = series.in_force("rate", np.array([5.0, 10, 19, 25]), history)
+    assert found.steps.tolist() == [10, 19, 25]
+    assert found.values.tolist() == [1, 1, 2]
+    assert series.in_force("other", np.array([5.0]), history).steps.size == 0
+
+
+def test_keys_of_different_records_are_in_the_order_of_their_appearance() -> None:
+    records = {2: {"b": 1, "c": 2}, 1: {"b": 1, "a": 0}, 3: math.nan}
+    assert series.keys(records) == ("b", "a", "c")
+
+
+@pytest.mark.parametrize("most", [None, 2])
+def test_rows_of_different_lengths_are_padded(most: int | None) -> None:
+    table = series.rows([np.arange(3.0), None, [5.0], []], most)
+    expected = np.array([[0, 1, 2], [math.nan] * 3, [5, math.nan, math.nan], [math.nan] * 3])
+    np.testing.assert_array_equal(table, expected[:, :most])
+
+
+@pytest.mark.parametrize(
+    ("values", "numbers"),
+    [
+        ([1, True, 2.5], [1, 1, 2.5]),
+        ([1.0, "2", None], [1, math.nan, math.nan]),
+        ([Undefined(REASON), np.float32(2)], [math.nan, 2]),
+        ([[1.0], {"a": 1.0}], [math.nan, math.nan]),
+    ],
+)
+def test_only_numbers_become_numbers(values: list[Any], numbers: list[float]) -> None:
+    np.testing.assert_array_equal(series.line(dict(enumerate(values))).values, numbers)
+
+
+def test_trend_has_the_gaps_of_its_line() -> None:
+    values = np.ones(1000)
+    values[300:600] = np.nan
+    found = series.trend(series.Line(np.arange(1000.0), values))
+    inside = (found.steps >= 300) & (found.steps < 600)
+    assert np.isnan(found.values[inside]).all()
+    np.testing.assert_allclose(found.values[~inside], 1)
+
+
+@pytest.mark.parametrize("order", [(3, 1, 2), (1, 2, 3)])
+def test_lines_are_in_order_of_steps(order: tuple[int, ...]) -> None:
+    found = series.line({step: float(step) for step in order})
+    assert found.steps.tolist() == found.values.tolist() == [1, 2, 3]
+
+
+def test_rms_of_arrays_of_several_shapes() -> None:
+    arrays = [np.full(4, 2.0), None, np.full((2, 2), 3.0), np.array([]), np.full(4, 4.0)]
+    np.testing.assert_array_equal(series.rms(arrays), [2, np.nan, 3, np.nan, 4])
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        (1, 1.2), (0.9, 3), (1e-3, 1e-2), (2e-5, 3e-3), (1e-12, 1e9), (3, 3.0001), (2.9, 9.6),
+        (0.11, 9.9), (1.3, 4.3e3),
+    ],
+)  # fmt: skip
+def test_logarithmic_axes_have_a_few_different_labels(low: float, high: float) -> None:
+    ticks = LogTicks().tick_values(low, high)
+    labels = NumberLabels().format_ticks(ticks)
+    assert 2 <= len(ticks) <= 7
+    assert len({*labels}) == len(labels)
+
+
+@pytest.mark.parametrize(
+    ("number", "label"),
+    [(0.0, "0"), (0.25, "0.25"), (-2.5e-5, "−2.5e−5"), (3e6, "3e6"), (12345.0, "12345")],
+)
+def test_number_labels_are_short(number: float, label: str) -> None:
+    assert number_label(number) == label
+
+
+@pytest.mark.parametrize("wish", ["linear", "log", "symlog"])
+@pytest.mark.parametrize("values", [[0.0], [5.0], [0.0, 1e-9], [-1e5, 1e-5], [1e300, 1e-300], []])
+def test_any_values_have_an_axis(values: list[float], wish: Scale) -> None:
+    figure = Figure()
+    ax = figure.subplots()
+    fit(ax, [np.array(values)], wish)
+    low, high = ax.get_ylim()
+    assert low < high
+    figure.savefig(io.BytesIO())
+
+
+def test_texts_are_shortened_to_a_width() -> None:
+    name = "transformer.encoder.layers.11.self_attention.output.weight"
+    short = style.shorten(name, 80, 7)
+    assert style.text_width(short, 7) <= 80
+    assert short.startswith("trans")
+    assert short.endswith("weight")

@@ -1,0 +1,312 @@
+"""Instruments of layers: what they draw of which record."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.lines import Line2D
+
+from gradlens.history.history import History, Source
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
+from gradlens.instruments import (
+    ActivationInstrument,
+    AggregateInstrument,
+    CorrelationsInstrument,
+    Drawing,
+    LayerConditionsInstrument,
+    LayerLinesInstrument,
+    LayerMapInstrument,
+    LayerSharesInstrument,
+    LayerSpectraInstrument,
+)
+from gradlens.instruments.layers import in_order, layout, table
+from gradlens.plotting.plotter import layer_panels, main_panels
+from gradlens.plotting.scalars import OF_LAYERS, scalars
+from tests.cases.layer_records import activation, statistics
+from tests.instruments.test_instruments import realistic, shown_texts
+
+
+def recorded(kind: str, records: dict[int, Any], **view: Any) -> History:
+    parameters = {f"{n}.weight": (2, 2) for n in (0, 2, 4)}
+    history = History({kind: Source(kind, View(kind, **view))}, parameters)
+    for step, record in records.items():
+        history.append(step, {kind: record})
+    return history
+
+
+def heights(drawing: Drawing, name: str) -> list[float]:
+    line = drawing.artists[name]
+    assert isinstance(line, Line2D)
+    return np.asarray(line.get_ydata()).tolist()
+
+
+def test_layers_without_parameters_keep_their_places() -> None:
+    history = recorded("OutputNorm", {})
+    assert in_order(("0", "1", "2", "3", "4"), history) == ("0", "1", "2", "3", "4")
+    assert in_order(("4", "1", "0"), history) == ("0", "4", "1")
+    record = {"layers": {"0": 1.0, "1": 2.0, "2": 3.0}}
+    history = recorded("OutputNorm", {0: record})
+    found = layout(history["OutputNorm"], history)
+    assert found is not None
+    assert table(history["OutputNorm"], found, history).names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ({"norm": 2.0, "correlation": 0.1}, "norm"),
+        ({"rms": 2.0}, "rms"),
+        ({"active": 0.5, "dead": 2.0}, "dead"),
+        ({"median": 2.0, "count": 3}, "median"),
+    ],
+)
+def test_maps_of_dicts_show_what_matters(part: dict[str, float], field: str) -> None:
+    history = recorded("Mine", {0: {"layers": {"0": part}}})
+    found = layout(history["Mine"], history)
+    assert found is not None
+    assert found.field == field
+    assert table(history["Mine"], found, history).values.tolist() == [[2.0]]
+    assert f"colour: {field}" in " ".join(shown_texts(LayerMapInstrument().plot(history).figure))
+
+
+def test_few_layers_have_a_line_each() -> None:
+    no = Undefined("why")
+    records: dict[int, Any] = {
+        0: {"layers": {"0": 1.0, "1": no, "2": no}}, 1: {"layers": {"0": 2.0, "1": 2.0, "2": no}}
+    }  # fmt: skip
+    drawing = LayerLinesInstrument().plot(recorded("OutputNorm", records, yscale="log"))
+    assert heights(drawing, "0") == [1, 2]
+    np.testing.assert_array_equal(heights(drawing, "1"), [math.nan, 2])
+    assert "2" not in drawing.artists
+    assert drawing.ax.get_yscale() == "log"
+    assert "missing" in drawing.artists
+
+
+def test_many_layers_are_a_band() -> None:
+    records = {s: {"layers": {str(n): float(n + s) for n in range(21)}} for s in (1, 2)}
+    drawing = LayerLinesInstrument().plot(recorded("OutputNorm", records))
+    assert heights(drawing, "median") == [11, 12]
+    paths = {name: drawing.artists[name].get_paths()[0] for name in ("range", "quartiles")}  # type: ignore[attr-defined]
+    assert [paths["range"].get_extents().ymin, paths["range"].get_extents().ymax] == [1, 22]
+    assert [paths["quartiles"].get_extents().ymin, paths["quartiles"].get_extents().ymax] == [6, 17]
+    assert "median of 21" in shown_texts(drawing.figure)
+
+
+def test_correlations_are_between_minus_one_and_one() -> None:
+    first = {"norm": 1.0, "correlation": Undefined("no step before")}
+    records: dict[int, Any] = {
+        0: {"parameters": {"0.weight": first}, "correlation": first["correlation"]},
+        1: {"parameters": {"0.weight": {"norm": 1.0, "correlation": -0.5}}, "correlation": -0.5},
+    }
+    history = recorded("UpdateGeometry", records)
+    drawing = CorrelationsInstrument().plot(history)
+    np.testing.assert_array_equal(heights(drawing, "0.weight"), [math.nan, -0.5])
+    assert drawing.ax.get_ylim() == (-1.05, 1.05)
+    assert "zero" in drawing.artists
+    without = {s: {"parameters": {"0.weight": {"norm": 1.0}}} for s in (0, 1)}
+    assert not CorrelationsInstrument().has_data(recorded("UpdateGeometry", without))
+
+
+@pytest.mark.parametrize(("dead", "alarm"), [(0.2, False), (0.75, True)])
+def test_dead_units_are_told_and_an_alarm_if_they_are_many(dead: float, alarm: bool) -> None:
+    records = {s: activation({"1": 0.0, "3": dead}) for s in (0, 1)}
+    drawing = ActivationInstrument().plot(recorded("OutputActivation", records))
+    assert heights(drawing, "dead") == [dead / 2] * 2
+    assert heights(drawing, "dead, worst") == [dead] * 2
+    assert drawing.ax.get_title(loc="right") == f"worst {dead:.0%} dead"
+    assert (drawing.ax._right_title.get_color() == "#b42318") == alarm  # type: ignore[attr-defined]
+    assert drawing.ax.get_ylim() == (-0.02, 1.02)
+
+
+def test_shares_add_up_to_one() -> None:
+    records = {s: {"layers": {"0": 1.0, "1": 3.0, "2": Undefined("why")}} for s in (0, 1)}
+    drawing = LayerSharesInstrument().plot(recorded("OutputNorm", records))
+    tops = [drawing.artists[n].get_paths()[0].get_extents().ymax for n in ("0", "1")]  # type: ignore[attr-defined]
+    assert tops == [0.25, 1]
+    assert "2" not in drawing.artists
+
+
+def test_infinite_condition_numbers_are_at_the_upper_edge() -> None:
+    history = realistic(10, ("InputCovariance",))
+    drawing = LayerConditionsInstrument().plot(history)
+    assert np.isfinite(heights(drawing, "50 %")).all()
+    assert "all" not in drawing.artists
+    assert "∞: all" in shown_texts(drawing.figure)
+    for layer in history["InputCovariance"][0]["layers"].values():
+        layer["condition"] = 7.0
+    drawing = LayerConditionsInstrument().plot(history)
+    assert heights(drawing, "all")[0] == 7
+    assert "all" in shown_texts(drawing.figure)
+    assert heights(drawing, "infinite") == [1.0]
+    assert "missing" not in drawing.artists
+
+
+@pytest.mark.parametrize("layers", [3, 20])
+@pytest.mark.parametrize(("infinite", "told"), [((1,), "∞: 1"), ((1, 2), "∞: 1 +1")])
+def test_layers_that_are_always_infinite_are_named(
+    layers: int, infinite: tuple[int, ...], told: str
+) -> None:
+    values = {str(n): math.inf if n in infinite else 2.0 for n in range(layers)}
+    history = recorded("ConditionNumber", {s: {"parameters": values} for s in (0, 5)}, yscale="log")
+    drawing = LayerLinesInstrument().plot(history)
+    assert told in shown_texts(drawing.figure)
+    line = drawing.artists["always infinite"]
+    assert isinstance(line, Line2D)
+    assert np.asarray(line.get_xdata()).tolist() == [0, 5]
+    assert heights(drawing, "always infinite") == [1, 1]
+    assert not {"missing", "infinite"} & {*drawing.artists}
+
+
+@pytest.mark.parametrize("layers", [2, 20])
+def test_single_infinities_are_at_the_upper_edge(layers: int) -> None:
+    sizes = {str(n): 2.0 for n in range(layers)}
+    records = {s: {"parameters": dict.fromkeys(sizes, math.inf) if s == 3 else sizes}
+               for s in range(6)}  # fmt: skip
+    drawing = LayerLinesInstrument().plot(recorded("ConditionNumber", records, yscale="log"))
+    assert heights(drawing, "infinite") == [1.0]
+    assert not any("∞" in text for text in shown_texts(drawing.figure))
+
+
+@pytest.mark.parametrize("dead", [(0.0, 0.0), (0.0, 1.0), (0.4, 0.5)])
+def test_lines_of_shares_are_in_percent_and_between_none_and_all(dead: tuple[float, ...]) -> None:
+    records = {s: {"layers": {str(n): d for n, d in enumerate(dead)}} for s in (0, 1)}
+    drawing = LayerLinesInstrument().plot(recorded("DeadNeurons", records, label="share of all"))
+    low, high = drawing.ax.get_ylim()
+    assert 0 <= low < high <= 1
+    drawing.figure.savefig(io.BytesIO())
+    labels = [label.get_text() for label in drawing.ax.get_yticklabels()]
+    assert all(label == "0" or label.endswith(" %") for label in labels)
+    assert len(labels) > 1
+
+
+def test_shares_of_a_single_layer_say_so() -> None:
+    records = {s: {"layers": {"0": 1.0, "2": Undefined("why")}} for s in (0, 1)}
+    drawing = LayerSharesInstrument().plot(recorded("OutputNorm", records))
+    assert "0 has all of it" in drawing.artists["message"].get_text()  # type: ignore[attr-defined]
+
+
+def test_nothing_but_infinity_says_so() -> None:
+    records = {0: {"parameters": {"0.weight": math.inf}}}
+    drawing = LayerLinesInstrument().plot(recorded("ConditionNumber", records))
+    assert "infinite at every step" in shown_texts(drawing.figure)
+
+
+@pytest.mark.parametrize(
+    ("names", "titles"),
+    [
+        (["OutputNorm", "OutputNorm (evaluation)"], ["Output norm", "Output norm (evaluation)"]),
+        (
+            ["rms", "rms (evaluation)", "OutputNorm", "OutputNorm (evaluation)"],
+            ["Output norm: rms", "Output norm (evaluation): rms", "Output norm",
+             "Output norm (evaluation): OutputNorm"],
+        ),
+        (["rms"], ["Output norm"]),
+    ],
+)  # fmt: skip
+def test_titles_name_a_series_only_if_they_must(names: list[str], titles: list[str]) -> None:
+    bracket = " (evaluation)"
+    views = {n: View(f"Output norm{bracket * n.endswith(bracket)}", group="layers") for n in names}
+    history = History({name: Source("OutputNorm", view) for name, view in views.items()})
+    history.append(0, {name: {"layers": {"0": 1.0}} for name in names})
+    drawn = [one.plot(history).ax.get_title(loc="left") for one in
+             LayerLinesInstrument().panels(history)]  # fmt: skip
+    assert drawn == titles
+
+
+def test_spectra_have_a_panel_for_each_layer() -> None:
+    history = realistic(20, ("InputCovariance",), layers=5)
+    drawing = LayerSpectraInstrument().plot(history)
+    assert len(drawing.axes) == 6
+    assert len({axis.get_ylim() for axis in drawing.axes[1:]}) == 1
+    assert {f"layers.{n}: λ{k}" for n in range(5) for k in range(1, 6)} <= {*drawing.artists}
+
+
+def test_aggregates_have_bands() -> None:
+    drawing = AggregateInstrument().plot(
+        recorded("Aggregate", {0: statistics(1.0), 9: statistics(2.0)})
+    )
+    assert heights(drawing, "value") == [1, 2]
+    extents = drawing.artists["value spread"].get_paths()[0].get_extents()  # type: ignore[attr-defined]
+    assert (extents.ymin, extents.ymax) == pytest.approx((0.9, 2.2))
+    layers = {name: statistics(size) for name, size in (("0", 1.0), ("1", 2.0))}
+    drawing = AggregateInstrument().plot(recorded("Aggregate", {0: {"layers": layers}}))
+    assert {"0", "1", "0 spread", "1 spread", "key"} <= {*drawing.artists}
+
+
+@pytest.mark.parametrize(
+    ("kept", "low", "high"),
+    [(("median", "q1", "q3"), 0.95, 1.05), (("mean", "min", "max"), 0.8, 1.3), (("mean",), 0, 0)],
+)
+def test_the_band_is_what_there_is(kept: tuple[str, ...], low: float, high: float) -> None:
+    one = {name: value for name, value in statistics(1.0).items() if name in (*kept, "count")}
+    drawing = AggregateInstrument().plot(recorded("Aggregate", {0: one, 1: one}))
+    if not high:
+        assert "value spread" not in drawing.artists
+        return
+    extents = drawing.artists["value spread"].get_paths()[0].get_extents()  # type: ignore[attr-defined]
+    assert (extents.ymin, extents.ymax) == pytest.approx((low, high))
+
+
+def test_aggregates_of_many_layers_are_like_those_of_a_step() -> None:
+    layers = {str(n): {"norm": statistics(n + 1.0), "turn": statistics(0.1)} for n in range(20)}
+    drawing = AggregateInstrument().plot(recorded("Aggregate", {0: {"layers": layers}}))
+    assert heights(drawing, "median") == [10.5]
+
+
+def test_layers_are_on_the_second_screen() -> None:
+    kinds = ("Loss", "OutputNorm", "OutputActivation", "UpdateGeometry", "InputCovariance")
+    history = realistic(20, kinds)
+    shown = [type(panel.instrument).__name__ for panel in layer_panels(history)]
+    assert {"LayerMapInstrument", "LayerLinesInstrument", "ActivationInstrument",
+            "LayerSharesInstrument", "LayerSpectraInstrument"} <= {*shown}  # fmt: skip
+    names = [type(panel.instrument).__name__ for panel in main_panels(history)]
+    assert names.count("GenericInstrument") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "record", "told"),
+    [
+        ("OutputNorm", {"layers": {"0": 1.0, "1": 3.0, "2": Undefined("why")}}, {"median": 2}),
+        ("ParameterNorm", {"parameters": {"0.weight": 3.0}}, {"median": 3}),
+        (
+            "UpdateGeometry",
+            {"parameters": {"0.weight": {"norm": 3.0, "correlation": 0.5}}, "correlation": 0.5},
+            {"median": 3, "correlation": 0.5},
+        ),
+        (
+            "InputCovariance",
+            {"layers": {"0": {"trace": 4.0, "stable_rank": 2.0}, "2": Undefined("why")}},
+            {"median trace": 4, "median stable rank": 2},
+        ),
+        (
+            "OutputActivation",
+            activation({"1": 0.0, "3": 0.5}),
+            {"active": 0.45, "dead": 0.25, "worst": 0.5},
+        ),
+        ("Aggregate", statistics(2.0), {"mean": 2, "median": 2}),
+    ],
+)
+def test_numbers_for_comparisons(kind: str, record: Any, told: dict[str, float]) -> None:
+    found = {one.part: one.line.latest for one in scalars(recorded(kind, {0: record}))}
+    assert found == pytest.approx(told)
+
+
+@pytest.mark.parametrize("kind", OF_LAYERS)
+def test_every_kind_of_layers_tells_something(kind: str) -> None:
+    parts = {"norm": 1.0, "trace": 1.0, "stable_rank": 1.0}
+    record = {"layers": {"0": parts}, "correlation": 0.5, "mean": 1.0, "median": 1.0}
+    if OF_LAYERS[kind][0].name == "median" and len(OF_LAYERS[kind]) == 1:
+        record = {"layers": {"0": 1.0}}
+    found = scalars(recorded(kind, {0: record}))
+    assert len(found) == len(OF_LAYERS[kind])
+    assert all(one.line.finite.all() for one in found)
+
+
+def test_layers_without_numbers_lend_their_reason() -> None:
+    (one,) = scalars(recorded("OutputNorm", {0: {"layers": {"0": Undefined("why")}}}))
+    assert one.line.reason == "why"

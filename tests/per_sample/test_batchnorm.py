@@ -1,0 +1,229 @@
+"""Per-sample gradients where normalisation over the batch couples the samples."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlens
+from gradlens.history.coverage import Coverage
+from gradlens.quantities import GradNorm, NormTest
+from tests.cases.references import without_hooks
+from tests.cases.whole_networks import ResNet18
+
+
+class Net(nn.Module):
+    """A layer in front of, and one behind, a normalisation."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.front, self.norm = nn.Conv1d(2, 3, 2), nn.BatchNorm1d(3, **options)
+        self.behind = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.behind(self.norm(self.front(x)).tanh().flatten(1))
+
+
+def batch(n: int = 6) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(n, 2, 5, dtype=torch.float64), torch.randint(3, (n,))
+
+
+def losses_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
+def frozen_reference(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """In eval mode with this batch's statistics, sample by sample."""
+    clone = without_hooks(model)
+    norms = [m for m in clone.modules() if isinstance(m, nn.BatchNorm2d | nn.BatchNorm1d)]
+    for norm in norms:
+        norm.momentum, norm.track_running_stats = 1.0, True
+        if norm.running_mean is None:
+            norm.register_buffer("running_mean", torch.zeros(norm.num_features).double())
+            norm.register_buffer("running_var", torch.ones(norm.num_features).double())
+            norm.register_buffer("num_batches_tracked", torch.tensor(0))
+    inputs: dict[nn.Module, Tensor] = {}
+    for norm in norms:
+        norm.register_forward_hook(lambda m, args, out: inputs.__setitem__(m, args[0].detach()))
+    clone(x)
+    for norm in norms:
+        axes = [axis for axis in range(inputs[norm].dim()) if axis != 1]
+        norm.running_var = inputs[norm].var(axes, unbiased=False)
+    clone.eval()
+    parameters = {name: p for name, p in clone.named_parameters() if p.requires_grad}
+    found: dict[str, list[Tensor]] = {name: [] for name in parameters}
+    for n in range(len(x)):
+        loss = losses_of(clone, x[n : n + 1], y[n : n + 1]).sum()
+        for name, gradient in zip(
+            parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True
+        ):
+            found[name].append(gradient)
+    return {name: torch.stack(rows) for name, rows in found.items()}
+
+
+NETS = {
+    "in front": Net,
+    "without weight": lambda: Net(affine=False),
+    "without running statistics": lambda: Net(track_running_stats=False),
+}
+
+
+@pytest.mark.parametrize("build", NETS.values(), ids=NETS)
+def test_frozen(build: Any) -> None:
+    x, y = batch()
+    model = gradlens.extend(build().double())
+    expected = frozen_reference(model, x, y)
+    loss = losses_of(model, x, y).mean()
+    with gradlens.per_sample_gradients(model, loss=loss, batchnorm="frozen") as g:
+        loss.backward()
+    assert set(g) == set(expected)
+    for name in expected:
+        torch.testing.assert_close(g[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_frozen_resnet() -> None:
+    torch.manual_seed(0)
+    model = gradlens.extend(ResNet18(width=4, classes=3).double())
+    x, y = torch.randn(4, 3, 32, 32, dtype=torch.float64), torch.randint(3, (4,))
+    expected = frozen_reference(model, x, y)
+    loss = losses_of(model, x, y).mean()
+    with gradlens.per_sample_gradients(model, loss=loss, batchnorm="frozen") as g:
+        loss.backward()
+    assert set(g) == set(expected)
+    for name in expected:
+        largest = float(expected[name].abs().max())
+        torch.testing.assert_close(
+            g[name].squared_norms(),
+            expected[name].flatten(1).square().sum(1),
+            rtol=0,
+            atol=1e-9 * largest**2 * expected[name][0].numel(),
+        )
+
+
+@pytest.mark.parametrize("build", NETS.values(), ids=NETS)
+def test_coupled_contributions_add_up(build: Any) -> None:
+    x, y = batch()
+    model = gradlens.extend(build().double())
+    loss = losses_of(model, x, y).mean()
+    with gradlens.per_sample_gradients(model, loss=loss) as g:
+        loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        # The bias in front of a normalisation has no effect, so its gradient is rounding alone.
+        torch.testing.assert_close(g[name].mean(), parameter.grad, rtol=1e-9, atol=1e-15)
+    assert g.coupling == {"norm"} or not any(n.startswith("norm") for n in g)
+
+
+@pytest.mark.parametrize("policy", ["coupled", "frozen", "skip"])
+def test_what_lies_behind_is_the_same(policy: Any) -> None:
+    x, y = batch()
+    model = gradlens.extend(Net().double())
+    clone = without_hooks(model)
+    losses = losses_of(clone, x, y)
+    wanted = dict(clone.named_parameters())
+    behind = ["norm.weight", "norm.bias", "behind.weight", "behind.bias"]
+    loss = losses_of(model, x, y).mean()
+    with gradlens.per_sample_gradients(model, loss=loss, batchnorm=policy) as g:
+        loss.backward()
+    for name in behind:
+        rows = [torch.autograd.grad(one, wanted[name], retain_graph=True)[0] for one in losses]
+        torch.testing.assert_close(g[name].dense(), torch.stack(rows), rtol=1e-9, atol=1e-12)
+    if policy == "skip":
+        assert set(g) == set(behind)
+        with pytest.raises(KeyError, match="in front of a normalisation over the batch"):
+            g["front.weight"]
+
+
+@pytest.mark.parametrize("policy", ["coupled", "frozen", "skip"])
+def test_training_is_the_same(policy: Any) -> None:
+    x, y = batch()
+
+    def train(tracked: bool) -> list[Tensor]:
+        torch.manual_seed(1)
+        model = Net().double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        cockpit = gradlens.Cockpit(model, [NormTest(), GradNorm()], batchnorm=policy)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = losses_of(model, x, y).mean()
+            if tracked:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    with cockpit(step, loss=loss):
+                        loss.backward()
+            else:
+                loss.backward()
+            optimizer.step()
+        return [*model.parameters(), *model.buffers()]
+
+    assert all(
+        torch.equal(one, other) for one, other in zip(train(True), train(False), strict=True)
+    )
+
+
+@pytest.mark.parametrize("policy", ["coupled", "frozen", "skip"])
+def test_the_record_says_what_it_is(policy: Any, tmp_path: Any) -> None:
+    x, y = batch()
+    model = Net().double()
+    run = tmp_path / "run.jsonl"
+    cockpit = gradlens.Cockpit(model, [NormTest(), GradNorm()], batchnorm=policy, run=run)
+    loss = losses_of(model, x, y).mean()
+    with pytest.warns(UserWarning, match=f'batchnorm="{policy}"'), cockpit(0, loss=loss):
+        loss.backward()
+    history = gradlens.History.load(run)
+    coverage = history.coverage("NormTest", 0)
+    assert (coverage.coupled, coverage.batchnorm) == (("norm",), policy)
+    assert coverage.share(history.parameters) == (45 / 60 if policy == "skip" else 1)
+    assert history.coverage("GradNorm", 0) == Coverage()
+    table = str(cockpit.coverage())
+    assert ("75 % of the" if policy == "skip" else "100 % of the") in table
+    assert "front.weight" in table
+
+
+def test_eval_mode_couples_nothing() -> None:
+    x, y = batch()
+    model = Net().double().eval()
+    cockpit = gradlens.Cockpit(model, [NormTest()], batchnorm="skip")
+    loss = losses_of(model, x, y).mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    assert cockpit.coverage().share == 1
+
+
+@pytest.mark.parametrize("policy", ["coupled", "frozen", "skip"])
+def test_policies_without_the_loss(policy: Any) -> None:
+    """It is what backward is called on."""
+    x, y = batch()
+    model = gradlens.extend(Net().double())
+    found = []
+    for known in (True, False):
+        model.zero_grad()
+        loss = losses_of(model, x, y).mean()
+        told = loss if known else None
+        with gradlens.per_sample_gradients(model, loss=told, batchnorm=policy) as g:
+            loss.backward()
+        found.append({name: operator.dense() for name, operator in g.items()})
+    assert found[0].keys() == found[1].keys()
+    assert len(found[0]) == (4 if policy == "skip" else 6)
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_unknown_policy() -> None:
+    with pytest.raises(ValueError, match="coupled, frozen, skip"):
+        gradlens.Cockpit(Net(), batchnorm="ignore")  # type: ignore[arg-type]
+
+
+def test_instance_normalisation_couples_nothing() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.InstanceNorm1d(3), nn.Flatten(), nn.Linear(12, 3))
+    x, y = batch()
+    cockpit = gradlens.Cockpit(model.double(), [NormTest()], batchnorm="skip")
+    loss = losses_of(model, x, y).mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    assert cockpit.coverage().share == 1

@@ -1,0 +1,456 @@
+"""Networks and loops that once gave wrong values, or might."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import types
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, prune
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+
+import gradlens
+from gradlens import Cockpit, quantities
+from gradlens.numerics.histograms import histogram_1d, histogram_2d
+from gradlens.quantities import SingleStepQuantity
+from gradlens.quantities.step import Step
+from tests.cases.references import (
+    per_sample_gradients_by_loop,
+    per_sample_gradients_of_losses,
+    squared_error,
+)
+
+
+def norm_test_of(model: nn.Module, inputs: Tensor, around: Callable[..., None]) -> float:
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    for step in range(2):
+        model.zero_grad()
+        loss = model(inputs).square().mean()
+        with cockpit(step):
+            around(model, loss)
+    first, second = cockpit.history["NormTest"].values()
+    assert first == second
+    return first
+
+
+def plain(model: nn.Module, loss: Tensor) -> None:
+    loss.backward()
+
+
+def clipped(model: nn.Module, loss: Tensor) -> None:
+    loss.backward()
+    clip_grad_norm_(model.parameters(), 0.01)
+
+
+def zeroed(model: nn.Module, loss: Tensor) -> None:
+    loss.backward()
+    model.zero_grad(set_to_none=False)
+
+
+def after_a_saliency_map(model: nn.Module, loss: Tensor) -> None:
+    torch.autograd.grad(loss, model[0].bias, retain_graph=True)
+    loss.backward()
+
+
+def before_a_saliency_map(model: nn.Module, loss: Tensor) -> None:
+    loss.backward(retain_graph=True)
+    torch.autograd.grad(loss, model[0].bias)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [clipped, zeroed, after_a_saliency_map, before_a_saliency_map],
+    ids=lambda around: around.__name__,
+)
+def test_what_else_happens_inside_the_context(around: Callable[..., None]) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    inputs = torch.randn(5, 4, dtype=torch.float64)
+    assert norm_test_of(model, inputs, around) == norm_test_of(model, inputs, plain)
+
+
+class Shift(nn.Module):
+    """Its gradient is the output gradient itself, which must not be touched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.ones(1, 3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift
+
+
+def test_gradients_that_are_views_of_autograds_own_stay_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Shift(), nn.Linear(4, 2))
+    inputs = torch.randn(5, 3, 4)
+    other = copy.deepcopy(model)
+    other(inputs).square().mean((1, 2)).mean().backward()
+    cockpit = Cockpit(model, [*gradlens.configuration("full"), quantities.HessTrace(name="H")])
+    losses = model(inputs).square().mean((1, 2))
+    loss = losses.mean()
+    with (
+        pytest.warns(UserWarning, match="diag_h is estimated"),
+        cockpit(0, loss=loss, info={"individual_losses": losses}),
+    ):
+        loss.backward()
+    for found, expected in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(found.grad, expected.grad)
+
+
+def test_regulariser_that_is_switched_on_later() -> None:
+    model = nn.Linear(4, 2).double()
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    inputs = torch.randn(5, 4, dtype=torch.float64)
+    for step in range(3):
+        model.zero_grad()
+        loss = model(inputs).square().mean()
+        if step:
+            loss = loss + model.weight.square().sum()
+        said = pytest.warns(match="the samples' gradients don't add up to p.grad of weight: ")
+        with said if step == 1 else nullcontext(), cockpit(step):
+            loss.backward()
+    first, *others = cockpit.history["NormTest"].values()
+    assert others == pytest.approx([first, first])
+    assert [note.step for note in cockpit.history.notes] == [1]
+
+
+def assert_right(model: nn.Module, inputs: Tensor) -> None:
+    target = torch.randn_like(model(inputs)).detach()
+    contribution = squared_error(target, "mean")
+    with gradlens.per_sample_gradients(model) as gradients:
+        contribution(model(inputs), slice(None)).backward()
+    expected = per_sample_gradients_by_loop(model, inputs, contribution, len(inputs))
+    for name in expected:
+        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_hooks_of_the_user_that_replace_outputs() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    model[0].register_forward_hook(lambda module, args, output: 2 * output)
+    gradlens.extend(model)
+    inputs = torch.randn(5, 4, dtype=torch.float64)
+    with gradlens.per_sample_gradients(model) as gradients:
+        model(inputs).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name].mean(), parameter.grad)
+
+
+class TwoNames(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = self.other = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.one + self.other
+
+
+class OldFunction(torch.autograd.Function):
+    """Without `setup_context`, which torch.func insists on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradients[0] * weight, (gradients[0] * x).sum(0)
+
+
+class UsesOldFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return OldFunction.apply(x, self.weight)
+
+
+@pytest.mark.parametrize("layer", [TwoNames, UsesOldFunction])
+def test_layers_that_are_recomputed(layer: type[nn.Module]) -> None:
+    model = gradlens.extend(nn.Sequential(layer(), nn.Linear(4, 2)).double())
+    assert_right(model, torch.randn(5, 4, dtype=torch.float64))
+
+
+def test_mode_and_frozen_parameters_are_those_of_the_forward_pass() -> None:
+    model = gradlens.extend(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))).eval()
+    model[1].running_mean.fill_(0.3)
+    model[0].weight.requires_grad_(False)
+    loss = model(torch.randn(5, 4)).square().mean()
+    model.train()
+    model[0].weight.requires_grad_(True)
+    with gradlens.per_sample_gradients(model) as gradients:
+        loss.backward()
+    assert set(gradients) == {"0.bias", "1.weight", "1.bias"}
+    torch.testing.assert_close(gradients["1.weight"].mean(), model[1].weight.grad)
+
+
+@pytest.mark.parametrize("layer", [nn.PReLU(), nn.GRU(4, 4, batch_first=True)], ids=repr)
+def test_recomputing_under_autocast(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), layer)
+    gradlens.extend(model)
+    inputs = torch.randn(5, 3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(inputs)
+        loss = (output[0] if isinstance(output, tuple) else output).float().square().mean()
+    with gradlens.per_sample_gradients(model) as gradients:
+        loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name].mean(), parameter.grad, rtol=0.05, atol=1e-3)
+
+
+class ReturnsItsParameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.prompt
+
+
+class Twice(nn.Module):
+    """The same output two times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ self.linear
+        return y, y
+
+
+class Entangled(Twice):
+    """One output computed from another."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ self.linear
+        return torch.tanh(y), y
+
+
+class First(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.rest = layer, nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self.layer(x)
+        output = output[0] + output[1] if isinstance(output, tuple) else output + x
+        return self.rest(output)
+
+
+def patched() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.forward = types.MethodType(lambda self, x: 2 * nn.Linear.forward(self, x), layer)
+    return layer
+
+
+class DrawsFromPython(nn.Module):
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(4))
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain * x * self.draw()
+
+
+UNUSUAL: dict[str, Callable[[], nn.Module]] = {
+    "returns its parameter": ReturnsItsParameter,
+    "the same output twice": Twice,
+    "entangled outputs": Entangled,
+    "patched forward": patched,
+    "weight norm": lambda: nn.utils.weight_norm(nn.Linear(4, 4)),
+    "weight norm, as a parametrization": lambda: weight_norm(nn.Linear(4, 4)),
+    "spectral norm": lambda: spectral_norm(nn.Linear(4, 4)),
+    "pruned, with a rule": lambda: prune.random_unstructured(nn.Linear(4, 4), "weight", 0.5),
+    "pruned, without": lambda: prune.random_unstructured(nn.PReLU(4), "weight", 0.5),
+    "Python's random": lambda: DrawsFromPython(random.random),
+    "NumPy's random": lambda: DrawsFromPython(np.random.random),
+}
+
+
+@pytest.mark.parametrize("case", UNUSUAL)
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_unusual_layers_are_covered_and_right(case: str) -> None:
+    """And nothing changes by that."""
+    torch.manual_seed(0)
+    model = First(UNUSUAL[case]()).double()
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    for step in range(2):
+        model.zero_grad()
+        losses = model(torch.randn(5, 4, dtype=torch.float64)).square().mean(1)
+        expected = per_sample_gradients_of_losses(losses, model)
+        before = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+        with gradlens.per_sample_gradients(model) as gradients, cockpit(step):
+            losses.mean().backward()
+        after = random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+        assert before == after
+        assert gradients.keys() == expected.keys()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=0)
+            torch.testing.assert_close(gradients[name].mean(), parameter.grad)
+        assert cockpit.coverage().share == 1
+    assert not cockpit.history.notes
+
+
+def asked_for(loss: Tensor, parameter: Tensor) -> None:
+    torch.autograd.grad(loss, parameter)
+
+
+def accumulated(loss: Tensor, parameter: Tensor) -> None:
+    loss.backward(inputs=[parameter])
+
+
+@pytest.mark.parametrize("backward", [asked_for, accumulated])
+def test_backward_passes_that_leave_out_parameters(
+    backward: Callable[[Tensor, Tensor], None],
+) -> None:
+    """Whose per-sample gradients are there all the same, or missing, but never zero."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.PReLU(5), weight_norm(nn.Linear(5, 3))).double()
+    losses = model(torch.randn(6, 4, dtype=torch.float64)).square().mean(1)
+    expected = per_sample_gradients_of_losses(losses, model)
+    loss = losses.mean()
+    with gradlens.per_sample_gradients(model, loss=loss, batch_size=6) as gradients:
+        backward(loss, model[0].weight)
+    assert "0.weight" in gradients
+    for name in gradients:
+        torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
+
+
+def test_complex_parameters_are_not_covered() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64))
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    loss = model(torch.randn(5, 4, dtype=torch.complex64)).abs().square().mean()
+    with pytest.warns(UserWarning, match="cover 0 %.*it is complex"), cockpit(0):
+        loss.backward()
+    assert "it is complex" in cockpit.history["NormTest"][0].reason
+
+
+def test_returned_parameters_collect_no_hooks() -> None:
+    model = gradlens.extend(First(ReturnsItsParameter()))
+    for _ in range(3):
+        model(torch.randn(5, 4)).sum().backward()
+    assert not model.layer.prompt._backward_hooks
+
+
+def test_random_schedules_are_asked_once_a_step() -> None:
+    answers = iter([True, False] * 10)
+    model = nn.Linear(3, 2)
+    cockpit = Cockpit(model, [quantities.NormTest(lambda step: next(answers))])
+    for step in range(4):
+        with cockpit(step):
+            model(torch.randn(4, 3)).square().mean().backward()
+        model.zero_grad()
+    assert list(cockpit.history["NormTest"]) == [0, 2]
+
+
+class OnlyHooks(SingleStepQuantity):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[nn.Module] = []
+
+    def extension_hooks(self, global_step: int) -> list[Callable[[nn.Module], None]]:
+        return [self.seen.append]
+
+    def compute(self, step: Step) -> int:
+        return len(self.seen)
+
+
+def test_extension_hooks_without_extensions_are_called() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 2))
+    cockpit = Cockpit(model, [OnlyHooks()])
+    with cockpit(0):
+        model(torch.randn(4, 3)).sum().backward()
+    assert cockpit.history["OnlyHooks"][0] == 2
+
+
+def test_failure_on_entering_leaves_no_hook() -> None:
+    model = nn.Linear(3, 2)
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    for _ in range(2):
+        with pytest.raises(ValueError, match="BackpropExtension"), cockpit(0, "nonsense"):
+            pass
+    assert not model.weight._post_accumulate_grad_hooks
+    assert not gradlens.hooks.layer_calls.tap_of(model).listeners
+
+
+class Cache:
+    def __init__(self) -> None:
+        self.outputs: list[Tensor] = []
+
+
+class Caching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor, cache: Cache) -> Tensor:
+        cache.outputs.append(x * self.weight)
+        return cache.outputs[-1]
+
+
+def test_argument_that_holds_the_output_is_freed() -> None:
+    layer, cache = gradlens.extend(Caching()), Cache()
+    layer(torch.randn(2, 3), cache)
+    reference = weakref.ref(cache)
+    del cache
+    gc.collect()
+    assert reference() is None
+
+
+def test_small_numbers_keep_their_sign_in_histograms() -> None:
+    values = 1e-7 * torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    found = histogram_1d(values, 100, (-2, 2)).hist
+    expected, _ = np.histogram(values.double().numpy(), 100, (-2, 2))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_binning_is_as_precise_as_the_numbers(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(30, 500, generator=generator).to(dtype)
+    companions = torch.randn(500, generator=generator).to(dtype)
+    range_ = ((-1.1, 0.9), (-0.7, 2.3))
+    found = histogram_2d(values, companions, (37, 53), range_).hist
+    x, y = values.double().numpy(), companions.double().expand(30, 500).numpy()
+    expected, *_ = np.histogram2d(
+        x.clip(*range_[0]).ravel(), y.clip(*range_[1]).ravel(), (37, 53), range_
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_parameters_without_elements() -> None:
+    layer = gradlens.extend(nn.Linear(3, 0)).double()
+    with gradlens.per_sample_gradients(layer) as gradients:
+        layer(torch.randn(2, 3, dtype=torch.float64)).sum().backward()
+    assert gradients["weight"].squared_norms().tolist() == [0, 0]
+    assert next(gradients["weight"].pieces()).values.shape == (2, 0, 3)
+
+
+def test_lazy_modules_say_what_they_need() -> None:
+    with pytest.raises(ValueError, match=r"weight has no shape yet: run the lazy module once"):
+        Cockpit(nn.LazyLinear(3))
+
+
+def test_quantities_that_a_resumed_run_has_added_are_in_its_file(tmp_path: Any) -> None:
+    path, model = tmp_path / "run.jsonl", nn.Linear(3, 2)
+    Cockpit(model, [quantities.Time()], run=path).close()
+    Cockpit(model, [quantities.GradNorm()], run=path, resume=True).close()
+    loaded = gradlens.History.load(path)
+    assert loaded.of_kind("Time") == ("Time",)
+    assert loaded.of_kind("GradNorm") == ("GradNorm",)
+    path.write_bytes(path.read_bytes().split(b"\n")[0])
+    Cockpit(model, [quantities.GradNorm()], run=path, resume=True).close()
+    assert gradlens.History.load(path).of_kind("Time") == ("Time",)

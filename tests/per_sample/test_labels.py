@@ -1,0 +1,150 @@
+"""Labels by powers of two: exact in each precision, for any number of samples, without a trace."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlens
+from gradlens import Cockpit, quantities
+from gradlens.per_sample.labelling.graph import Graph
+from gradlens.per_sample.labelling.labels import MIXED, UNREADABLE, Source, Watched, read_labels
+from gradlens.per_sample.labelling.row_index import NOBODY
+from tests.cases.references import per_sample_gradients_of_losses
+
+PRECISIONS = [torch.float64, torch.float32, torch.bfloat16]
+
+
+def labels_at_first_layer(losses: Tensor, samples: int) -> Tensor:
+    """The label of each row of the lowest node with rows of its own."""
+    graph = Graph(losses)
+    lowest = next(n for n, kind in enumerate(graph.kinds) if kind == "AddmmBackward0")
+    watched = Watched((lowest, 0), (1,))
+    source = Source(graph.root, torch.arange(samples))
+    return read_labels(graph, [source], [watched], samples)[watched]
+
+
+def perceptron(dtype: torch.dtype) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = (nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 3))
+    return nn.Sequential(*layers).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("samples", [1, 2, 128, 129, 1000])
+def test_rows_of_any_number_of_samples(samples: int, dtype: torch.dtype) -> None:
+    """More samples than there are factors take several passes."""
+    model, order = perceptron(dtype), torch.randperm(samples)
+    outputs = model(torch.randn(samples, 6, dtype=dtype))[order]
+    labels = labels_at_first_layer(outputs.square().sum(1), samples)
+    assert torch.equal(labels[order], torch.arange(samples))
+
+
+def test_rows_in_half_precision() -> None:
+    model = perceptron(torch.float16)
+    outputs = model(torch.randn(40, 6, dtype=torch.float16))
+    labels = labels_at_first_layer(outputs.square().sum(1), 40)
+    assert torch.equal(labels, torch.arange(40))
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_where_samples_meet(dtype: torch.dtype) -> None:
+    model, inputs = perceptron(dtype), torch.randn(5, 6, dtype=dtype)
+    outputs = model(inputs)
+    coupled = outputs - outputs.mean(0)
+    labels = labels_at_first_layer(coupled.square().sum(1), 5)
+    assert labels.tolist() == [MIXED] * 5
+
+
+def test_two_samples_that_share_a_row() -> None:
+    outputs = perceptron(torch.float64)(torch.randn(4, 6, dtype=torch.float64))
+    losses = outputs[[0, 1, 2, 2]].square().sum(1)
+    assert labels_at_first_layer(losses, 4).tolist() == [0, 1, MIXED, NOBODY]
+
+
+def test_numbers_that_are_not_finite() -> None:
+    inputs = torch.randn(3, 6, dtype=torch.float64)
+    inputs[1] = torch.nan
+    losses = perceptron(torch.float64)(inputs).square().sum(1)
+    assert labels_at_first_layer(losses, 3).tolist() == [0, UNREADABLE, 2]
+
+
+def test_a_look_leaves_no_trace() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Dropout(), nn.Linear(12, 3)
+    )
+    plain = copy.deepcopy(model)
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    states = []
+    for tracked, network in ((True, model), (False, plain)):
+        torch.manual_seed(1)
+        loss = nn.functional.cross_entropy(network(torch.randn(5, 2, 4, 4)), torch.arange(5) % 3)
+        if tracked:
+            with pytest.warns(UserWarning, match="couples the samples"), cockpit(0, loss=loss):
+                loss.backward()
+        else:
+            loss.backward()
+        gradients = [p.grad for p in network.parameters() if p.grad is not None]
+        states.append([*gradients, *network.buffers(), torch.get_rng_state()])
+    assert all(torch.equal(one, other) for one, other in zip(*states, strict=True))
+
+
+def test_a_plan_is_not_believed_where_rows_are_selected_by_other_numbers() -> None:
+    """The same shapes, and another permutation at each step."""
+    torch.manual_seed(0)
+    first, last = nn.Linear(4, 5).double(), nn.Linear(5, 3).double()
+    model = gradlens.extend(nn.ModuleDict({"first": first, "last": last}))
+    for _ in range(6):
+        inputs, order = torch.randn(6, 4, dtype=torch.float64), torch.randperm(6)
+        outputs = last(first(inputs)[order].tanh())[order.argsort()]
+        losses = outputs.square().sum(1)
+        expected = per_sample_gradients_of_losses(losses, model)
+        with gradlens.per_sample_gradients(model, batch_size=6) as gradients:
+            losses.mean().backward()
+        for name in expected:
+            torch.testing.assert_close(gradients[name].dense(), expected[name])
+
+
+def test_the_ledger_says_how_many_samples_there_are() -> None:
+    model = nn.Linear(4, 3)
+    cockpit = Cockpit(model, [quantities.NormTest()])
+    with cockpit(0):
+        model(torch.randn(5, 4)).square().mean().backward()
+    coverage = cockpit.history.coverage("NormTest", 0)
+    assert (coverage.samples, coverage.known_by) == (
+        5,
+        "the rows of the loss's inputs and of the model's",
+    )
+    assert "N = 5, by the rows of the loss's inputs" in str(cockpit.coverage())
+
+
+def test_a_part_of_one_sample_is_its_own() -> None:
+    """Changing p.grad afterwards changes nothing."""
+    model = gradlens.extend(nn.Linear(3, 2))
+    loss = model(torch.randn(1, 3)).square().mean()
+    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
+        loss.backward()
+    before = {name: gradients[name].dense().clone() for name in gradients}
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.zero_()
+    assert all(torch.equal(gradients[name].dense(), before[name]) for name in before)
+    assert all(bool(each.any()) for each in before.values())
+
+
+def test_selected_rows_that_are_not_finite() -> None:
+    """The rows of a loss can't be traced through numbers that aren't finite."""
+    torch.manual_seed(0)
+    model = gradlens.extend(nn.Sequential(nn.Embedding(13, 4), nn.Tanh(), nn.Linear(4, 3)))
+    words, mask = torch.arange(12).reshape(4, 3), torch.zeros(4, 3, dtype=torch.bool)
+    mask[[0, 0, 1, 2, 3], [0, 2, 1, 2, 0]] = True
+    with torch.no_grad():
+        model[0].weight[0] = torch.nan
+    outputs = model[2](model[1](model[0](words))[mask])
+    loss = nn.functional.cross_entropy(outputs, torch.tensor([0, 1, 2, 0, 1]))
+    with gradlens.per_sample_gradients(model, loss=loss, batch_size=4) as gradients:
+        loss.backward()
+    assert not gradients

@@ -1,0 +1,589 @@
+"""Operators of every kind of layer equal their dense twins, and those a loop over samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from gradlens.individual import operator as operator_module
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import gradlens
+from gradlens.per_sample.backward_pass import BackwardPass
+from gradlens.per_sample.collector import Collector
+from gradlens.per_sample.labelling.batch import Batch, LossReduction
+from gradlens.per_sample.labelling.graph import Graph
+from gradlens.per_sample.labelling.plan import Plan, look_at_rows
+from gradlens.per_sample.labelling.row_index import NOBODY, RowIndex
+from gradlens.per_sample.operators.convolution import Convolution, Geometry
+from gradlens.per_sample.operators.dense import Dense
+from gradlens.per_sample.operators.grouped import Grouped
+from gradlens.per_sample.operators.joined import Joined
+from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
+from gradlens.per_sample.operators.rows import IndexedRows
+from gradlens.per_sample.operators.stored import Stored
+from gradlens.per_sample.operators.summed import Summed
+from tests.cases.networks import NETWORKS, Network
+from tests.cases.references import Contribution, per_sample_gradients_by_loop, squared_error
+
+RELATIVE = 1e-10
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    size = expected.abs().max().clamp(min=1e-3).item() if expected.numel() else 1.0
+    torch.testing.assert_close(found, expected, rtol=RELATIVE, atol=RELATIVE * size)
+
+
+def assert_equals_dense_twin(operator: GradientOperator) -> None:
+    """The contract of every operator."""
+    dense = operator.dense()
+    flat = dense.reshape(len(dense), -1)
+    direction = torch.randn(operator.shape, dtype=operator.dtype)
+    assert dense.shape == (operator.batch_size, *operator.shape)
+    assert_close(operator.squared_norms(), flat.square().sum(1))
+    assert_close(operator.gram(), flat @ flat.T)
+    assert_close(operator.dot(direction), flat @ direction.flatten())
+    assert_close(operator.sum(), dense.sum(0))
+    weights = torch.randn(operator.batch_size, dtype=operator.dtype)
+    assert_close(operator.weighted_sum(weights), torch.tensordot(weights, dense, 1))
+    assert_close(operator.mean(), dense.mean(0))
+    along_mean = operator.along_mean()
+    if along_mean is not None:
+        assert_close(along_mean.dots, flat @ flat.mean(0))
+        assert_close(along_mean.squared_norm, flat.mean(0).square().sum())
+    assert_close(operator.sum_of_squares(), dense.square().sum(0))
+    for max_bytes in (1, 300, 10**9):
+        assert_pieces_equal(operator, dense, max_bytes)
+
+
+def assert_pieces_equal(operator: GradientOperator, dense: Tensor, max_bytes: int) -> None:
+    seen = torch.zeros_like(dense)
+    smallest = dense[0, :1].numel() if dense.dim() > 1 else 1
+    for piece in operator.pieces(max_bytes):
+        bound = max(max_bytes, smallest * dense.element_size())
+        assert piece.values.numel() * dense.element_size() <= bound
+        index = (piece.samples, piece.rows) if dense.dim() > 1 else piece.samples
+        assert_close(piece.values, dense[index])
+        seen[index] += 1
+    assert bool((seen == 1).all())
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's, of the forward pass
+@pytest.mark.parametrize("piece_bytes", [1, operator_module.PIECE_BYTES], ids=["tiny", "default"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_layer(
+    network: Network,
+    reduction: str,
+    batch_size: int,
+    piece_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("operator", "outer_product", "rows"):
+        monkeypatch.setattr(f"gradlens.per_sample.operators.{module}.PIECE_BYTES", piece_bytes)
+    torch.manual_seed(0)
+    model = gradlens.extend(network.build().double())
+    inputs = network.inputs(batch_size)
+    with torch.no_grad():
+        target = torch.randn_like(model(inputs), dtype=torch.float64)
+    contribution = squared_error(target, reduction)
+
+    with gradlens.per_sample_gradients(model, loss_reduction=reduction) as gradients:
+        contribution(model(inputs), slice(None)).backward()
+
+    scale = batch_size if reduction == "mean" else 1
+    expected = per_sample_gradients_by_loop(model, inputs, contribution, scale)
+    assert gradients.keys() == expected.keys()
+    for name, parameter in model.named_parameters():
+        assert_close(gradients[name].dense(), expected[name])
+        assert_close(gradients[name].sum() / scale, parameter.grad)
+        assert_equals_dense_twin(gradients[name])
+
+
+def classifier() -> nn.Module:
+    return gradlens.extend(nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4)).double())
+
+
+def test_class_weights() -> None:
+    model, weight = classifier(), torch.tensor([0.2, 1.0, 3.0, 0.5], dtype=torch.float64)
+    inputs, labels = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 2, 0])
+    loss_function = nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1)
+
+    def contribution(output: Tensor, samples: slice) -> Tensor:
+        losses = nn.functional.cross_entropy(
+            output, labels[samples], weight, label_smoothing=0.1, reduction="none"
+        )
+        return losses.sum() / weight[labels].sum()
+
+    assert_gradients(model, inputs, loss_function(model(inputs), labels), contribution)
+
+
+def test_tokens_with_ignore_index() -> None:
+    """Samples with different numbers of valid tokens, one with none."""
+    model = gradlens.extend(
+        nn.Sequential(nn.Embedding(9, 6), nn.LayerNorm(6), nn.Linear(6, 9)).double()
+    )
+    inputs = torch.randint(9, (4, 5))
+    labels = torch.randint(9, (4, 5))
+    labels[0, 2:] = labels[1, :4] = labels[2] = -100
+
+    def contribution(output: Tensor, samples: slice) -> Tensor:
+        losses = nn.functional.cross_entropy(
+            output.transpose(1, 2), labels[samples], ignore_index=-100, reduction="sum"
+        )
+        return losses / (labels != -100).sum()
+
+    loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
+    assert_gradients(model, inputs, loss, contribution)
+
+
+def assert_gradients(
+    model: nn.Module,
+    inputs: Tensor,
+    loss: Tensor,
+    contribution: Contribution,
+    reduction: LossReduction = "mean",
+) -> None:
+    with gradlens.per_sample_gradients(model, reduction) as gradients:
+        loss.backward()
+    scale = len(inputs) if reduction == "mean" else 1
+    expected = per_sample_gradients_by_loop(model, inputs, contribution, scale)
+    assert gradients.keys() == expected.keys()
+    for name in expected:
+        assert_close(gradients[name].dense(), expected[name])
+
+
+def test_repeated_frequencies_in_embedding() -> None:
+    """`scale_grad_by_freq` divides by counts in the batch, which the shares must contain."""
+    model = gradlens.extend(nn.Embedding(5, 3, scale_grad_by_freq=True).double())
+    inputs = torch.tensor([[0, 1, 1], [1, 2, 0], [4, 4, 4]])
+    with gradlens.per_sample_gradients(model, loss_reduction="sum") as gradients:
+        model(inputs).square().sum().backward()
+    assert_close(gradients["weight"].sum(), model.weight.grad)
+    frequency = torch.tensor([2, 3, 1, 1, 3])[inputs]
+    by_token = 2 * model.weight.detach()[inputs] / frequency[..., None]
+    for n, row in enumerate(inputs):
+        expected = torch.zeros(5, 3, dtype=torch.float64).index_add(0, row, by_token[n])
+        assert_close(gradients["weight"].dense()[n], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_accumulates_in_single(dtype: torch.dtype) -> None:
+    model = gradlens.extend(nn.Linear(64, 32).to(dtype))
+    with gradlens.per_sample_gradients(model, loss_reduction="sum") as gradients:
+        model(300 * torch.ones(2, 64, dtype=dtype)).sum().backward()
+    operator = gradients["weight"]
+    assert operator.dtype == torch.float32
+    # 64 * 32 * 300² is far beyond the largest float16.
+    assert operator.squared_norms().tolist() == [64 * 32 * 300.0**2] * 2
+
+
+def test_retained_graph_can_be_used_again() -> None:
+    model = classifier()
+    loss = model(torch.randn(3, 5, dtype=torch.float64)).square().mean()
+    first = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    with gradlens.per_sample_gradients(model) as gradients:
+        loss.backward()
+    for name, gradient in zip(gradients, first, strict=True):
+        assert_close(gradients[name].mean(), gradient)
+
+
+def test_several_backward_passes_add_up() -> None:
+    model = classifier()
+    inputs = torch.randn(3, 5, dtype=torch.float64)
+    with gradlens.per_sample_gradients(model) as gradients:
+        model(inputs).square().mean().backward()
+        model(2 * inputs).mean().backward()
+    for name, parameter in model.named_parameters():
+        assert_close(gradients[name].mean(), parameter.grad)
+
+
+def test_graph_for_second_derivatives_is_left_alone() -> None:
+    model = classifier()
+    loss = model(torch.randn(3, 5, dtype=torch.float64)).square().mean()
+    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
+        first = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    assert not gradients["0.weight"].squared_norms().requires_grad
+    assert all(gradient.requires_grad for gradient in first)
+    for name, gradient in zip(gradients, first, strict=True):
+        assert_close(gradients[name].mean(), gradient.detach())
+
+
+def test_a_backward_pass_that_the_context_cannot_see() -> None:
+    model = classifier()
+    loss = model(torch.randn(3, 5, dtype=torch.float64)).square().mean()
+    with gradlens.per_sample_gradients(model) as gradients:
+        torch.autograd.grad(loss, list(model.parameters()))
+    with pytest.raises(KeyError, match="the loss wasn't passed to the context"):
+        gradients["0.weight"]
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_convolution_of_any_geometry(data: st.DataObject) -> None:
+    """Any dimension, kernel, stride, dilation, padding and groups, transposed or not."""
+    draw = data.draw
+    space, groups = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    transposed = draw(st.booleans())
+
+    def each(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(low, high)) for _ in range(space))
+
+    kernel, stride, dilation, padding = each(1, 3), each(1, 3), each(1, 2), each(0, 2)
+    kind = getattr(nn, ("ConvTranspose" if transposed else "Conv") + f"{space}d")
+    arguments: dict[str, Any] = {
+        "kernel_size": kernel, "stride": stride, "dilation": dilation, "padding": padding,
+    }  # fmt: skip
+    if transposed:
+        most = [max(s, d) - 1 for s, d in zip(stride, dilation, strict=True)]
+        arguments["output_padding"] = tuple(draw(st.integers(0, limit)) for limit in most)
+    layer = kind(2 * groups, groups, groups=groups, **arguments).double()
+    inputs = torch.randn(2, 2 * groups, *each(5, 7), dtype=torch.float64)
+    with torch.no_grad():
+        target = torch.randn_like(layer(inputs))
+    contribution = squared_error(target, "sum")
+    assert_gradients(
+        gradlens.extend(layer),
+        inputs,
+        contribution(layer(inputs), slice(None)),
+        contribution,
+        "sum",
+    )
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(1, 5))
+def test_sum_of_outer_products_of_any_size(n: int, s: int, r: int, k: int) -> None:
+    """Both ways to norms and Gram matrices, whichever is cheaper."""
+    delta = torch.randn(n, s, r, dtype=torch.float64)
+    inputs = torch.randn(n, s, k, dtype=torch.float64)
+    operator = SumOfOuterProducts(delta, inputs, scale=0.5)
+    assert_close(operator.dense(), 0.5 * torch.einsum("nsr,nsk->nrk", delta, inputs))
+    assert_equals_dense_twin(operator)
+
+
+def all_subclasses(cls: type) -> set[type]:
+    return {cls} | {inner for sub in cls.__subclasses__() for inner in all_subclasses(sub)}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_every_operator_occurs_in_the_networks_above() -> None:
+    seen: set[type] = set()
+    for network in NETWORKS.values():
+        model = gradlens.extend(network.build().double())
+        with gradlens.per_sample_gradients(model) as gradients:
+            model(network.inputs(2)).square().mean().backward()
+        seen |= {type(operator) for operator in gradients.values()}
+    elsewhere = {Joined, Grouped, Stored}  # which have tests of their own
+    assert seen == all_subclasses(GradientOperator) - {GradientOperator} - elsewhere
+
+
+@pytest.mark.parametrize("piece_bytes", [1, operator_module.PIECE_BYTES], ids=["tiny", "default"])
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_joined(network: Network, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches as one, each times its factor."""
+    monkeypatch.setattr("gradlens.per_sample.operators.operator.PIECE_BYTES", piece_bytes)
+    torch.manual_seed(0)
+    model = gradlens.extend(network.build().double())
+    parts = []
+    for samples in (2, 1):
+        with gradlens.per_sample_gradients(model) as gradients:
+            model(network.inputs(samples)).square().sum().backward()
+        parts.append(dict(gradients))
+    for name in parts[0]:
+        operators = [part[name] for part in parts]
+        joined = Joined(operators, [0.5, 3.0])
+        expected = [f * o.dense() for f, o in zip((0.5, 3.0), operators, strict=True)]
+        assert_close(joined.dense(), torch.cat(expected))
+        assert_equals_dense_twin(joined)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("piece_bytes", [1, operator_module.PIECE_BYTES], ids=["tiny", "default"])
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_grouped(network: Network, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of six as two samples of three rows each."""
+    monkeypatch.setattr("gradlens.per_sample.operators.operator.PIECE_BYTES", piece_bytes)
+    torch.manual_seed(0)
+    model = gradlens.extend(network.build().double())
+    with gradlens.per_sample_gradients(model) as gradients:
+        model(network.inputs(6)).square().sum().backward()
+    for operator in gradients.values():
+        grouped = Grouped(operator, 3)
+        rows = operator.dense()
+        assert_close(grouped.dense(), torch.stack([rows[:3].sum(0), rows[3:].sum(0)]))
+        assert_equals_dense_twin(grouped)
+
+
+class Folded(nn.Module):
+    """A layer that gets each sample's frames as rows of their own, by frame if ``turned``."""
+
+    def __init__(self, layer: nn.Module, turned: bool) -> None:
+        super().__init__()
+        self.layer, self.turned = layer, turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, F, ...] -> [N, ...]``."""
+        frames = x.shape[1]
+        if self.turned:
+            rows = self.layer(x.transpose(0, 1).flatten(0, 1))
+            return rows.unflatten(0, (frames, len(x))).sum(0)
+        return self.layer(x.flatten(0, 1)).unflatten(0, (len(x), frames)).sum(1)
+
+
+FOLDED = ["linear", "linear, sequence", "conv2d, uneven", "conv-transpose2d", "embedding"]
+FOLDED += ["layer norm, sequence", "group norm", "batch norm 2d, eval", "bare bias", "prelu"]
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["frames last", "frames first"])
+@pytest.mark.parametrize("name", FOLDED)
+def test_layers_on_several_rows_of_each_sample(name: str, turned: bool) -> None:
+    torch.manual_seed(0)
+    network = NETWORKS[name]
+    model = gradlens.extend(Folded(network.build(), turned).double())
+    inputs = network.inputs(6).unflatten(0, (2, 3))
+    with torch.no_grad():
+        target = torch.randn_like(model(inputs), dtype=torch.float64)
+    contribution = squared_error(target, "mean")
+    loss = contribution(model(inputs), slice(None))
+    assert_gradients(model, inputs, loss, contribution)
+
+
+LABELS: dict[str, tuple[list[int], tuple[int, ...]]] = {
+    "in order": ([0, 1, 2], (3,)),
+    "several rows each": ([0, 0, 1, 1, 2, 2], (6,)),
+    "positions": ([0, 0, 1, 1, 2, 2], (3, 2)),
+    "positions first": ([0, 1, 2, 0, 1, 2], (2, 3)),
+    "in the middle": ([0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2], (2, 3, 2)),
+    "permuted": ([2, 0, 1], (3,)),
+    "permuted, several rows each": ([2, 0, 1, 1, 0, 2], (6,)),
+    "permuted in two axes": ([2, 0, 1, 1, 0, 2], (2, 3)),
+    "irregular": ([0, 2, 2, 1, 2, 0], (6,)),
+    "irregular, in two axes": ([0, 2, 2, 1, 2, 0], (3, 2)),
+    "a sample without rows": ([0, 2, 2, 0], (4,)),
+    "rows of nobody": ([1, NOBODY, 0, 2, NOBODY], (5,)),
+    "rows of nobody among others in order": ([0, 0, NOBODY, 1, 2, NOBODY], (6,)),
+    "as many rows of each, but nobody's": ([0, NOBODY, 1, NOBODY, 2, NOBODY], (3, 2)),
+    "of nobody at all": ([NOBODY] * 4, (4,)),
+    "no rows": ([], (0,)),
+}
+
+
+def index_of(name: str) -> RowIndex:
+    labels, shape = LABELS[name]
+    return RowIndex(torch.tensor(labels, dtype=torch.long).reshape(shape), 3)
+
+
+def rows_of(index: RowIndex, values: Tensor, sample: int) -> Tensor:
+    """One after the other, ``[rows, ...]``."""
+    flat = values.flatten(0, index.labels.dim() - 1)
+    owners = index.labels.flatten().tolist()
+    rows = [flat[row] for row, owner in enumerate(owners) if owner == sample]
+    return torch.stack(rows) if rows else flat.new_zeros(0, *flat.shape[1:])
+
+
+def assert_splits(index: RowIndex) -> None:
+    """Against a loop over samples, with values of one more axis and of none."""
+    for rest in ((4,), ()):
+        values = torch.randn(*index.labels.shape, *rest, dtype=torch.float64)
+        own = [rows_of(index, values, sample) for sample in range(index.samples)]
+        split = index.split(values)
+        assert split.shape == (index.samples, max(map(len, own)), *rest)
+        for found, expected in zip(split, own, strict=True):
+            assert torch.equal(found[: len(expected)], expected)
+            assert not found[len(expected) :].any()
+        assert_close(index.sum(values), torch.stack([rows.sum(0) for rows in own]))
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_rows_of_samples(name: str) -> None:
+    torch.manual_seed(0)
+    index = index_of(name)
+    assert_splits(index)
+    flat = index.labels.flatten().tolist()
+    assert index.owners == sorted(set(flat) - {NOBODY})
+    assert index.is_complete == (NOBODY not in flat)
+    for sample in range(3):
+        assert torch.equal(index.of_sample(sample), index.labels == sample)
+
+
+@given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
+def test_rows_of_any_samples(samples: int, shape: list[int], data: st.DataObject) -> None:
+    rows = torch.Size(shape).numel()
+    drawn = data.draw(st.lists(st.integers(NOBODY, samples - 1), min_size=rows, max_size=rows))
+    index = RowIndex(torch.tensor(drawn).reshape(shape), samples)
+    assert_splits(index)
+    filled = index.filled().labels
+    known = index.labels != NOBODY
+    assert torch.equal(filled[known], index.labels[known])
+
+
+@pytest.mark.parametrize(
+    ("samples", "labels", "filled"),
+    [
+        (3, [0, 0, 1, NOBODY, 2, 2], [0, 0, 1, 1, 2, 2]),
+        (3, [0, 1, 2, NOBODY, 1, 2], [0, 1, 2, 0, 1, 2]),
+        (3, [[0, NOBODY], [1, 1], [NOBODY, 2]], [[0, 0], [1, 1], [2, 2]]),
+        (2, [0, NOBODY, 1, NOBODY], [0, 0, 1, 1]),
+        # A sample is missing, no order is left, more than one is, rows aren't as many for each.
+        (3, [0, 0, 1, 1, NOBODY, NOBODY], [0, 0, 1, 1, NOBODY, NOBODY]),
+        (3, [0, 2, 1, NOBODY, 1, 2], [0, 2, 1, NOBODY, 1, 2]),
+        (2, [0, NOBODY, NOBODY, 1], [0, NOBODY, NOBODY, 1]),
+        (3, [0, 1, 2, NOBODY], [0, 1, 2, NOBODY]),
+    ],
+)
+def test_rows_without_gradient_are_given_to_whom_their_places_say(
+    samples: int, labels: list[Any], filled: list[Any]
+) -> None:
+    assert RowIndex(torch.tensor(labels), samples).filled().labels.tolist() == filled
+
+
+def test_rows_in_order_are_not_copied() -> None:
+    values = torch.randn(2, 3, 4)
+    for labels in ([[0, 0, 0], [1, 1, 1]], [[0, 1, 2], [0, 1, 2]]):
+        index = RowIndex(torch.tensor(labels), 1 + max(labels[1]))
+        assert index.axis == (0 if index.samples == 2 else 1)
+        assert index.split(values).untyped_storage().data_ptr() == values.data_ptr()
+    assert index_of("permuted").axis is None
+
+
+PARTS = ["linear", "linear, sequence", "conv2d", "embedding", "prelu", "lstm", "tied weights"]
+
+
+@pytest.mark.parametrize("kept", [[4, 0, 3], [0, 2, 4], [1, 5], [0, 1, 2, 3, 5], [3]], ids=str)
+@pytest.mark.parametrize("name", PARTS)
+def test_some_of_the_samples(name: str, kept: list[int]) -> None:
+    """A plan for a part of the batch gives the gradients of these samples, in their order."""
+    torch.manual_seed(0)
+    model = NETWORKS[name].build().double()
+    outputs = model(NETWORKS[name].inputs(6))
+    parameters = dict(model.named_parameters())
+    plan = look_at_rows(Graph(outputs), parameters, 6)
+    assert not plan.unavailable
+    whole = operators(plan, outputs, parameters)
+    part = operators(plan.part(torch.tensor(kept)), outputs, parameters)
+    for parameter_name, parameter in parameters.items():
+        gradient = torch.autograd.grad(outputs, parameter, outputs.detach(), retain_graph=True)[0]
+        assert_close(whole[parameter_name].sum(), gradient)
+        assert_close(part[parameter_name].dense(), whole[parameter_name].dense()[kept])
+
+
+def operators(
+    plan: Plan, outputs: Tensor, parameters: dict[str, nn.Parameter]
+) -> dict[str, GradientOperator]:
+    """Of a backward pass that starts from the outputs themselves."""
+    collector, batch = Collector({}), Batch(plan.samples, plan.known_by, "sum")
+    BackwardPass(Graph(outputs), plan, batch, collector).run(outputs, outputs.detach())
+    found = {name: collector.take(name) for name in parameters}
+    return {name: operator for name, operator in found.items() if operator is not None}
+
+
+def convolution(scale: float) -> Convolution:
+    inputs = torch.randn(7, 4, 6, 6, dtype=torch.float64)
+    delta = torch.randn(7, 5, 4, 4, dtype=torch.float64)
+    return Convolution(delta, inputs, Geometry((3, 3), (1, 1), (1, 1), 1), scale)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("piece_bytes", [1, operator_module.PIECE_BYTES])
+def test_convolutions_of_few_positions(
+    piece_bytes: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose norms go through pairs of them."""
+    monkeypatch.setattr("gradlens.per_sample.operators.convolution.PIECE_BYTES", piece_bytes)
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 8, 5, 4, dtype=torch.float64)
+    delta = torch.randn(3, 10, 3, 1, dtype=torch.float64)
+    geometry = Geometry((2, 3), (1, 2), (2, 1), groups)
+    assert_equals_dense_twin(Convolution(delta, inputs, geometry, 3.0))
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 30_000, operator_module.PIECE_BYTES])
+def test_stored_gradients(piece_bytes: int) -> None:
+    torch.manual_seed(0)
+    operator = convolution(7.0)
+    whole_samples = max(piece_bytes, 8 * (operator.shape.numel() + operator._workspace()))
+    kept = Stored(operator, whole_samples)
+    assert_close(kept.dense(), operator.dense())
+    assert_equals_dense_twin(kept)
+
+
+def test_dots_with_the_mean_by_pairs() -> None:
+    """Where they are cheaper; however small the mean is, beside what it is the mean of."""
+    torch.manual_seed(0)
+    factors = torch.randn(3, 40), torch.randn(3, 50)
+    operator = OuterProduct(*(factor.double() for factor in factors), 3.0)
+    assert operator.along_mean() is not None
+    assert_equals_dense_twin(operator)
+    assert OuterProduct(torch.randn(30, 4), torch.randn(30, 5)).along_mean() is None
+
+    delta, inputs = (torch.cat([factor, factor]) for factor in factors)
+    delta[3:] *= -1 - 1e-5
+    exact = OuterProduct(delta.double(), inputs.double()).dense().flatten(1)
+    found = OuterProduct(delta, inputs).along_mean()
+    assert found is not None
+    torch.testing.assert_close(found.dots.double(), exact @ exact.mean(0), rtol=1e-6, atol=0)
+    expected = exact.mean(0).square().sum()
+    torch.testing.assert_close(found.squared_norm.double(), expected, rtol=1e-6, atol=0)
+
+
+def test_a_workspace_larger_than_a_piece_is_not_made_for_each_row() -> None:
+    operator = convolution(1.0)
+    pieces = list(operator.pieces(8 * operator._workspace()))
+    assert len(pieces) <= 2 * operator.batch_size
+    assert_pieces_equal(operator, operator.dense(), 8 * operator._workspace())
+
+
+def test_structure_is_kept_where_there_is_a_rule() -> None:
+    """The expensive fallback would pass all other tests as well."""
+    expected = {
+        "linear": OuterProduct,
+        "linear, sequence": SumOfOuterProducts,
+        "subclass of linear": OuterProduct,
+        "subclass of linear with another forward": Summed,
+        "conv2d, circular": Convolution,
+        "conv-transpose2d": Convolution,
+        "embedding": IndexedRows,
+        "layer norm": Dense,
+        "group norm": Dense,
+        "batch norm 2d, eval": Dense,
+        "rms norm": Dense,
+        "lstm": SumOfOuterProducts,
+        "tied weights": Summed,
+    }
+    for name, kind in expected.items():
+        model = gradlens.extend(NETWORKS[name].build().double())
+        with gradlens.per_sample_gradients(model) as gradients:
+            model(NETWORKS[name].inputs(2)).square().mean().backward()
+        assert kind in {type(operator) for operator in gradients.values()}, name
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["frames last", "frames first"])
+def test_structure_is_kept_for_several_rows_of_each_sample(turned: bool) -> None:
+    expected = {"linear": SumOfOuterProducts, "conv2d, uneven": Grouped, "embedding": IndexedRows}
+    for name, kind in expected.items():
+        model = gradlens.extend(Folded(NETWORKS[name].build(), turned).double())
+        with gradlens.per_sample_gradients(model) as gradients:
+            model(NETWORKS[name].inputs(6).unflatten(0, (2, 3))).square().mean().backward()
+        assert type(gradients["layer.weight"]) is kind, name
+
+
+def test_wrong_direction_is_named() -> None:
+    with pytest.raises(ValueError, match=r"direction has shape \[3\], the parameter has \[2, 3\]"):
+        Dense(torch.zeros(4, 2, 3)).dot(torch.zeros(3))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("network", ["mlp", "conv2d", "tied weights", "lstm", "group norm"])
+def test_on_a_gpu(network: str) -> None:
+    model = gradlens.extend(NETWORKS[network].build().double().cuda())
+    inputs = NETWORKS[network].inputs(3).cuda()
+    target = torch.randn_like(model(inputs)).detach()
+    contribution = squared_error(target, "mean")
+    assert_gradients(model, inputs, contribution(model(inputs), slice(None)), contribution)

@@ -1,0 +1,40 @@
+"""Random networks, against one backward pass for each sample."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
+
+from tests.cases.random_networks import Recipe, draw_recipe, examine, recipe_of
+
+EXAMPLES = int(os.environ.get("GRADLENS_RANDOM_NETWORKS", "100"))
+"""How many networks hypothesis draws; 2,000 take a few minutes."""
+
+COVERED = 0.9
+"""The share of elements, over many networks, that have per-sample gradients."""
+
+recipes = st.randoms(use_true_random=False).map(draw_recipe)
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(recipes)
+def test_random_network(recipe: Recipe) -> None:
+    """What is covered is right, the rest has a reason, and training is untouched."""
+    findings = examine(recipe)
+    note(f"simplify with tests.cases.random_networks.simplest({recipe})")
+    assert not findings.problems, (findings.problems, recipe)
+
+
+@pytest.mark.parametrize("first", [0, 1000])
+def test_most_is_covered(first: int) -> None:
+    found = [examine(recipe_of(seed)) for seed in range(first, first + 40)]
+    covered = sum(findings.covered for findings in found)
+    assert covered >= COVERED * sum(findings.elements for findings in found)

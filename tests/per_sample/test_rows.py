@@ -1,0 +1,417 @@
+"""Whose row is whose: the gradient of each sample, or a reason why there is none."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import gradlens
+from gradlens import quantities
+from gradlens.history.undefined import Undefined
+from gradlens.per_sample.batchnorm import BatchNormPolicy
+from gradlens.quantities import NormTest
+from tests.cases.references import per_sample_gradients_of_losses, without_hooks
+from tests.cases.row_cases import ROW_CASES, Batch, Net, RowCase, mlp, position_bias, randn
+from tests.cases.whole_networks import WHOLE_NETWORKS
+
+STEPS = 5
+"""Of which the first, the second and the fourth look at the graph."""
+
+
+def reference(case: RowCase, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """One backward pass for each sample."""
+    losses = [case.of_sample(model, batch, n) for n in range(case.samples)]
+    return per_sample_gradients_of_losses(torch.stack(losses), model)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ROW_CASES)
+def test_rows_of_samples(name: str) -> None:
+    """On other data at each step."""
+    torch.manual_seed(0)
+    case = ROW_CASES[name]
+    model = case.model()
+    plain = without_hooks(model)
+    gradients = gradlens.per_sample_gradients(gradlens.extend(model), batch_size=case.batch_size)
+    everything = {name for name, _ in model.named_parameters()}
+    refused = {name for name in everything if name.startswith(case.refused)}
+    for _ in range(STEPS):
+        batch = case.batch()
+        with gradients:
+            case.loss(model, batch).backward()
+        assert set(gradients) == everything - refused
+        for missing in refused:
+            with pytest.raises(KeyError) as raised:
+                gradients[missing]
+            assert re.search(case.reason, str(raised.value))
+        if gradients:
+            assert gradients.batch_size == case.samples
+            expected = reference(case, plain, batch)
+            for parameter in gradients:
+                assert_close(gradients[parameter].dense(), expected[parameter])
+
+
+@pytest.mark.parametrize("name", ROW_CASES)
+def test_rows_of_samples_of_a_model_that_was_never_extended(name: str) -> None:
+    """Nobody has seen what it was called with, so some have a reason instead of a gradient."""
+    torch.manual_seed(0)
+    case = ROW_CASES[name]
+    model = case.model()
+    batch = case.batch()
+    with gradlens.per_sample_gradients(model, batch_size=case.batch_size) as gradients:
+        case.loss(model, batch).backward()
+    if not gradients:
+        return
+    assert gradients.batch_size == case.samples
+    expected = reference(case, model, batch)
+    for parameter in gradients:
+        assert_close(gradients[parameter].dense(), expected[parameter])
+
+
+def norm_test(cockpit: gradlens.Cockpit, case: RowCase, batch: Batch, step: int) -> Any:
+    """Its value at a step, and what is missing."""
+    model: Any = cockpit.model
+    model.zero_grad()
+    loss = case.loss(model, batch)
+    info = {} if case.batch_size is None else {"batch_size": case.batch_size}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        with cockpit(step, loss=loss, info=info):
+            loss.backward()
+    return cockpit.history["NormTest"][step], cockpit.history.coverage("NormTest", step)
+
+
+@pytest.mark.parametrize("name", ROW_CASES)
+def test_what_is_remembered_is_what_a_look_finds(name: str) -> None:
+    torch.manual_seed(0)
+    case = ROW_CASES[name]
+    model = case.model()
+    cockpit = gradlens.Cockpit(model, [NormTest()])
+    for step in range(STEPS):
+        batch = case.batch()
+        value, coverage = norm_test(cockpit, case, batch, step)
+        afresh = gradlens.Cockpit(without_hooks(model), [NormTest()])
+        expected, expected_coverage = norm_test(afresh, case, batch, step)
+        assert coverage == expected_coverage
+        if isinstance(expected, Undefined):
+            assert value.reason == expected.reason
+        else:
+            assert value == pytest.approx(expected, rel=1e-12)
+
+
+def test_other_shapes_are_looked_at_anew() -> None:
+    torch.manual_seed(0)
+    model = gradlens.extend(position_bias().double())
+    gradients = gradlens.per_sample_gradients(model)
+    for samples in (5, 4, 5, 4, 1, 5):
+        inputs, targets = randn(samples, 4, 5), torch.arange(samples) % 3
+        losses = F.cross_entropy(model(inputs), targets, reduction="none")
+        expected = per_sample_gradients_of_losses(losses, model)
+        with gradients:
+            losses.mean().backward()
+        assert gradients.keys() == expected.keys()
+        for name in expected:
+            assert_close(gradients[name].dense(), expected[name])
+
+
+def labels(outputs: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, torch.arange(len(outputs)) % outputs.shape[1])
+
+
+class CountedPasses(torch.autograd.Function):
+    """The identity; counts backward passes."""
+
+    count = 0
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        CountedPasses.count += 1
+        return gradient
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(CountedPasses.apply(self.inner(x).tanh()))
+
+
+def tracked(
+    cockpit: gradlens.Cockpit, inputs: list[Tensor], before: Callable[[int], None] = lambda _: None
+) -> None:
+    model: Any = cockpit.model
+    for step, each in enumerate(inputs):
+        before(step)
+        model.zero_grad()
+        loss = labels(model(each))
+        with cockpit(step, loss=loss):
+            loss.backward()
+
+
+def test_takes_ever_fewer_passes_more() -> None:
+    """Two at the first, second, fourth, ... step of the same shapes."""
+    torch.manual_seed(0)
+    cockpit = gradlens.Cockpit(Counting().double(), [NormTest()])
+    CountedPasses.count = 0
+    tracked(cockpit, [randn(5, 5) for _ in range(9)])
+    assert CountedPasses.count == 9 + 2 * 4
+
+
+@pytest.mark.filterwarnings("ignore:.*per-sample gradients cover")
+def test_what_is_unfrozen_is_looked_at_at_once() -> None:
+    torch.manual_seed(0)
+    model = Counting().double()
+    cockpit = gradlens.Cockpit(model, [NormTest()])
+
+    def freeze(step: int) -> None:
+        model.inner.requires_grad_(step > 5)
+
+    CountedPasses.count = 0
+    tracked(cockpit, [randn(5, 5).requires_grad_() for _ in range(7)], freeze)
+    assert CountedPasses.count == 7 + 2  # the looks before had no reason to come here
+    assert cockpit.coverage().share == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("factor", [1.0, 1 / 3, 2.0**16])
+def test_in_low_precision(dtype: torch.dtype, factor: float) -> None:
+    """Nothing is refused because of rounding, and each row has its sample."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 64), nn.ReLU())
+    model = gradlens.extend(model.append(nn.Linear(64, 10)).to(dtype))
+    outputs = model(torch.randn(64, 32, dtype=dtype)).float()
+    losses = F.cross_entropy(outputs, torch.arange(64) % 10, reduction="none")
+    loss = losses.mean()
+    expected = per_sample_gradients_of_losses(losses, model)
+    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
+        (loss * factor).backward()
+    assert gradients.keys() == expected.keys()
+    for name in expected:
+        difference = gradients[name].dense() - expected[name].float()
+        assert difference.norm() < 0.03 * expected[name].float().norm()
+
+
+def test_backward_on_another_loss() -> None:
+    """Nothing is given that isn't the loss's."""
+    torch.manual_seed(0)
+    model = gradlens.extend(mlp().double())
+    outputs = model(randn(5, 5))
+    losses = F.cross_entropy(outputs, torch.arange(5) % 3, reduction="none")
+    expected = per_sample_gradients_of_losses(losses, model)
+    loss = losses.mean()
+    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
+        (loss + outputs.mean(0).square().sum()).backward()
+    for name in gradients:
+        assert_close(gradients[name].dense(), expected[name])
+
+
+def test_leaves_no_trace() -> None:
+    """Neither in gradients, buffers and random numbers, nor in how the training goes on."""
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 3)
+    model = gradlens.extend(nn.Sequential(*layers))
+    loss = labels(model(torch.randn(6, 4)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    with gradlens.per_sample_gradients(model, loss=loss):
+        assert all(parameter.grad is None for parameter in model.parameters())
+        loss.backward()
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+FOLDED = ["frames of films", "frames of films, time first", "windows", "twins"]
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_folded_samples_at_steps_without_a_look(name: str) -> None:
+    torch.manual_seed(0)
+    network = WHOLE_NETWORKS[name]
+    model = network.build().double()
+    cockpit = gradlens.Cockpit(model, [NormTest()])
+    for step in range(3):
+        batch = network.batch(4)
+        loss = network.loss(model, batch, 4)
+        with cockpit(step, loss=loss):
+            loss.backward()
+        assert not cockpit.history.coverage("NormTest", step).missing
+    afresh = gradlens.Cockpit(model, [NormTest()])
+    loss = network.loss(model, batch, 4)
+    with afresh(2, loss=loss):
+        loss.backward()
+    assert cockpit.history["NormTest"][2] == pytest.approx(afresh.history["NormTest"][2], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_folded_samples_without_the_loss(name: str) -> None:
+    """It is what backward is called on."""
+    torch.manual_seed(0)
+    network = WHOLE_NETWORKS[name]
+    model = gradlens.extend(network.build().double())
+    batch, found = network.batch(4), []
+    for known in (True, False):
+        loss = network.loss(model, batch, 4)
+        with gradlens.per_sample_gradients(model, loss=loss if known else None) as gradients:
+            loss.backward()
+        assert set(gradients) == {name for name, _ in model.named_parameters()}
+        found.append([gradients[name].dense() for name in gradients])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_network_that_is_refused_altogether_does_not_stop_the_training() -> None:
+    """Quantities are NaN with the reason, from the first step on."""
+    torch.manual_seed(0)
+    model = mlp().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracked = [*gradlens.configuration("economy"), quantities.GradHist2d(), quantities.TICTrace()]
+    cockpit = gradlens.Cockpit(model, tracked)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for step in range(3):
+            optimizer.zero_grad()
+            outputs = model(randn(5, 5))
+            loss = (outputs @ outputs.T).square().mean()
+            info = {"individual_losses": outputs.square().mean(1)}
+            with cockpit(step, loss=loss, optimizer=optimizer, info=info):
+                loss.backward()
+            optimizer.step()
+    for name in ("NormTest", "InnerTest", "GradHist1d", "GradHist2d", "Alpha"):
+        assert "samples meet between it and the loss" in cockpit.history[name][0].reason
+    assert isinstance(cockpit.history["GradNorm"][2]["0.weight"], float)
+    assert len(cockpit.history.coverage("NormTest", 0).missing) == 4
+    plotter = gradlens.CockpitPlotter(secondary_screen=True)
+    plotter.plot(cockpit, show_plot=False)
+
+
+WITHOUT_BFLOAT16 = ("LSTM", "word model, LSTM", "bilinear")
+"""Networks for which torch has no kernels under autocast on a processor."""
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", WHOLE_NETWORKS)
+def test_rounding_refuses_nothing(name: str, precision: str) -> None:
+    if precision == "bfloat16" and name.startswith(WITHOUT_BFLOAT16):
+        pytest.skip("torch has no kernel")
+    torch.manual_seed(0)
+    network = WHOLE_NETWORKS[name]
+    model = gradlens.extend(network.build().float())
+    batch = {
+        key: value.float() if value.is_floating_point() else value
+        for key, value in network.batch(6).items()
+    }
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        loss = network.loss(model, batch, network.divisor(batch))
+    # Two losses may be those of two halves of the batch, whatever the precision.
+    batch_size = 6 if name == "several losses" else None
+    with gradlens.per_sample_gradients(model, loss=loss, batch_size=batch_size) as gradients:
+        loss.backward()
+    assert set(gradients) == {n for n, p in model.named_parameters() if p.requires_grad}
+
+
+def test_hooks_on_parameters_are_not_asked() -> None:
+    """What the user does to a parameter's gradient isn't done to those of samples."""
+    torch.manual_seed(0)
+    model = gradlens.extend(mlp().double())
+    losses = F.cross_entropy(model(randn(5, 5)), torch.arange(5) % 3, reduction="none")
+    expected = per_sample_gradients_of_losses(losses, model)
+    calls = []
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: calls.append(1) or gradient.clamp(-1e-3, 1e-3))
+    with gradlens.per_sample_gradients(model) as gradients:
+        losses.mean().backward()
+    assert len(gradients) == len(calls) == 4
+    for name in expected:
+        assert_close(gradients[name].dense(), expected[name])
+
+
+class ClipsItsGradient(torch.autograd.Function):
+    """Backward isn't linear in what comes in."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient / gradient.norm()
+
+
+def test_gradients_that_are_clipped_on_the_way_are_refused() -> None:
+    torch.manual_seed(0)
+    clips = Net(lambda net, x: ClipsItsGradient.apply(x))
+    model = gradlens.extend(nn.Sequential(nn.Linear(5, 4), clips, nn.Linear(4, 3)).double())
+    loss = labels(model(randn(5, 5)))
+    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
+        loss.backward()
+    assert set(gradients) == {"2.weight", "2.bias"}
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh())
+        self.first, self.head, self.reentrant = nn.Linear(4, 4), nn.Linear(5, 3), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.head(checkpoint(self.inner, x, use_reentrant=self.reentrant))
+
+
+def trained(reentrant: bool, policy: BatchNormPolicy | None) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    model = Checkpointed(reentrant).double()
+    cockpit = None
+    if policy is not None:
+        cockpit = gradlens.Cockpit(model, [NormTest()], batchnorm=policy)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = labels(model(randn(6, 4)))
+            with nullcontext() if cockpit is None else cockpit(step, loss=loss):
+                loss.backward()
+            optimizer.step()
+    return model, cockpit
+
+
+FRONT = {"first.weight", "first.bias", "inner.0.weight", "inner.0.bias"}
+
+
+@pytest.mark.parametrize("policy", ["coupled", "frozen", "skip"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_normalisation_inside_a_checkpoint(reentrant: bool, policy: BatchNormPolicy) -> None:
+    """Running statistics are those of training without gradlens, whatever is looked at."""
+    plain, _ = trained(reentrant, None)
+    model, cockpit = trained(reentrant, policy)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    missing = cockpit.history.coverage("NormTest", 2).missing
+    if reentrant:
+        assert set(missing) == FRONT | {"inner.1.weight", "inner.1.bias"}
+        assert all("pass use_reentrant=False" in reason for reason in missing.values())
+    elif policy == "skip":
+        assert set(missing) == FRONT
+        assert all("in front of a normalisation" in reason for reason in missing.values())
+    else:
+        assert not missing

@@ -1,0 +1,184 @@
+"""Several runs in one figure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from gradlens.cli.run_names import run_names
+from gradlens.history.history import History, Source
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
+from gradlens.instruments.style import CATEGORICAL
+from gradlens.plotting.comparison import RunListInstrument, compare, left_out, numbers
+from tests.instruments.test_instruments import VIEWS, realistic, same
+from tests.plotting.test_plotter import boxes, overlap, titles, words
+
+KINDS = ("Loss", "GradNorm", "NormTest", "GradHist1d", "SpectralDensity", "train_loss")
+
+
+def losses(name: str, *values: float, start: int = 0) -> History:
+    """A run with one number per step."""
+    history = History({name: Source("Loss", View("Loss", group="performance"))})
+    for step, value in enumerate(values, start):
+        history.append(step, {name: value})
+    return history
+
+
+def lines(figure: Figure, title: str) -> dict[tuple[float, ...], tuple[np.ndarray, np.ndarray]]:
+    """Steps and values of a panel's lines by colour."""
+    (ax,) = [one for one in figure.axes if one.get_title(loc="left") == title]
+    data = {to_rgb(one.get_color()): one for one in ax.get_lines()}
+    return {c: (np.asarray(o.get_xdata()), np.asarray(o.get_ydata())) for c, o in data.items()}
+
+
+# The figure ---------------------------------------------------------------------------------
+
+
+def test_runs_lie_over_each_other_in_their_colours() -> None:
+    runs = {"slow": losses("Loss", 3.0, 2.0, 1.0), "fast": losses("Loss", 3.0, 0.5, start=4)}
+    figure = compare(runs, "Two runs")
+    found = lines(figure, "Loss")
+    assert [*found] == [to_rgb(CATEGORICAL[0]), to_rgb(CATEGORICAL[1])]
+    slow, fast = found.values()
+    assert slow[0].tolist() == [0, 1, 2]
+    assert slow[1].tolist() == [3.0, 2.0, 1.0]
+    assert fast[0].tolist() == [4, 5]
+    assert {"Two runs", "slow", "fast", "last loss", "1", "0.5"} <= words(figure)
+
+
+def test_one_list_of_runs_explains_the_colours() -> None:
+    runs = {name: realistic(20, KINDS) for name in ("a", "b", "c")}
+    figure = compare(runs)
+    shown = [text.get_text() for text in figure.findobj(Text)]
+    assert [shown.count(name) for name in runs] == [1, 1, 1]
+    assert titles(figure)[0] == "Runs"
+
+
+def test_panels() -> None:
+    figure = compare({"a": realistic(20, KINDS), "b": realistic(20, ("Loss", "Stability"))})
+    expected = {"Runs", "Loss", "Gradient norm", "Norm test θ", "Gradient elements", "train_loss",
+                "Edge of stability"}  # fmt: skip
+    assert {*titles(figure)} == expected
+    # Sharpness and ratio
+    assert titles(figure).count("Edge of stability") == 2
+    assert {"clipped", "ratio"} <= words(figure)
+
+
+def test_a_panel_of_one_run_keeps_its_colour() -> None:
+    figure = compare({"a": losses("Loss", 1.0), "b": realistic(20, ("Loss", "NormTest"))})
+    assert [*lines(figure, "Norm test θ")] == [to_rgb(CATEGORICAL[1])]
+
+
+def test_quantities_of_one_class_are_told_apart() -> None:
+    history = realistic(5, ("NormTest",))
+    history.sources["second"] = Source("NormTest", VIEWS["NormTest"])
+    history.append(3, {"second": 1.0})
+    assert {"NormTest", "second"} <= {*titles(compare({"a": history, "b": history}))}
+
+
+def test_trends_in_front_of_pale_values() -> None:
+    figure = compare({name: realistic(300, ("Loss",)) for name in ("a", "b")})
+    (ax,) = [one for one in figure.axes if one.get_title(loc="left") == "Loss"]
+    order = [one.get_linewidth() for one in sorted(ax.get_lines(), key=lambda one: one.zorder)]
+    assert order == [0.6, 0.6, 1.4, 1.4]
+
+
+def test_a_run_of_reasons() -> None:
+    runs = {"a": losses("Loss", Undefined("too noisy")), "b": losses("Loss", math.nan)}
+    assert "too noisy" in words(compare(runs))
+
+
+def test_epochs_are_no_panel() -> None:
+    runs = {name: losses("Loss", 1.0, 2.0) for name in ("a", "b")}
+    for history in runs.values():
+        history.append(1, {"epoch_count": 1.0})
+    assert "epoch_count" not in titles(compare(runs))
+
+
+def test_nothing_to_compare() -> None:
+    runs = {"a": realistic(20, ("SpectralDensity",)), "b": History()}
+    with pytest.raises(ValueError, match="none of the runs has numbers to compare: a, b"):
+        compare(runs)
+
+
+def test_what_is_left_out() -> None:
+    runs = {"a": realistic(20, KINDS), "b": realistic(20, ("Loss",))}
+    runs["b"].append(3, {"remark": "hm"})
+    assert left_out(runs) == ("SpectralDensity", "remark")
+    assert not {"SpectralDensity", "remark"} & {one.name for one in numbers(runs)}
+
+
+def test_histories_are_left_as_they_are() -> None:
+    runs = {name: realistic(20, KINDS) for name in ("a", "b")}
+    compare(runs)
+    assert runs["a"].names == realistic(20, KINDS).names
+
+
+SCENES = {
+    "two": lambda: {name: realistic(60) for name in ("lr0.1", "lr0.01")},
+    "long": lambda: {"a": realistic(300), "b": realistic(200)},
+    "one panel": lambda: {name: losses("Loss", 1.0, 2.0) for name in "ab"},
+    "many": lambda: {
+        f"a folder with a long name/seed {n}/and more of it": losses("Loss", n, 2.0)
+        for n in range(16)
+    },
+    "undefined": lambda: {
+        name: same(realistic(20), lambda step, old: Undefined("no reason " * 20)) for name in "ab"
+    },
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("log_steps", [False, True])
+def test_no_texts_overlap(scene: str, log_steps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = compare(SCENES[scene](), "A comparison", log_steps)
+    found = boxes(figure, monkeypatch)
+    pairs = itertools.combinations(found.items(), 2)
+    assert [(a.get_text(), b.get_text()) for (a, x), (b, y) in pairs if overlap(x, y)] == []
+    width, height = figure.bbox.size
+    inside = [x[0] >= 0 and x[1] >= 0 and x[2] <= width and x[3] <= height for x in found.values()]
+    assert all(inside)
+
+
+def test_every_run_is_in_the_list() -> None:
+    runs = {f"run {n}": losses("Loss", float(n)) for n in range(16)}
+    figure = compare(runs)
+    assert {*runs} <= words(figure)
+    lists = [panel for panel in figure.axes if panel.get_title(loc="left") == "Runs"]
+    assert len({one.get_color() for one in lists[0].get_lines()}) == 16
+    assert RunListInstrument.width == 1.0
+
+
+# Names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["a.jsonl", "b.jsonl"], ("a", "b")),
+        (["lr0.1/run.jsonl", "lr0.01/run.jsonl"], ("lr0.1", "lr0.01")),
+        (["x/lr0.1/seed1/run.jsonl", "x/lr0.2/seed1/run.jsonl"], ("lr0.1", "lr0.2")),
+        (["x/a/1/run.jsonl", "x/b/2/run.jsonl"], ("a/1", "b/2")),
+        (["x/run.jsonl", "x/y/run.jsonl"], ("run", "y/run")),
+        (["x/run.jsonl", "y/other.jsonl"], ("x/run", "y/other")),
+        (["x/run.jsonl", "x/run.json"], ("run.jsonl", "run.json")),
+        (["a0.1", "b0.1"], ("a0.1", "b0.1")),
+        (["/top.jsonl", "/else/top.jsonl"], ("top", "else/top")),
+        (["x/a.jsonl", "x/b.jsonl", "x/c.jsonl"], ("a", "b", "c")),
+    ],
+)
+def test_names_tell_paths_apart(paths: list[str], names: tuple[str, ...]) -> None:
+    assert run_names([Path(path) for path in paths]) == names
+
+
+def test_a_path_given_twice() -> None:
+    with pytest.raises(ValueError, match=r"b\.jsonl is given twice"):
+        run_names([Path("a.jsonl"), Path("b.jsonl"), Path("b.jsonl").absolute()])

@@ -1,0 +1,453 @@
+"""The figure as a whole: what is on it, where it is, and where it goes."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import subprocess
+import sys
+import time
+import tracemalloc
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from gradlens.history.history import History, Note, Source
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
+from gradlens.plotting.plotter import (
+    TALLEST,
+    WIDEST,
+    CockpitPlotter,
+    Panel,
+    arrange,
+    draw,
+    layer_panels,
+    main_panels,
+    pages,
+)
+from gradlens.quantities.presets import configuration
+from tests.instruments.test_instruments import VIEWS, realistic, recorded, same, twice
+
+
+@dataclass
+class Live:
+    """Something that has a history, as a live cockpit does."""
+
+    history: History
+
+
+def drawn(history: History, **options: object) -> Figure:
+    """The figure of the first screen."""
+    return CockpitPlotter().plot(history, show_plot=False, **options)  # type: ignore[arg-type]
+
+
+def titles(figure: Figure) -> list[str]:
+    """Titles of the panels, in their order."""
+    return [title for ax in figure.axes if (title := ax.get_title(loc="left"))]
+
+
+def words(figure: Figure) -> set[str]:
+    """All texts of a figure."""
+    return {text.get_text() for text in figure.findobj(Text)}
+
+
+def boxes(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> dict[Text, tuple[float, ...]]:
+    """Where each text is that is really drawn, in pixels; empty ones are left out."""
+    seen: list[Text] = []
+    draw = Text.draw
+
+    def watched(text: Text, *args: object, **kwargs: object) -> None:
+        seen.append(text)
+        draw(text, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Text, "draw", watched)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    monkeypatch.undo()
+    shown = [text for text in dict.fromkeys(seen) if text.get_visible() and text.get_text().strip()]
+    return {text: text.get_window_extent(canvas.get_renderer()).extents for text in shown}
+
+
+def overlap(a: tuple[float, ...], b: tuple[float, ...], slack: float = 1.0) -> bool:
+    """Whether two boxes share more than a thin edge."""
+    across = min(a[2], b[2]) - max(a[0], b[0])
+    up = min(a[3], b[3]) - max(a[1], b[1])
+    return across > slack and up > slack
+
+
+def troubled() -> History:
+    """A run in which many things went wrong."""
+    history = same(realistic(60), lambda step, old: Undefined("too noisy") if step > 40 else old)
+    history.notes.extend(Note(step, "a module is not covered, " * 20) for step in range(3))
+    return history
+
+
+LAYERED = (
+    "OutputNorm", "OutputActivation", "ParameterNorm", "UpdateGeometry", "InputCovariance",
+    "OutputGradientCovariance", "GradNorm", "UpdateSize", "Distance", "HessTrace", "GradHist1d",
+    "GradCovariance",
+)  # fmt: skip
+MAPPED = ("GradNorm", "UpdateSize", "Distance", "HessTrace", "GradCovariance")
+SCENES = {
+    "standard": lambda: realistic(100),
+    "long": lambda: realistic(1200),
+    "one panel": lambda: realistic(50, ("Loss",)),
+    "two panels": lambda: realistic(50, ("Loss", "GradHist1d")),
+    "one step": lambda: realistic(1),
+    "many layers": lambda: realistic(30, layers=15),
+    "maps of very many layers": lambda: realistic(3, MAPPED, layers=60),
+    "very many layers": lambda: realistic(3, ("GradHist1d",), layers=60),
+    "signed": lambda: recorded(
+        "Mine", {n: (-10.0) ** (n % 7 - 3) for n in range(20)}, yscale="symlog"
+    ),
+    "two of a kind": lambda: twice(realistic(20)),
+    "quantities of layers": lambda: realistic(12, LAYERED[:5], layers=12),
+    "far steps": lambda: realistic(40, every=2_500_000),
+    "undefined": lambda: same(realistic(20), lambda step, old: Undefined("no reason " * 20)),
+    "troubled": troubled,
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("log_step", [False, True])
+@pytest.mark.parametrize("screen", ["primary", "secondary"])
+def test_no_texts_overlap(
+    scene: str, log_step: bool, screen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = SCENES[scene]()
+    panels = main_panels(history) if screen == "primary" else layer_panels(history)
+    if not panels:
+        return
+    figure = Figure()
+    widest = math.inf if screen == "primary" else WIDEST
+    draw(figure, history, panels, "A run", log_step, widest=widest)
+    found = boxes(figure, monkeypatch)
+    pairs = itertools.combinations(found.items(), 2)
+    clashes = [(a.get_text(), b.get_text()) for (a, x), (b, y) in pairs if overlap(x, y)]
+    assert clashes == []
+    width, height = figure.bbox.size
+    outside = [
+        text.get_text()
+        for text, (left, low, right, high) in found.items()
+        if left < 0 or low < 0 or right > width or high > height
+    ]
+    assert outside == []
+
+
+def test_only_panels_with_data_take_up_space() -> None:
+    assert titles(drawn(realistic(20, ("Loss", "MeanGSNR")))) == ["Loss", "Mean GSNR"]
+    assert titles(drawn(realistic(20, ("Loss",)))) == ["Loss"]
+
+
+def test_groups_are_named_and_together() -> None:
+    history = realistic(20)
+    assert {view.group.upper() for view in VIEWS.values()} <= words(drawn(history))
+    groups = [panel.group for panel in main_panels(history)]
+    assert groups == [
+        group for group, _ in itertools.groupby(groups) for _ in range(groups.count(group))
+    ]
+
+
+def test_header_states_the_run() -> None:
+    history = realistic(100)
+    found = words(drawn(history, plot_title="My run"))
+    assert "My run" in found
+    assert any("last step 99" in text and "last loss" in text for text in found)
+
+
+def test_notes_are_shown() -> None:
+    history = realistic(10, ("Loss",))
+    history.notes.append(Note(0, "bias is tied"))
+    assert "Note at step 0: bias is tied" in words(drawn(history))
+
+
+def test_a_quantity_of_the_user_appears() -> None:
+    history = recorded("Mine", {0: 1.0, 1: 2.0})
+    assert titles(drawn(history)) == ["Mine"]
+
+
+def test_a_series_without_a_source_appears() -> None:
+    history = History()
+    history.append(0, {"anything": 1.0})
+    assert titles(drawn(history)) == ["anything"]
+
+
+def test_a_quantity_of_the_user_by_parameter_has_a_line_panel_and_a_map() -> None:
+    history = History({"Mine": Source("Mine", View("Mine"))}, {"a.weight": (1,), "b.weight": (1,)})
+    for step in range(5):
+        history.append(step, {"Mine": {"a.weight": 1.0 + step, "b.weight": 2.0}})
+    plotter = CockpitPlotter(secondary_screen=True)
+    assert titles(plotter.plot(history, show_plot=False)) == ["Mine"]
+    assert plotter.secondary_figure is not None
+    assert titles(plotter.secondary_figure) == ["Mine by parameter"]
+
+
+def test_epochs_are_said_in_words() -> None:
+    history = realistic(20, ("Loss",))
+    history.append(10, {"epoch_count": 3})
+    figure = drawn(history)
+    assert titles(figure) == ["Loss"]
+    assert any("epoch 3" in text for text in words(figure))
+
+
+def test_series_of_layers_move_to_the_second_screen() -> None:
+    views = {"a": View("a", group="layers"), "b": View("b", group="noise")}
+    history = History({name: Source(name, view) for name, view in views.items()})
+    history.append(0, {"a": 1.0, "b": 1.0})
+    plotter = CockpitPlotter(secondary_screen=True)
+    assert titles(plotter.plot(history, show_plot=False)) == ["b"]
+    assert plotter.secondary_figure is not None
+    assert titles(plotter.secondary_figure) == ["a"]
+    assert titles(drawn(history)) == ["b", "a"]
+
+
+def test_second_screen_shows_layers() -> None:
+    plotter = CockpitPlotter(secondary_screen=True)
+    figure = plotter.plot(realistic(20), show_plot=False)
+    assert figure is plotter.figure
+    assert plotter.secondary_figure is not None
+    assert {
+        "Gradient norm by parameter",
+        "Update size by parameter",
+        "Hessian trace by parameter",
+        "Gradient covariance by layer",
+        "Gradient elements by parameter",
+    } <= {*titles(plotter.secondary_figure)}
+
+
+def test_second_screen_without_layers_is_a_warning() -> None:
+    plotter = CockpitPlotter(secondary_screen=True)
+    with pytest.warns(UserWarning, match="record GradNorm, GradHist1d"):
+        plotter.plot(realistic(5, ("Loss",)), show_plot=False)
+    assert plotter.secondary_figure is None
+
+
+def test_discard_is_by_step() -> None:
+    history = realistic(20, ("Loss",), every=10)
+    figure = drawn(history, discard=100)
+    assert any("last step 100" in text for text in words(figure))
+    assert figure.axes[0].get_xlim()[1] < 110
+    assert len(history["Loss"]) == 20
+
+
+def test_sources_are_histories_their_owners_and_files(tmp_path: Path) -> None:
+    history = realistic(20)
+    path = tmp_path / "my-run.jsonl"
+    history.write(path)
+    expected = titles(drawn(history))
+    for source in (Live(history), path, str(path)):
+        assert titles(CockpitPlotter().plot(source, show_plot=False)) == expected
+    assert "my-run" in words(CockpitPlotter().plot(path, show_plot=False))
+
+
+def test_sources_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "no-run.txt").write_text("hello\n")
+    with pytest.raises(ValueError, match="not a gradlens run"):
+        CockpitPlotter().plot(tmp_path / "no-run.txt", show_plot=False)
+    with pytest.raises(FileNotFoundError):
+        CockpitPlotter().plot(tmp_path / "nowhere", show_plot=False)
+    with pytest.raises(TypeError, match="a list can't be plotted"):
+        CockpitPlotter().plot([], show_plot=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("history", "message"),
+    [
+        (History(), "no quantity was tracked"),
+        (realistic(0, ("Loss",)), "check the track_schedule of Loss"),
+        (recorded("Mine", {0: "text"}), "none of the recorded series can be drawn: Mine"),
+    ],
+)
+def test_nothing_to_draw_is_an_error(history: History, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        drawn(history)
+
+
+@pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
+def test_saves(ending: str, tmp_path: Path) -> None:
+    plotter = CockpitPlotter(secondary_screen=True)
+    plotter.plot(
+        realistic(20),
+        show_plot=False,
+        save_plot=True,
+        savedir=tmp_path / "plots",
+        savename="run",
+        savename_append="__epoch__001",
+        savefig_kwargs={"format": ending},
+    )
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert names == {f"run{s}__epoch__001.{ending}" for s in ("", "__secondary")}
+    assert all(path.stat().st_size > 10_000 for path in (tmp_path / "plots").iterdir())
+
+
+def test_saves_next_to_the_run(tmp_path: Path) -> None:
+    realistic(5, ("Loss",)).write(tmp_path / "run.jsonl")
+    CockpitPlotter().plot(tmp_path / "run.jsonl", show_plot=False, save_plot=True)
+    assert (tmp_path / "cockpit.png").exists()
+
+
+FULL = (
+    *("Loss", "Time", "GradNorm", "NormTest", "InnerTest", "OrthoTest", "GradHist1d", "Alpha"),
+    *("Distance", "UpdateSize", "MeanGSNR", "GradCovariance", "TICTrace", "HessTrace"),
+    *("HessMaxEV", "GradHist2d"),
+)
+"""Kinds of the full preset."""
+
+
+def full_run(steps: int) -> History:
+    """Everything of the full preset at every step, for 14 parameters."""
+    seldom = realistic(steps, FULL, layers=7)
+    history = History(seldom.sources, seldom.parameters)
+    for name in FULL:
+        latest = None
+        for step in range(steps):
+            latest = seldom[name].get(step, latest)
+            history.append(step, {name: latest})
+    return history
+
+
+@pytest.fixture(scope="module")
+def long_run() -> History:
+    """Ten thousand steps."""
+    return full_run(10_000)
+
+
+def screens(history: History) -> None:
+    """Draw both screens into files."""
+    plotter = CockpitPlotter(secondary_screen=True)
+    plotter.plot(history, show_plot=False).savefig(io.BytesIO())
+    assert plotter.secondary_figure is not None
+    plotter.secondary_figure.savefig(io.BytesIO())
+
+
+def test_full_run_has_everything_of_the_preset() -> None:
+    assert {*FULL} == {quantity.name for quantity in configuration("full")}
+
+
+def test_ten_thousand_steps_take_little_longer_than_a_hundred(long_run: History) -> None:
+    def seconds(history: History) -> float:
+        start = time.process_time()
+        screens(history)
+        return time.process_time() - start
+
+    short_run = full_run(100)
+    pairs = [(seconds(long_run), seconds(short_run)) for _ in range(3)]
+    assert min(long for long, _ in pairs) < 3 * min(short for _, short in pairs)
+
+
+def test_memory_for_ten_thousand_steps_is_bounded(long_run: History) -> None:
+    screens(full_run(10))
+    tracemalloc.start()
+    try:
+        screens(long_run)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 60e6
+
+
+def test_debug_lists_what_is_drawn_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    history = realistic(5, ("Loss",))
+    history.append(0, {"words": "text"})
+    drawn(history, debug=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["primary: LossInstrument [performance] Loss", "not drawn: words"]
+
+
+def test_leaves_matplotlib_alone_and_needs_no_pyplot() -> None:
+    before = dict(matplotlib.rcParams)
+    drawn(realistic(5)).savefig(io.BytesIO())
+    assert dict(matplotlib.rcParams) == before
+    code = """
+import sys
+from gradlens.history.history import History, Source
+from gradlens.plotting.plotter import CockpitPlotter
+from gradlens.history.view import View
+history = History({"a": Source("a", View("a"))})
+history.append(0, {"a": 1.0})
+CockpitPlotter().plot(history, show_plot=False)
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_windows_are_drawn_again() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    shown: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch, matplotlib.rc_context({"backend": "agg"}):
+        patch.setattr(pyplot, "show", lambda block: shown.append(block))
+        own = pyplot.figure()
+        plotter = CockpitPlotter()
+        first = plotter.plot(realistic(5, ("Loss",)))
+        second = plotter.plot(realistic(9, ("Loss", "MeanGSNR")), block=True)
+        assert first is second
+        assert pyplot.gcf() is own
+        assert titles(second) == ["Loss", "Mean GSNR"]
+        pyplot.close(first)
+        third = plotter.plot(realistic(5, ("Loss",)))
+        assert third is not first
+        pyplot.close("all")
+    assert shown == [False, True, False]
+
+
+def panels(count: int) -> list[Panel]:
+    """Equal panels."""
+    return main_panels(realistic(1, ("Loss",)))[:1] * count  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("count", "rows"), [(1, [1]), (2, [2]), (4, [2, 2]), (6, [3, 3]), (12, [4, 4, 4])]
+)
+def test_rows_are_balanced(count: int, rows: list[int]) -> None:
+    assert [len(row) for row in arrange(panels(count))] == rows
+
+
+@pytest.mark.parametrize("count", range(1, 26))
+def test_every_panel_has_a_place(count: int) -> None:
+    found = arrange(panels(count))
+    assert sum(len(row) for row in found) == count
+    assert max(len(row) for row in found) - min(len(row) for row in found) <= 1
+
+
+@pytest.mark.parametrize("layers", [3, 12, 50])
+@pytest.mark.parametrize("count", [1, 3, len(LAYERED)])
+def test_pages_of_layers_are_not_too_large(count: int, layers: int) -> None:
+    history = realistic(1, LAYERED[:count], layers=layers)
+    found = pages(layer_panels(history))
+    assert [panel for page in found for panel in page] == [*layer_panels(history)]
+    for page in found:
+        rows = arrange(page, WIDEST)
+        assert all(sum(panel.width for panel in row) <= WIDEST for row in rows)
+        figure = Figure()
+        draw(figure, history, page, "A run", widest=WIDEST)
+        width, height = figure.get_size_inches()
+        assert 6 < width < 16
+        assert height <= 1.05 * TALLEST * width
+    if len(found) > 1:
+        fewest = min(sum(panel.width * panel.height for panel in page) for page in found)
+        assert fewest > 3
+
+
+def test_a_second_screen_with_many_quantities_has_pages(tmp_path: Path) -> None:
+    history = realistic(2, LAYERED[:5], layers=12)
+    plotter = CockpitPlotter(secondary_screen=True)
+    plotter.plot(
+        history, show_plot=False, save_plot=True, savedir=tmp_path, savename="run",
+        savefig_kwargs={"dpi": 30},
+    )  # fmt: skip
+    shown = plotter.secondary_figures
+    assert len(shown) > 1
+    assert shown[0] is plotter.secondary_figure
+    assert sum(len(titles(figure)) for figure in shown) >= len(layer_panels(history))
+    assert f"Cockpit, page 2 of {len(shown)}" in words(shown[1])
+    files = ["", "__secondary", *(f"__secondary_{n}" for n in range(2, len(shown) + 1))]
+    assert {path.stem for path in tmp_path.iterdir()} == {
+        f"run{suffix}" for suffix in files if suffix or plotter.figure is not shown[0]
+    }

@@ -1,0 +1,254 @@
+"""The table of a run, and its text in a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+
+from gradlens.cli.summary_text import LEVELS, NOTES, render, sparkline
+from gradlens.history.history import History, Note, Source
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
+from gradlens.instruments.series import Line
+from gradlens.plotting.summary import Extreme, Row, Summary, relative_change, summarize
+from tests.instruments.test_instruments import realistic, same
+
+
+def run(values: Sequence[float], every: int = 1, name: str = "Loss") -> History:
+    """A run with one number per step."""
+    history = History({name: Source(name, View(name))})
+    for place, value in enumerate(values):
+        history.append(place * every, {name: value})
+    return history
+
+
+def row(values: Sequence[float], every: int = 1) -> Row:
+    """The only row of a run."""
+    (found,) = summarize(run(values, every)).rows
+    return found
+
+
+def table(history: History, width: int = 80) -> dict[str, list[str]]:
+    """The words of each line of a text by their first one."""
+    lines = [line.split() for line in render(summarize(history), width).splitlines()]
+    return {words[0]: words[1:] for words in lines if words}
+
+
+# The table ----------------------------------------------------------------------------------
+
+
+def test_last_value_and_extremes_with_their_first_steps() -> None:
+    found = row([3.0, 1.0, 5.0, 1.0, 5.0, 2.0], every=10)
+    assert found.last == 2.0
+    assert found.low == Extreme(1.0, 10)
+    assert found.high == Extreme(5.0, 20)
+    assert found.steps == 6
+    assert (found.undefined, found.undefined_step, found.reason) == (0, None, "")
+
+
+def test_gaps_are_counted_and_the_latest_reason_kept() -> None:
+    early, late = Undefined("early"), Undefined("late")
+    found = row([early, 1.0, late, 2.0, math.nan])
+    assert math.isnan(found.last)
+    assert (found.undefined, found.undefined_step, found.reason) == (3, 4, "late")
+    assert found.low == Extreme(1.0, 1)
+    assert found.high == Extreme(2.0, 3)
+
+
+def test_nothing_but_gaps() -> None:
+    found = row([Undefined("why")] * 3)
+    assert found.low is None
+    assert found.high is None
+    assert math.isnan(found.change)
+    assert found.undefined == 3
+
+
+def test_infinity_is_a_number() -> None:
+    assert row([1.0, math.inf, 2.0]).high == Extreme(math.inf, 1)
+    assert row([1.0, math.inf, 2.0]).undefined == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, 2.0], 1.0),
+        ([2.0, 1.0], -0.5),
+        ([-1.0, -2.0], -1.0),
+        ([-2.0, -1.0], 0.5),
+        ([9.0] * 6 + [2.0, 2.0, 3.0, 3.0], 0.5),
+        ([9.0] * 5 + [2.0, 2.0, 2.0, math.nan, 3.0, 3.0], 0.5),
+        ([2.0] * 50 + [100.0] + [2.0] * 49, 0.0),
+        ([1.0], math.nan),
+        ([], math.nan),
+        ([math.nan, math.inf], math.nan),
+        ([-1.0, 1.0], math.nan),
+        ([0.0, 1.0], math.nan),
+        ([1e-300, 1e300], math.inf),
+    ],
+)
+def test_relative_change(values: list[float], expected: float) -> None:
+    assert relative_change(np.array(values)) == pytest.approx(expected, nan_ok=True)
+
+
+def test_series_without_numbers_and_notes() -> None:
+    history = realistic(20, ("Loss", "SpectralDensity", "Alpha"))
+    history.append(0, {"words": "hello"})
+    history.sources["Never"] = Source("Never", View("Never"))
+    empty = History(history.sources, notes=[Note(3, "hm")], truncated=True, _values=history._values)
+    found = summarize(empty)
+    assert found.others == (("SpectralDensity", 2), ("words", 1), ("Never", 0))
+    assert found.notes == (Note(3, "hm"),)
+    assert found.truncated
+    assert found.steps == tuple(range(20))
+
+
+def test_nothing_is_changed() -> None:
+    history, untouched = realistic(30), realistic(30)
+    summarize(history)
+    assert history.names == untouched.names
+    assert history["Loss"] == untouched["Loss"]
+
+
+# The text -----------------------------------------------------------------------------------
+
+
+def test_a_line_of_the_table() -> None:
+    found = table(run([4.0] * 8 + [1.0, 2.0]))
+    assert found["series"] == ["last", "trend", "change", "min", "step", "max", "step", "steps"]
+    assert found["Loss"] == ["2", "████████▁▃", "↘", "−62%", "1", "8", "4", "0", "10"]
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ([1.0, 1.0], "→"),
+        ([1.0, 1.5], "+50%"),
+        ([1.0, 40.0], "×40"),
+        ([1e-300, 1e300], "×∞"),
+        ([1000.0, 1.0], "−100%"),
+    ],
+)
+def test_change_in_words(values: list[float], word: str) -> None:
+    assert word in table(run(values))["Loss"]
+
+
+def long_names() -> History:
+    history = run([1.0, -1.2345e-7], every=9_999_999, name="A series with a very long name " * 3)
+    history.append(0, {"A rather long name of another quantity, too": Undefined("because " * 50)})
+    history.notes += [Note(n, f"note {n} " + "word " * 60) for n in range(3)]
+    return history
+
+
+HISTORIES: dict[str, Callable[[], History]] = {
+    "realistic": lambda: realistic(100),
+    "long": lambda: realistic(500),
+    "undefined": lambda: same(realistic(20), lambda step, old: Undefined("why " * 40)),
+    "long names": long_names,
+    "one step": lambda: realistic(1),
+    "no steps": lambda: realistic(0),
+    "empty": History,
+    "unbroken": lambda: run([Undefined("x" * 300)]),
+}
+
+
+@cache
+def summary(scene: str) -> Summary:
+    """Only once, for histories take a while to make."""
+    return summarize(HISTORIES[scene]())
+
+
+@pytest.mark.parametrize("scene", HISTORIES)
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("plain", [False, True])
+def test_fits_the_width(scene: str, width: int, plain: bool) -> None:
+    text = render(summary(scene), width, "some/run.jsonl", plain)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.isascii() or not plain
+    assert not any(line != line.rstrip() and line.strip() == "" for line in text.splitlines())
+
+
+def test_room_is_used_for_trends() -> None:
+    found = summarize(realistic(500, ("Loss",)))
+
+    def trend(width: int) -> str:
+        line = render(found, width).splitlines()[-1]
+        return "".join(sign for sign in line if sign in LEVELS)
+
+    assert len(trend(80)) < len(trend(100)) < len(trend(200)) == 48
+
+
+def test_names_are_whole_at_eighty_columns() -> None:
+    text = render(summary("long"), 80)
+    assert "…" not in text
+    assert "GradCovariance trace" in text
+
+
+def test_only_plain_signs_for_a_plain_terminal() -> None:
+    history = run([-1.0, 1e-9, math.inf], name="λ → ∞")
+    text = render(summarize(history), 80, plain=True)
+    assert text.isascii()
+    assert "inf" in text
+    assert "?" not in text
+
+
+def test_words_under_the_table() -> None:
+    history = run([1.0, Undefined("too\nnoisy\x1b[31m")])
+    history.append(1, {"words": "hello"})
+    history.sources["Never"] = Source("Never", View("Never"))
+    history._values["Never"] = {}
+    history.notes += [Note(n, f"remark {n}") for n in range(NOTES + 2)]
+    text = render(summarize(history), 80, "run.jsonl")
+    lines = text.splitlines()
+    assert lines[0] == "run.jsonl: 2 steps, 0 to 1"
+    assert "    1 NaN, the latest at step 1: too noisy?[31m" in lines
+    assert "without single numbers: words" in lines
+    assert "without records: Never" in lines
+    assert f"notes (the latest {NOTES} of {NOTES + 2})" in lines
+    assert lines[-1] == f"  step {NOTES + 1}: remark {NOTES + 1}"
+    assert "remark 1\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("history", "words"),
+    [
+        (run([1.0]), "one step, 0"),
+        (run([]), "no steps"),
+        (run([1.0, 2.0], every=5), "2 steps, 0 to 5"),
+        (History(truncated=True), "no steps; the file is cut off"),
+    ],
+)
+def test_extent(history: History, words: str) -> None:
+    assert render(summarize(history), 80).splitlines()[0] == words
+
+
+# Trends in a line ---------------------------------------------------------------------------
+
+
+def steps(*values: float) -> Line:
+    return Line(np.arange(len(values), dtype=np.float64), np.array(values))
+
+
+@pytest.mark.parametrize(
+    ("line", "width", "log", "expected"),
+    [
+        (steps(*range(8)), 8, False, LEVELS),
+        (steps(*range(8)), 20, False, LEVELS),
+        (steps(1, 10, 100, 1000, 1e4, 1e5, 1e6, 1e7), 8, True, LEVELS),
+        (steps(0, 10, 100), 3, True, "▁▂█"),
+        (steps(1, 1, 5, 5, 1, 1), 3, False, "▁█▁"),
+        (steps(2, 2, 2), 3, False, "▁▁▁"),
+        (steps(0, 0), 2, False, "▁▁"),
+        (steps(1, math.nan, 2, math.inf), 4, False, "▁ █ "),
+        (steps(math.nan, math.nan), 2, False, "  "),
+        (steps(7), 5, False, "▁"),
+        (steps(), 5, False, ""),
+        (steps(-1.7e308, 1.7e308), 2, False, "▁█"),
+        (Line(np.array([0.0, 1.0, 10.0]), np.array([0.0, 0.0, 1.0])), 3, False, "▁ █"),
+    ],
+)
+def test_sparkline(line: Line, width: int, log: bool, expected: str) -> None:
+    assert sparkline(line, width, log) == expected

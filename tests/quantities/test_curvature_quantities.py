@@ -1,0 +1,393 @@
+"""Curvature quantities against dense Hessians from torch.func."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+import gradlens
+from gradlens import Cockpit, quantities
+from gradlens.curvature import warm_start
+from gradlens.quantities import CurvatureQuantity
+from tests.cases.references import without_hooks
+
+SAMPLES = 6
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 2), nn.Tanh(), nn.Flatten())
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "mlp": (mlp, 2),
+    "convolutional": (convolutional, 4),
+}
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "SGD": lambda p: SGD(p, lr=0.1),
+    "momentum": lambda p: SGD(p, lr=0.1, momentum=0.9),
+    "dampening": lambda p: SGD(p, lr=0.1, momentum=0.9, dampening=0.5),
+    "Nesterov": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda p: Adam(p, lr=0.01),
+}
+
+
+def dense_hessian(
+    model: nn.Module, loss_function: Callable[[Tensor], Tensor], inputs: Tensor
+) -> Any:
+    """``[D, D]``"""
+    model = without_hooks(model)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    sizes = [p.numel() for p in parameters.values()]
+
+    def loss(flat: Tensor) -> Tensor:
+        parts = flat.split(sizes)
+        state = {
+            n: part.reshape(p.shape) for (n, p), part in zip(parameters.items(), parts, strict=True)
+        }
+        return loss_function(torch.func.functional_call(model, state, (inputs,)))
+
+    flat = torch.cat([p.flatten() for p in parameters.values()])
+    return torch.func.jacrev(torch.func.jacrev(loss))(flat).numpy()
+
+
+def track(
+    quantity: CurvatureQuantity,
+    network: str = "mlp",
+    reduction: str = "mean",
+    optimizer: str = "SGD",
+    steps: int = 2,
+) -> tuple[dict[int, Any], list[np.ndarray], nn.Module, Optimizer]:
+    """Values, and the dense Hessian of the mean loss at each step."""
+    torch.manual_seed(0)
+    build, width = NETWORKS[network]
+    model = build().double()
+    opt = OPTIMIZERS[optimizer](model.parameters())
+    cockpit = Cockpit(model, [quantity], loss_reduction=reduction)
+    hessians = []
+    for step in range(steps):
+        inputs = torch.randn(SAMPLES, 3, dtype=torch.float64)
+        target = torch.randn(SAMPLES, width, dtype=torch.float64)
+
+        def loss_of(output: Tensor, target: Tensor = target) -> Tensor:
+            losses = (output - target).square().sum(1) + output.exp().sum(1)
+            return losses.sum() / (SAMPLES if reduction == "mean" else 1)
+
+        divisor = 1 if reduction == "mean" else SAMPLES
+        hessians.append(dense_hessian(model, loss_of, inputs) / divisor)
+        opt.zero_grad()
+        outputs = model(inputs)
+        loss = loss_of(outputs)
+        with cockpit(step, loss=loss, optimizer=opt, info={"outputs": outputs}):
+            loss.backward()
+        opt.step()
+    return dict(cockpit.history[quantity.name]), hessians, model, opt
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_eigenvalues(network: str, reduction: str) -> None:
+    largest = quantities.HessMaxEV(tolerance=1e-7)
+    found, hessians, *_ = track(largest, network, reduction)
+    for step, hessian in enumerate(hessians):
+        assert found[step] == pytest.approx(np.linalg.eigvalsh(hessian)[-1], rel=1e-5)
+    for which in ("largest", "smallest", "magnitude"):
+        outermost = quantities.HessEigenvalues(k=3, which=which, tolerance=1e-7)
+        found, hessians, *_ = track(outermost, network, reduction)
+        for step, hessian in enumerate(hessians):
+            spectrum = np.linalg.eigvalsh(hessian)
+            keys = {"largest": -spectrum, "smallest": spectrum, "magnitude": -abs(spectrum)}
+            expected = spectrum[np.argsort(keys[which])][:3]
+            assert found[step]["converged"] is True
+            np.testing.assert_allclose(found[step]["eigenvalues"], expected, rtol=1e-5)
+            assert (found[step]["residuals"] <= 1e-6 * abs(expected)).all()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_eigenvalues_of_the_ggn_are_not_negative(reduction: str) -> None:
+    """For a loss whose output Hessian is known: 2 + diag(exp(output))."""
+    quantity = quantities.HessEigenvalues(k=30, which="smallest", matrix="ggn")
+    found, *_ = track(quantity, "mlp", reduction)
+    assert (found[0]["eigenvalues"] > -1e-10).all()
+    assert found[0]["eigenvalues"].max() > 0.1
+
+
+def test_ggn_without_outputs_says_what_to_do() -> None:
+    model = nn.Linear(3, 2)
+    cockpit = Cockpit(model, [quantities.HessEigenvalues(matrix="ggn"), quantities.Time()])
+    loss = model(torch.randn(4, 3)).square().mean()
+    with pytest.raises(ValueError, match=r"outputs: pass info=\{'outputs'"), cockpit(0, loss=loss):
+        loss.backward()
+    assert 0 in cockpit.history["Time"]
+
+
+def test_density_is_that_of_the_spectrum() -> None:
+    quantity = quantities.SpectralDensity(probes=300, steps=26)
+    found, hessians, *_ = track(quantity, steps=1)
+    record, spectrum = found[0], np.linalg.eigvalsh(hessians[0])
+    gaussians = np.exp(-0.5 * ((record["grid"][:, None] - spectrum) / record["width"]) ** 2)
+    expected = gaussians.mean(1) / (record["width"] * math.sqrt(2 * math.pi))
+    inside = (record["low"] <= expected + 1e-9) & (expected <= record["high"] + 1e-9)
+    assert inside.mean() > 0.8
+    assert np.trapezoid(record["density"], record["grid"]) == pytest.approx(1, abs=1e-3)
+
+
+def preconditioner(optimizer: Optimizer, model: nn.Module) -> np.ndarray:
+    """Adam's P with bias corrections, as in the paper."""
+    (group,) = optimizer.param_groups
+    entries = []
+    for parameter in model.parameters():
+        state = optimizer.state[parameter]
+        t = float(state["step"])
+        second = state["exp_avg_sq"] / (1 - group["betas"][1] ** t)
+        entries.append((1 - group["betas"][0] ** t) * (second.sqrt() + group["eps"]))
+    return torch.cat([entry.flatten() for entry in entries]).numpy()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "threshold"),
+    [
+        ("SGD", 20.0),
+        ("momentum", 38.0),
+        ("dampening", 76.0),
+        ("Nesterov", 38 / 2.8),
+        ("Adam", 3800.0),
+    ],
+)
+def test_stability(optimizer: str, threshold: float) -> None:
+    quantity = quantities.Stability(tolerance=1e-7)
+    seen: list[float] = []
+
+    class Watching(quantities.Stability):
+        def compute(self, curvature: Any) -> dict[str, float]:
+            if optimizer == "Adam" and curvature.global_step > 0:
+                p = preconditioner(
+                    curvature.optimizer, nn.ParameterList(curvature.parameters.values())
+                )
+                hessian = curvature.hessian @ np.eye(len(p))
+                seen.append(np.linalg.eigvals(hessian / p[:, None]).real.max())
+            return super().compute(curvature)
+
+    found, hessians, *_ = track(Watching(tolerance=1e-7), optimizer=optimizer)
+    assert quantity.name == "Stability"
+    expected = seen if optimizer == "Adam" else [np.linalg.eigvalsh(h)[-1] for h in hessians]
+    steps = (1,) if optimizer == "Adam" else (0, 1)
+    for step, sharpness in zip(steps, expected, strict=True):
+        assert found[step]["sharpness"] == pytest.approx(sharpness, rel=1e-5)
+        assert found[step]["threshold"] == pytest.approx(threshold)
+        assert found[step]["ratio"] == pytest.approx(sharpness / threshold, rel=1e-5)
+    if optimizer == "Adam":
+        assert "before its first step" in found[0]["sharpness"].reason
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "steps", "diverges"),
+    [
+        (lambda p: SGD(p, lr=1.9), 400, False),
+        (lambda p: SGD(p, lr=2.1), 400, True),
+        (lambda p: SGD(p, lr=3.7, momentum=0.9), 2000, False),
+        (lambda p: SGD(p, lr=3.9, momentum=0.9), 2000, True),
+        (lambda p: SGD(p, lr=1.3, momentum=0.9, nesterov=True), 2000, False),
+        (lambda p: SGD(p, lr=1.4, momentum=0.9, nesterov=True), 2000, True),
+        (lambda p: SGD(p, lr=7.5, momentum=0.9, dampening=0.5), 2000, False),
+        (lambda p: SGD(p, lr=7.7, momentum=0.9, dampening=0.5), 2000, True),
+    ],
+)
+def test_thresholds_are_where_a_quadratic_diverges(
+    optimizer: Callable[[Any], Optimizer], steps: int, diverges: bool
+) -> None:
+    """On x²/2, whose sharpness is 1."""
+    parameter = nn.Parameter(torch.ones(1, dtype=torch.float64))
+    opt = optimizer([parameter])
+    limit = quantities.stability.stability_limit(opt, {"x": parameter})
+    assert (limit.threshold < 1) == diverges
+    for _ in range(steps):
+        opt.zero_grad()
+        (parameter.square() / 2).sum().backward()
+        opt.step()
+    assert (abs(parameter.item()) > 1) == diverges
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda p: AdamW(p, lr=0.1), "weight decay"),
+        (lambda p: Adam(p, lr=0.1, amsgrad=True), "no threshold is known for Adam"),
+        (lambda p: torch.optim.Adagrad(p), "no threshold is known for Adagrad"),
+        (lambda p: SGD(p, lr=0.1, maximize=True), "maximising"),
+        (lambda p: SGD([{"params": [q], "lr": 0.1 + i} for i, q in enumerate(p)]), "groups"),
+    ],
+)
+def test_optimizers_without_a_threshold(build: Callable[[Any], Optimizer], reason: str) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = build(model.parameters())
+    cockpit = Cockpit(model, [quantities.Stability()])
+    loss = model(torch.randn(4, 3)).square().mean()
+    with cockpit(0, loss=loss, optimizer=optimizer):
+        loss.backward()
+    assert reason in cockpit.history["Stability"][0]["ratio"].reason
+
+
+ALL: list[Callable[[], CurvatureQuantity]] = [
+    quantities.HessMaxEV,
+    quantities.HessEigenvalues,
+    quantities.HessTrace,
+    lambda: quantities.SpectralDensity(probes=2, steps=5),
+    quantities.Stability,
+]
+
+
+def test_every_curvature_quantity_is_tested_here() -> None:
+    public = {getattr(quantities, name) for name in quantities.__all__}
+    curvature = {q for q in public if issubclass(q, CurvatureQuantity)} - {CurvatureQuantity}
+    assert curvature == {type(build()) for build in ALL}
+
+
+@pytest.mark.parametrize("build", ALL, ids=lambda build: type(build()).__name__)
+@pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
+def test_training_is_bit_identical(build: Callable[[], CurvatureQuantity]) -> None:
+    def train(tracked: bool) -> tuple[list[Tensor], Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3))
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        cockpit = Cockpit(model, [build(), quantities.NormTest()]) if tracked else None
+        for step in range(4):
+            loss = model(torch.randn(5, 4)).square().mean()
+            optimizer.zero_grad()
+            if cockpit is None:
+                loss.backward()
+            else:
+                with cockpit(step, loss=loss, optimizer=optimizer):
+                    loss.backward()
+                assert set(cockpit.history["NormTest"]) == set(range(step + 1))
+            optimizer.step()
+        return [p.detach() for p in model.parameters()], torch.get_rng_state()
+
+    (found, found_state), (expected, expected_state) = train(True), train(False)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert torch.equal(found_state, expected_state)
+
+
+@pytest.mark.parametrize("build", ALL, ids=lambda build: type(build()).__name__)
+@pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
+def test_loss_without_curvature_and_broken_losses(build: Callable[[], CurvatureQuantity]) -> None:
+    """A linear loss has a Hessian of zero; a NaN stays a NaN."""
+    for factor in (1.0, math.nan):
+        model = nn.Linear(3, 2)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        quantity = build()
+        cockpit = Cockpit(model, [quantity])
+        loss = factor * (model(torch.randn(4, 3)) ** (1 if factor == 1 else 2)).mean()
+        with cockpit(0, loss=loss, optimizer=optimizer):
+            loss.backward()
+        value = cockpit.history[quantity.name][0]
+        if isinstance(quantity, quantities.HessMaxEV):
+            assert value == 0 if factor == 1 else value.reason
+        if isinstance(quantity, quantities.HessTrace):
+            assert value["trace"] == 0 if factor == 1 else value["trace"].reason
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * gradients[0]
+
+
+def test_not_twice_differentiable_is_said_and_the_rest_is_kept() -> None:
+    model = nn.Linear(3, 2)
+    cockpit = Cockpit(model, [quantities.HessMaxEV(), quantities.NormTest()])
+    loss = Once.apply(model(torch.randn(4, 3))).mean()
+    with pytest.raises(RuntimeError, match="can't be differentiated twice"), cockpit(0, loss=loss):
+        loss.backward()
+    assert 0 in cockpit.history["NormTest"]
+
+
+def test_backpack_hooks_keep_their_inputs_for_the_real_backward_pass() -> None:
+    from backpack import extend
+
+    model = extend(mlp())
+    cockpit = Cockpit(
+        copy.copy(list(model.parameters())), [quantities.HessMaxEV(), quantities.NormTest()]
+    )
+    inputs = torch.randn(5, 3, requires_grad=True)
+    loss = model(inputs).square().mean()
+    with cockpit(0, loss=loss, batch_size=5):
+        loss.backward()
+    assert math.isfinite(cockpit.history["NormTest"][0])
+    assert math.isfinite(cockpit.history["HessMaxEV"][0])
+
+
+def test_warm_start_takes_fewer_products() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 10))
+    inputs = torch.randn(30, 20)
+    cockpit = Cockpit(model, [quantities.HessEigenvalues(k=3, tolerance=1e-4)])
+    for step in range(2):
+        loss = gradlens.extend(nn.CrossEntropyLoss())(model(inputs), torch.arange(30) % 10)
+        with cockpit(step, loss=loss):
+            loss.backward()
+    first, second = cockpit.history["HessEigenvalues"].values()
+    assert first["converged"]
+    assert second["converged"]
+    assert second["products"] < first["products"]
+
+
+def valleys(curvatures: Tensor) -> tuple[nn.ParameterList, Tensor]:
+    """A quadratic bowl with these curvatures along the axes."""
+    model = nn.ParameterList([nn.Parameter(torch.zeros(len(curvatures), dtype=torch.float64))])
+    return model, (curvatures * model[0].square()).sum() / 2
+
+
+def test_short_searches_are_cheap_and_full_ones_miss_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An axis that the known vectors have no part of becomes the steepest at step 2."""
+    products: list[int] = []
+    search = warm_start.ritz_pairs
+
+    def counting(*arguments: Any) -> Any:
+        found = search(*arguments)
+        products.append(found.products)
+        return found
+
+    monkeypatch.setattr(warm_start, "ritz_pairs", counting)
+    curvatures = torch.linspace(0, 1, 60, dtype=torch.float64)
+    curvatures[-2:] = torch.tensor([8.0, 5.0])
+    quantity = quantities.HessMaxEV(tolerance=0.01, explore_every=4)
+    values = []
+    for step in range(9):
+        if step >= 2:
+            curvatures[0] = 20.0
+        model, loss = valleys(curvatures)
+        cockpit = Cockpit(model, [quantity])
+        with cockpit(step, loss=loss):
+            loss.backward()
+        values.append(cockpit.history["HessMaxEV"][step])
+    full = [0, 4, 8]
+    assert all(products[step] >= 10 for step in full)
+    assert products[1] == 3
+    assert values[:2] == pytest.approx([8.0, 8.0], rel=0.01)
+    assert values[4:] == pytest.approx([20.0] * 5, rel=0.01)
+    assert all(products[step] <= 4 for step in (5, 6, 7))
+
+
+def test_searches_that_are_never_full_are_refused() -> None:
+    with pytest.raises(ValueError, match="explore_every=0: use 1 or more"):
+        quantities.HessMaxEV(explore_every=0)

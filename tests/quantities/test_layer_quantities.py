@@ -1,0 +1,747 @@
+"""Every quantity of layers against a slow reference, on linear, conv and sequence layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlens
+from gradlens import History, quantities, schedules
+from gradlens.quantities import LayerQuantity, ParameterQuantity, Quantity, UpdateQuantity
+from tests.cases.layer_cases import CASES, Array, Flow, flows
+
+STEPS = 3
+BATCHES = (6, 6, 4)
+"""Sizes of the batches: the last one is smaller."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step: what flows through layers, and parameters, gradients and updates by name."""
+
+    flows: dict[str, Flow]
+    parameters: dict[str, Array]
+    gradients: dict[str, Array]
+    updates: dict[str, Array]
+
+
+Reference = Callable[[list[Moment], int], dict[str, Any]]
+"""From a run and the number of a step to the record."""
+
+
+def run(case: str, tracked: list[Quantity]) -> tuple[History, list[Moment]]:
+    torch.manual_seed(0)
+    model, network = CASES[case].build().double(), CASES[case]
+    cockpit = gradlens.Cockpit(model, tracked)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    moments = []
+    for step, size in enumerate(BATCHES):
+        inputs = network.inputs(size)
+        flow = flows(model, inputs, network.channel_last)
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        before, gradients = snapshot(model, lambda p: p), snapshot(model, lambda p: p.grad)
+        optimizer.step()
+        after = snapshot(model, lambda p: p)
+        updates = {name: after[name] - before[name] for name in after}
+        moments.append(Moment(flow, before, gradients, updates))
+    cockpit.close()
+    return cockpit.history, moments
+
+
+def snapshot(model: nn.Module, part: Callable[[nn.Parameter], Any]) -> dict[str, Array]:
+    return {name: part(p).detach().numpy().copy() for name, p in model.named_parameters()}
+
+
+def by_layer(
+    formula: Callable[[Flow], Any],
+    chosen: Callable[[nn.Module], bool] = lambda _: True,
+    summary: Callable[[dict[str, Any]], dict[str, Any]] = lambda _: {},
+) -> Reference:
+    def reference(moments: list[Moment], step: int) -> dict[str, Any]:
+        seen = {name: flow for name, flow in moments[step].flows.items() if chosen(flow.module)}
+        layers = {name: formula(flow) for name, flow in seen.items()}
+        return {"layers": layers, **summary(layers)}
+
+    return reference
+
+
+def is_activation(module: nn.Module) -> bool:
+    return isinstance(module, (nn.ReLU, nn.Tanh, nn.ELU, nn.Sigmoid))
+
+
+def has_matrix(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Linear, nn.Conv2d))
+
+
+def mean_norm(flow: Flow) -> float:
+    return float(np.mean([math.sqrt((sample**2).sum()) for sample in flow.output]))
+
+
+def mean_rms(flow: Flow) -> float:
+    return float(np.mean([math.sqrt((sample**2).mean()) for sample in flow.output]))
+
+
+def rates(flow: Flow, threshold: float) -> list[float]:
+    units = flow.output.reshape(-1, flow.output.shape[-1]).T
+    return [sum(abs(value) > threshold for value in unit) / len(unit) for unit in units]
+
+
+def told(rates: list[float]) -> dict[str, Any]:
+    return {
+        "active": np.mean(rates),
+        "dead": np.mean([rate == 0 for rate in rates]),
+        "least": min(rates),
+        "least_unit": rates.index(min(rates)),
+    }
+
+
+def over_all(parts: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "active": np.mean([part["active"] for part in parts.values()]),
+        "dead": np.mean([part["dead"] for part in parts.values()]),
+        "worst": max(part["dead"] for part in parts.values()),
+    }
+
+
+def geometry_of(
+    tensors: Callable[[Moment], Mapping[str, Array]], entry: str, normalize: bool = False
+) -> Reference:
+    def reference(moments: list[Moment], step: int) -> dict[str, Any]:
+        before = tensors(moments[step - 1]) if step else {}
+        now = tensors(moments[step])
+        found = {name: geometry(now[name], before.get(name), normalize) for name in now}
+        known = [f["correlation"] for f in found.values() if not math.isnan(f["correlation"])]
+        return {entry: found, "correlation": np.mean(known) if known else math.nan}
+
+    return reference
+
+
+def geometry(now: Array, before: Array | None, normalize: bool) -> dict[str, float]:
+    norm = np.linalg.norm(now.ravel())
+    size = {"rms": norm / math.sqrt(now.size)} if normalize else {"norm": norm}
+    if before is None or before.shape != now.shape:
+        return {**size, "correlation": math.nan}
+    cosine = (before * now).sum() / (np.linalg.norm(before.ravel()) * norm)
+    return {**size, "correlation": cosine}
+
+
+def at_outputs(moment: Moment) -> dict[str, Array]:
+    return {n: f.output_gradient for n, f in moment.flows.items() if not is_activation(f.module)}
+
+
+def at_inputs(moment: Moment) -> dict[str, Array]:
+    found = {n: f for n, f in moment.flows.items() if not is_activation(f.module)}
+    return {n: f.input_gradient for n, f in found.items() if f.input_gradient is not None}
+
+
+def input_gradients(moments: list[Moment], step: int) -> dict[str, Any]:
+    found = geometry_of(at_inputs, "layers")(moments, step)
+    return {**found, "layers": {"0": math.nan, **found["layers"]}}
+
+
+def spectrum(data: Array, k: int) -> dict[str, Any]:
+    covariance = np.atleast_2d(np.cov(data.reshape(-1, data.shape[-1]).T))
+    values = np.sort(np.linalg.eigvalsh(covariance))[::-1].clip(min=0)
+    rounding = 1e-12 * values[0]
+    ratios = [v if v > rounding else 0 for v in values]
+
+    def condition(place: int) -> float:
+        return values[0] / ratios[place] if ratios[place] else math.inf
+
+    n = len(values)
+    return {
+        "eigenvalues": list(values[:k]),
+        "trace": np.trace(covariance),
+        "stable_rank": np.trace(covariance) / values[0],
+        "condition": condition(n - 1),
+        "condition_20": condition(math.floor(0.2 * n)),
+        "condition_50": condition(math.floor(0.5 * n)),
+        "condition_80": condition(math.floor(0.8 * n)),
+    }
+
+
+def rank_me(flow: Flow) -> float:
+    singular = np.linalg.svd(flow.output.reshape(-1, flow.output.shape[-1]), compute_uv=False)
+    shares = singular / singular.sum()
+    return math.exp(-sum((p + 1e-7) * math.log(p + 1e-7) for p in shares))
+
+
+def dead(flow: Flow, threshold: float) -> float:
+    units = flow.output.reshape(-1, flow.output.shape[-1]).T
+    return float(np.mean([(unit <= threshold).all() for unit in units]))
+
+
+def of_batch_norm(flow: Flow, name: str) -> float:
+    channels = flow.input.reshape(-1, flow.input.shape[-1])
+    module: Any = flow.module
+    deviation = np.sqrt(module.running_var.numpy())
+    apart = {
+        "MeanTID": channels.mean(0) - module.running_mean.numpy(),
+        "VarTID": np.sqrt(channels.var(0)) - deviation,
+    }[name]
+    return float(np.linalg.norm(apart) / np.linalg.norm(deviation))
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.BatchNorm2d)
+
+
+def gradient_activation(moments: list[Moment], step: int) -> dict[str, Any]:
+    found = {}
+    for name, gradient in moments[step].gradients.items():
+        rows = [abs(row.ravel()) > 1e-8 for row in gradient]
+        found[name] = told([row.sum() / row.size for row in rows])
+    return {"parameters": found, **over_all(found)}
+
+
+def of_parameters(formula: Callable[[Array], float], dims: int = 0) -> Reference:
+    def reference(moments: list[Moment], step: int) -> dict[str, Any]:
+        chosen = {n: p for n, p in moments[step].parameters.items() if p.ndim >= dims}
+        return {"parameters": {name: formula(p) for name, p in chosen.items()}}
+
+    return reference
+
+
+def condition_number(parameter: Array) -> float:
+    return float(np.linalg.cond(parameter.reshape(len(parameter), -1)))
+
+
+def sign_flips(moments: list[Moment], step: int) -> dict[str, Any]:
+    now = moments[step].parameters
+    if step == 0:
+        return {"parameters": dict.fromkeys(now, math.nan)}
+    before = moments[step - 1].parameters
+    return {"parameters": {name: (now[name] * before[name] < 0).sum() for name in now}}
+
+
+REFERENCES: dict[str, tuple[Callable[[], Quantity], Reference]] = {
+    "OutputNorm": (quantities.OutputNorm, by_layer(mean_norm)),
+    "OutputNorm, RMS": (lambda: quantities.OutputNorm(normalize=True), by_layer(mean_rms)),
+    "InputNorm": (quantities.InputNorm, by_layer(lambda flow: np.linalg.norm(flow.input.ravel()))),
+    "OutputActivation": (
+        quantities.OutputActivation,
+        by_layer(lambda flow: told(rates(flow, 1e-8)), is_activation, over_all),
+    ),
+    "OutputActivation, all layers": (
+        lambda: quantities.OutputActivation(threshold=0.5, layers="*"),
+        by_layer(lambda flow: told(rates(flow, 0.5)), summary=over_all),
+    ),
+    "DeadNeurons": (
+        quantities.DeadNeurons,
+        by_layer(lambda flow: dead(flow, 0.0), has_matrix),
+    ),
+    "DeadNeurons, high threshold": (
+        lambda: quantities.DeadNeurons(threshold=1.0),
+        by_layer(lambda flow: dead(flow, 1.0), has_matrix),
+    ),
+    "OutputGradientGeometry": (
+        quantities.OutputGradientGeometry,
+        geometry_of(at_outputs, "layers"),
+    ),
+    "OutputGradientGeometry, RMS": (
+        lambda: quantities.OutputGradientGeometry(normalize=True),
+        geometry_of(at_outputs, "layers", normalize=True),
+    ),
+    "InputGradientGeometry": (quantities.InputGradientGeometry, input_gradients),
+    "GradientGeometry": (
+        quantities.GradientGeometry,
+        geometry_of(lambda moment: moment.gradients, "parameters"),
+    ),
+    "UpdateGeometry": (
+        lambda: quantities.UpdateGeometry(normalize=True),
+        geometry_of(lambda moment: moment.updates, "parameters", normalize=True),
+    ),
+    "GradientActivation": (quantities.GradientActivation, gradient_activation),
+    "ParameterNorm": (
+        quantities.ParameterNorm,
+        of_parameters(lambda p: float(np.linalg.norm(p.ravel()))),
+    ),
+    "ParameterNorm, RMS": (
+        lambda: quantities.ParameterNorm(normalize=True),
+        of_parameters(lambda p: math.sqrt((p**2).mean())),
+    ),
+    "ConditionNumber": (quantities.ConditionNumber, of_parameters(condition_number, dims=2)),
+    "WeightSignFlips": (quantities.WeightSignFlips, sign_flips),
+    "InputMean": (quantities.InputMean, by_layer(lambda flow: flow.input.mean())),
+    "InputMean, by feature": (
+        lambda: quantities.InputMean(by_feature=True),
+        by_layer(lambda flow: flow.input.mean((0, 1))),
+    ),
+    "InputStd": (quantities.InputStd, by_layer(lambda flow: flow.input.std())),
+    "InputStd, by feature": (
+        lambda: quantities.InputStd(by_feature=True),
+        by_layer(lambda flow: flow.input.std((0, 1))),
+    ),
+    "InputCovariance": (
+        quantities.InputCovariance,
+        by_layer(lambda flow: spectrum(flow.input, 5), has_matrix),
+    ),
+    "OutputGradientCovariance": (
+        lambda: quantities.OutputGradientCovariance(k=2),
+        by_layer(lambda flow: spectrum(flow.output_gradient, 2), has_matrix),
+    ),
+    "RankMe": (quantities.RankMe, by_layer(rank_me, has_matrix)),
+}
+
+BATCH_NORM: dict[str, type[LayerQuantity]] = {
+    "MeanTID": quantities.MeanTID,
+    "VarTID": quantities.VarTID,
+}
+
+
+def assert_same(found: Any, expected: Any, where: str = "") -> None:
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key in expected:
+            assert_same(found[key], expected[key], f"{where} {key}")
+    elif isinstance(expected, float) and math.isnan(expected):
+        assert math.isnan(found), where
+        assert found.reason, where
+    else:
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12, err_msg=where)
+
+
+@pytest.mark.parametrize("network", CASES)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_quantity(name: str, network: str) -> None:
+    build, reference = REFERENCES[name]
+    quantity = build()
+    history, moments = run(network, [quantity])
+    assert [*history[quantity.name]] == [*range(STEPS)]
+    for step, record in history[quantity.name].items():
+        assert_same(record, reference(moments, step), f"step {step}")
+    assert not history.notes
+
+
+@pytest.mark.parametrize("name", BATCH_NORM)
+def test_discrepancy_of_batch_normalisation(name: str) -> None:
+    history, moments = run("convolutional", [BATCH_NORM[name]()])
+    for step, record in history[name].items():
+        expected = of_batch_norm(moments[step].flows["1"], name)
+        assert_same(record, {"layers": {"1": expected}})
+
+
+def test_every_quantity_of_layers_has_a_reference() -> None:
+    public = {n: getattr(quantities, n) for n in quantities.__all__ if not n.endswith("Quantity")}
+    kinds = (LayerQuantity, ParameterQuantity)
+    ours = {n for n, kind in public.items() if issubclass(kind, kinds)} | {"UpdateGeometry"}
+    assert ours == {name.split(",")[0] for name in (*REFERENCES, *BATCH_NORM)}
+
+
+def everything() -> Iterator[Quantity]:
+    for name, (build, _) in REFERENCES.items():
+        quantity = build()
+        quantity.name = name
+        yield quantity
+
+
+@pytest.mark.parametrize("network", CASES)
+def test_all_together_are_what_each_is_alone(network: str) -> None:
+    together, moments = run(network, [*everything()])
+    for name, (_, reference) in REFERENCES.items():
+        assert_same(together[name][1], reference(moments, 1), name)
+
+
+@pytest.mark.parametrize("quantity", ["OutputGradientGeometry", "GradientGeometry"])
+def test_without_correlation_there_is_the_norm_alone(quantity: str) -> None:
+    history, _ = run("linear", [getattr(quantities, quantity)(correlation=False)])
+    values = next(iter(history[quantity][1].values()))
+    assert all(set(value) == {"norm"} for value in values.values())
+
+
+def test_reasons_of_correlations() -> None:
+    history, _ = run("linear", [quantities.OutputGradientGeometry()])
+    records = history["OutputGradientGeometry"]
+    assert "no step before" in records[0]["layers"]["0"]["correlation"].reason
+    assert "shape" in records[2]["layers"]["0"]["correlation"].reason
+    history, _ = run("linear", [quantities.InputGradientGeometry()])
+    assert "needs no gradient" in history["InputGradientGeometry"][1]["layers"]["0"].reason
+
+
+def test_correlation_is_with_the_step_that_was_tracked_before() -> None:
+    quantity = quantities.UpdateGeometry(schedules.linear(2))
+    history, moments = run("linear", [quantity])
+    a, b = moments[0].updates["0.weight"], moments[2].updates["0.weight"]
+    expected = (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b)
+    found = history["UpdateGeometry"][2]["parameters"]["0.weight"]["correlation"]
+    assert found == pytest.approx(expected)
+
+
+# Corner cases -----------------------------------------------------------------------------------
+
+
+def record(model: nn.Module, inputs: Tensor, quantity: Quantity, scale: float = 1.0) -> Any:
+    cockpit = gradlens.Cockpit(model, [quantity])
+    loss = scale * model(inputs).square().mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    return cockpit.history[quantity.name][0]
+
+
+def test_covariance_with_fewer_samples_than_features_has_the_rest_of_its_eigenvalues() -> None:
+    inputs = torch.randn(3, 20)
+    found = record(nn.Linear(20, 2), inputs, quantities.InputCovariance(k=6))["layers"]["Linear"]
+    assert found["eigenvalues"][2:] == pytest.approx([0] * 4, abs=1e-12)
+    assert found["condition"] == math.inf
+    assert found["trace"] == pytest.approx(inputs.double().var(0).sum().item())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        (torch.randn(1, 4), "one sample"),
+        (torch.full((3, 4), 1e3), "equal"),
+        (torch.full((3, 4), math.inf), "NaN or Inf"),
+    ],
+)
+def test_undefined_covariances_say_why(inputs: Tensor, reason: str) -> None:
+    layers = record(nn.Linear(4, 2), inputs, quantities.InputCovariance())["layers"]
+    found = layers["Linear"]
+    assert reason in (found["stable_rank"] if isinstance(found, dict) else found).reason
+
+
+def test_small_output_gradients_have_the_condition_of_large_ones() -> None:
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(4, 3).double(), torch.randn(9, 4).double()
+    large, small = (
+        record(model, inputs, quantities.OutputGradientCovariance(), scale)["layers"]["Linear"]
+        for scale in (1.0, 1e-9)
+    )
+    assert small["condition"] == pytest.approx(large["condition"])
+    assert small["condition"] < 1e3
+
+
+def test_broken_inputs_never_raise() -> None:
+    for network in CASES.values():
+        model, inputs = network.build(), network.inputs(4).float()
+        inputs.view(-1)[:2] = torch.tensor([math.nan, math.inf])
+        cockpit = gradlens.Cockpit(model, [*everything()])
+        for step in range(2):
+            loss = model(inputs).square().mean()
+            with cockpit(step, loss=loss):
+                loss.backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        assert {*cockpit.history["RankMe"]} == {0, 1}
+
+
+def test_parameters_without_a_gradient_say_so() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tracked = [quantities.GradientGeometry(), quantities.GradientActivation()]
+    cockpit = gradlens.Cockpit(model, tracked)
+    with cockpit(0):
+        model[0](torch.ones(3, 2)).sum().backward()
+    for name in ("GradientGeometry", "GradientActivation"):
+        parts = cockpit.history[name][0]["parameters"]
+        assert "no gradient" in parts["1.weight"].reason
+        assert isinstance(parts["0.weight"], dict)
+
+
+def test_singular_and_broken_weights() -> None:
+    model = nn.Linear(3, 2)
+    nn.init.ones_(model.weight)
+    inputs = torch.randn(4, 3)
+    found = record(model, inputs, quantities.ConditionNumber())
+    assert found["parameters"] == {"weight": math.inf}
+    nn.init.constant_(model.weight, math.nan)
+    found = record(model, inputs, quantities.ConditionNumber())
+    assert "NaN" in found["parameters"]["weight"].reason
+
+
+def test_batch_normalisation_without_running_statistics() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, track_running_stats=False))
+    found = record(model, torch.randn(5, 2), quantities.MeanTID())
+    assert "no running mean" in found["layers"]["1"].reason
+
+
+def test_half_precision_is_accumulated_in_single() -> None:
+    model, inputs = nn.Linear(300, 2).bfloat16(), torch.full((500, 300), 100.0).bfloat16()
+    found = record(model, inputs, quantities.InputNorm())["layers"]["Linear"]
+    assert found == pytest.approx(100 * math.sqrt(500 * 300), rel=1e-6)
+    found = record(model, inputs, quantities.InputMean())["layers"]["Linear"]
+    assert found == pytest.approx(100, rel=1e-6)
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_covariance_of_no_eigenvalues(k: int) -> None:
+    with pytest.raises(ValueError, match="asks for no eigenvalue"):
+        quantities.InputCovariance(k=k)
+
+
+@pytest.mark.parametrize("kind", [quantities.OutputNorm, quantities.ParameterNorm])
+def test_a_string_is_no_schedule(kind: type[Quantity]) -> None:
+    with pytest.raises(TypeError, match="track_schedule='linear' is not callable"):
+        kind("linear")  # type: ignore[arg-type]
+
+
+def test_an_update_quantity_is_one_of_those_that_wait() -> None:
+    assert issubclass(quantities.UpdateGeometry, UpdateQuantity)
+
+
+@pytest.mark.parametrize(
+    "quantity", [quantities.OutputActivation, quantities.DeadNeurons, quantities.GradientActivation]
+)
+def test_nan_is_neither_dead_nor_alive(quantity: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    cockpit = gradlens.Cockpit(model, [quantity()])
+    inputs = torch.randn(5, 3)
+    inputs[0, 0] = math.nan
+    loss = model(inputs).square().sum()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    record = cockpit.history[quantity.__name__][0]
+    values = record.get("layers", record.get("parameters"))
+    told = [getattr(value, "reason", "") for value in values.values()]
+    assert all(reason.endswith("has NaN or Inf") for reason in told), record
+
+
+def reasons(value: Any) -> set[str]:
+    """Why numbers of a record are NaN; a failure if one doesn't tell."""
+    if isinstance(value, dict):
+        return set().union(*(reasons(part) for part in value.values()))
+    if not isinstance(value, float) or not math.isnan(value):
+        return set()
+    return {value.reason}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("quantity", "what"),
+    [
+        (quantities.OutputNorm, "output of"),
+        (quantities.InputNorm, "input of"),
+        (quantities.InputMean, "input of"),
+        (quantities.InputStd, "input of"),
+        (quantities.OutputActivation, "output of"),
+        (quantities.DeadNeurons, "output of"),
+        (quantities.RankMe, "output of"),
+        (quantities.InputCovariance, "input of"),
+        (quantities.OutputGradientGeometry, "gradient at the output of"),
+        (lambda: quantities.InputGradientGeometry(correlation=False), "gradient at the input of"),
+        (quantities.OutputGradientCovariance, "gradient at the output of"),
+        (quantities.GradientGeometry, "gradient of"),
+        (quantities.GradientActivation, "gradient of"),
+    ],
+)
+def test_a_nan_names_what_it_comes_from(
+    quantity: Callable[[], Quantity], what: str, broken: float
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    nn.init.constant_(model[2].weight, broken)
+    found = reasons(record(model, torch.randn(5, 3), quantity()))
+    told = {reason for reason in found if reason.endswith("has NaN or Inf")}
+    assert any(reason.startswith(f"the {what} ") for reason in told), found
+    names = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
+    assert {reason.split(" has ")[0].split()[-1] for reason in told} <= names | {"steps"}
+
+
+def test_broken_parameters_and_updates_are_named() -> None:
+    model = nn.Linear(2, 2)
+    cockpit = gradlens.Cockpit(model, [quantities.ParameterNorm(), quantities.UpdateGeometry()])
+    optimizer = torch.optim.SGD(model.parameters(), lr=math.nan)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 2)).sum()
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+    norms, updates = (cockpit.history[q] for q in ("ParameterNorm", "UpdateGeometry"))
+    assert norms[1]["parameters"]["bias"].reason == "the parameter bias has NaN or Inf"
+    weight = updates[0]["parameters"]["weight"]
+    assert weight["norm"].reason == "the update of weight has NaN or Inf"
+
+
+SPECTRA = [quantities.RankMe, quantities.InputCovariance, quantities.OutputGradientCovariance]
+
+
+@pytest.mark.parametrize("quantity", SPECTRA)
+@pytest.mark.parametrize(
+    ("samples", "features", "value"),
+    [(0, 4, 1.0), (0, 1, 1.0), (1, 4, 1.0), (5, 4, 0.0), (5, 4, 1.0), (5, 1, 1.0), (2, 9, 1.0)],
+)
+def test_spectra_of_little_are_numbers_or_tell_why(
+    quantity: type[Quantity], samples: int, features: int, value: float
+) -> None:
+    model = nn.Linear(features, 3, bias=False)
+    found = record(model, torch.full((samples, features), value), quantity())["layers"]["Linear"]
+    told = reasons(found)
+    if samples == 0:
+        assert told == {"the batch is empty"}
+    elif quantity is quantities.RankMe:
+        assert told == ({"the output is zero"} if not value else set())
+        assert not value or found == pytest.approx(1, abs=1e-5)
+    else:
+        few = "there is one sample: a covariance needs two"
+        equal = "all samples are equal: the covariance is zero"
+        assert told == {few if samples == 1 else equal}
+
+
+def test_spectra_of_one_feature() -> None:
+    inputs = torch.tensor([[1.0], [3.0]])
+    found = record(nn.Linear(1, 1), inputs, quantities.InputCovariance())["layers"]["Linear"]
+    assert found["eigenvalues"] == pytest.approx([2.0])
+    assert {found[name] for name in ("stable_rank", "condition", "condition_50")} == {1.0}
+
+
+@pytest.mark.parametrize("quantity", [quantities.MeanTID, quantities.VarTID])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LayerNorm(4),
+        nn.GroupNorm(2, 4),
+        nn.BatchNorm1d(4, track_running_stats=False),
+        nn.InstanceNorm1d(4),
+        nn.Linear(4, 4),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_without_running_statistics_say_so(
+    layer: nn.Module, quantity: type[LayerQuantity]
+) -> None:
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), layer)
+    inputs = torch.randn(5, 2, 6)
+    found = record(model, inputs, quantity(layers="1"))["layers"]["1"]
+    assert found.reason == "the layer keeps no running mean and variance"
+
+
+@pytest.mark.parametrize(
+    ("options", "mean", "variance", "reason"),
+    [
+        ({}, math.nan, 1.0, "the running mean or variance has NaN or Inf"),
+        ({}, 0.0, math.inf, "the running mean or variance has NaN or Inf"),
+        ({"channel_last": True}, 0.0, 1.0, "6 features and the running mean 4: set channel_last"),
+    ],
+)
+def test_running_statistics_that_do_not_fit(
+    options: dict[str, Any], mean: float, variance: float, reason: str
+) -> None:
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), norm).eval()
+    norm.running_mean.fill_(mean)  # type: ignore[union-attr]
+    norm.running_var.fill_(variance)  # type: ignore[union-attr]
+    found = record(model, torch.randn(5, 2, 8), quantities.MeanTID(**options))["layers"]["1"]
+    assert reason in found.reason
+
+
+class Odd(nn.Module):
+    """Layers and parameters of unusual kinds, all behind one output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4, sparse=True)
+        self.act, self.linear, self.unused = nn.ReLU(), nn.Linear(4, 2), nn.Linear(4, 2)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.nothing, self.whole, self.wider = _Nothing(), _Whole(), _Wider()
+        self.waves = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+        self.hollow = nn.Parameter(torch.zeros(0, 3))
+        self.single = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, indices: Tensor) -> Tensor:
+        embedded = self.embedding(indices)
+        self.nothing(embedded)
+        self.whole(embedded)
+        bent = (self.frozen(embedded).to(torch.complex64) @ self.waves).abs()
+        wide: Tensor = self.wider(bent)
+        return self.linear(self.act(bent)) * self.single + wide.sum() + self.hollow.sum()
+
+
+class _Nothing(nn.Module):
+    def forward(self, inputs: Tensor) -> None:
+        return None
+
+
+class _Whole(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.long()
+
+
+class _Wider(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return inputs.repeat(1, self.calls)
+
+
+@pytest.mark.filterwarnings("ignore:gradlens, step 0")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("samples", [0, 1, 6])
+def test_nothing_breaks_a_training_loop(samples: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2, bias=False)).to(dtype)
+    for model, inputs in (
+        (plain, torch.randn(samples, 4).to(dtype)),
+        (Odd(), torch.arange(samples)),
+    ):
+        cockpit = gradlens.Cockpit(model, [*everything()])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = model(inputs).float().square().sum()
+            with cockpit(step, loss=loss, optimizer=optimizer):
+                loss.backward()
+            optimizer.step()
+        cockpit.close()
+        for quantity in cockpit.quantities:
+            for value in cockpit.history[quantity.name].values():
+                reasons(value)
+        assert {*cockpit.history["ParameterNorm"]} == {0, 1, 2}
+
+
+def test_complex_parameters() -> None:
+    model = Odd()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    tracked = [
+        quantities.ParameterNorm(normalize=True), quantities.ConditionNumber(),
+        quantities.WeightSignFlips(), quantities.GradientGeometry(),
+    ]  # fmt: skip
+    cockpit = gradlens.Cockpit(model, tracked)
+    gradients = []
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = model(torch.arange(5)).square().sum()
+        with cockpit(step, loss=loss):
+            loss.backward()
+        assert model.waves.grad is not None
+        gradients.append(model.waves.grad.numpy().ravel().copy())
+    values = {q.name: cockpit.history[q.name][1]["parameters"]["waves"] for q in tracked}
+    waves = model.waves.detach().numpy()
+    assert values["ParameterNorm"] == pytest.approx(math.sqrt((abs(waves) ** 2).mean()))
+    assert values["ConditionNumber"] == pytest.approx(np.linalg.cond(waves), rel=1e-3)
+    assert values["WeightSignFlips"].reason == "complex numbers have no sign"
+    first, second = gradients
+    cosine = np.vdot(first, second).real / np.linalg.norm(first) / np.linalg.norm(second)
+    assert values["GradientGeometry"]["norm"] == pytest.approx(np.linalg.norm(second), rel=1e-5)
+    assert values["GradientGeometry"]["correlation"] == pytest.approx(cosine, rel=1e-5)
+
+
+def test_conditions_of_no_matrix() -> None:
+    model = Odd()
+    nn.init.zeros_(model.linear.weight)
+    found = record(model, torch.arange(5), quantities.ConditionNumber())["parameters"]
+    assert found["linear.weight"].reason == "the parameter is zero"
+    assert found["hollow"].reason == "the parameter has no elements"
+
+
+def test_gradients_in_half_precision_survive_the_scale() -> None:
+    model = nn.Linear(2, 1, bias=False).half()
+    cockpit = gradlens.Cockpit(model, [quantities.GradientGeometry(correlation=False)])
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    loss = model(torch.ones(1, 2).half()).float().sum() * 1e-9
+    scaler.scale(loss)  # it is made with its first use
+    with cockpit(0, loss=loss, scaler=scaler):
+        scaler.scale(loss).backward()
+    found = cockpit.history["GradientGeometry"][0]["parameters"]["weight"]["norm"]
+    assert found == pytest.approx(math.sqrt(2) * 1e-9, rel=1e-2)

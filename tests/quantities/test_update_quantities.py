@@ -1,0 +1,297 @@
+"""Quantities that span the optimizer's step, against references that store everything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+import gradlens
+from gradlens import Cockpit, quantities
+from gradlens.numerics.formulas import local_step_size
+from tests.cases.networks import NETWORKS
+from tests.cases.references import flat, per_sample_gradients_by_loop, squared_error
+
+STEPS, SAMPLES = 4, 6
+
+
+@dataclass
+class Record:
+    """One step of the reference run: everything, dense and in float64."""
+
+    before: dict[str, Tensor]
+    after: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    losses: Tensor
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    first, *rest = model.parameters()
+    return [{"params": [first], "lr": 0.3}, {"params": rest, "weight_decay": 0.1}]
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
+    "SGD": lambda model: SGD(model.parameters(), lr=0.1),
+    "momentum": lambda model: SGD(model.parameters(), lr=0.1, momentum=0.9),
+    "Nesterov, decay": lambda model: SGD(
+        model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1
+    ),
+    "maximize": lambda model: SGD(model.parameters(), lr=0.01, maximize=True),
+    "groups": lambda model: SGD(groups(model), lr=0.1),
+    "Adam": lambda model: Adam(model.parameters(), lr=0.01),
+    "AdamW": lambda model: AdamW(model.parameters(), lr=0.01, weight_decay=0.1),
+}
+
+
+def run(
+    network: str,
+    reduction: str,
+    optimizer: str,
+    tracked: list[Any],
+    clip: float | None = None,
+    tell_optimizer: bool = True,
+) -> tuple[Cockpit, list[Record]]:
+    torch.manual_seed(0)
+    model = NETWORKS[network].build().double()
+    opt = OPTIMIZERS[optimizer](model)
+    cockpit = Cockpit(model, tracked, loss_reduction=reduction)
+    scale = SAMPLES if reduction == "mean" else 1
+    records = []
+    for step in range(STEPS):
+        inputs = NETWORKS[network].inputs(SAMPLES)
+        with torch.no_grad():
+            target = torch.randn_like(model(inputs))
+        contribution = squared_error(target, reduction)
+        output = model(inputs)
+        losses = (output - target).square().flatten(1).mean(1)
+        opt.zero_grad()
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        gradients = per_sample_gradients_by_loop(model, inputs, contribution, scale)
+        loss = contribution(output, slice(None))
+        info = {"individual_losses": losses.detach()}
+        with cockpit(step, loss=loss, optimizer=opt if tell_optimizer else None, info=info):
+            loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        opt.step()
+        after = {name: p.detach().clone() for name, p in model.named_parameters()}
+        records.append(Record(before, after, gradients, losses.detach()))
+    cockpit.close()
+    return cockpit, records
+
+
+def alpha(start: Record, end: Record) -> float:
+    """The fit's normal equations as in the paper, in NumPy."""
+    d = torch.cat([(start.after[n] - start.before[n]).flatten() for n in start.before]).numpy()
+    t = np.linalg.norm(d)
+    slopes = [flat(record.gradients).numpy() @ d / t for record in (start, end)]
+    losses = [record.losses.numpy() for record in (start, end)]
+    y = np.array([v.mean() for v in (*losses, *slopes)])
+    inverse = np.diag([1 / v.var(ddof=1) for v in (*losses, *slopes)])
+    phi = np.array([[1, 0, 0], [1, t, t**2], [0, 1, 0], [0, 1, 2 * t]]).T
+    mu = np.linalg.solve(phi @ inverse @ phi.T, phi @ inverse @ y)
+    return 2 * t / (-mu[1] / mu[2]) - 1 if mu[2] > 0 else math.nan
+
+
+@pytest.mark.parametrize("tell_optimizer", [True, False], ids=["told", "not told"])
+@pytest.mark.parametrize("clip", [None, 0.01], ids=["", "clipped"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("network", ["mlp", "conv2d"])
+def test_alpha_update_size_and_distance(
+    network: str, reduction: str, optimizer: str, clip: float | None, tell_optimizer: bool
+) -> None:
+    tracked = [quantities.Alpha(), quantities.UpdateSize(), quantities.Distance()]
+    cockpit, records = run(network, reduction, optimizer, tracked, clip, tell_optimizer)
+    history = cockpit.history
+    for step, record in enumerate(records):
+        for name, before in record.before.items():
+            assert history["UpdateSize"][step][name] == pytest.approx(
+                (record.after[name] - before).norm().item(), rel=1e-9
+            )
+            assert history["Distance"][step][name] == pytest.approx(
+                (before - records[0].before[name]).norm().item(), rel=1e-9, abs=1e-15
+            )
+    assert list(history["UpdateSize"]) == list(range(STEPS))  # the last one included
+    assert list(history["Alpha"]) == list(range(STEPS - 1))
+    for step, (start, end) in enumerate(pairwise(records)):
+        expected = alpha(start, end)
+        assert history["Alpha"][step] == pytest.approx(expected, rel=1e-7, nan_ok=True)
+        assert math.isnan(expected) == bool(getattr(history["Alpha"][step], "reason", ""))
+
+
+@pytest.mark.parametrize("others", [[], [quantities.NormTest()]], ids=["alone", "with another"])
+@pytest.mark.parametrize("limit", ["STORED_BYTES", "RETAINED_BYTES", None])
+def test_alpha_does_not_depend_on_what_is_stored(
+    limit: str | None, others: list[quantities.Quantity], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if limit is not None:
+        module = "reductions" if limit == "STORED_BYTES" else "per_sample.reducing"
+        monkeypatch.setattr(f"gradlens.{module}.{limit}", 0)
+    cockpit, records = run("conv2d", "mean", "SGD", [quantities.Alpha(), *others])
+    for step, (start, end) in enumerate(pairwise(records)):
+        assert cockpit.history["Alpha"][step] == pytest.approx(alpha(start, end), rel=1e-7)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("network", ["mlp", "conv2d"])
+def test_cabs_and_early_stopping(network: str, reduction: str) -> None:
+    tracked = [quantities.CABS(), quantities.EarlyStopping()]
+    cockpit, records = run(network, reduction, "SGD", tracked)
+    for step, record in enumerate(records):
+        g = flat(record.gradients).numpy()
+        cabs = 0.1 * g.var(axis=0).sum() / record.losses.mean().item()
+        assert cockpit.history["CABS"][step] == pytest.approx(cabs, rel=1e-8)
+        ratio = g.mean(0) ** 2 / (g.var(axis=0, ddof=1) + 1e-5)
+        assert cockpit.history["EarlyStopping"][step] == pytest.approx(
+            1 - SAMPLES * ratio.mean(), rel=1e-8
+        )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "problem"),
+    [
+        ("Adam", "the optimizer is Adam"),
+        ("momentum", "uses momentum"),
+        ("maximize", "uses maximize"),
+        ("groups", "uses weight_decay"),
+    ],
+)
+def test_cabs_says_what_it_needs(optimizer: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=rf"CABS is derived for plain SGD .*{problem}"):
+        run("mlp", "mean", optimizer, [quantities.CABS()])
+
+
+def test_early_stopping_is_undefined_with_weight_decay() -> None:
+    cockpit, _ = run("mlp", "mean", "AdamW", [quantities.EarlyStopping()])
+    assert "weight decay" in cockpit.history["EarlyStopping"][0].reason
+
+
+@pytest.mark.parametrize(
+    "loss_function",
+    [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.CrossEntropyLoss(weight=torch.tensor([0.3, 1.0, 2.0]), label_smoothing=0.1),
+        nn.CrossEntropyLoss(ignore_index=1),
+    ],
+    ids=["mean", "sum", "weights", "ignored"],
+)
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_individual_losses_are_found(loss_function: nn.Module, scale: float) -> None:
+    """They are N times each sample's share of the loss, so their mean is the loss."""
+
+    class Losses(quantities.SingleStepQuantity):
+        needs = ("individual_losses",)
+
+        def compute(self, step: Any) -> Any:
+            return step.individual_losses
+
+    model, reduction = nn.Linear(4, 3), loss_function.reduction
+    cockpit = Cockpit(model, [Losses()], loss_reduction=reduction)
+    gradlens.extend(loss_function)
+    inputs, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    loss = scale * loss_function(model(inputs), labels)
+    with cockpit(0):
+        loss.backward()
+    found = cockpit.history["Losses"][0]
+    parts = nn.functional.cross_entropy(
+        model(inputs),
+        labels,
+        loss_function.weight,
+        ignore_index=loss_function.ignore_index,
+        label_smoothing=loss_function.label_smoothing,
+        reduction="none",
+    ).detach()
+    np.testing.assert_allclose(found / found.sum(), parts / parts.sum(), rtol=1e-5)
+    total = found.mean() if reduction == "mean" else found.sum()
+    assert total == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_alpha_without_individual_losses_says_how_to_get_them() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    cockpit = Cockpit(model, [quantities.Alpha()])
+    with pytest.warns(
+        UserWarning, match=r"Alpha can't be found .*loss_function=loss_function"
+    ) as caught:
+        for step in range(3):
+            with cockpit(step, optimizer=optimizer):
+                model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+    assert len(caught) == 1
+    assert "no per-sample losses" in cockpit.history["Alpha"][0].reason
+
+
+def training(optimizer_steps: int) -> Cockpit:
+    model, loss_function = nn.Linear(4, 2), gradlens.extend(nn.MSELoss())
+    optimizer = SGD(model.parameters(), lr=0.1)
+    cockpit = Cockpit(model, [quantities.Alpha(), quantities.UpdateSize()])
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = loss_function(model(torch.randn(5, 4)), torch.randn(5, 2))
+        with cockpit(step, optimizer=optimizer):
+            loss.backward()
+        for _ in range(optimizer_steps):
+            optimizer.step()
+    cockpit.close()
+    return cockpit
+
+
+def test_steps_between_tracked_ones_make_alpha_undefined() -> None:
+    assert "more than once" not in getattr(training(1).history["Alpha"][0], "reason", "")
+    assert "more than once" in training(2).history["Alpha"][0].reason
+
+
+def test_optimizer_that_was_never_stepped() -> None:
+    history = training(0).history
+    assert history["Alpha"][0].reason == "the update is zero"
+    assert set(history["UpdateSize"][0].values()) == {0.0}
+
+
+def test_exception_inside_the_context_leaves_no_hook_on_the_optimizer() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    cockpit = Cockpit(model, [quantities.UpdateSize()])
+    for step in range(3):
+        with suppress(ZeroDivisionError), cockpit(step, optimizer=optimizer):
+            model(torch.randn(3, 4)).square().mean().backward()
+            if step == 1:
+                raise ZeroDivisionError
+        optimizer.step()
+    cockpit.close()
+    assert list(cockpit.history["UpdateSize"]) == [0, 2]
+    assert not optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("end", [0.25, 0.5, 1.0, 2.0, 3.0])
+def test_exact_parabola(end: float) -> None:
+    """On (x − 1)², an update from 0 to x has α = x − 1."""
+    jitter = torch.tensor([-1e-3, 0, 1e-3], dtype=torch.float64)
+    losses = (1 + jitter, (end - 1) ** 2 + jitter)
+    slopes = (-2 + jitter, 2 * (end - 1) + jitter)
+    assert local_step_size(losses, slopes, end) == pytest.approx(end - 1, abs=1e-9)
+
+
+def test_concave_parabola_has_no_minimum() -> None:
+    jitter = torch.tensor([-1e-3, 0, 1e-3], dtype=torch.float64)
+    found = local_step_size((1 + jitter, jitter), (-0.5 + jitter, -1.5 + jitter), 1.0)
+    assert "no minimum" in found.reason
+
+
+@pytest.mark.parametrize("network", ["lstm", "prelu"])
+def test_alpha_of_layers_that_are_recomputed(network: str) -> None:
+    """After the update, but with the parameters from before it."""
+    cockpit, records = run(network, "mean", "SGD", [quantities.Alpha()])
+    for step, (start, end) in enumerate(pairwise(records)):
+        expected = alpha(start, end)
+        assert cockpit.history["Alpha"][step] == pytest.approx(expected, rel=1e-7, nan_ok=True)

@@ -1,0 +1,1201 @@
+"""How signals are captured: which calls count, for which step, and that training doesn't notice."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import io
+import json
+import math
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import gradlens
+from gradlens import Cockpit, History, quantities, schedules
+from gradlens.cockpit.aggregation import numbers
+from gradlens.cockpit.layer_tracking import steps_to_expect
+from gradlens.history.undefined import Undefined
+from gradlens.quantities import InputNorm, OutputGradientGeometry, OutputNorm, Quantity
+from gradlens.signals import Active, Gram, Maxima, Moments, SignalReduction, Size
+from gradlens.signals.axes import find_axes
+from gradlens.signals.signal import first_tensor
+from tests.cockpit.test_cockpit import assert_bit_identical, attributes
+from tests.quantities.test_layer_quantities import everything
+
+Forward = Callable[[nn.Module, Tensor], Any]
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.2),
+        nn.Flatten(),
+        nn.Linear(64, 3),
+    )
+
+
+@pytest.fixture
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.ReLU(inplace=True), nn.Linear(3, 2))
+
+
+def step(cockpit: Cockpit, number: int, inputs: Tensor) -> None:
+    assert cockpit.model is not None
+    loss = cockpit.model(inputs).square().mean()
+    with cockpit(number, loss=loss):
+        loss.backward()
+
+
+def norms(history: History, number: int, name: str = "OutputNorm") -> dict[str, Any]:
+    return history[name][number]["layers"]
+
+
+def mean_norm(outputs: Tensor) -> float:
+    return outputs.flatten(1).norm(dim=1).mean().item()
+
+
+# Which layers, and which of their tensors -------------------------------------------------------
+
+
+def count_calls(cockpit: Cockpit) -> dict[str, int]:
+    """How many calls of each layer make up its values, once a step is over."""
+    capture = cockpit._layers._capture
+    assert capture is not None
+    counted, found = capture._counted, dict[str, int]()
+
+    def count() -> Any:
+        calls = counted()
+        found.update({call.layer: 0 for call in calls})
+        for call in calls:
+            found[call.layer] += 1
+        return calls
+
+    capture._counted = count  # type: ignore[method-assign]
+    return found
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3, batch_first=True)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0])
+
+
+class Dictionary(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"places": torch.arange(len(x)), "states": [2 * x, x]}
+
+
+class Odd(nn.Module):
+    """Layers that return dicts, nothing, or aren't called at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.dictionary = Dictionary()
+        self.length = Length()
+        self.idle = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.dictionary(self.linear(x))["states"][0]
+        return found / self.length(found)
+
+
+class Length(nn.Module):
+    def forward(self, x: Tensor) -> int:
+        return len(x)
+
+
+def test_the_first_tensor_of_a_tuple_counts() -> None:
+    torch.manual_seed(0)
+    model, inputs = Recurrent(), torch.randn(5, 6, 4)
+    tracked = [OutputNorm(), OutputGradientGeometry(), InputNorm()]
+    cockpit = Cockpit(model, tracked)
+    step(cockpit, 0, inputs)
+    outputs = model.lstm(inputs)[0]
+    assert norms(cockpit.history, 0)["lstm"] == pytest.approx(mean_norm(outputs))
+    gradient = torch.autograd.grad(model.head(outputs).square().mean(), outputs)[0]
+    found = norms(cockpit.history, 0, "OutputGradientGeometry")["lstm"]
+    assert found["norm"] == pytest.approx(gradient.norm().item())
+
+
+def test_the_first_tensor_of_a_dict_counts_and_odd_layers_are_noted() -> None:
+    model, inputs = Odd(), torch.randn(5, 4)
+    cockpit = Cockpit(model, [OutputNorm()])
+    with pytest.warns(UserWarning, match="no values|no floating-point") as caught:
+        step(cockpit, 0, inputs)
+    step(cockpit, 1, inputs)
+    assert set(norms(cockpit.history, 0)) == {"linear", "dictionary"}
+    expected = mean_norm(2 * model.linear(inputs))
+    assert norms(cockpit.history, 0)["dictionary"] == pytest.approx(expected)
+    texts = [note.text for note in cockpit.history.notes]
+    assert texts == [
+        "layers that were not called have no values: idle",
+        "there are no floating-point tensors to look at in the output of length",
+    ]
+    assert len(caught) == 2
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: torch.arange(3),
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.nested.as_nested_tensor([torch.ones(2)]),
+        lambda: torch.ones(2, dtype=torch.complex64),
+        lambda: None,
+        lambda: "text",
+        lambda: {"a": ()},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_is_no_dense_tensor_is_looked_past(build: Callable[[], Any]) -> None:
+    odd, tensor = build(), torch.ones(2)
+    assert first_tensor(odd) is None
+    assert first_tensor((odd, {"b": [odd, tensor]})) is tensor
+
+
+def test_inputs_that_are_indices_are_noted() -> None:
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 2))
+    cockpit = Cockpit(model, [InputNorm()])
+    with pytest.warns(UserWarning, match="in the input of 0"):
+        step(cockpit, 0, torch.randint(7, (3, 5)))
+    assert set(norms(cockpit.history, 0, "InputNorm")) == {"1"}
+
+
+def test_keyword_arguments_are_inputs() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(input=x)
+
+    inputs = torch.randn(3, 4)
+    cockpit = Cockpit(Outer(), [InputNorm()])
+    step(cockpit, 0, inputs)
+    assert norms(cockpit.history, 0, "InputNorm")["inner"] == pytest.approx(inputs.norm().item())
+
+
+def test_outputs_are_seen_before_the_next_layer_changes_them(model: nn.Sequential) -> None:
+    inputs = torch.randn(5, 4)
+    cockpit = Cockpit(model, [OutputNorm(), InputNorm()])
+    step(cockpit, 0, inputs)
+    linear = model[0](inputs)
+    assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(linear))
+    assert norms(cockpit.history, 0)["1"] == pytest.approx(mean_norm(linear.relu()))
+    assert norms(cockpit.history, 0, "InputNorm")["1"] == pytest.approx(linear.norm().item())
+
+
+def test_gradients_are_those_before_operations_in_place(model: nn.Sequential) -> None:
+    inputs = torch.randn(5, 4)
+    cockpit = Cockpit(model, [OutputGradientGeometry(layers="*"),
+                              quantities.InputGradientGeometry(layers="*")])  # fmt: skip
+    step(cockpit, 0, inputs)
+    linear = model[0](inputs)
+    active = linear.clone().relu()
+    before, after = torch.autograd.grad(model[2](active).square().mean(), (linear, active))
+    found = norms(cockpit.history, 0, "OutputGradientGeometry")
+    assert found["0"]["norm"] == pytest.approx(before.norm().item())
+    assert found["1"]["norm"] == pytest.approx(after.norm().item())
+    found = norms(cockpit.history, 0, "InputGradientGeometry")
+    assert found["1"]["norm"] == pytest.approx(before.norm().item())
+    assert found["2"]["norm"] == pytest.approx(after.norm().item())
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "places"),
+    [
+        (lambda: nn.Linear(6, 4), (3, 5, 4), (3, 5, 4)),
+        (lambda: nn.Linear(6, 4), (4,), (1, 1, 4)),
+        (lambda: nn.Conv1d(2, 4, 1), (3, 4, 5), (3, 5, 4)),
+        (lambda: nn.Conv2d(2, 4, 1), (3, 4, 2, 5), (3, 10, 4)),
+        (lambda: nn.Conv2d(2, 4, 1), (4, 2, 5), (1, 10, 4)),
+        (lambda: nn.Conv3d(2, 4, 1), (3, 4, 2, 5, 2), (3, 20, 4)),
+        (lambda: nn.BatchNorm1d(4), (3, 4), (3, 1, 4)),
+        (lambda: nn.LayerNorm(4), (3, 5, 2, 4), (3, 10, 4)),
+        (lambda: nn.LSTM(2, 4), (5, 3, 4), (3, 5, 4)),
+        (lambda: nn.LSTM(2, 4, batch_first=True), (3, 5, 4), (3, 5, 4)),
+        (lambda: nn.MultiheadAttention(4, 2), (5, 3, 4), (3, 5, 4)),
+        (lambda: nn.TransformerEncoderLayer(4, 2, batch_first=True), (3, 5, 4), (3, 5, 4)),
+        (lambda: nn.Embedding(9, 4), (3, 5, 4), (3, 5, 4)),
+        (lambda: nn.ReLU(), (3, 4, 5), (3, 5, 4)),
+        (lambda: nn.ReLU(), (3,), (3, 1, 1)),
+        (lambda: nn.LSTM(2, 4), (5, 4), (1, 5, 4)),
+        (lambda: nn.GRU(2, 4, batch_first=True), (5, 4), (1, 5, 4)),
+        (lambda: nn.GRUCell(2, 4), (3, 4), (3, 1, 4)),
+        (lambda: nn.MultiheadAttention(4, 2), (5, 4), (1, 5, 4)),
+        (lambda: nn.TransformerEncoderLayer(4, 2), (5, 3, 4), (3, 5, 4)),
+    ],
+)
+def test_samples_positions_and_features(
+    build: Callable[[], nn.Module], shape: tuple[int, ...], places: tuple[int, ...]
+) -> None:
+    module = build()
+    assert find_axes(module)[module].samples(torch.zeros(shape)).shape == places
+
+
+def test_activations_have_their_features_where_the_layer_before_has_them() -> None:
+    images = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU())
+    words = nn.Sequential(nn.ReLU(), nn.Linear(2, 2), nn.GELU(), nn.Dropout())
+    model = nn.ModuleList([images, words])
+    last = {name: find_axes(model)[m].channel_last for name, m in model.named_modules()}
+    expected = {"0": False, "0.0": False, "0.1": False, "1": True, "1.0": False, "1.1": True,
+                "1.2": True, "1.3": True}  # fmt: skip
+    assert {name: last[name] for name in expected} == expected
+    assert find_axes(words)[words[0]].channel_last
+
+
+@pytest.mark.parametrize(
+    ("place", "shape", "places"),
+    [
+        ("1", (7, 2, 3), (1, 6, 7)),
+        ("2", (7, 2, 3), (1, 6, 7)),
+        ("1", (3, 7, 2), (3, 2, 7)),
+        ("1", (3, 7, 2, 5), (3, 10, 7)),
+        ("1", (7, 7, 2), (7, 2, 7)),
+        ("3", (3, 14), (3, 1, 14)),
+    ],
+)
+def test_a_single_sample_is_known_behind_convolutions(
+    place: str, shape: tuple[int, ...], places: tuple[int, ...]
+) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 7, 1), nn.ReLU(), nn.MaxPool2d(1), nn.Flatten())
+    axes = find_axes(model)[model.get_submodule(place)]
+    assert axes.samples(torch.zeros(shape)).shape == places
+
+
+def test_a_matrix_behind_a_convolution_of_one_axis_is_a_batch() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 7, 1), nn.ReLU(), nn.Flatten())
+    assert find_axes(model)[model[2]].samples(torch.zeros(7, 14)).shape == (7, 1, 14)
+
+
+class TimeFirst(nn.Module):
+    def __init__(self, transposed: bool = False) -> None:
+        super().__init__()
+        self.front = nn.Linear(4, 4)
+        self.rnn = nn.GRU(4, 3)
+        self.activation = nn.ReLU()
+        self.head = nn.Linear(3, 2)
+        self.transposed = transposed
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.activation(self.rnn(self.front(x))[0])
+        return self.head(states.transpose(0, 1) if self.transposed else states)
+
+
+def test_samples_around_a_time_first_layer_are_where_it_has_them() -> None:
+    torch.manual_seed(0)
+    model, inputs = TimeFirst(), torch.randn(7, 5, 4)
+    cockpit = Cockpit(model, [OutputNorm()])
+    step(cockpit, 0, inputs)
+    found = norms(cockpit.history, 0)
+    states = model.rnn(model.front(inputs))[0]
+    expected = {"front": model.front(inputs), "rnn": states, "head": model.head(states.relu())}
+    for name, output in expected.items():
+        assert found[name] == pytest.approx(mean_norm(output.movedim(1, 0))), name
+    assert not cockpit.history.notes
+
+
+def test_samples_that_are_elsewhere_are_noted() -> None:
+    inputs = torch.randn(7, 5, 4)
+    cockpit = Cockpit(TimeFirst(transposed=True), [InputNorm()])
+    step(cockpit, 0, inputs)
+    assert not cockpit.history.notes
+    cockpit = Cockpit(TimeFirst(transposed=True), [OutputNorm()])
+    with pytest.warns(UserWarning, match="in the output of head, whose norms by sample"):
+        step(cockpit, 0, inputs)
+
+
+def test_channel_last_is_what_the_user_says() -> None:
+    model = nn.Sequential(nn.Conv1d(3, 3, 1), nn.ReLU())
+    inputs = torch.randn(2, 3, 5)
+    for channel_last, features in ((None, 3), (False, 3), (True, 5)):
+        quantity = quantities.InputMean(by_feature=True, channel_last=channel_last, layers="1")
+        cockpit = Cockpit(copy.deepcopy(model), [quantity])
+        step(cockpit, 0, inputs)
+        assert len(norms(cockpit.history, 0, "InputMean")["1"]) == features
+
+
+# Which calls count ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("together", [True, False], ids=["one output", "two passes"])
+def test_several_calls_in_a_step_count_together(model: nn.Sequential, together: bool) -> None:
+    a, b = torch.randn(5, 4), torch.randn(3, 4)
+    tracked = [OutputNorm(), OutputGradientGeometry(correlation=False)]
+    cockpit = Cockpit(model, tracked)
+    if together:
+        loss = model(torch.cat([a, b])).square().sum()
+    else:
+        loss = model(a).square().sum() + model(b).square().sum()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    outputs = model[0](torch.cat([a, b]))
+    assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(outputs))
+    gradient = torch.autograd.grad(model[1:](outputs.clone()).square().sum(), outputs)[0]
+    found = norms(cockpit.history, 0, "OutputGradientGeometry")["0"]["norm"]
+    assert found == pytest.approx(gradient.norm().item())
+
+
+@pytest.mark.parametrize("network", ["linear", "convolutional"])
+def test_merged_calls_are_one_call_with_all_samples(network: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = [torch.randn(n, 9, 3, generator=generator).double() for n in (2, 5, 1)]
+    reductions: list[SignalReduction[Any]] = [Size(), Active(0.5), Maxima(), Moments(), Gram()]
+    for reduction in reductions:
+        merged = reduction.merge([reduction.reduce(part) for part in parts])
+        whole = reduction.merge([reduction.reduce(torch.cat(parts))])
+        found, expected = (
+            [one] if isinstance(one, Tensor) else list(vars(one).values())
+            for one in (merged, whole)
+        )
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(torch.as_tensor(one), torch.as_tensor(other))
+
+
+def test_calls_that_do_not_fit_together_are_undefined() -> None:
+    small, wide, other = torch.randn(2, 1, 4), torch.randn(2, 1, 5), torch.randn(9, 1, 5)
+    for reduction in (Active(), Maxima(), Moments()):
+        found = reduction.merge([reduction.reduce(small), reduction.reduce(wide)])  # type: ignore[attr-defined]
+        assert isinstance(found, Undefined)
+        assert "different numbers of features" in found.reason
+    gram = Gram()
+    found = gram.merge([gram.reduce(wide), gram.reduce(wide)])
+    assert isinstance(found, Undefined)
+    assert "larger batches" in found.reason
+    found = gram.merge([gram.reduce(wide), gram.reduce(other)])
+    assert isinstance(found, Undefined)
+    assert "larger batches" in found.reason
+    found = gram.merge([gram.reduce(small), gram.reduce(wide)])
+    assert isinstance(found, Undefined)
+    assert "different numbers of features" in found.reason
+
+
+def test_a_gram_matrix_is_the_smaller_one_and_in_double_precision() -> None:
+    x = torch.randn(7, 3, 100)
+    found = Gram().reduce(x)
+    assert found.matrix.shape == (21, 21)
+    assert found.matrix.dtype == torch.float64
+    rows = x.reshape(21, 100).double()
+    torch.testing.assert_close(found.matrix, rows @ rows.T)
+    assert Gram().reduce(x.transpose(0, 2)).matrix.shape == (7, 7)
+
+
+def test_empty_batches_have_no_values() -> None:
+    empty = torch.zeros(0, 1, 3)
+    assert Moments().merge([Moments().reduce(empty), Moments().reduce(empty + 1)]).count == 0
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    cockpit = Cockpit(model, [OutputNorm(), quantities.OutputActivation(), quantities.InputStd()])
+    loss = model(torch.zeros(0, 3)).sum()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    for name in cockpit.history.names:
+        assert all("empty" in value.reason for value in norms(cockpit.history, 0, name).values())
+
+
+def test_forward_passes_without_a_backward_pass_do_not_count(model: nn.Sequential) -> None:
+    cockpit = Cockpit(model, [OutputNorm()])
+    for number in range(3):
+        inputs = torch.randn(5, 4)
+        model(torch.randn(100, 4))
+        with torch.no_grad():
+            model(torch.randn(100, 4))
+        step(cockpit, number, inputs)
+        assert norms(cockpit.history, number)["0"] == pytest.approx(mean_norm(model[0](inputs)))
+
+
+def test_frozen_layers_count_with_the_pass_that_they_are_in(model: nn.Sequential) -> None:
+    model[0].requires_grad_(False)
+    cockpit = Cockpit(model, [OutputNorm(), OutputGradientGeometry()])
+    model(torch.randn(100, 4))
+    inputs = torch.randn(5, 4)
+    step(cockpit, 0, inputs)
+    assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(model[0](inputs)))
+    found = norms(cockpit.history, 0, "OutputGradientGeometry")["0"]
+    assert found.reason == "the output needs no gradient"
+
+
+def test_a_branch_without_influence_has_no_gradient() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.ignored = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.ignored(x)
+            return self.used(x)
+
+    cockpit = Cockpit(Branches(), [OutputNorm(), OutputGradientGeometry()])
+    step(cockpit, 0, torch.randn(3, 2))
+    found = norms(cockpit.history, 0, "OutputGradientGeometry")["ignored"]
+    assert found.reason == "the loss doesn't depend on the output"
+    assert norms(cockpit.history, 0)["ignored"] > 0
+
+
+@pytest.mark.parametrize(
+    ("reentrant", "besides"),
+    [(True, []), (False, []), (False, [quantities.HessMaxEV])],
+    ids=["reentrant", "not reentrant", "with curvature"],
+)
+def test_checkpoints_count_once(
+    model: nn.Sequential, reentrant: bool, besides: list[Callable[[], Quantity]]
+) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.rest = nn.Linear(4, 4), model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.rest, self.first(x), use_reentrant=reentrant)
+
+    whole, inputs = Checkpointed(), torch.randn(5, 4)
+    cockpit = Cockpit(whole, [quantities.InputMean(), OutputNorm(), *(b() for b in besides)])
+    reduced = count_calls(cockpit)
+    step(cockpit, 0, inputs)
+    assert reduced == dict.fromkeys(["first", "rest.0", "rest.1", "rest.2"], 1)
+    hidden = model[0](whole.first(inputs))
+    assert norms(cockpit.history, 0)["rest.0"] == pytest.approx(mean_norm(hidden))
+    assert norms(cockpit.history, 0)["first"] == pytest.approx(mean_norm(whole.first(inputs)))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("layers", ["rest.0", "rest.1", ("rest.0", "rest.2"), "rest.end"])
+def test_layers_inside_a_checkpoint_count_once(layers: Any, reentrant: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self, checkpointed: bool) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(2, 2)
+            self.rest = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+            self.rest.register_module("end", nn.Tanh())
+            self.checkpointed = checkpointed
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            for _ in range(2):
+                x = x.repeat(1, 2)[:, :4]
+                if self.checkpointed:
+                    x = checkpoint(self.rest, x, use_reentrant=reentrant)
+                else:
+                    x = self.rest(x)
+            return self.last(x)
+
+    inputs, histories = torch.randn(5, 4), []
+    for checkpointed in (True, False):
+        torch.manual_seed(0)
+        tracked = [
+            OutputNorm(layers=layers),
+            InputNorm(layers=layers),
+            OutputGradientGeometry(layers=layers, correlation=False),
+        ]
+        cockpit = Cockpit(Net(checkpointed), tracked)
+        step(cockpit, 0, inputs)
+        histories.append(cockpit.history)
+    for name in histories[0].names:
+        found, expected = (dict(numbers(history[name][0])) for history in histories)
+        assert found
+        assert found == pytest.approx(expected, rel=1e-5), name
+
+
+class Parts(nn.Module):
+    """Layers that the user calls one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(3, 1)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_layers_that_are_called_by_themselves_for_other_purposes(frozen: bool) -> None:
+    model, inputs = Parts(), torch.randn(5, 4)
+    model.a.requires_grad_(not frozen)
+    cockpit = Cockpit(model, [OutputNorm()])
+    with torch.no_grad() if frozen else contextlib.nullcontext():
+        model.b(model.a(torch.randn(50, 4)))
+    loss = model.b(model.a(inputs)).square().mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+        model.b(model.a(inputs))
+    hidden = model.a(inputs)
+    expected = {"a": mean_norm(hidden), "b": mean_norm(model.b(hidden))}
+    assert norms(cockpit.history, 0) == pytest.approx(expected)
+
+
+def test_layers_that_run_without_gradients_say_so() -> None:
+    class Teacher(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher, self.student = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                target = self.teacher(x)
+            return self.student(x) - target
+
+    cockpit, inputs = Cockpit(Teacher(), [OutputNorm()]), torch.randn(5, 4)
+    step(cockpit, 0, inputs)
+    assert "cockpit.evaluation" in norms(cockpit.history, 0)["teacher"].reason
+    assert norms(cockpit.history, 0)["student"] > 0
+    assert not cockpit.history.notes
+
+
+def test_several_backward_passes_through_one_call_add_up(model: nn.Sequential) -> None:
+    tracked = [
+        OutputGradientGeometry(),
+        OutputGradientGeometry(correlation=False, name="reduced at once"),
+        OutputNorm(),
+    ]
+    cockpit, inputs = Cockpit(model, tracked), torch.randn(5, 4)
+    outputs = model(inputs)
+    first, second = outputs.square().mean(), outputs.sum()
+    with cockpit(0, loss=first):
+        first.backward(retain_graph=True)
+        second.backward()
+    gradient = torch.autograd.grad(
+        (leaf := outputs.detach().requires_grad_()).square().mean() + leaf.sum(), leaf
+    )[0]
+    found = norms(cockpit.history, 0, "OutputGradientGeometry")["2"]["norm"]
+    assert found == pytest.approx(gradient.norm().item())
+    assert "sum of the losses" in norms(cockpit.history, 0, "reduced at once")["2"].reason
+    assert norms(cockpit.history, 0)["2"] == pytest.approx(mean_norm(outputs))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_backward_pass_that_makes_the_loss_is_not_the_steps(
+    model: nn.Sequential, inside: bool
+) -> None:
+    cockpit = Cockpit(model, [OutputGradientGeometry(), OutputNorm()])
+    inputs = torch.randn(5, 4, requires_grad=True)
+
+    def penalised(outputs: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+        return outputs.square().sum() + slope.square().sum()
+
+    outputs = model(inputs)
+    loss = None if inside else penalised(outputs)
+    with cockpit(0):
+        (penalised(outputs) if loss is None else loss).backward()
+    found = norms(cockpit.history, 0, "OutputGradientGeometry")["2"]
+    if inside:
+        assert "several backward passes" in found.reason
+    else:
+        assert found["norm"] == pytest.approx(2 * outputs.norm().item())
+    assert norms(cockpit.history, 0)["2"] == pytest.approx(mean_norm(outputs))
+
+
+def test_a_layer_of_several_widths_says_what_to_do() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.relu = nn.Linear(4, 3), nn.Linear(3, 2), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.relu(self.b(self.relu(self.a(x))))
+
+    cockpit = Cockpit(Shared(), [quantities.OutputActivation(), OutputNorm()])
+    step(cockpit, 0, torch.randn(5, 4))
+    assert "its own ReLU" in norms(cockpit.history, 0, "OutputActivation")["relu"].reason
+    assert norms(cockpit.history, 0)["relu"] > 0
+
+
+def test_other_quantities_do_not_disturb() -> None:
+    """Per-sample gradients run layers again, curvature runs further backward passes."""
+    others: list[Callable[[], Quantity]] = [
+        quantities.NormTest, quantities.HessMaxEV, quantities.GradHist1d, quantities.Alpha
+    ]  # fmt: skip
+    histories = []
+    for besides in ([], others):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 2))
+        loss_function = gradlens.extend(nn.MSELoss())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        cockpit = Cockpit(model, [*everything(), *(build() for build in besides)])
+        for number in range(4):
+            optimizer.zero_grad()
+            loss = loss_function(model(torch.randn(5, 4)), torch.randn(5, 2))
+            with cockpit(number, loss=loss, optimizer=optimizer):
+                loss.backward()
+            optimizer.step()
+        histories.append(cockpit.history)
+    for quantity in everything():
+        alone, together = (history[quantity.name] for history in histories)
+        assert repr(alone) == repr(together), quantity.name
+
+
+# For which step ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [range(7), range(5, 40, 5), range(1000, 1020, 2), [3, 4, 5, 6]],
+    ids=["all", "every fifth", "resumed", "from the third"],
+)
+def test_schedules_are_met_by_forward_passes_before_the_context(
+    model: nn.Sequential, steps: Any
+) -> None:
+    cockpit = Cockpit(model, [OutputNorm(schedules.linear(10)), InputNorm()])
+    for number in steps:
+        step(cockpit, number, torch.ones(2, 4))
+    found = cockpit.history["OutputNorm"]
+    assert [*found] == [number for number in steps if number % 10 == 0]
+    assert all(value["layers"]["0"] > 0 for value in found.values())
+    assert all(norms(cockpit.history, number, "InputNorm")["0"] > 0 for number in steps)
+
+
+def test_an_unexpected_step_is_undefined_and_says_what_to_do(model: nn.Sequential) -> None:
+    cockpit = Cockpit(
+        model, [OutputNorm(schedules.linear(10)), OutputGradientGeometry(schedules.linear(10))]
+    )
+    for number in (0, 1, 10):
+        step(cockpit, number, torch.ones(2, 4))
+    for name in ("OutputNorm", "OutputGradientGeometry"):
+        found = norms(cockpit.history, 10, name)["0"]
+        assert math.isnan(found)
+        assert "with cockpit.forward(10):" in found.reason
+    assert not cockpit.history.notes
+
+
+@pytest.mark.parametrize("where", ["forward", "context"])
+def test_a_step_can_be_announced(model: nn.Sequential, where: str) -> None:
+    cockpit, inputs = Cockpit(model, [OutputNorm(schedules.linear(10))]), torch.randn(2, 4)
+    for number in (0, 1, 10, 12):
+        if where == "context":
+            with cockpit(number):
+                model(inputs).square().mean().backward()
+            continue
+        with cockpit.forward(number):
+            loss = model(inputs).square().mean()
+        model(torch.randn(50, 4))
+        with cockpit(number, loss=loss):
+            loss.backward()
+    assert [*cockpit.history["OutputNorm"]] == [0, 10]
+    expected = mean_norm(model[0](inputs))
+    assert norms(cockpit.history, 10)["0"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("order", ["passes first", "in turn"])
+def test_a_step_may_have_several_forward_passes(model: nn.Sequential, order: str) -> None:
+    cockpit, parts = Cockpit(model, [OutputNorm(schedules.linear(10))]), torch.randn(2, 5, 4)
+    for number in (0, 1, 10):
+        losses = []
+        for place, part in enumerate(parts):
+            with cockpit.forward(number):
+                losses.append(model(part).square().mean())
+            if order == "in turn":
+                with cockpit(number, loss=losses[-1], accumulating=place == 0):
+                    losses[-1].backward()
+        if order == "passes first":
+            loss = sum(losses)
+            with cockpit(number, loss=loss):
+                loss.backward()
+    for number in (0, 10):
+        expected = mean_norm(model[0](parts.flatten(0, 1)))
+        assert norms(cockpit.history, number)["0"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_a_forward_pass_can_be_announced_within_the_context(
+    model: nn.Sequential, announced: bool
+) -> None:
+    cockpit, inputs = Cockpit(model, [OutputNorm()]), torch.randn(5, 4)
+    with cockpit(0):
+        with cockpit.forward(0) if announced else contextlib.nullcontext():
+            loss = model(inputs).square().mean()
+        loss.backward()
+    assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(model[0](inputs)))
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_micro_batches_that_are_left_over_belong_to_no_step(
+    model: nn.Sequential, announced: bool
+) -> None:
+    tracked = [OutputNorm(), OutputGradientGeometry(correlation=False)]
+    cockpit, parts = Cockpit(model, tracked), torch.randn(6, 5, 4)
+
+    def backward(number: int, part: Tensor, accumulating: bool) -> None:
+        with cockpit.forward(number) if announced else contextlib.nullcontext():
+            loss = model(part).square().mean()
+        with cockpit(number, loss=loss, accumulating=accumulating):
+            loss.backward()
+
+    backward(0, parts[0], accumulating=False)
+    backward(1, parts[1], accumulating=True)
+    backward(1, parts[2], accumulating=True)
+    with pytest.warns(UserWarning, match="2 micro-batches of step 1 have no values"):
+        backward(2, parts[3], accumulating=True)
+    backward(2, parts[4], accumulating=False)
+    backward(3, parts[5], accumulating=False)
+    assert [*cockpit.history["OutputNorm"]] == [0, 2, 3]
+    linear = model[0](parts[3:5].flatten(0, 1))
+    assert norms(cockpit.history, 2)["0"] == pytest.approx(mean_norm(linear))
+    loss = 2 * model[1:](linear.clone()).square().mean()
+    gradient = torch.autograd.grad(loss, linear)[0]
+    found = norms(cockpit.history, 2, "OutputGradientGeometry")["0"]["norm"]
+    assert found == pytest.approx(gradient.norm().item())
+    assert norms(cockpit.history, 3)["0"] == pytest.approx(mean_norm(model[0](parts[5])))
+
+
+def test_steps_left_over_that_looked_for_nothing_are_no_reason(model: nn.Sequential) -> None:
+    cockpit = Cockpit(model, [OutputNorm(schedules.linear(2))])
+    for number, accumulating in ((0, False), (1, True), (2, False), (3, False), (4, False)):
+        loss = model(torch.randn(5, 4)).square().mean()
+        with cockpit(number, loss=loss, accumulating=accumulating):
+            loss.backward()
+    assert "cockpit.forward(2)" in norms(cockpit.history, 2)["0"].reason
+    assert norms(cockpit.history, 4)["0"] > 0
+    assert not cockpit.history.notes
+
+
+def test_a_table_may_end_with_the_training(model: nn.Sequential) -> None:
+    table = [True, False, True]
+    cockpit = Cockpit(model, [OutputNorm(lambda number: table[number])])
+    for number in range(3):
+        step(cockpit, number, torch.randn(5, 4))
+    assert [*cockpit.history["OutputNorm"]] == [0, 2]
+    with pytest.raises(IndexError):
+        step(cockpit, 3, torch.randn(5, 4))
+
+
+@pytest.mark.parametrize(
+    ("past", "expected"),
+    [
+        ([], ()),
+        ([5], ()),
+        ([5, 5], ()),
+        ([0, 1], (2,)),
+        ([0, 10, 20], (30,)),
+        ([0, 10, 11], (12,)),
+        ([3, 4, 4], (4, 5)),
+        ([4, 4, 5], (5, 6)),
+        ([7, 7, 7], ()),
+    ],
+)
+def test_which_steps_may_follow(past: list[int], expected: tuple[int, ...]) -> None:
+    assert steps_to_expect(past) == expected
+
+
+def test_a_step_may_have_several_contexts_of_which_the_last_one_counts(
+    model: nn.Sequential, tmp_path: Path
+) -> None:
+    run = tmp_path / "run.jsonl"
+    cockpit = Cockpit(model, [OutputNorm(schedules.linear(4))], run=run)
+    expected = []
+    with pytest.warns(UserWarning, match="give each context a step of its own|keeps both") as said:
+        for number in range(9):
+            for _ in range(2):
+                inputs = torch.randn(5, 4)
+                step(cockpit, number, inputs)
+                if number % 4 == 0:
+                    expected.append(pytest.approx(mean_norm(model[0](inputs))))
+    cockpit.close()
+    assert len(said) == 1
+    found = [norms(cockpit.history, number)["0"] for number in (0, 4, 8)]
+    assert found == expected[1::2]
+    lines = [json.loads(line) for line in run.read_text().splitlines()]
+    written = [line["values"]["OutputNorm"]["layers"]["0"] for line in lines if "values" in line]
+    assert written == expected
+
+
+def test_two_networks_in_turn_have_a_cockpit_each() -> None:
+    torch.manual_seed(0)
+    generator, critic = nn.Linear(3, 4), nn.Linear(4, 1)
+    sparse = schedules.linear(2)
+    cockpits = [
+        Cockpit(net, [OutputNorm(sparse), InputNorm(sparse)]) for net in (generator, critic)
+    ]
+    for number in range(5):
+        noise, real = torch.randn(5, 3), torch.randn(6, 4)
+        fake = generator(noise)
+        loss = critic(real).mean() - critic(fake.detach()).mean()
+        with cockpits[1](number, loss=loss):
+            loss.backward()
+        loss = critic(fake).mean()
+        with cockpits[0](number, loss=loss):
+            loss.backward()
+        if number % 2 == 0:
+            found = [norms(c.history, number, "InputNorm") for c in cockpits]
+            assert found[0]["Linear"] == pytest.approx(noise.norm().item())
+            both = torch.cat([real, fake]).norm().item()
+            assert found[1]["Linear"] == pytest.approx(both)
+            assert norms(cockpits[0].history, number)["Linear"] == pytest.approx(mean_norm(fake))
+
+
+def test_micro_batches_of_a_step_count_together(model: nn.Sequential) -> None:
+    tracked = [OutputNorm(schedules.linear(2)), OutputGradientGeometry(schedules.linear(2))]
+    cockpit, plain = Cockpit(model, tracked), copy.deepcopy(model)
+    for number in range(5):
+        parts = torch.randn(9, 4).split(3)
+        for place, part in enumerate(parts):
+            loss = model(part).square().mean()
+            with cockpit(number, loss=loss, accumulating=place < 2):
+                (loss / 3).backward()
+        with torch.no_grad():
+            model(torch.randn(50, 4))
+        linear = plain[0](torch.cat(parts))
+        loss = plain[1:](linear.clone()).square().mean()
+        gradient = torch.autograd.grad(loss, linear)[0]
+        if number % 2 == 0:
+            assert norms(cockpit.history, number)["0"] == pytest.approx(mean_norm(linear))
+            found = norms(cockpit.history, number, "OutputGradientGeometry")["0"]["norm"]
+            assert found == pytest.approx(gradient.norm().item())
+    assert [*cockpit.history["OutputNorm"]] == [0, 2, 4]
+    assert not cockpit.history.notes
+
+
+def test_some_micro_batches_of_an_unexpected_step_are_not_its_value(model: nn.Sequential) -> None:
+    cockpit = Cockpit(model, [OutputNorm(schedules.linear(10))])
+    for number in (0, 1, 10):
+        for last in (False, True):
+            loss = model(torch.randn(3, 4)).square().mean()
+            with cockpit(number, loss=loss, accumulating=not last):
+                loss.backward()
+    assert "cockpit.forward(10)" in norms(cockpit.history, 10)["0"].reason
+
+
+def test_gradients_are_unscaled(model: nn.Sequential) -> None:
+    histories = []
+    for scale in (1.0, 1024.0):
+        torch.manual_seed(0)
+        tracked = [
+            OutputGradientGeometry(),
+            quantities.OutputGradientCovariance(),
+            quantities.GradientGeometry(),
+            quantities.GradientActivation(threshold=1e-4),
+        ]
+        each = copy.deepcopy(model)
+        cockpit = Cockpit(each, tracked)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
+        for number in range(2):
+            each.zero_grad()
+            loss = each(torch.randn(9, 4)).square().mean()
+            with cockpit(number, loss=loss, scaler=scaler):
+                scaler.scale(loss).backward()
+        histories.append(cockpit.history)
+    for name in histories[0].names:
+        told, scaled = (dict(numbers(history[name][1])) for history in histories)
+        assert scaled == pytest.approx(told, rel=1e-5)
+
+
+def test_a_step_without_a_forward_pass_is_noted(model: nn.Sequential) -> None:
+    cockpit = Cockpit(model, [OutputNorm()])
+    with pytest.warns(UserWarning, match="make the cockpit first"), cockpit(0):
+        nn.functional.linear(torch.ones(2, 4), model[0].weight).sum().backward()
+    assert norms(cockpit.history, 0) == {}
+
+
+def test_without_a_backward_pass_there_is_no_value(model: nn.Sequential) -> None:
+    cockpit = Cockpit(model, [OutputNorm()])
+    with cockpit(0):
+        model(torch.ones(2, 4))
+    assert "no backward pass" in norms(cockpit.history, 0)["0"].reason
+
+
+def test_evaluations_have_series_of_their_own(model: nn.Sequential, tmp_path: Path) -> None:
+    inputs = torch.randn(30, 4)
+    tracked = [
+        OutputNorm(schedules.linear(2)),
+        quantities.InputCovariance(lambda _: False),
+        OutputGradientGeometry(),
+    ]
+    cockpit = Cockpit(model, tracked, run=tmp_path / "run.jsonl")
+    for number in range(4):
+        step(cockpit, number, torch.randn(5, 4))
+        with torch.no_grad(), cockpit.evaluation(number):
+            for batch in inputs.split(10):
+                model(batch)
+    cockpit.close()
+    for history in (cockpit.history, History.load(tmp_path / "run.jsonl")):
+        assert set(history.names) == {*(q.name for q in tracked), "OutputNorm (evaluation)",
+                                      "InputCovariance (evaluation)"}  # fmt: skip
+        evaluated = history["OutputNorm (evaluation)"]
+        assert [*evaluated] == [0, 1, 2, 3]
+        assert evaluated[3]["layers"]["0"] == pytest.approx(mean_norm(model[0](inputs)))
+        found = history["InputCovariance (evaluation)"][3]["layers"]["0"]["trace"]
+        assert found == pytest.approx(inputs.double().var(0).sum().item())
+        assert [*history["OutputNorm"]] == [0, 2]
+        source = history.sources["OutputNorm (evaluation)"]
+        assert (source.kind, source.view.title) == ("OutputNorm", "Output norm (evaluation)")
+
+
+def test_an_evaluation_between_forward_and_backward_changes_nothing(model: nn.Sequential) -> None:
+    cockpit, inputs = Cockpit(model, [OutputNorm()]), torch.randn(5, 4)
+    loss = model(inputs).square().mean()
+    with cockpit.evaluation(0):
+        model(torch.randn(50, 4))
+    with cockpit(0, loss=loss):
+        loss.backward()
+    assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(model[0](inputs)))
+
+
+def test_evaluations_of_one_step_count_together(model: nn.Sequential) -> None:
+    tracked = [OutputNorm(), quantities.InputCovariance(), quantities.RankMe()]
+    cockpit, batches = Cockpit(model, tracked), torch.randn(3, 9, 4)
+    for number in range(2):
+        with cockpit.evaluation(number), torch.no_grad():
+            for batch in batches:
+                model(batch)
+        names = [f"{quantity.name} (evaluation)" for quantity in tracked]
+        together = {name: cockpit.history[name][number] for name in names}
+        step(cockpit, number + 10, torch.randn(2, 4))
+        for batch in batches:
+            with torch.inference_mode(), cockpit.evaluation(number):
+                model(batch)
+            with cockpit.evaluation(number, "test"):
+                model(torch.zeros(2, 4))
+        for name, record in together.items():
+            found = dict(numbers(cockpit.history[name][number]))
+            assert found == pytest.approx(dict(numbers(record))), name
+    zeros = mean_norm(model[0](torch.zeros(2, 4)))
+    assert norms(cockpit.history, 1, "OutputNorm (test)")["0"] == pytest.approx(zeros)
+    source = cockpit.history.sources["OutputNorm (test)"]
+    assert source.view.title == "Output norm (test)"
+
+
+def test_an_evaluation_has_notes_and_a_name_of_its_own() -> None:
+    model = Odd()
+    cockpit = Cockpit(model, [OutputNorm(layers="idle")])
+    with pytest.warns(UserWarning, match="validation: no layer was called in this context"):
+        with cockpit.evaluation(3, "validation"):
+            pass
+    assert [note.step for note in cockpit.history.notes] == [3]
+    for name in ("epoch", "window"):
+        with pytest.raises(ValueError, match="aggregates"), cockpit.evaluation(0, name):
+            pass
+
+
+def test_an_evaluation_of_nothing_says_what_to_track(model: nn.Sequential) -> None:
+    for tracked in ([quantities.GradNorm()], [OutputGradientGeometry()]):
+        cockpit = Cockpit(copy.deepcopy(model), tracked)
+        with pytest.raises(ValueError, match="such as OutputNorm"), cockpit.evaluation(0):
+            pass
+
+
+# What training must not notice -------------------------------------------------------------------
+
+
+def train(tracked: bool, steps: int = 20) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    chosen = [*everything(), quantities.MeanTID(), quantities.VarTID()]
+    cockpit = Cockpit(model, chosen) if tracked else None
+    losses = []
+    for number in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(torch.randn(5, 1, 6, 6)), torch.arange(5) % 3)
+        if cockpit is None:
+            loss.backward()
+        else:
+            with cockpit(number, loss=loss, optimizer=optimizer):
+                loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {
+        "state": model.state_dict(),
+        "gradients": [p.grad for p in model.parameters()],
+        "random": torch.get_rng_state(),
+        "losses": losses,
+        "attributes": attributes(model),
+    }
+
+
+def test_training_is_bit_identical() -> None:
+    assert_bit_identical(train(tracked=True), train(tracked=False))
+
+
+def tensors_alive() -> int:
+    gc.collect()
+    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+
+def test_a_step_keeps_no_tensor_but_those_for_correlations(model: nn.Sequential) -> None:
+    kept = {"OutputGradientGeometry", "InputGradientGeometry", "GradientGeometry",
+            "UpdateGeometry", "WeightSignFlips"}  # fmt: skip
+    chosen = [q for q in everything() if type(q).__name__ not in kept]
+    cockpit = Cockpit(model, [q for q in chosen if "OutputActivation" not in q.name])
+    losses = []
+    for number in range(6):
+        loss = model(torch.randn(5, 4)).square().mean()
+        with cockpit(number, loss=loss):
+            loss.backward()
+        model.zero_grad()
+        losses.append(loss)  # with its graph, as some users do
+        if number == 2:
+            before = tensors_alive()
+    assert tensors_alive() == before + 3
+
+
+def test_memory_does_not_grow_over_many_steps() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    often = schedules.linear(50)
+    cockpit = Cockpit(model, [OutputNorm(often), OutputGradientGeometry(often),
+                              quantities.UpdateGeometry(often)])  # fmt: skip
+    optimizer, inputs = torch.optim.SGD(model.parameters(), lr=0.01), torch.ones(3, 2)
+    alive = []
+    for number in range(5001):
+        optimizer.zero_grad()
+        loss = model(inputs).square().mean()
+        with cockpit(number, loss=loss, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+        if number in (100, 5000):
+            alive.append(tensors_alive())
+    assert alive[0] == alive[1]
+    assert len(cockpit._layers._capture._calls) == 0  # type: ignore[union-attr]
+
+
+def test_nothing_is_reduced_on_other_steps(
+    model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduced = []
+    reduce = Size.reduce
+    monkeypatch.setattr(
+        Size, "reduce", lambda self, x: (reduced.append(len(x)), reduce(self, x))[1]
+    )
+    cockpit = Cockpit(model, [OutputNorm(schedules.linear(3)), InputNorm(schedules.linear(3))])
+    counts = []
+    for number in range(7):
+        step(cockpit, number, torch.ones(2, 4))
+        counts.append(len(reduced))
+        reduced.clear()
+    # The first step may be any, and the second one tells how far they are apart.
+    assert counts == [6, 6, 0, 6, 0, 0, 6]
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_hooks_go_with_the_cockpit(model: nn.Sequential) -> None:
+    gradlens.extend(model)
+    before = hooks(model)
+    cockpit = Cockpit(model, [OutputNorm(), InputNorm()])
+    assert hooks(model) == before + 8
+    cockpit.close()
+    assert hooks(model) == before
+    cockpit = Cockpit(model, [OutputNorm()])
+    del cockpit
+    gc.collect()
+    assert hooks(model) == before
+
+
+def test_hooks_go_with_a_cockpit_that_refers_to_itself(model: nn.Sequential) -> None:
+    gradlens.extend(model)
+    before = hooks(model)
+    cockpit = Cockpit(model, [OutputNorm(), InputNorm(), quantities.UpdateGeometry()])
+    step(cockpit, 0, torch.randn(5, 4))
+    kept: dict[str, Any] = {"cockpit": cockpit}
+    kept["itself"] = kept
+    del kept, cockpit
+    gc.collect()
+    assert hooks(model) == before
+
+
+def test_without_quantities_of_layers_there_are_no_hooks(model: nn.Sequential) -> None:
+    gradlens.extend(model)
+    before = hooks(model)
+    Cockpit(model, [quantities.GradNorm()])
+    assert hooks(model) == before
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_models_can_be_copied_and_stored(model: nn.Sequential, how: str) -> None:
+    cockpit, inputs = Cockpit(model, [OutputNorm()]), torch.randn(5, 4)
+    if how == "deepcopy":
+        other = copy.deepcopy(model)
+    elif how == "pickle":
+        other = pickle.loads(pickle.dumps(model))
+    else:
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        other = torch.load(buffer, weights_only=False)
+    assert torch.equal(other(inputs), model(inputs))
+    other(torch.randn(50, 4)).sum().backward()
+    step(cockpit, 0, inputs)
+    assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(model[0](inputs)))
+    again = Cockpit(other, [OutputNorm()])
+    step(again, 0, inputs)
+    assert norms(again.history, 0) == norms(cockpit.history, 0)
+
+
+def test_an_exception_leaves_the_next_step_alone(model: nn.Sequential) -> None:
+    cockpit, inputs = Cockpit(model, [OutputNorm()]), torch.randn(5, 4)
+    loss = model(torch.randn(50, 4)).square().mean()
+    with pytest.raises(ZeroDivisionError), cockpit(0, loss=loss):
+        loss.backward()
+        raise ZeroDivisionError
+    step(cockpit, 1, inputs)
+    assert [*cockpit.history["OutputNorm"]] == [1]
+    assert norms(cockpit.history, 1)["0"] == pytest.approx(mean_norm(model[0](inputs)))
+
+
+def test_two_cockpits_on_one_model_do_not_meet(model: nn.Sequential) -> None:
+    first, second = Cockpit(model, [OutputNorm()]), Cockpit(model, [OutputNorm(), InputNorm()])
+    for number in range(2):
+        loss = model(torch.ones(2, 4)).square().mean()
+        with first(number, loss=loss), second(10 * number, loss=loss):
+            loss.backward()
+    assert first.history["OutputNorm"][1] == second.history["OutputNorm"][10]
+
+
+def test_layers_return_half_precision_under_autocast(model: nn.Sequential) -> None:
+    cockpit = Cockpit(model, [OutputNorm(), quantities.RankMe()])
+    inputs = torch.randn(5, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(inputs).float().square().mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    expected = mean_norm(model[0](inputs))
+    assert norms(cockpit.history, 0)["0"] == pytest.approx(expected, rel=1e-2)
+    assert math.isfinite(norms(cockpit.history, 0, "RankMe")["0"])
+
+
+def test_frozen_modules_in_transforms_are_left_alone() -> None:
+    """Layers without a rule of their own run again inside vmap, for per-sample gradients."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.weight).tanh()
+
+    model = nn.Sequential(Own(), nn.Linear(3, 2))
+    inputs = torch.randn(5, 3)
+    cockpit = Cockpit(model, [OutputNorm(), InputNorm(), quantities.NormTest()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(cockpit, 0, inputs)
+    assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(model[0](inputs)))
+    assert cockpit.history["NormTest"][0] > 0
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # inside torch, which hides it
+def test_a_model_can_be_compiled_once_the_cockpit_is_there(model: nn.Sequential) -> None:
+    cockpit = Cockpit(model, [OutputNorm(schedules.linear(3)), OutputGradientGeometry()])
+    compiled = torch.compile(model, backend="eager")
+    for number in range(4):
+        inputs = torch.randn(5, 4)
+        loss = compiled(inputs).square().mean()
+        with cockpit(number, loss=loss):
+            loss.backward()
+    assert norms(cockpit.history, 3)["0"] == pytest.approx(mean_norm(model[0](inputs)))
+    assert all(v["norm"] > 0 for v in norms(cockpit.history, 2, "OutputGradientGeometry").values())
