@@ -8,37 +8,39 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.quantities.quantity import CurvedQuantity, Quantity, TwoPointQuantity
+from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.schedules import Schedule, decided_once
 
 WARM_UP = 2
-"""Steps that are not measured: the first ones are slower."""
+"""First steps that are not measured, since torch sets up kernels and memory in them."""
 SETTLING = 5
-"""Untracked steps after a tracked one that may still be slower, as caches and memory are."""
+"""Untracked steps after a tracked one whose extra time is charged to it. In ``benchmarks.budget``,
+caches and the allocator need up to five steps until they are as before."""
 AT_MOST = 2.0
-"""Plain steps that tracking is held to account for between two contexts: what takes longer there is
-something else, such as a validation."""
+"""Time between contexts above this many plain steps isn't charged to tracking: a step and its data
+take less, a validation takes more."""
 PAUSE = 10
-"""Undisturbed steps in a row that must have been seen before anything is tracked."""
+"""Undisturbed steps in a row that are measured before anything is tracked: their median is known to
+a few percent, as much as a budget has to tell apart."""
 STRETCH = 20
-"""Steps after such a pause at which something may be tracked, until the next one: what a plain
-step takes changes with the machine's other work."""
+"""Steps after such a pause at which quantities may be tracked, before the next pause. The time of a
+plain step changes with the machine's other work, so it has to be measured again and again."""
 LONG_STRETCH = 50
-"""The same, where tracking everything at each step costs less than the share."""
+"""The same, if tracking everything at each step costs less than the share: then fewer pauses do."""
 RECENT = 30
-"""Latest undisturbed steps whose median is the time of a plain step."""
+"""Latest undisturbed steps whose median is the time of a plain step: three pauses."""
 SAVINGS = 2.0
-"""Times its cost that a quantity may save; what it earns above that goes to the others."""
+"""A quantity keeps at most this many times its cost; what it earns above goes to the others."""
 LEARNING_RATE = 0.3
-"""How fast the estimate of a quantity's cost follows what is measured."""
+"""Weight of the latest measurement in the running mean of a quantity's cost: about the last six
+measurements count, so that the mean follows a training run and one disturbed step does little."""
 
 
 @dataclass
 class _Bill:
-    """What a tracked step, and those that it disturbs, have taken longer than others.
+    """Seconds that a tracked step and the ``SETTLING`` steps after it took above plain steps.
 
-    ``once`` is the part of it that is no cost of later steps.
+    ``once`` is the part of it that later steps don't cost.
     """
 
     names: Sequence[str]
@@ -50,14 +52,16 @@ class _Bill:
 class Budget:
     """Thins schedules so that tracking takes at most a share of the training time.
 
-    A step's time is that from one context to the next. What a tracked step and the few after it
-    take above the median of undisturbed ones is what tracking has cost, besides what an untracked
-    step's context takes at each. Each quantity earns the same part of the rest of the share as
-    training goes on, and is tracked at a step of its schedule as soon as it can pay for itself;
-    what it can't use goes to the others. A bill of several quantities is divided by what each was
-    expected to cost. The first time, quantities of a kind, which share
-    most of their work, are tracked together as soon as nobody has debts, and divide the bill
-    equally; so they stay together.
+    The time of a step is that from one context to the next. The cost of tracking is the time of a
+    tracked step and of the ``SETTLING`` steps after it above the median of undisturbed steps, and
+    the time of an untracked step's context at each step.
+
+    Of Q quantities each earns (share · time − contexts)/Q. A quantity is tracked at a step of its
+    schedule if it has earned what it has paid plus its expected cost; what it can't use goes to the
+    others. The cost of a step with several quantities is divided in proportion to their expected
+    costs. Quantities without an expected cost are tracked, together with those of the same kind,
+    with which they share most of their work, when the mean of what all have paid is earned; they
+    divide the cost equally.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class Budget:
         self.share = share
         self._quantities = tuple(quantities)
         self._kinds = {q.name: _kind(q) for q in self._quantities}
-        self._two_point = {q.name for q in self._quantities if isinstance(q, TwoPointQuantity)}
+        self._two_point = {q.name for q in self._quantities if Phase.AT_NEXT_STEP in q.phases}
         self.clock = clock
         self._plain: deque[float] = deque(maxlen=RECENT)
         self._undisturbed = 0
@@ -88,7 +92,7 @@ class Budget:
         self._latest: int | None = None
         self._unfinished: list[str] = []
         self._entered = self._began = self._ended = self._left = 0.0
-        self._context = 0.0
+        self._context = self._once = 0.0
         self._steps = 0
         self._schedules: dict[str, Schedule] = {}
         for quantity in self._quantities:
@@ -97,40 +101,40 @@ class Budget:
 
     @property
     def has_means(self) -> bool:
-        """Whether anybody could be tracked at the step to come."""
+        """Whether a quantity could be tracked at the next step."""
         return self._is_ready and self._earned >= min(self._due.values())
 
-    def begin_step(self, global_step: int, once: float = 0.0) -> None:
-        """A context is entered: the step before is over.
-
-        It has spent ``once`` seconds on what most steps needn't do: that is paid for, but is no
-        cost of the next ones.
-        """
+    def begin_step(self, global_step: int) -> None:
+        """A context is entered: the step before is over."""
         now, before = self.clock(), self._latest
         tracked = [] if before is None else self._chosen.get(before, [])
         if self._steps > WARM_UP:
             if not tracked:
                 self._context = self._began - self._entered + self._left - self._ended
-            self._account(self._left - self._entered, now - self._left, tracked, once)
+            self._account(self._left - self._entered, now - self._left, tracked, self._once)
         if global_step != before:
             self._unfinished = [name for name in tracked if name in self._two_point]
-        # What was decided about other steps was in vain: they didn't come.
+        # Decisions about other steps are void, since these steps didn't come.
         self._chosen = {global_step: self._chosen.get(global_step, [])}
         self._entered = self._began = self._ended = self._left = now
         self._latest = global_step
         self._steps += 1
 
     def begin_backward(self) -> None:
-        """A context has been entered: what comes is the user's."""
+        """A context has been entered: the backward pass is about to run."""
         self._began = self.clock()
 
     def end_backward(self) -> None:
         """A context is about to be left."""
         self._ended = self.clock()
 
-    def end_step(self) -> None:
-        """A context has been left."""
-        self._left = self.clock()
+    def end_step(self, once: float = 0.0) -> None:
+        """A context has been left.
+
+        It has spent ``once`` seconds on what most steps needn't do: that is paid for, but is no
+        cost of the next ones.
+        """
+        self._left, self._once = self.clock(), once
 
     def restore(self) -> None:
         """Give the quantities their own schedules back."""
@@ -174,7 +178,7 @@ class Budget:
         self._due = {name: self._falls_due(name) for name in self._due}
 
     def _share_surplus(self) -> None:
-        """Who is tracked whenever its schedule says so needs no more."""
+        """Divide what quantities have above ``SAVINGS`` times their cost among the others."""
         most = {name: SAVINGS * self._expected(name) for name in self._costs}
         rich = {name: self._earned - self._paid[name] - most[name] for name in most}
         rich = {name: surplus for name, surplus in rich.items() if surplus > 0}
@@ -185,7 +189,7 @@ class Budget:
             self._paid[name] -= sum(rich.values()) / len(poor)
 
     def _divided(self, excess: float, names: Sequence[str]) -> dict[str, float]:
-        """What each pays of a bill; who is new pays what the others were not expected to."""
+        """What each pays of a cost; new quantities pay what exceeds the others' expected costs."""
         known = {name: self._expected(name) for name in names if name in self._costs}
         new = [name for name in names if name not in known]
         expected = sum(known.values())
@@ -199,7 +203,7 @@ class Budget:
         scheduled, name = quantity.track_schedule, quantity.name
 
         def schedule(global_step: int) -> bool:
-            # Most steps are asked about in vain, so that must be quick.
+            # The answer is no at most steps, so that must be quick.
             if not self._is_ready or self._earned < self._due[name]:
                 return False
             chosen = bool(scheduled(global_step)) and self._affords(name, global_step)
@@ -210,31 +214,31 @@ class Budget:
         return schedule
 
     def _affords(self, name: str, global_step: int) -> bool:
-        """Whether who can pay for itself can do so beside those that are chosen already."""
+        """Whether a quantity can pay for itself besides those that are tracked already."""
         unpaid = self._unpaid(global_step)
         if name in self._costs:
             return self._earned >= self._due[name] + self._expected(name) * unpaid.count(name)
-        # Its cost shows beside those that are known, and divided among new ones of its kind.
+        # A new cost can be measured beside known ones, and be divided among those of its kind.
         new = [n for n in self._chosen.get(global_step, []) if n not in self._costs]
         return not unpaid and all(self._kinds[n] == self._kinds[name] for n in new)
 
     def _falls_due(self, name: str) -> float:
-        """What each must have earned before a quantity is tracked."""
+        """What a quantity must have earned before it is tracked."""
         if name in self._costs:
             return self._paid[name] + self._expected(name)
         return sum(self._paid.values()) / len(self._paid)
 
     def _expected(self, name: str) -> float:
-        # What is cheap seems to cost less than nothing now and then.
+        # The measured cost of a cheap quantity may be negative.
         return max(self._costs[name], 0.0)
 
     def _unpaid(self, global_step: int) -> list[str]:
-        """Who is tracked at earlier steps whose bill is still to come."""
+        """Quantities tracked at earlier steps whose cost isn't measured yet."""
         others = [names for step, names in self._chosen.items() if step != global_step]
         return [*(self._bill.names if self._bill else ()), *(n for names in others for n in names)]
 
 
 def _kind(quantity: Quantity) -> Hashable:
-    if isinstance(quantity, CurvedQuantity):
+    if Phase.BEFORE_BACKWARD in quantity.phases:
         return quantity.name
-    return isinstance(quantity, LayerQuantity), quantity.of_samples
+    return bool(quantity.layer_requests), quantity.of_samples

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -16,29 +14,27 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.cockpit.aggregation import PUSHED, Aggregate, Aggregation, pushable
+from gradlens.cockpit.aggregation import Aggregate, Aggregation
+from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.budget import Budget
-from gradlens.cockpit.gradient_tracking import (
-    GradientTracking,
-    is_compiled,
-    process_group_of,
-    unwrapped,
-)
-from gradlens.cockpit.layer_tracking import LayerTracking
-from gradlens.cockpit.pending_update import OpenInterval, PendingUpdate
+from gradlens.cockpit.forecast import Forecast
+from gradlens.cockpit.layer_hooks import LayerHooks
+from gradlens.cockpit.layers import LayerTracking
+from gradlens.cockpit.model import is_compiled, process_group_of, trainable_parameters, unwrapped
 from gradlens.cockpit.plain import to_plain
-from gradlens.cockpit.tracked_step import TrackedStep, recordable
+from gradlens.cockpit.run import Run
+from gradlens.cockpit.tracked_step import TrackedStep
+from gradlens.cockpit.tracking import Tracking
+from gradlens.cockpit.updates import Updates
 from gradlens.history.coverage import Coverage, CoverageTable
-from gradlens.history.history import History, Note, RunFile, Source
+from gradlens.history.history import History
 from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.per_sample.context import check_loss_reduction
+from gradlens.per_sample.gradients import Plans, Setting
 from gradlens.per_sample.labelling.batch import LossReduction
-from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.quantities.presets import configuration
-from gradlens.quantities.quantity import Quantity, TwoPointQuantity, UpdateQuantity
+from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
-from gradlens.quantities.update import Update
 
 
 class Cockpit:
@@ -75,33 +71,49 @@ class Cockpit:
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
         _check_loss_function(loss_function)
-        chosen = configuration("economy") if quantities is None else quantities
-        self._aggregation = Aggregation(chosen)
-        self.quantities = _checked(self._aggregation.quantities)
-        self.loss_reduction: LossReduction = loss_reduction
+        aggregation = Aggregation(configuration("economy") if quantities is None else quantities)
+        self.quantities = _checked(aggregation.quantities)
         wrapped = params if isinstance(params, nn.Module) else None
-        model = None if wrapped is None else unwrapped(wrapped)
-        self.model = model
-        self.parameters = _trainable(params if model is None else model)
+        self.model = None if wrapped is None else unwrapped(wrapped)
+        self.parameters = trainable_parameters(params if self.model is None else self.model)
+        for quantity in self.quantities:
+            quantity.choose(self.model, self.parameters)
         self.budget = None if budget is None else Budget(budget, self.quantities)
-        self._gradients = GradientTracking(
+        setting = Setting(
             self.parameters,
             self.model,
             loss_reduction,
             batchnorm,
-            None if wrapped is None else process_group_of(wrapped),
-            wrapped if wrapped is not None and is_compiled(wrapped) else None,
-            loss_function,
+            called=wrapped if is_compiled(wrapped) else None,
         )
-        self._layers = LayerTracking(self.model, self.parameters, self.quantities)
-        self.history = self._history(run, resume)
-        self._past = self._end_of_past()
-        writes = run is not None and self._gradients.is_first_process
-        self._file = RunFile(run, self.history, resume) if run is not None and writes else None
-        self._started = False
-        self._foreseen: dict[int, tuple[Quantity, ...]] = {}
-        self._pending: PendingUpdate | None = None
-        self._interval: OpenInterval | None = None
+        assembly = BatchAssembly(setting, process_group_of(wrapped))
+        forecast = Forecast(self.quantities)
+        self._run = Run(
+            self.quantities, aggregation, self.parameters, run, resume, assembly.is_first_process
+        )
+        self._tracking = Tracking(
+            self.quantities,
+            setting,
+            Plans(),
+            self._run,
+            Updates(self._run.record),
+            assembly,
+            forecast,
+            LayerHooks(self.model, loss_function),
+            LayerTracking(self.model, self.quantities, forecast),
+            self.budget,
+        )
+        self._tracking.start()
+
+    @property
+    def history(self) -> History:
+        """All values so far, with notes and coverage."""
+        return self._run.history
+
+    @property
+    def loss_reduction(self) -> LossReduction:
+        """Whether the loss is a ``"mean"`` or a ``"sum"`` over the samples."""
+        return self._tracking.setting.loss_reduction
 
     def __call__(
         self,
@@ -133,17 +145,18 @@ class Cockpit:
             "scaler": scaler,
         }
         known |= {name: value for name, value in given.items() if value is not None}
-        return TrackedStep(self, int(global_step), extensions, known, accumulating, debug)
+        return TrackedStep(self._tracking, int(global_step), extensions, known, accumulating, debug)
 
     @contextmanager
     def forward(self, global_step: int) -> Iterator[None]:
-        """A context for a step's forward pass, where what watches layers must be told the step.
+        """A context for a step's forward pass, which says the number of the step.
 
-        Without it, steps are expected to follow each other as the last two did. A step may have
-        several of them. The backward pass has a context of its own, as ever.
+        Hooks on layers depend on the step. Without this context, steps are taken to follow each
+        other as the last two did. A step may have several of them. The backward pass has a context
+        of its own, as ever.
         """
-        self._expect([int(global_step)])
-        with self._layers.forward(int(global_step)):
+        self._tracking.expect([int(global_step)])
+        with self._tracking.layers.forward(int(global_step)):
             yield
 
     def evaluation(
@@ -159,9 +172,9 @@ class Cockpit:
         if name in ("epoch", "window"):
             raise ValueError(f"evaluation(name={name!r}): series of aggregates are called so")
         step = Step(int(global_step), self.parameters, self.loss_reduction)
-        record = partial(self._record_evaluation, step.global_step, name)
-        note = partial(self._note, step.global_step)
-        return self._layers.evaluation(step, name, record, note)
+        record = partial(self._run.record_evaluation, step.global_step, name)
+        note = partial(self._run.note, step.global_step)
+        return self._tracking.layers.evaluation(step, name, record, note)
 
     def create_graph(self, global_step: int) -> bool:
         """Whether backward needs ``create_graph=True`` at this step: never."""
@@ -190,14 +203,8 @@ class Cockpit:
             "test_accuracy": test_accuracy,
             "learning_rate": learning_rate,
         }
-        found = {name: value for name, value in given.items() if value is not None}
-        for name in found:
-            if self._is_pushed(name):
-                raise ValueError(
-                    f"{name} is a metric that was pushed: log it, or push it under another name, "
-                    f"such as push(epoch_{name}=...)"
-                )
-        self._record(int(global_step), {name: to_plain(value) for name, value in found.items()})
+        found = {name: to_plain(value) for name, value in given.items() if value is not None}
+        self._run.log(int(global_step), found)
 
     def push(self, **metrics: float | Tensor) -> None:
         """Add values of the training loop's own metrics, of which an epoch's statistics matter.
@@ -207,10 +214,7 @@ class Cockpit:
         record at the next call. ``TypeError`` names a metric that is no number, and ``ValueError``
         one whose name another series has; then none of them is taken in.
         """
-        values = {name: pushable(name, value) for name, value in metrics.items()}
-        for name in values:
-            self._check_pushed(name)
-        self._aggregation.push(values)
+        self._run.push(metrics)
 
     def tick_epoch(self, across_processes: bool = False) -> None:
         """An epoch is over: record the statistics of each ``Aggregate`` over it.
@@ -218,9 +222,8 @@ class Cockpit:
         They stand under the last step. ``across_processes`` takes in the values of all processes
         of ``torch.distributed``'s default group, each of which must call it.
         """
-        if self._pending is not None:
-            self._pending.resolve()
-        self._append_aggregated(*self._aggregation.end_epoch(across_processes))
+        self._tracking.updates.resolve()
+        self._run.end_epoch(across_processes)
 
     def coverage(self) -> CoverageTable:
         """Which parameters have per-sample gradients, as of the latest step; print it."""
@@ -247,195 +250,7 @@ class Cockpit:
 
     def close(self) -> None:
         """Take in the last update, and close the run's file; the history stays readable."""
-        self._close_pending()
-        self._close_interval()
-        self._append_aggregated(*self._aggregation.rest())
-        self._layers.close()
-        self._gradients.close()
-        if self.budget is not None:
-            self.budget.restore()
-        if self._file is not None:
-            self._file.close()
-
-    def _is_pushed(self, name: str) -> bool:
-        return self._aggregation.has_pushed(name) or self.history.sources.get(name) == PUSHED
-
-    def _check_pushed(self, name: str) -> None:
-        tracked = any(name == quantity.name for quantity in self.quantities)
-        if tracked or (name in self.history and not self._is_pushed(name)):
-            raise ValueError(
-                f"push({name}=...): there is a series {name!r} of something else, which is kept: "
-                f"push it under another name, such as push(pushed_{name}=...)"
-            )
-        if name in self._past and not self._started:
-            raise ValueError(
-                f"push({name}=...): the run that is resumed has a record of it under its last "
-                "step, which is kept: push it after the next step"
-            )
-
-    def _end_of_past(self) -> frozenset[str]:
-        """What has a value at the last step of the run that is resumed."""
-        history = self.history
-        if not history.steps:
-            return frozenset()
-        last = history.steps[-1]
-        self._aggregation.begin_step(last)
-        return frozenset(name for name in history.names if last in history[name])
-
-    def _history(self, run: str | Path | None, resume: bool) -> History:
-        sources = self._aggregation.sources(self.quantities)
-        shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
-        history = History(sources, shapes)
-        if run is not None and resume and Path(run).exists():
-            past = History.load(run)
-            history.sources = past.sources | sources
-            history.notes.extend(past.notes)
-            history.coverages |= past.coverages
-            for name in past.names:
-                for step, value in past[name].items():
-                    history.append(step, {name: value})
-        return history
-
-    def _record(self, global_step: int, values: Mapping[str, Any]) -> None:
-        self._append(global_step, self._aggregation.take_in(global_step, values))
-
-    def _append(self, global_step: int, values: Mapping[str, Any]) -> None:
-        if not values:
-            return
-        self.history.append(global_step, values)
-        if self._file is not None:
-            self._file.write_step(global_step, values)
-
-    def _record_evaluation(
-        self, global_step: int, evaluation: str, quantity: LayerQuantity, value: Any
-    ) -> None:
-        name = f"{quantity.name} ({evaluation})"
-        view = replace(quantity.view, title=f"{quantity.view.title} ({evaluation})")
-        self._know(name, Source(type(quantity).__name__, view))
-        self._record(global_step, {name: recordable(quantity, global_step, value)})
-
-    def _append_aggregated(self, global_step: int, values: Mapping[str, Any]) -> None:
-        for name in values:
-            self._know(name, PUSHED)
-        self._append(global_step, values)
-
-    def _know(self, name: str, source: Source) -> None:
-        """Remember what a new series comes from."""
-        if name not in self.history.sources:
-            self.history.sources[name] = source
-            if self._file is not None:
-                self._file.write_sources(self.history)
-
-    def _cover(self, global_step: int, coverage: Coverage) -> None:
-        """Enter into the ledger what per-sample gradients there are, if that has changed."""
-        coverages = self.history.coverages
-        if coverages and coverages[max(coverages)] == coverage:
-            return
-        coverages[global_step] = coverage
-        if self._file is not None:
-            self._file.write_coverage(global_step, coverage)
-        for remark in coverage.remarks(self.history.parameters):
-            self._note(global_step, remark)
-
-    def _note(self, global_step: int, text: str) -> None:
-        """Say something once: as a warning, in the history and in the file."""
-        if any(note.text == text for note in self.history.notes):
-            return
-        note = Note(global_step, text)
-        self.history.notes.append(note)
-        if self._file is not None:
-            self._file.write_note(note)
-        warnings.warn(f"gradlens, step {global_step}: {text}", stacklevel=5)
-
-    # Quantities that span the optimizer's step: pending until it is taken, and some of them open
-    # until the step after.
-
-    def _begin_step(self, global_step: int) -> None:
-        if self.budget is not None:
-            self.budget.begin_step(global_step, self._gradients.look_seconds)
-        if not self._started:
-            self._started = True
-            for quantity in self.quantities:
-                quantity.start(self.parameters)
-        self._close_pending()
-        self._aggregation.begin_step(global_step)
-        if self._layers.is_repeated(global_step) and self._has_values(global_step):
-            self._note(global_step, REPEATED)
-        self._layers.announce(global_step)
-
-    def _expect(self, steps: Sequence[int]) -> None:
-        """Watch layers in the forward passes to come if one of these steps may need it.
-
-        Without any, there is no telling.
-        """
-        waiting = [] if self._pending is None else self._pending.quantities
-        unfinished = any(isinstance(quantity, TwoPointQuantity) for quantity in waiting)
-        self._foreseen = {}
-        if self.budget is not None and not self.budget.has_means:
-            self._foreseen = dict.fromkeys(steps, ())
-        try:
-            asked = any(self._may_watch_layers(step) for step in steps)
-        except Exception:  # of a table that ends before; if the step comes, it is raised there
-            asked = True
-        self._gradients.expect(asked or unfinished or not steps)
-
-    def _may_watch_layers(self, global_step: int) -> bool:
-        active = self._active_at(global_step)
-        return any(quantity.watches_layers(global_step) for quantity in active)
-
-    def _active_at(self, global_step: int) -> tuple[Quantity, ...]:
-        """Who has something to do; asked once for each step."""
-        if global_step not in self._foreseen:
-            active = [q for q in self.quantities if q.is_active(global_step)]
-            self._foreseen[global_step] = tuple(active)
-        return self._foreseen[global_step]
-
-    def _has_values(self, global_step: int) -> bool:
-        known = [q.name for q in self.quantities if q.name in self.history]
-        return any(global_step in self.history[name] for name in known)
-
-    def _close_pending(self) -> None:
-        if self._pending is not None:
-            self._pending.resolve()
-            self._pending.close()
-        self._pending = None
-
-    def _await_update(
-        self,
-        step: Step,
-        quantities: Sequence[Quantity],
-        retained: Mapping[str, GradientOperator],
-    ) -> None:
-        self._pending = PendingUpdate(step, quantities, retained, self._after_update)
-
-    def _after_update(self, pending: PendingUpdate, update: Update) -> None:
-        global_step = pending.step.global_step
-        values = {
-            quantity.name: recordable(quantity, global_step, quantity.compute(pending.step, update))
-            for quantity in pending.quantities
-            if isinstance(quantity, UpdateQuantity)
-        }
-        self._record(global_step, values)
-        if any(isinstance(quantity, TwoPointQuantity) for quantity in pending.quantities):
-            self._interval = OpenInterval(pending, update)
-
-    def _complete_interval(self, end: Step) -> None:
-        interval = self._interval
-        assert interval is not None
-        named = {quantity.name: quantity for quantity in interval.quantities}
-        global_step = interval.start.global_step
-        values = interval.values(end)
-        plain = {name: recordable(named[name], global_step, v) for name, v in values.items()}
-        self._record(global_step, plain)
-
-    def _close_interval(self) -> None:
-        self._interval = None
-
-
-REPEATED = (
-    "the step has had a context before, whose values are replaced in the history; the run's file "
-    "keeps both. Give each context a step of its own, or each network a cockpit of its own"
-)
+        self._tracking.close()
 
 
 def _check_loss_function(loss_function: object) -> None:
@@ -463,27 +278,3 @@ def _checked(quantities: Iterable[Quantity]) -> tuple[Quantity, ...]:
             )
         seen.add(quantity.name)
     return found
-
-
-def _trainable(params: nn.Module | Iterable[nn.Parameter]) -> dict[str, nn.Parameter]:
-    if isinstance(params, nn.Module):
-        named = dict(params.named_parameters())
-    else:
-        named = {f"param_{index}": parameter for index, parameter in enumerate(params)}
-    for name, parameter in named.items():
-        if not isinstance(parameter, Tensor):
-            raise TypeError(
-                f"{name} is a {type(parameter).__name__}: pass the model, or an iterable of its "
-                "parameters"
-            )
-        if isinstance(parameter, nn.UninitializedParameter):
-            raise ValueError(
-                f"{name} has no shape yet: run the lazy module once before tracking it"
-            )
-    trainable = {name: p for name, p in named.items() if p.requires_grad}
-    if not trainable:
-        raise ValueError(
-            "no parameter needs a gradient (all are frozen, or there is none): there is nothing "
-            "to track"
-        )
-    return trainable

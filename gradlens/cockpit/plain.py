@@ -1,4 +1,4 @@
-"""From tensors to what a history holds."""
+"""Values of quantities as a history holds them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,25 @@ import torch
 from torch import Tensor
 
 from gradlens.history.json_lines import Value
+from gradlens.quantities.quantity import Quantity
+
+
+def recordable(quantity: Quantity, global_step: int, value: Any) -> Value:
+    """A quantity's value as a history holds it, printed if the quantity is verbose.
+
+    ``TypeError`` names the quantity if its value can't be recorded.
+    """
+    try:
+        plain = to_plain(value)
+    except TypeError as error:
+        raise TypeError(f"{quantity.name}: {error}") from error
+    if quantity.verbose:
+        print(f"[Step {global_step}] {quantity.name}: {plain}")
+    return plain
 
 
 def to_plain(value: Any) -> Value:
-    """Numbers, arrays, lists and dicts instead of tensors and dataclasses; nothing shared.
+    """Numbers, arrays, lists and dicts instead of tensors and dataclasses, all of them copies.
 
     ``TypeError`` for anything else.
     """

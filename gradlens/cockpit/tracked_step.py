@@ -1,98 +1,85 @@
-"""One step under a cockpit: from entering the context to the recorded values."""
+"""One step under a cockpit: from entering its context to the recorded values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from backpack import backpack
-from backpack.context import CTX
 from backpack.extensions.backprop_extension import BackpropExtension
-from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
-from backpack.extensions.secondorder.base import SecondOrderBackpropExtension
-from torch import Tensor, nn
+from torch import Tensor
 
-from gradlens.cockpit.gradient_tracking import SLEPT, StepGradients
-from gradlens.cockpit.plain import to_plain
-from gradlens.curvature.backpack_graph import extended_by_backpack
+from gradlens.cockpit.extensions import StepExtensions, needs_layer_hooks, step_extensions
+from gradlens.cockpit.gradients import StepGradients
+from gradlens.cockpit.plain import recordable
+from gradlens.cockpit.tracking import Tracking
+from gradlens.cockpit.updates import WaitingQuantity
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.history.undefined import Undefined
-from gradlens.hooks.undisturbed import undisturbed
-from gradlens.per_sample.extension import PerSampleGradients
+from gradlens.hooks.backpack_context import own_pass, with_extensions
 from gradlens.per_sample.losses import PerSampleLosses
-from gradlens.quantities.quantity import (
-    CurvatureQuantity,
-    CurvedQuantity,
-    GradientCurvatureQuantity,
-    Quantity,
-    SingleStepQuantity,
-    TwoPointQuantity,
-    UpdateQuantity,
-)
+from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import NothingCoveredError, Step, gradient_scale
-
-if TYPE_CHECKING:
-    from gradlens.cockpit.cockpit import Cockpit
 
 
 class TrackedStep:
-    """One step's context, as ``Cockpit.__call__`` returns it."""
+    """One step's context, as ``Cockpit.__call__`` returns it.
+
+    It calls the active quantities in their phases before and after the backward pass, and lets
+    those wait that have later ones (``Updates``).
+    """
 
     def __init__(
         self,
-        cockpit: Cockpit,
+        tracking: Tracking,
         global_step: int,
         extensions: Sequence[BackpropExtension],
         info: Mapping[str, Any],
         accumulating: bool,
         debug: bool,
     ) -> None:
-        self._cockpit = cockpit
+        self._tracking = tracking
         self._global_step = global_step
-        self._extensions = extensions
+        self._by_user = extensions
         self._info = info
         self._accumulating = accumulating
         self._debug = debug
         self._active: tuple[Quantity, ...] = ()
+        self._extensions: StepExtensions | None = None
         self._gradients: StepGradients | None = None
         self._losses: PerSampleLosses | None = None
-        self._savefields: set[str] = set()
         self._values: dict[str, Any] = {}
-        self._seen: dict[str, Any] = {}
-        self._failures = _Failures()
-        self._exit: ExitStack | None = None
+        self._earlier: dict[str, Any] = {}
+        self._failures = Failures()
+        self._contexts = ExitStack()
 
     def __enter__(self) -> None:
-        self._begin()
-        if self._cockpit.budget is not None:
-            self._cockpit.budget.begin_backward()
+        tracking, step = self._tracking, self._global_step
+        tracking.begin_step(step)
+        self._active = tracking.forecast.active_at(step)
+        if self._active or self._by_user or tracking.updates.interval is not None:
+            try:
+                self._prepare()
+            except BaseException:
+                self._release()
+                raise
+        if tracking.budget is not None:
+            tracking.budget.begin_backward()
 
-    def _begin(self) -> None:
-        step, cockpit = self._global_step, self._cockpit
-        cockpit._begin_step(step)
-        left_over = cockpit._gradients.begin_step(step)
-        if left_over:
-            cockpit._note(step, left_over)
-        self._active = cockpit._active_at(step)
-        if not self._active and not self._extensions and cockpit._interval is None:
-            return
-        self._check_info()
-        self._check_extensions()
+    def _prepare(self) -> None:
+        step, model = self._global_step, self._tracking.setting.model
+        check_info(self._active, self._info, step)
+        self._check_layer_hooks()
         if self._debug:
             print(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
-        try:
-            extensions, hooks = self._wanted_extensions()
-            self._compute_curvature(_distinct(extensions))
-            with ExitStack() as stack:
-                self._enter_extensions(stack, extensions, hooks)
-                self._exit = stack.pop_all()
-            cockpit._layers.begin(step, gradient_scale(self._info))
-        except BaseException:
-            self._release()
-            raise
+        self._extensions = step_extensions(self._active, self._by_user, model, step)
+        self._before_backward(self._extensions)
+        with ExitStack() as stack:
+            self._enter_contexts(stack, self._extensions)
+            self._contexts = stack.pop_all()
+        self._tracking.layers.begin(step, gradient_scale(self._info))
 
     def __exit__(
         self,
@@ -100,302 +87,226 @@ class TrackedStep:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._cockpit.budget is not None:
-            self._cockpit.budget.end_backward()
-        if self._exit is not None:
-            self._exit.close()
+        tracking = self._tracking
+        if tracking.budget is not None:
+            tracking.budget.end_backward()
+        self._contexts.close()
         if error is not None:
-            self._cockpit._gradients.waiting.clear()
+            tracking.assembly.drop()
+        once = 0.0 if self._gradients is None else self._gradients.labelling_seconds
         try:
-            if error is None and (self._active or self._cockpit._interval is not None):
+            if error is None and (self._active or tracking.updates.interval is not None):
                 self._finish()
         finally:
-            self._end(goes_on=self._accumulating and error is None)
-
-    def _end(self, goes_on: bool) -> None:
-        cockpit = self._cockpit
-        cockpit._layers.end(self._global_step, goes_on)
-        if not self._accumulating:
-            cockpit._close_interval()
-        self._release()
-        if not goes_on:
-            cockpit._expect(cockpit._layers.steps_to_come)
-        if cockpit.budget is not None:
-            cockpit.budget.end_step()
+            goes_on = self._accumulating and error is None
+            self._release()
+            tracking.end_step(self._global_step, self._accumulating, goes_on)
+            if tracking.budget is not None:
+                tracking.budget.end_step(once)
 
     def _release(self) -> None:
         if self._gradients is not None:
             self._gradients.release()
         self._gradients = self._losses = None
         # Nothing that quantities have asked BackPACK for stays on parameters.
-        for parameter in self._cockpit.parameters.values() if self._savefields else ():
-            for savefield in self._savefields & vars(parameter).keys():
+        saved = frozenset() if self._extensions is None else self._extensions.saved
+        for parameter in self._tracking.setting.parameters.values() if saved else ():
+            for savefield in saved & vars(parameter).keys():
                 delattr(parameter, savefield)
 
     # On entering.
 
-    def _check_info(self) -> None:
-        for quantity in self._active:
-            for needed in set(quantity.needs) - {"individual_losses"}:
-                if needed not in self._info:
-                    raise ValueError(
-                        f"{quantity.name} needs the {needed} at step {self._global_step}: pass "
-                        f"{needed}=... to the context, as in cockpit(global_step, {needed}="
-                        f"{needed})"
-                    )
-        loss = self._info.get("loss")
-        if loss is not None and not (isinstance(loss, Tensor) and loss.numel() == 1):
-            shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(
-                f"loss= must be a tensor with one element, got {shape}: pass the loss that "
-                "backward is called on (loss.mean() or loss.sum() of per-sample losses)"
-            )
-
-    def _check_extensions(self) -> None:
-        """BackPACK has nothing to work on where layers were not watched."""
-        cockpit, step = self._cockpit, self._global_step
-        extending = [
-            q
-            for q in self._active
-            if q.extension_hooks(step) or self._runs_on_calls(q.extensions(step))
-        ]
-        by_user = self._runs_on_calls(self._extensions)
-        if (by_user or extending) and cockpit._gradients.has_slept:
-            if by_user:
-                raise ValueError(LATE.format(extension=type(self._extensions[0]).__name__))
-            self._give_up(extending)
+    def _check_layer_hooks(self) -> None:
+        """What runs by hooks on layers has nothing to work on if a forward pass ran without."""
+        tracking, step = self._tracking, self._global_step
+        model = tracking.setting.model
+        by_user = needs_layer_hooks(self._by_user, model)
         if by_user:
-            cockpit._gradients.stay_awake()
-
-    def _give_up(self, quantities: Sequence[Quantity]) -> None:
-        """They need what layers tell, which were not watched."""
-        self._values |= {quantity.name: Undefined(SLEPT) for quantity in quantities}
-        self._cockpit._gradients.stay_awake()
-
-    def _runs_on_calls(self, extensions: Sequence[BackpropExtension]) -> bool:
-        """Whether one of them is run on what taps have seen, other than our own."""
-        model = self._cockpit.model
-        foreign = (e for e in extensions if not isinstance(e, PerSampleGradients))
-        by_taps = any(isinstance(e, FirstOrderBackpropExtension) for e in foreign)
-        return by_taps and model is not None and not extended_by_backpack(model)
-
-    def _compute_curvature(self, extensions: Sequence[BackpropExtension]) -> None:
-        step, cockpit, info = self._global_step, self._cockpit, self._info
-        active = [
-            q for q in self._active if isinstance(q, CurvedQuantity) and not self._accumulating
+            if tracking.layer_hooks.were_missing:
+                raise ValueError(LATE.format(extension=type(self._by_user[0]).__name__))
+            tracking.layer_hooks.install_always()
+        lacking = [
+            quantity.name
+            for quantity in self._active
+            if quantity.extension_hooks(step) or needs_layer_hooks(quantity.extensions(step), model)
         ]
-        apart = [e for e in extensions if self._runs_apart(e)]
-        if not active and not apart:
+        if lacking and tracking.layer_hooks.were_missing:
+            self._values |= dict.fromkeys(lacking, Undefined(UNFORESEEN))
+            tracking.layer_hooks.install_always()
+
+    def _before_backward(self, extensions: StepExtensions) -> None:
+        """Run what needs the curvature of the loss, while the loss's graph is whole."""
+        tracking, setting, info = self._tracking, self._tracking.setting, self._info
+        active = [
+            quantity
+            for quantity in self._active
+            if Phase.BEFORE_BACKWARD in quantity.phases and not self._accumulating
+        ]
+        if not active and not extensions.apart:
             return
         if "loss" not in info:
             raise ValueError(
-                f"{type(apart[0]).__name__} is of second order and needs the loss: pass loss=... "
-                "to the context"
+                f"{type(extensions.apart[0]).__name__} is of second order and needs the loss: "
+                "pass loss=... to the context"
             )
         curvature = LossCurvature(
-            step,
+            self._global_step,
             info["loss"],
-            cockpit.parameters,
-            model=cockpit.model,
+            setting.parameters,
+            model=setting.model,
             outputs=info.get("outputs"),
             optimizer=info.get("optimizer"),
-            loss_reduction=cockpit.loss_reduction,
+            loss_reduction=setting.loss_reduction,
             batch_size=info.get("batch_size"),
-            plans=cockpit._gradients.plans_of_outputs,
+            plans=tracking.output_plans,
         )
-        # BackPACK's own hooks run in these backward passes too; they must keep what they store.
-        with backpack(retain_graph=True), undisturbed(cockpit.model):
-            for extension in apart:
+        with own_pass(setting.model):
+            for extension in extensions.apart:
                 curvature.run(extension)
             for quantity in active:
                 with self._failures:
-                    self._look(quantity, curvature)
-        for remark in curvature.remarks:
-            cockpit._note(step, remark)
-        if active and cockpit._gradients.joins(self._accumulating):
-            cockpit._note(step, CURVATURE_OF_A_PART)
+                    self._take(quantity, Phase.BEFORE_BACKWARD, quantity.before_backward(curvature))
+        for note in curvature.remarks:
+            tracking.run.note(self._global_step, note)
+        if active and tracking.assembly.has_parts(self._accumulating):
+            tracking.run.note(self._global_step, CURVATURE_OF_A_PART)
 
-    def _runs_apart(self, extension: BackpropExtension) -> bool:
-        """Whether it needs more of the network than is kept of it, and so a pass of its own."""
-        model = self._cockpit.model
-        return (
-            isinstance(extension, SecondOrderBackpropExtension)
-            and model is not None
-            and not extended_by_backpack(model)
-        )
+    def _take(self, quantity: Quantity, phase: Phase, found: Any) -> None:
+        """Keep what a phase has returned: the value, if it was the quantity's last phase."""
+        if phase is quantity.phases[-1]:
+            self._values[quantity.name] = recordable(quantity, self._global_step, found)
+        else:
+            self._earlier[quantity.name] = found
 
-    def _look(self, quantity: Quantity, curvature: LossCurvature) -> None:
-        if isinstance(quantity, GradientCurvatureQuantity):
-            self._seen[quantity.name] = quantity.look(curvature)
-        elif isinstance(quantity, CurvatureQuantity):
-            value = quantity.compute(curvature)
-            self._values[quantity.name] = recordable(quantity, self._global_step, value)
-
-    def _enter_extensions(
-        self,
-        stack: ExitStack,
-        extensions: Sequence[BackpropExtension],
-        hooks: Sequence[Callable[[nn.Module], None]],
-    ) -> None:
-        cockpit = self._cockpit
-        ours = [ext for ext in extensions if isinstance(ext, PerSampleGradients)]
-        foreign = _distinct([extension for extension in extensions if extension not in ours])
-        within = [extension for extension in foreign if not self._runs_apart(extension)]
-        if self._needs_individual_losses():
-            self._losses = PerSampleLosses(cockpit.loss_reduction)
+    def _enter_contexts(self, stack: ExitStack, extensions: StepExtensions) -> None:
+        tracking, interval = self._tracking, self._tracking.updates.interval
+        within = list(extensions.within)
+        wants_losses = any("individual_losses" in quantity.needs for quantity in self._active)
+        wants_losses |= interval is not None and interval.needs_losses
+        if wants_losses and self._info.get("individual_losses") is None:
+            self._losses = PerSampleLosses(tracking.setting.loss_reduction)
             within.append(self._losses)
-        if ours or cockpit._interval is not None or cockpit._gradients.joins(self._accumulating):
+        is_part = tracking.assembly.has_parts(self._accumulating)
+        if extensions.per_sample or interval is not None or is_part:
             self._gradients = self._step_gradients()
-            stack.enter_context(self._gradients.listening())
-        if within or hooks:
-            stack.enter_context(_within_backpack(within, hooks, self._debug))
-        users = {extension.savefield for extension in self._extensions}
-        self._savefields = {extension.savefield for extension in foreign} - users
-
-    def _wanted_extensions(
-        self,
-    ) -> tuple[list[BackpropExtension], list[Callable[[nn.Module], None]]]:
-        step, extensions, hooks = self._global_step, list(self._extensions), []
-        for quantity in self._active:
-            extensions += quantity.extensions(step)
-            hooks += quantity.extension_hooks(step)
-        return extensions, hooks
-
-    def _needs_individual_losses(self) -> bool:
-        interval = self._cockpit._interval
-        waiting = [] if interval is None else interval.quantities
-        wanted = any("individual_losses" in q.needs for q in (*self._active, *waiting))
-        return wanted and self._info.get("individual_losses") is None
+            stack.enter_context(self._gradients.collecting())
+        if within or extensions.hooks:
+            stack.enter_context(with_extensions(within, extensions.hooks, self._debug))
 
     def _step_gradients(self) -> StepGradients:
-        cockpit, step = self._cockpit, self._global_step
-        wanted = {r for quantity in self._active for r in quantity.reductions_at(step)}
-        if cockpit._interval is not None:
-            wanted.add(cockpit._interval.reduction)
+        tracking, step = self._tracking, self._global_step
+        reductions = {r for quantity in self._active for r in quantity.reductions_at(step)}
+        if tracking.updates.interval is not None:
+            reductions.add(tracking.updates.interval.reduction)
         retain = any(q.retains_gradients and q.should_compute(step) for q in self._active)
-        return cockpit._gradients.at_step(wanted, retain, self._info, self._accumulating)
+        return StepGradients(
+            tracking.setting,
+            tracking.assembly,
+            reductions,
+            retain,
+            self._info,
+            self._accumulating,
+        )
 
     # On leaving, after a backward pass without exceptions.
 
     def _finish(self) -> None:
-        if self._gradients is not None:
-            self._gradients.finish(self._individual_losses())
-        if self._accumulating:
-            self._raise_error_of_gradients()
-            return
-        step, cockpit = self._step(), self._cockpit
-        self._take_notes(step)
-        failures, values = self._failures, self._values
-        with torch.no_grad():
-            if cockpit._interval is not None:
+        tracking, gradients, failures = self._tracking, self._gradients, self._failures
+        losses = self._individual_losses()
+        if gradients is not None:
+            gradients.finish(losses)
+        if not self._accumulating:
+            step = self._step(losses)
+            self._add_notes(step)
+            with torch.no_grad():
                 with failures:
-                    cockpit._complete_interval(step)
-            for quantity in self._active:
+                    tracking.updates.end_interval(step)
+                for quantity in self._active:
+                    with failures:
+                        self._after_backward(quantity, step)
+                tracking.run.record(self._global_step, self._values)
                 with failures:
-                    self._compute(quantity, step, values)
-            cockpit._record(self._global_step, values)
-            with failures:
-                self._await_update(step)
-        self._raise_error_of_gradients()
+                    self._await_update(step)
+        if gradients is not None and gradients.error is not None:
+            raise gradients.error
         failures.raise_first()
-
-    def _raise_error_of_gradients(self) -> None:
-        if self._gradients is not None and self._gradients.error is not None:
-            raise self._gradients.error
 
     def _individual_losses(self) -> Tensor | None:
         if self._losses is None:
             known: Tensor | None = self._info.get("individual_losses")
             return None if known is None else known.detach()
-        found, gradients = self._losses.values, self._gradients
-        factor = 1.0 if gradients is None else gradients.gradients.batch.factor
-        return None if found is None else found / factor
+        factor = 1.0 if self._gradients is None else self._gradients.loss_factor
+        return None if self._losses.values is None else self._losses.values / factor
 
-    def _compute(self, quantity: Quantity, step: Step, values: dict[str, Any]) -> None:
-        name, seen = quantity.name, self._seen
-        try:
-            due = name not in values and quantity.should_compute(step.global_step)
-            if due and isinstance(quantity, SingleStepQuantity):
-                values[name] = recordable(quantity, step.global_step, quantity.compute(step))
-            if isinstance(quantity, GradientCurvatureQuantity) and name in seen:
-                value = quantity.compute(step, seen.pop(name))
-                values[name] = recordable(quantity, step.global_step, value)
-            quantity.adapt_to(step)
-        except NothingCoveredError as error:
-            if not error.refusal:
-                raise
-            if quantity.should_compute(step.global_step):
-                values[name] = Undefined(error.refusal)
-
-    def _await_update(self, step: Step) -> None:
-        waiting = [
-            quantity
-            for quantity in self._active
-            if isinstance(quantity, (UpdateQuantity, TwoPointQuantity))
-            and quantity.should_compute(step.global_step)
-            and quantity.name not in self._values
-        ]
-        if not waiting:
-            return
-        lacking = [q.name for q in waiting if "individual_losses" in q.needs]
-        slept = self._cockpit._gradients.has_slept
-        if lacking and step.individual_losses is None and not slept:
-            text = NO_INDIVIDUAL_LOSSES.format(quantities=", ".join(lacking))
-            self._cockpit._note(step.global_step, text)
-        retained = {} if self._gradients is None else self._gradients.reducer.retained
-        self._cockpit._await_update(step, waiting, retained)
-
-    def _step(self) -> Step:
-        gradients, info = self._gradients, self._info
-        loss, individual_losses = info.get("loss"), self._individual_losses()
-        if gradients is not None and gradients.joined is not None:
-            whole = gradients.joined
+    def _step(self, individual_losses: Tensor | None) -> Step:
+        setting, gradients, info = self._tracking.setting, self._gradients, self._info
+        loss = info.get("loss")
+        if gradients is not None and gradients.whole is not None:
+            whole = gradients.whole
             individual_losses = whole.individual_losses
             loss = None if whole.loss is None else torch.tensor(whole.loss, dtype=torch.float64)
         return Step(
             self._global_step,
-            self._cockpit.parameters,
-            self._cockpit.loss_reduction,
+            setting.parameters,
+            setting.loss_reduction,
             info.get("batch_size") if gradients is None else gradients.batch.samples,
             loss,
             individual_losses,
             info.get("optimizer"),
             info,
             {} if gradients is None else gradients.reducer.values,
-            self._cockpit._layers.finish(self._global_step),
+            self._tracking.layers.finish(self._global_step),
             "" if gradients is None else gradients.refusal,
         )
 
-    def _take_notes(self, step: Step) -> None:
-        gradients, cockpit = self._gradients, self._cockpit
-        for remark in step.signals.remarks:
-            cockpit._note(step.global_step, remark)
+    def _add_notes(self, step: Step) -> None:
+        run, gradients = self._tracking.run, self._gradients
+        for note in step.signals.remarks:
+            run.note(step.global_step, note)
         if gradients is None or gradients.error:
             return
         if gradients.reducer.values:
-            cockpit._cover(step.global_step, gradients.coverage)
-        for remark in gradients.remarks():
-            cockpit._note(step.global_step, remark)
+            run.cover(step.global_step, gradients.coverage)
+        for note in gradients.notes():
+            run.note(step.global_step, note)
+
+    def _after_backward(self, quantity: Quantity, step: Step) -> None:
+        name, phases = quantity.name, quantity.phases
+        due = name not in self._values and quantity.should_compute(step.global_step)
+        begun = name in self._earlier or phases[0] is Phase.AFTER_BACKWARD
+        try:
+            if due and begun and Phase.AFTER_BACKWARD in phases:
+                found = quantity.after_backward(step, self._earlier.pop(name, None))
+                self._take(quantity, Phase.AFTER_BACKWARD, found)
+            quantity.adapt_to(step)
+        except NothingCoveredError as error:
+            if not error.refusal:
+                raise
+            if quantity.should_compute(step.global_step):
+                self._values[name] = Undefined(error.refusal)
+
+    def _await_update(self, step: Step) -> None:
+        waiting = [
+            WaitingQuantity(quantity, self._earlier.get(quantity.name))
+            for quantity in self._active
+            if quantity.phases
+            and quantity.phases[-1] in (Phase.AFTER_UPDATE, Phase.AT_NEXT_STEP)
+            and quantity.should_compute(step.global_step)
+            and quantity.name not in self._values
+        ]
+        if not waiting:
+            return
+        lacking = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
+        were_missing = self._tracking.layer_hooks.were_missing
+        if lacking and step.individual_losses is None and not were_missing:
+            text = NO_INDIVIDUAL_LOSSES.format(quantities=", ".join(lacking))
+            self._tracking.run.note(step.global_step, text)
+        retained = {} if self._gradients is None else self._gradients.reducer.retained
+        self._tracking.updates.wait(step, waiting, retained)
 
 
-LATE = (
-    "{extension} is the first BackPACK extension to be passed, and the layers were not watched in "
-    "this step's forward pass: call gradlens.extend(model) before the first step, which lets them "
-    "be watched at each"
-)
-CURVATURE_OF_A_PART = (
-    "the batch comes in parts, from micro-batches or processes; its curvature is that of the last "
-    "part of the first process alone"
-)
-NO_INDIVIDUAL_LOSSES = (
-    "{quantities} can't be found without per-sample losses: pass the loss module to the cockpit "
-    "(Cockpit(..., loss_function=loss_function)), or them to the context, as "
-    "info={{'individual_losses': ...}}"
-)
-
-
-class _Failures:
-    """Catches exceptions, so that what others find is kept, and raises the first one later."""
+class Failures:
+    """Catches exceptions, so that what comes after them is done, and raises the first one later."""
 
     def __init__(self) -> None:
         self._first: Exception | None = None
@@ -410,39 +321,46 @@ class _Failures:
         return True
 
     def raise_first(self) -> None:
+        """Raise the first exception that was caught, if any."""
         if self._first is not None:
             raise self._first
 
 
-def recordable(quantity: Quantity, global_step: int, value: Any) -> Any:
-    """The value as a history holds it, printed if the quantity is verbose."""
-    try:
-        plain = to_plain(value)
-    except TypeError as error:
-        raise TypeError(f"{quantity.name}: {error}") from error
-    if quantity.verbose:
-        print(f"[Step {global_step}] {quantity.name}: {plain}")
-    return plain
+def check_info(active: Sequence[Quantity], info: Mapping[str, Any], global_step: int) -> None:
+    """``ValueError`` names what the context needs and was not passed, or a loss that is none."""
+    for quantity in active:
+        for needed in set(quantity.needs) - {"individual_losses"}:
+            if needed not in info:
+                raise ValueError(
+                    f"{quantity.name} needs the {needed} at step {global_step}: pass "
+                    f"{needed}=... to the context, as in cockpit(global_step, {needed}="
+                    f"{needed})"
+                )
+    loss = info.get("loss")
+    if loss is not None and not (isinstance(loss, Tensor) and loss.numel() == 1):
+        shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(
+            f"loss= must be a tensor with one element, got {shape}: pass the loss that "
+            "backward is called on (loss.mean() or loss.sum() of individual losses)"
+        )
 
 
-def _within_backpack(
-    extensions: Sequence[BackpropExtension],
-    hooks: Sequence[Callable[[nn.Module], None]],
-    debug: bool,
-) -> backpack:
-    # Entering a context of BackPACK replaces the outer one, which may be another cockpit's.
-    outer, outer_hook = CTX.get_active_exts(), CTX.get_extension_hook()
-
-    def run_hooks(module: nn.Module) -> None:
-        for hook in (outer_hook, *hooks):
-            hook(module)
-
-    return backpack(*outer, *extensions, extension_hook=run_hooks, debug=debug)
-
-
-def _distinct(extensions: Sequence[BackpropExtension]) -> list[BackpropExtension]:
-    """One of each class, the user's own first."""
-    by_class: dict[type[BackpropExtension], BackpropExtension] = {}
-    for extension in extensions:
-        by_class.setdefault(type(extension), extension)
-    return list(by_class.values())
+LATE = (
+    "{extension} is the first BackPACK extension to be passed, and this step's forward pass ran "
+    "without hooks on layers: call gradlens.extend(model) before the first step, which installs "
+    "them for all steps"
+)
+UNFORESEEN = (
+    "this step's forward pass ran without hooks on layers, since no quantity was expected to need "
+    "them; they are installed from now on. Where steps come irregularly, run the forward pass "
+    "inside cockpit.forward(step)"
+)
+CURVATURE_OF_A_PART = (
+    "the batch comes in parts, from micro-batches or processes; its curvature is that of the last "
+    "part of the first process alone"
+)
+NO_INDIVIDUAL_LOSSES = (
+    "{quantities} can't be found without per-sample losses: pass the loss module to the cockpit "
+    "(Cockpit(..., loss_function=loss_function)), or them to the context, as "
+    "info={{'individual_losses': ...}}"
+)

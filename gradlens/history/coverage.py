@@ -48,7 +48,7 @@ class Coverage:
         total = sum(sizes.values())
         return 1 - absent / total if total else math.nan
 
-    def remarks(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    def notes(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
         """What the user should know, in words."""
         if self.coupled:
             yield (
@@ -109,7 +109,7 @@ class CoverageTable:
             for name, shape in self.shapes.items()
         ]
         lines.append(f"{'all':{width}}  {self._elements(self.shapes):>12,}  {self._of_all()}")
-        return "\n".join([*lines, *self._batch(), *self._remarks()])
+        return "\n".join([*lines, *self._batch(), *self._notes()])
 
     def short(self) -> list[str]:
         """Lines, one for all parameters of which the same can be said."""
@@ -119,7 +119,7 @@ class CoverageTable:
         lines = [f"per-sample gradients of {self._of_all()}"]
         for what, names in groups.items():
             lines.append(f"{self._elements(names):>12,} elements ({few(names)}): {what}")
-        return [*lines, *self._batch(), *self._remarks()]
+        return [*lines, *self._batch(), *self._notes()]
 
     def _what(self, name: str) -> str:
         why = self.coverage.missing.get(name)
@@ -135,10 +135,10 @@ class CoverageTable:
         found = self.coverage
         return [] if found.samples is None else [f"N = {found.samples}, by {found.known_by}"]
 
-    def _remarks(self) -> list[str]:
+    def _notes(self) -> list[str]:
         if not self.coverage.coupled:
             return []
-        return [next(self.coverage.remarks(self.shapes))]
+        return [next(self.coverage.notes(self.shapes))]
 
 
 def few(names: Sequence[str]) -> str:

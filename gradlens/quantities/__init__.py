@@ -25,6 +25,7 @@ from gradlens.quantities.parameters import Parameters
 from gradlens.quantities.quantity import (
     CurvatureQuantity,
     GradientCurvatureQuantity,
+    Phase,
     Quantity,
     SingleStepQuantity,
     TwoPointQuantity,
@@ -77,6 +78,7 @@ __all__ = [
     "ParameterNorm",
     "ParameterQuantity",
     "Parameters",
+    "Phase",
     "Quantity",
     "RankMe",
     "SingleStepQuantity",

@@ -12,7 +12,7 @@ from torch import nn
 from gradlens.history.undefined import Undefined
 from gradlens.quantities.explained import explained
 from gradlens.quantities.quantity import SingleStepQuantity
-from gradlens.quantities.selective import Selective, select_for
+from gradlens.quantities.selective import select_for
 from gradlens.quantities.step import Step
 from gradlens.schedules import Schedule
 from gradlens.signals.reductions import SignalReduction
@@ -20,7 +20,7 @@ from gradlens.signals.selection import Selection, Selectors, selection
 from gradlens.signals.signal import Request, Signal
 
 
-class LayerQuantity(SingleStepQuantity, Selective):
+class LayerQuantity(SingleStepQuantity):
     """A quantity with a value for each layer, from signals that were reduced as they flowed.
 
     States as data which ``signal`` it needs and its ``reduction``, and which layers it looks at by
@@ -51,13 +51,18 @@ class LayerQuantity(SingleStepQuantity, Selective):
         super().__init__(track_schedule, verbose, name=name)
         self.selection = _chosen(self.default_layers, layers, exclude)
         self.channel_last = channel_last
-        self.modules: dict[str, nn.Module] = {}
+        self.modules = {}
 
     @property
     @final
     def request(self) -> Request:
-        """What it asks of each of its layers."""
+        """What is captured of each of its layers."""
         return Request(self.signal, self.reduction, self.channel_last)
+
+    @property
+    @final
+    def layer_requests(self) -> dict[str, Request]:
+        return dict.fromkeys(self.modules, self.request)
 
     @final
     def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradlens.history.undefined import Undefined
 from gradlens.quantities.explained import explained
 from gradlens.quantities.quantity import SingleStepQuantity
-from gradlens.quantities.selective import Selective, choose_parameters
+from gradlens.quantities.selective import choose_parameters
 from gradlens.quantities.step import Step, gradient_scale
 from gradlens.schedules import Schedule
 from gradlens.signals.selection import Selection, Selectors, selection
@@ -20,7 +20,7 @@ from gradlens.signals.selection import Selection, Selectors, selection
 NO_GRADIENT = "it has no gradient: the loss doesn't depend on it"
 
 
-class ParameterQuantity(SingleStepQuantity, Selective):
+class ParameterQuantity(SingleStepQuantity):
     """A quantity with a value for each trainable parameter of the selected layers.
 
     A record is ``{"parameters": {name: value}}``, and what ``summary`` says of all of them.

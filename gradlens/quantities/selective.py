@@ -1,24 +1,12 @@
-"""Quantities that look at a part of the model."""
+"""Selection of layers and parameters for quantities of a part of the model."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
 from torch import nn
 
 from gradlens.signals.selection import Selection, near, select
-
-
-class Selective(ABC):
-    """What has to choose its part of the model before the first step."""
-
-    @abstractmethod
-    def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Choose among the layers of the model and its trainable parameters by name.
-
-        ``ValueError`` if nothing fits; ``model`` is ``None`` where only parameters are known.
-        """
 
 
 def choose_parameters(

@@ -53,32 +53,34 @@ class TIC(GradientCurvatureQuantity):
         self._method: Method = ""
 
     @final
-    def look(self, curvature: LossCurvature) -> LossDiagonal | LossTraces:
-        seen = self._seen(curvature)
-        if self._method and seen.method and self._method != seen.method:
+    def before_backward(self, curvature: LossCurvature) -> LossDiagonal | LossTraces:
+        found = self._found(curvature)
+        if self._method and found.method and self._method != found.method:
             curvature.remarks.append(
                 f"{self.name}: from step {curvature.global_step} on {self.curvature} comes from "
-                f"another method ({seen.method}, before: {self._method})"
+                f"another method ({found.method}, before: {self._method})"
             )
-        self._method = seen.method or self._method
-        return seen
+        self._method = found.method or self._method
+        return found
 
     @final
-    def compute(self, step: Step, seen: Any) -> float:
-        if isinstance(seen.trace.value, Undefined):
-            return seen.trace.value
+    def compute(self, step: Step, earlier: Any) -> float:
+        if isinstance(earlier.trace.value, Undefined):
+            return earlier.trace.value
         (reduction,) = self.reductions
         sums = step.by_parameter(reduction)
         if not sums:
             raise NothingCoveredError(step.global_step, step.refusal)
-        return self._criterion(sums, step.samples, seen, _remedy(self.curvature, seen.method))
+        return self._criterion(sums, step.samples, earlier, _remedy(self.curvature, earlier.method))
 
     @abstractmethod
-    def _seen(self, curvature: LossCurvature) -> LossDiagonal | LossTraces:
+    def _found(self, curvature: LossCurvature) -> LossDiagonal | LossTraces:
         """What the criterion takes of the curvature."""
 
     @abstractmethod
-    def _criterion(self, sums: Mapping[str, Tensor], samples: int, seen: Any, remedy: str) -> float:
+    def _criterion(
+        self, sums: Mapping[str, Tensor], samples: int, found: Any, remedy: str
+    ) -> float:
         """From the reduction's values and the curvature; ``remedy`` is for one of zero or below."""
 
 
@@ -101,13 +103,13 @@ class TICDiag(TIC):
     reductions = (SumOfSquares(),)
     view = View("TIC (diagonal)", group="curvature", yscale="log", label="TIC")
 
-    def _seen(self, curvature: LossCurvature) -> LossDiagonal:
+    def _found(self, curvature: LossCurvature) -> LossDiagonal:
         return curvature.diagonal(self.curvature, self.samples)
 
     def _criterion(
-        self, sums: Mapping[str, Tensor], samples: int, seen: LossDiagonal, remedy: str
+        self, sums: Mapping[str, Tensor], samples: int, found: LossDiagonal, remedy: str
     ) -> float:
-        diagonals = [seen.values[name] for name in sums]
+        diagonals = [found.values[name] for name in sums]
         moments = [
             total.to(diagonal.device, diagonal.dtype) / samples
             for total, diagonal in zip(sums.values(), diagonals, strict=True)
@@ -140,12 +142,12 @@ class TICTrace(TIC):
         check_request(self.name, curvature, samples, 1, sub_batch)
         self.sub_batch = sub_batch
 
-    def _seen(self, curvature: LossCurvature) -> LossTraces:
+    def _found(self, curvature: LossCurvature) -> LossTraces:
         return curvature.traces(self.curvature, self.samples, self.sub_batch)
 
     def _criterion(
-        self, sums: Mapping[str, Tensor], samples: int, seen: LossTraces, remedy: str
+        self, sums: Mapping[str, Tensor], samples: int, found: LossTraces, remedy: str
     ) -> float:
         moments = [norms.cpu().double() / samples for norms in sums.values()]
-        traces = [torch.tensor(seen.traces[n].value, dtype=torch.float64) for n in sums]
+        traces = [torch.tensor(found.traces[n].value, dtype=torch.float64) for n in sums]
         return takeuchi_by_trace(moments, traces, self.epsilon, remedy)

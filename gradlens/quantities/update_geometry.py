@@ -12,14 +12,14 @@ from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlat
 from gradlens.quantities.explained import explained
 from gradlens.quantities.parameter_quantity import parameter_layers
 from gradlens.quantities.quantity import UpdateQuantity
-from gradlens.quantities.selective import Selective, choose_parameters
+from gradlens.quantities.selective import choose_parameters
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
 from gradlens.schedules import Schedule
 from gradlens.signals.selection import Selection, Selectors
 
 
-class UpdateGeometry(UpdateQuantity, Selective):
+class UpdateGeometry(UpdateQuantity):
     """‖pₙ₊₁ − pₙ‖₂ of each parameter, and its correlation with the update tracked before.
 
     Values are those of ``OutputGradientGeometry``, recorded as ``{"parameters": {name: value}}``.

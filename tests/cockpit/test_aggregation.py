@@ -511,7 +511,7 @@ def test_memory_does_not_grow() -> None:
     for number in range(5, 2005):
         step(cockpit, number)
         if number in (100, 2004):
-            sizes.append(len(pickle.dumps(cockpit._aggregation._windows)))
+            sizes.append(len(pickle.dumps(cockpit._run._aggregation._windows)))
     assert sizes[1] <= sizes[0] + 100
     assert cockpit.history.steps == (4,)
 

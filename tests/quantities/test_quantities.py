@@ -19,7 +19,6 @@ from gradlens import quantities
 from gradlens.numerics.formulas import noise_scale
 from gradlens.quantities import Quantity
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
-from gradlens.quantities.selective import Selective
 from tests.cases.networks import NETWORKS
 from tests.cases.references import flat, per_sample_gradients_by_loop, squared_error
 
@@ -173,8 +172,12 @@ OF_CURVATURE = {"HessEigenvalues", "HessMaxEV", "SpectralDensity", "Stability"}
 """Tested in test_curvature_quantities.py."""
 OF_DIAGONALS = {"HessTrace", "TICDiag", "TICTrace"}
 """Tested in test_diagonals.py."""
-ABSTRACT = {name for name in quantities.__all__ if name.endswith("Quantity")}
-OF_LAYERS = {n for n in quantities.__all__ if issubclass(getattr(quantities, n), Selective)}
+ABSTRACT = {name for name in quantities.__all__ if name.endswith("Quantity")} | {"Phase"}
+OF_LAYERS = {
+    n
+    for n in set(quantities.__all__) - {"Phase"}
+    if getattr(quantities, n).choose is not quantities.Quantity.choose
+}
 """Tested in test_layer_quantities.py."""
 SOME_NETWORKS = ["mlp", "conv2d", "linear, sequence", "tied weights", "module used twice", "lstm"]
 

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import gradlens
 from gradlens import Cockpit, History, quantities, schedules
 from gradlens.cockpit.aggregation import numbers
-from gradlens.cockpit.layer_tracking import steps_to_expect
+from gradlens.cockpit.forecast import steps_after
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import InputNorm, OutputGradientGeometry, OutputNorm, Quantity
 from gradlens.signals import Active, Gram, Maxima, Moments, SignalReduction, Size
@@ -71,7 +71,7 @@ def mean_norm(outputs: Tensor) -> float:
 
 def count_calls(cockpit: Cockpit) -> dict[str, int]:
     """How many calls of each layer make up its values, once a step is over."""
-    capture = cockpit._layers._capture
+    capture = cockpit._tracking.layers._capture
     assert capture is not None
     counted, found = capture._counted, dict[str, int]()
 
@@ -787,7 +787,7 @@ def test_a_table_may_end_with_the_training(model: nn.Sequential) -> None:
     ],
 )
 def test_which_steps_may_follow(past: list[int], expected: tuple[int, ...]) -> None:
-    assert steps_to_expect(past) == expected
+    assert steps_after(past) == expected
 
 
 def test_a_step_may_have_several_contexts_of_which_the_last_one_counts(
@@ -1057,7 +1057,7 @@ def test_memory_does_not_grow_over_many_steps() -> None:
         if number in (100, 5000):
             alive.append(tensors_alive())
     assert alive[0] == alive[1]
-    assert len(cockpit._layers._capture._calls) == 0  # type: ignore[union-attr]
+    assert len(cockpit._tracking.layers._capture._calls) == 0  # type: ignore[union-attr]
 
 
 def test_nothing_is_reduced_on_other_steps(

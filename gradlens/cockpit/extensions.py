@@ -1,0 +1,71 @@
+"""The BackPACK extensions and extension hooks of one tracked step, by where they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from backpack.extensions.backprop_extension import BackpropExtension
+from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
+from backpack.extensions.secondorder.base import SecondOrderBackpropExtension
+from torch import nn
+
+from gradlens.curvature.backpack_graph import extended_by_backpack
+from gradlens.per_sample.extension import PerSampleGradients
+from gradlens.quantities.quantity import Quantity
+
+
+@dataclass(frozen=True)
+class StepExtensions:
+    """Extensions of a step, one of each class, the user's own first.
+
+    ``within`` run in the user's backward pass, with ``hooks`` after them on each module. ``apart``
+    are of second order and need passes of their own. ``per_sample`` says that per-sample gradients
+    are needed. ``saved`` are the names under which results are on the parameters only as long as
+    the context lasts.
+    """
+
+    within: Sequence[BackpropExtension]
+    apart: Sequence[BackpropExtension]
+    hooks: Sequence[Callable[[nn.Module], None]]
+    per_sample: bool
+    saved: frozenset[str]
+
+
+def step_extensions(
+    active: Iterable[Quantity],
+    by_user: Sequence[BackpropExtension],
+    model: nn.Module | None,
+    global_step: int,
+) -> StepExtensions:
+    """What the active quantities and the user need at a step."""
+    given, hooks = list(by_user), []
+    for quantity in active:
+        given += quantity.extensions(global_step)
+        hooks += quantity.extension_hooks(global_step)
+    by_class: dict[type[BackpropExtension], BackpropExtension] = {}
+    for extension in given:
+        by_class.setdefault(type(extension), extension)
+    per_sample = by_class.pop(PerSampleGradients, None) is not None
+    found = list(by_class.values())
+    second_order = [e for e in found if isinstance(e, SecondOrderBackpropExtension)]
+    apart = second_order if _runs_by_layer_hooks(model) else []
+    return StepExtensions(
+        [extension for extension in found if extension not in apart],
+        apart,
+        hooks,
+        per_sample,
+        frozenset(e.savefield for e in found) - {e.savefield for e in by_user},
+    )
+
+
+def needs_layer_hooks(extensions: Iterable[BackpropExtension], model: nn.Module | None) -> bool:
+    """Whether one of the extensions runs by gradlens's hooks on layers."""
+    found = (e for e in extensions if not isinstance(e, PerSampleGradients))
+    first_order = any(isinstance(e, FirstOrderBackpropExtension) for e in found)
+    return first_order and _runs_by_layer_hooks(model)
+
+
+def _runs_by_layer_hooks(model: nn.Module | None) -> bool:
+    """Whether BackPACK has no hooks of its own on the model."""
+    return model is not None and not extended_by_backpack(model)

@@ -1,0 +1,81 @@
+"""Which quantities are active at a step, and which step comes next.
+
+A forward pass runs before the context of its step is entered. Hooks on layers cost time in each
+forward pass, a hundredth to a tenth of a plain step of a small network, so they are installed only
+for steps that may need them. That takes a forecast.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+from gradlens.quantities.quantity import Quantity
+
+
+class Forecast:
+    """Keeps the numbers of the last steps, and the active quantities of steps to come."""
+
+    def __init__(self, quantities: Sequence[Quantity]) -> None:
+        self._quantities = quantities
+        self._past: deque[int] = deque(maxlen=3)
+        self._active: dict[int, tuple[Quantity, ...]] = {}
+
+    def active_at(self, global_step: int) -> tuple[Quantity, ...]:
+        """The active quantities; their schedules are called once for each step."""
+        if global_step not in self._active:
+            active = [q for q in self._quantities if q.is_active(global_step)]
+            self._active[global_step] = tuple(active)
+        return self._active[global_step]
+
+    def end_step(self, global_step: int) -> None:
+        """A step is over."""
+        self._past.append(global_step)
+
+    def reset(self, inactive: Iterable[int] = ()) -> None:
+        """Forget which quantities are active; none is at the steps that are ``inactive``."""
+        self._active = dict.fromkeys(inactive, ())
+
+    def is_repeated(self, global_step: int) -> bool:
+        """Whether the last step has the same number."""
+        return bool(self._past) and self._past[-1] == global_step
+
+    @property
+    def next_steps(self) -> tuple[int, ...]:
+        """The steps that may come next; empty if that is unknown."""
+        return steps_after(self._past)
+
+    def needs_layer_hooks(self, steps: Iterable[int]) -> bool:
+        """Whether an active quantity may need hooks on layers at one of these steps."""
+        return any(may_hold(self._needs_layer_hooks_at, step) for step in steps)
+
+    def _needs_layer_hooks_at(self, global_step: int) -> bool:
+        return any(q.needs_layer_hooks(global_step) for q in self.active_at(global_step))
+
+
+def steps_after(past: Iterable[int]) -> tuple[int, ...]:
+    """The steps that may follow the last three; empty if that is unknown.
+
+    Steps follow each other as the last two did; where a step's number was repeated, it may be
+    repeated again.
+    """
+    steps = tuple(past)
+    gaps = [after - before for before, after in pairwise(steps)]
+    moves = [gap for gap in gaps if gap]
+    if not moves:
+        return ()
+    following = steps[-1] + moves[-1]
+    return (following,) if len(moves) == len(gaps) else (steps[-1], following)
+
+
+def may_hold(condition: Callable[[int], bool], global_step: int) -> bool:
+    """Whether a condition may hold at a step to come.
+
+    A user's schedule may raise an exception, such as that of a table without an entry for the
+    step. It is raised when the step is tracked, if it ever is.
+    """
+    try:
+        return condition(global_step)
+    except Exception:
+        return True

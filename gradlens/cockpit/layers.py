@@ -1,0 +1,152 @@
+"""Signals of layers at the steps of a cockpit: which of them are captured when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradlens.cockpit.forecast import Forecast, may_hold
+from gradlens.quantities.quantity import Quantity
+from gradlens.quantities.step import Step
+from gradlens.signals.capture import SignalCapture, Wanted
+from gradlens.signals.layer_signals import LayerSignals
+from gradlens.signals.signal import Request
+
+Record = Callable[[Quantity, Any], None]
+"""Records a quantity and its value in an evaluation."""
+
+
+class LayerTracking:
+    """Captures the signals of layers that quantities need.
+
+    A forward pass runs before the context of its step is entered. It is taken for that of the step
+    that the ``forecast`` names; where that is unknown, all signals are captured.
+    """
+
+    def __init__(
+        self, model: nn.Module | None, quantities: Iterable[Quantity], forecast: Forecast
+    ) -> None:
+        self.quantities = [q for q in quantities if q.layer_requests]
+        self._forecast = forecast
+        self._step: int | None = None
+        self._unfinished = False
+        self._evaluated: dict[str, tuple[int, LayerSignals]] = {}
+        self._everything = _wanted(self.quantities)
+        self._capture = None
+        if model is not None and self._everything:
+            named = {n: m for quantity in self.quantities for n, m in quantity.modules.items()}
+            places = {module: place for place, module in enumerate(model.modules())}
+            modules = dict(sorted(named.items(), key=lambda item: places[item[1]]))
+            self._capture = SignalCapture(model, modules, self._everything)
+            self._capture.expect(self._everything)
+
+    def announce(self, global_step: int) -> None:
+        """A step's context is about to be entered; micro-batches of another one are dropped.
+
+        What runs until ``begin`` is not captured, such as the passes of curvature quantities.
+        """
+        if self._step is not None and self._step != global_step and self._unfinished:
+            self._forecast.end_step(self._step)
+            self._unfinished = False
+            if self._capture is not None:
+                self._capture.drop()
+        self._step = global_step
+        if self._capture is not None:
+            self._capture.pause()
+
+    def begin(self, global_step: int, scale: float) -> None:
+        """A step's context is entered; backward's gradients are ``scale`` times those captured."""
+        if self._capture is not None:
+            self._capture.begin(self._wanted_at(global_step), scale)
+
+    def finish(self, global_step: int) -> LayerSignals:
+        """The signals captured at a step, after its backward pass."""
+        if self._capture is None:
+            return LayerSignals()
+        return self._capture.finish(global_step, self._wanted_at(global_step))
+
+    def end(self, global_step: int, accumulating: bool) -> None:
+        """A step's context is left, also after an exception; ``accumulating`` if it goes on."""
+        self._unfinished = accumulating
+        if accumulating:
+            if self._capture is not None:
+                self._capture.go_on(self._wanted_at(global_step))
+            return
+        self._step = None
+        self._evaluated.clear()
+        self._forecast.end_step(global_step)
+        if self._capture is not None:
+            steps = self._forecast.next_steps
+            self._capture.expect(self._wanted_in(steps) if steps else self._everything)
+
+    @contextmanager
+    def forward(self, global_step: int) -> Iterator[None]:
+        """A context for a forward pass of a step other than the forecast one."""
+        if self._capture is None:
+            yield
+            return
+        wanted = self._wanted_at(global_step)
+        if global_step != self._step:
+            self.announce(global_step)
+            self._capture.expect(wanted)
+            self._capture.pause()
+        with self._capture.listening(wanted):
+            yield
+
+    @contextmanager
+    def evaluation(
+        self, step: Step, name: str, record: Record, note: Callable[[str], None]
+    ) -> Iterator[None]:
+        """A context for forward passes without backward passes, recorded under ``step``.
+
+        Several of the same step and ``name``, with no other step between them, count together.
+        """
+        able = [q for q in self.quantities if not _needs_backward(q)]
+        if self._capture is None or not able:
+            raise ValueError(
+                "there is nothing to record in an evaluation: track a quantity of layers' "
+                "inputs or outputs, such as OutputNorm"
+            )
+        with self._capture.evaluating(_wanted(able)) as captured:
+            yield
+        for text in captured[0].remarks:
+            note(f"{name}: {text}")
+        at, before = self._evaluated.get(name, (None, LayerSignals()))
+        with torch.no_grad():
+            signals = before.and_also(captured[0]) if at == step.global_step else captured[0]
+            self._evaluated[name] = step.global_step, signals
+            for quantity in able:
+                found = quantity.after_backward(replace(step, signals=signals), None)
+                record(quantity, found)
+
+    def close(self) -> None:
+        """Remove all hooks from the model."""
+        self._evaluated.clear()
+        if self._capture is not None:
+            self._capture.close()
+
+    def _wanted_at(self, global_step: int) -> Wanted:
+        return _wanted(q for q in self.quantities if q.should_compute(global_step))
+
+    def _wanted_in(self, steps: Sequence[int]) -> Wanted:
+        """What may be needed at one of these steps, which are still to come."""
+        return _wanted(
+            q for q in self.quantities if any(may_hold(q.should_compute, step) for step in steps)
+        )
+
+
+def _wanted(quantities: Iterable[Quantity]) -> Wanted:
+    wanted: dict[str, set[Request]] = {}
+    for quantity in quantities:
+        for layer, request in quantity.layer_requests.items():
+            wanted.setdefault(layer, set()).add(request)
+    return {layer: frozenset(requests) for layer, requests in wanted.items()}
+
+
+def _needs_backward(quantity: Quantity) -> bool:
+    return any(request.signal.needs_backward for request in quantity.layer_requests.values())

@@ -1,0 +1,72 @@
+"""The model that a cockpit is given: the network inside wrappers, and its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch._dynamo import OptimizedModule
+
+from gradlens.per_sample.gradients import Setting
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside ``DistributedDataParallel`` or ``torch.compile``."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return unwrapped(model.module)
+    if isinstance(model, OptimizedModule):
+        return unwrapped(model._orig_mod)
+    return model
+
+
+def process_group_of(model: nn.Module | None) -> dist.ProcessGroup | None:
+    """The processes that train a model together, if it is wrapped for several."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        group: dist.ProcessGroup = model.process_group
+        return group
+    return None
+
+
+def is_compiled(module: nn.Module | None) -> bool:
+    """Whether a call of the module runs what ``torch.compile`` has made of it."""
+    if module is None:
+        return False
+    return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+
+
+def compiled_prefixes(setting: Setting) -> tuple[str, ...]:
+    """Prefixes of the names of parameters that belong to compiled modules."""
+    if setting.called is not None:
+        return ("",)
+    named = [] if setting.model is None else setting.model.named_modules()
+    compiled = [name for name, module in named if is_compiled(module)]
+    return tuple(f"{name}." if name else "" for name in compiled)
+
+
+def trainable_parameters(params: nn.Module | Iterable[nn.Parameter]) -> Mapping[str, nn.Parameter]:
+    """The parameters that need a gradient by name, ``param_0`` and so on without a model.
+
+    ``TypeError`` for anything else, ``ValueError`` if there are none.
+    """
+    if isinstance(params, nn.Module):
+        named = dict(params.named_parameters())
+    else:
+        named = {f"param_{index}": parameter for index, parameter in enumerate(params)}
+    for name, parameter in named.items():
+        if not isinstance(parameter, Tensor):
+            raise TypeError(
+                f"{name} is a {type(parameter).__name__}: pass the model, or an iterable of its "
+                "parameters"
+            )
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ValueError(
+                f"{name} has no shape yet: run the lazy module once before tracking it"
+            )
+    trainable = {name: p for name, p in named.items() if p.requires_grad}
+    if not trainable:
+        raise ValueError(
+            "no parameter needs a gradient (all are frozen, or there is none): there is nothing "
+            "to track"
+        )
+    return trainable

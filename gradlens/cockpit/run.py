@@ -1,0 +1,182 @@
+"""What a cockpit records: the history, its file on disk, notes and statistics."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gradlens.cockpit.aggregation import PUSHED, Aggregation, pushable
+from gradlens.cockpit.plain import recordable
+from gradlens.history.coverage import Coverage
+from gradlens.history.history import History, Note, RunFile, Source
+from gradlens.quantities.quantity import Quantity
+
+
+class Run:
+    """A history, and a file to which each entry is written as it comes.
+
+    ``path`` is that of the file. An existing one is continued with ``resume``, and otherwise is a
+    ``FileExistsError``. Only one process ``writes``.
+    """
+
+    def __init__(
+        self,
+        quantities: Sequence[Quantity],
+        aggregation: Aggregation,
+        parameters: Mapping[str, nn.Parameter],
+        path: str | Path | None,
+        resume: bool,
+        writes: bool,
+    ) -> None:
+        self.has_begun = False
+        self._quantities = quantities
+        self._aggregation = aggregation
+        shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+        self.history = History(aggregation.sources(quantities), shapes)
+        if path is not None and resume and Path(path).exists():
+            _take_in(self.history, History.load(path))
+        self._names_at_last_step = self._resumed_names()
+        opens = path is not None and writes
+        self._file = RunFile(path, self.history, resume) if path is not None and opens else None
+
+    def _resumed_names(self) -> frozenset[str]:
+        """The series that have a value at the last step of the run that is resumed."""
+        history = self.history
+        if not history.steps:
+            return frozenset()
+        last = history.steps[-1]
+        self._aggregation.begin_step(last)
+        return frozenset(name for name in history.names if last in history[name])
+
+    def begin_step(self, global_step: int) -> None:
+        """A step's context is entered."""
+        self.has_begun = True
+        self._aggregation.begin_step(global_step)
+
+    def has_values(self, global_step: int) -> bool:
+        """Whether a quantity has a value at the step already."""
+        known = [q.name for q in self._quantities if q.name in self.history]
+        return any(global_step in self.history[name] for name in known)
+
+    def record(self, global_step: int, values: Mapping[str, Any]) -> None:
+        """Record values as a history holds them, and statistics that are complete with them."""
+        self._append(global_step, self._aggregation.take_in(global_step, values))
+
+    def record_evaluation(
+        self, global_step: int, evaluation: str, quantity: Quantity, value: Any
+    ) -> None:
+        """Record a quantity's value in an evaluation, under the names of both."""
+        name = f"{quantity.name} ({evaluation})"
+        view = replace(quantity.view, title=f"{quantity.view.title} ({evaluation})")
+        self._add_source(name, Source(type(quantity).__name__, view))
+        self.record(global_step, {name: recordable(quantity, global_step, value)})
+
+    def note(self, global_step: int, text: str) -> None:
+        """Note a text once: as a warning, in the history and in the file."""
+        if any(note.text == text for note in self.history.notes):
+            return
+        note = Note(global_step, text)
+        self.history.notes.append(note)
+        if self._file is not None:
+            self._file.write_note(note)
+        warnings.warn(f"gradlens, step {global_step}: {text}", stacklevel=_users_level())
+
+    def cover(self, global_step: int, coverage: Coverage) -> None:
+        """Record which parameters have per-sample gradients, if that has changed."""
+        coverages = self.history.coverages
+        if coverages and coverages[max(coverages)] == coverage:
+            return
+        coverages[global_step] = coverage
+        if self._file is not None:
+            self._file.write_coverage(global_step, coverage)
+        for text in coverage.notes(self.history.parameters):
+            self.note(global_step, text)
+
+    def log(self, global_step: int, values: Mapping[str, Any]) -> None:
+        """Record values of the training loop; ``ValueError`` for names of pushed metrics."""
+        for name in values:
+            if self._is_pushed(name):
+                raise ValueError(
+                    f"{name} is a metric that was pushed: log it, or push it under another name, "
+                    f"such as push(epoch_{name}=...)"
+                )
+        self.record(global_step, values)
+
+    def push(self, metrics: Mapping[str, Any]) -> None:
+        """Add metrics of the training loop to their statistics; all of them or none."""
+        values = {name: pushable(name, value) for name, value in metrics.items()}
+        for name in values:
+            self._check_pushed(name)
+        self._aggregation.push(values)
+
+    def end_epoch(self, across_processes: bool) -> None:
+        """Record the statistics over an epoch."""
+        self._append_statistics(*self._aggregation.end_epoch(across_processes))
+
+    def close(self) -> None:
+        """Record the statistics that remain, and close the file."""
+        self._append_statistics(*self._aggregation.rest())
+        if self._file is not None:
+            self._file.close()
+
+    def _append(self, global_step: int, values: Mapping[str, Any]) -> None:
+        if not values:
+            return
+        self.history.append(global_step, values)
+        if self._file is not None:
+            self._file.write_step(global_step, values)
+
+    def _append_statistics(self, global_step: int, values: Mapping[str, Any]) -> None:
+        for name in values:
+            self._add_source(name, PUSHED)
+        self._append(global_step, values)
+
+    def _add_source(self, name: str, source: Source) -> None:
+        if name not in self.history.sources:
+            self.history.sources[name] = source
+            if self._file is not None:
+                self._file.write_sources(self.history)
+
+    def _is_pushed(self, name: str) -> bool:
+        return self._aggregation.has_pushed(name) or self.history.sources.get(name) == PUSHED
+
+    def _check_pushed(self, name: str) -> None:
+        tracked = any(name == quantity.name for quantity in self._quantities)
+        if tracked or (name in self.history and not self._is_pushed(name)):
+            raise ValueError(
+                f"push({name}=...): there is a series {name!r} of something else, which is kept: "
+                f"push it under another name, such as push(pushed_{name}=...)"
+            )
+        if name in self._names_at_last_step and not self.has_begun:
+            raise ValueError(
+                f"push({name}=...): the run that is resumed has a record of it under its last "
+                "step, which is kept: push it after the next step"
+            )
+
+
+_NOT_USERS = (str(Path(__file__).parents[1]), contextlib.__file__)
+"""Files that a warning isn't attributed to: those of gradlens, and that of generator contexts."""
+
+
+def _users_level() -> int:
+    """The ``stacklevel`` at which the caller's warning is attributed to the user's code."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_USERS):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _take_in(history: History, past: History) -> None:
+    history.sources = past.sources | history.sources
+    history.notes.extend(past.notes)
+    history.coverages |= past.coverages
+    for name in past.names:
+        for step, value in past[name].items():
+            history.append(step, {name: value})

@@ -1,0 +1,100 @@
+"""What a cockpit's steps share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from gradlens.cockpit.batch_assembly import BatchAssembly
+from gradlens.cockpit.budget import Budget
+from gradlens.cockpit.forecast import Forecast
+from gradlens.cockpit.layer_hooks import LayerHooks
+from gradlens.cockpit.layers import LayerTracking
+from gradlens.cockpit.run import Run
+from gradlens.cockpit.updates import Updates
+from gradlens.hooks.model_calls import forget_calls, keep_calls
+from gradlens.per_sample.gradients import Plans, Setting
+from gradlens.quantities.quantity import Quantity
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """The parts of a cockpit that its steps work on.
+
+    ``setting`` names the parameters, the model and the loss reduction. ``output_plans`` are plans
+    of the graphs of the network's outputs, for curvature.
+    """
+
+    quantities: Sequence[Quantity]
+    setting: Setting
+    output_plans: Plans
+    run: Run
+    updates: Updates
+    assembly: BatchAssembly
+    forecast: Forecast
+    layer_hooks: LayerHooks
+    layers: LayerTracking
+    budget: Budget | None
+
+    @property
+    def _called(self) -> nn.Module | None:
+        return self.setting.called or self.setting.model
+
+    def start(self) -> None:
+        """Keep the calls of the model, from which the number of samples is read."""
+        if self._called is not None:
+            keep_calls(self._called)
+
+    def begin_step(self, global_step: int) -> None:
+        """A step's context is entered: what waited for the update is over."""
+        if self.budget is not None:
+            self.budget.begin_step(global_step)
+        if not self.run.has_begun:
+            for quantity in self.quantities:
+                quantity.start(self.setting.parameters)
+        self.updates.begin_step()
+        self.run.begin_step(global_step)
+        if self.forecast.is_repeated(global_step) and self.run.has_values(global_step):
+            self.run.note(global_step, REPEATED)
+        self.layers.announce(global_step)
+        left_over = self.assembly.begin_step(global_step)
+        if left_over:
+            self.run.note(global_step, left_over)
+
+    def end_step(self, global_step: int, accumulating: bool, goes_on: bool) -> None:
+        """A step's context is left; ``goes_on`` if another one of the same step follows."""
+        self.layers.end(global_step, goes_on)
+        if not accumulating:
+            self.updates.close_interval()
+        if not goes_on:
+            self.expect(self.forecast.next_steps)
+
+    def expect(self, steps: Sequence[int]) -> None:
+        """Install hooks on layers for the forward passes to come if one of these steps needs them.
+
+        Without any, it is unknown which step comes next, and they are installed.
+        """
+        broke = self.budget is not None and not self.budget.has_means
+        self.forecast.reset(steps if broke else ())
+        needed = self.forecast.needs_layer_hooks(steps)
+        self.layer_hooks.install(needed or self.updates.needs_next_step or not steps)
+
+    def close(self) -> None:
+        """Compute what waited for the last update, and remove all hooks."""
+        self.updates.begin_step()
+        self.updates.close_interval()
+        self.run.close()
+        self.layers.close()
+        self.layer_hooks.remove()
+        if self._called is not None:
+            forget_calls(self._called)
+        if self.budget is not None:
+            self.budget.restore()
+
+
+REPEATED = (
+    "the step has had a context before, whose values are replaced in the history; the run's file "
+    "keeps both. Give each context a step of its own, or each network a cockpit of its own"
+)
