@@ -21,7 +21,7 @@ exclude_patterns = ["_build"]
 nitpicky = False
 autodoc_typehints = "signature"
 # Its own names are unknown where it is used.
-autodoc_type_aliases = {"SymmetricMatrix": "gradlens.curvature.products.SymmetricMatrix"}
+autodoc_type_aliases = {"SymmetricMatrix": "gradlens.curvature.SymmetricMatrix"}
 python_maximum_signature_line_length = 140
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": True}
