@@ -1,6 +1,31 @@
 """What per-sample gradients are reduced to while backprop runs.
 
-A reduction is a frozen description: equal ones run once for each parameter, whoever asks.
+A reduction turns one parameter's per-sample gradients into something small, such as their norms, as
+soon as they are complete in the backward pass; they are freed afterwards. It is a frozen dataclass
+whose fields are its settings. Reductions that are equal run once a step for each parameter, however
+many quantities name them in their ``reductions``.
+
+To write one, derive from ``Reduction`` and compute the value for one parameter in ``reduce``.
+``total`` adds up the values of several parameters; override it if the value of all together is
+something else than the sum:
+
+.. testcode::
+
+   from dataclasses import dataclass
+
+   from torch import Tensor
+
+   from gradlens.reductions import ParameterGradients, Reduction
+
+   @dataclass(frozen=True)
+   class ParameterDots(Reduction):
+       "⟨gₙ, θ⟩ of every sample, [N]: the slope of ℓₙ along the parameters."
+
+       def reduce(self, gradients: ParameterGradients) -> Tensor:
+           return gradients.elements.dot(gradients.parameter)
+
+A quantity with ``reductions = (ParameterDots(),)`` reads ``step.total(ParameterDots())``.
+``gradients.elements`` is a :class:`~gradlens.per_sample.operators.operator.GradientOperator`.
 """
 
 from __future__ import annotations
@@ -18,6 +43,21 @@ from gradlens.numerics.histograms import Counts, Range
 from gradlens.numerics.norms import norm
 from gradlens.per_sample.operators.operator import AlongMean, GradientOperator
 from gradlens.per_sample.operators.stored import stored
+
+__all__ = [
+    "AbsMax",
+    "DirectionDots",
+    "Gram",
+    "Histogram1d",
+    "Histogram2d",
+    "Mean",
+    "MeanDots",
+    "MeanSquaredNorm",
+    "ParameterGradients",
+    "Reduction",
+    "SquaredNorms",
+    "SumOfSquares",
+]
 
 STORED_BYTES = 64 * 2**20
 """Memory that one parameter's per-sample gradients may take while they are reduced."""

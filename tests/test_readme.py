@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import gradlens
-from gradlens.reductions import SquaredNorms
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -28,7 +27,6 @@ def test_quickstart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_per_sample_gradients_and_own_quantity() -> None:
     names: dict[str, Any] = {
         "gradlens": gradlens,
-        "SquaredNorms": SquaredNorms,
         "model": torch.nn.Sequential(torch.nn.Linear(3, 2)),
         "loss_fn": torch.nn.CrossEntropyLoss(),
         "x": torch.randn(4, 3),
