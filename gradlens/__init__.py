@@ -1,18 +1,37 @@
-"""Curvature and per-sample gradients of PyTorch networks, seen from inside the backward pass."""
+"""Curvature and per-sample gradients of PyTorch networks, seen from inside the backward pass.
 
-from gradlens import quantities, recorders, schedules, signals
+Names are imported when they are first used (PEP 562), so that plotting recorded runs and the
+command line don't wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from gradlens._version import __version__
-from gradlens.cockpit.aggregation import Aggregate
-from gradlens.cockpit.cockpit import Cockpit
-from gradlens.compat.taiyi import from_taiyi
-from gradlens.history.history import History
-from gradlens.history.undefined import Undefined
-from gradlens.history.view import View
-from gradlens.hooks.layer_calls import extend
-from gradlens.per_sample.context import per_sample_gradients
-from gradlens.per_sample.extension import PerSampleGradients
-from gradlens.plotting.plotter import CockpitPlotter
-from gradlens.quantities.presets import configuration
+
+if TYPE_CHECKING:
+    from gradlens import (
+        curvature,
+        instruments,
+        quantities,
+        recorders,
+        reductions,
+        schedules,
+        signals,
+    )
+    from gradlens.cockpit.aggregation import Aggregate
+    from gradlens.cockpit.cockpit import Cockpit
+    from gradlens.compat.taiyi import from_taiyi
+    from gradlens.history.history import History
+    from gradlens.history.undefined import Undefined
+    from gradlens.history.view import View
+    from gradlens.hooks.layer_calls import extend
+    from gradlens.per_sample.context import per_sample_gradients
+    from gradlens.per_sample.extension import PerSampleGradients
+    from gradlens.plotting.loading import load_run
+    from gradlens.plotting.plotter import CockpitPlotter
+    from gradlens.quantities.presets import configuration
+    from gradlens.quantities.step import Step
 
 __all__ = [
     "Aggregate",
@@ -20,15 +39,49 @@ __all__ = [
     "CockpitPlotter",
     "History",
     "PerSampleGradients",
+    "Step",
     "Undefined",
     "View",
     "__version__",
     "configuration",
+    "curvature",
     "extend",
     "from_taiyi",
+    "instruments",
+    "load_run",
     "per_sample_gradients",
     "quantities",
     "recorders",
+    "reductions",
     "schedules",
     "signals",
 ]
+
+_DEFINED_IN = {
+    "Aggregate": "gradlens.cockpit.aggregation",
+    "Cockpit": "gradlens.cockpit.cockpit",
+    "CockpitPlotter": "gradlens.plotting.plotter",
+    "History": "gradlens.history.history",
+    "PerSampleGradients": "gradlens.per_sample.extension",
+    "Step": "gradlens.quantities.step",
+    "Undefined": "gradlens.history.undefined",
+    "View": "gradlens.history.view",
+    "configuration": "gradlens.quantities.presets",
+    "extend": "gradlens.hooks.layer_calls",
+    "from_taiyi": "gradlens.compat.taiyi",
+    "load_run": "gradlens.plotting.loading",
+    "per_sample_gradients": "gradlens.per_sample.context",
+}
+"""The module that defines each public name; the other public names are modules themselves."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in _DEFINED_IN:
+        return getattr(import_module(_DEFINED_IN[name]), name)
+    if name in __all__:
+        return import_module(f"gradlens.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

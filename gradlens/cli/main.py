@@ -5,32 +5,20 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import count
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from matplotlib.figure import Figure
-
 from gradlens._version import __version__
-from gradlens.cli.demo import demo
-from gradlens.cli.run_names import run_names
-from gradlens.cli.summary_text import render
-from gradlens.cli.watch import INTERVAL, FileDisplay, WindowDisplay, watch
-from gradlens.history.history import History
-from gradlens.instruments.style import PAPER
-from gradlens.plotting.animation import ANIMATIONS, FRAMES, animate
-from gradlens.plotting.comparison import compare, left_out
-from gradlens.plotting.loading import load_run
-from gradlens.plotting.output import FIGURES, check_suffix, write_figure
-from gradlens.plotting.plotter import pages, up_to
-from gradlens.plotting.screen import Screen
-from gradlens.plotting.summary import summarize
 
 FAILED = 1
+
+FRAMES = 60
+"""Most frames of an animation: six seconds, at ten frames a second."""
+
+INTERVAL = 2.0
+"""Seconds between two readings of the file that ``gradlens watch`` draws."""
 
 Commands: TypeAlias = Any
 """What ``ArgumentParser.add_subparsers`` returns, whose type is private."""
@@ -44,8 +32,11 @@ It may be cut off, or still be written. Exit codes: 0, 1 if it failed, 2 for a w
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``gradlens ...``; the exit code is 0, 1 if it failed, 2 for a wrong call."""
     options = _parser().parse_args(arguments)
+    # Imported here because --version and --help need neither numpy nor matplotlib.
+    from gradlens.cli.commands import COMMANDS
+
     try:
-        code = int(options.command(options))
+        code = COMMANDS[options.command](options)
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read the output has seen enough. What is left goes nowhere, or else Python
@@ -83,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="gradlens COMMAND --help explains a command.",
     )
     parser.add_argument("--version", action="version", version=f"gradlens {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(
+        title="commands", dest="command", required=True, metavar="COMMAND"
+    )
     _add_demo(commands)
     _add_plot(commands)
     _add_watch(commands)
@@ -117,7 +110,6 @@ def _add_demo(commands: Commands) -> None:
         metavar="S",
         help="of network and batches (default: %(default)s)",
     )
-    parser.set_defaults(command=_demo)
 
 
 def _add_plot(commands: Commands) -> None:
@@ -140,7 +132,6 @@ def _add_plot(commands: Commands) -> None:
         metavar="N",
         help="most frames of an animation (default: %(default)s)",
     )
-    parser.set_defaults(command=_plot)
 
 
 def _add_watch(commands: Commands) -> None:
@@ -161,7 +152,6 @@ def _add_watch(commands: Commands) -> None:
         help="time between two looks at the file (default: %(default)g)",
     )
     _add_screen(parser)
-    parser.set_defaults(command=_watch)
 
 
 def _add_summary(commands: Commands) -> None:
@@ -175,7 +165,6 @@ def _add_summary(commands: Commands) -> None:
         epilog=EPILOG,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
-    parser.set_defaults(command=_summary)
 
 
 def _add_compare(commands: Commands) -> None:
@@ -191,7 +180,7 @@ def _add_compare(commands: Commands) -> None:
     _add_log_steps(parser)
     _add_until(parser)
     parser.add_argument("--title", default="Comparison", metavar="T", help="heading")
-    parser.set_defaults(command=_compare, wrong=parser.error)
+    parser.set_defaults(wrong=parser.error)
 
 
 def _add_out(parser: argparse.ArgumentParser, what: str) -> None:
@@ -231,102 +220,3 @@ def _seconds(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
     return value
-
-
-# Commands -----------------------------------------------------------------------------------
-
-
-def _demo(options: argparse.Namespace) -> int:
-    directory = _new_directory() if options.out is None else options.out
-    outcome = demo(directory, options.steps, options.seed)
-    print(f"accuracy on unseen digits: {100 * outcome.accuracy:.1f} %")
-    print(f"recorded values: {outcome.run}")
-    print(f"figure: {outcome.figure}")
-    return 0
-
-
-def _new_directory() -> Path:
-    names = (Path("gradlens-demo" if n == 1 else f"gradlens-demo-{n}") for n in count(1))
-    return next(path for path in names if not path.exists())
-
-
-def _plot(options: argparse.Namespace) -> int:
-    run: Path = options.run
-    out = options.out or run.with_name(f"{run.stem}{'-layers' if options.layers else ''}.png")
-    suffix = check_suffix(out, (*FIGURES, *ANIMATIONS))
-    screen = _screen(options, options.title)
-    history = _load(run, options.until)
-    with _told_of(run):
-        panels = screen.panels(history)
-    if suffix in ANIMATIONS:
-        animate(history, screen, out, options.frames)
-        print(f"figure: {out}")
-        return 0
-    for number, page in enumerate(pages(panels) if options.layers else (panels,), 1):
-        figure = Figure(facecolor=PAPER)
-        screen.draw(history, figure, page)
-        path = out if number == 1 else out.with_stem(f"{out.stem}_{number}")
-        write_figure(figure, path)
-        print(f"figure: {path}")
-    return 0
-
-
-def _watch(options: argparse.Namespace) -> int:
-    display = FileDisplay(options.out) if options.out else WindowDisplay()
-    with suppress(KeyboardInterrupt):
-        watch(options.run, _screen(options), display, options.interval)
-    return 0
-
-
-def _summary(options: argparse.Namespace) -> int:
-    summary = summarize(_load(options.run))
-    width, title = max(40, shutil.get_terminal_size().columns), str(options.run)
-    text = render(summary, width, title)
-    print(text if _printable(text) else render(summary, width, title, plain=True))
-    return 0
-
-
-def _compare(options: argparse.Namespace) -> int:
-    if len(options.runs) < 2:
-        options.wrong("a comparison needs two or more runs")
-    out = options.out or Path("comparison.png")
-    check_suffix(out, FIGURES)
-    names = run_names(options.runs)
-    histories = [_load(run, options.until) for run in options.runs]
-    runs = dict(zip(names, histories, strict=True))
-    write_figure(compare(runs, options.title, options.log_steps), out)
-    print(f"figure: {out}")
-    rest = left_out(runs)
-    if rest:
-        print(f"left out, for they are no single numbers: {', '.join(rest)}")
-    return 0
-
-
-def _screen(options: argparse.Namespace, title: str | None = None) -> Screen:
-    return Screen(title or options.run.stem, options.layers, options.log_steps)
-
-
-def _load(run: Path, until: int | None = None) -> History:
-    """A run with steps; ``ValueError`` if there is none up to ``until``."""
-    history = load_run(run)
-    if not history.steps:
-        raise ValueError(f"{run} is empty: no step has been recorded")
-    if until is not None and until < history.steps[0]:
-        raise ValueError(f"--until {until} is before the first step of {run}, {history.steps[0]}")
-    return up_to(history, until)
-
-
-@contextmanager
-def _told_of(run: Path) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{run}: {error}") from error
-
-
-def _printable(text: str) -> bool:
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -17,9 +17,6 @@ from gradlens.plotting.output import FIGURES, check_suffix, write_figure
 from gradlens.plotting.plotter import show, windowed
 from gradlens.plotting.screen import Screen
 
-INTERVAL = 2.0
-"""Seconds between two looks at the file."""
-
 
 class Display(ABC):
     """Where a run is shown."""
@@ -82,7 +79,7 @@ def watch(
     path: Path,
     screen: Screen,
     display: Display,
-    interval: float = INTERVAL,
+    interval: float,
     stream: TextIO | None = None,
 ) -> None:
     """Show a run whenever its file has changed, until nobody looks any more.

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gradlens import quantities
 from gradlens.history.history import History, Source
 from gradlens.history.json_lines import Value
+from gradlens.history.view import View
 
 _Log: TypeAlias = dict[int, dict[str, Any]]
 
@@ -79,8 +79,7 @@ def _from_bytes(data: str, dtype: Any, entry: Mapping[str, Any]) -> Any:
 
 def _sources(log: _Log) -> dict[str, Source]:
     names = dict.fromkeys(name for values in log.values() for name in values)
-    ours = vars(quantities)
-    return {n: Source(n, ours[n].view) for n in names if n in quantities.__all__}
+    return {name: Source(name, VIEWS[name]) for name in names if name in VIEWS}
 
 
 def _shapes(history: History) -> dict[str, tuple[int, ...]]:
@@ -151,3 +150,30 @@ CONVERSIONS: dict[str, Callable[[Any], Value]] = {
     "GradHist1d": _histogram,
     "GradHist2d": _histogram,
 }
+
+VIEWS = {
+    "Alpha": View("Local step size α", group="step size", label="α"),
+    "CABS": View("CABS batch size", group="noise", yscale="log", label="batch size"),
+    "Distance": View("Distance from the start", group="step size", label="‖θ − θ₀‖"),
+    "EarlyStopping": View("Early stopping", group="noise", label="criterion"),
+    "GradHist1d": View("Per-sample gradients", group="gradients", yscale="log", label="count"),
+    "GradHist2d": View("Per-sample gradients and parameters", group="gradients"),
+    "GradNorm": View("Gradient norm", group="step size", yscale="log", label="‖∇L‖"),
+    "HessMaxEV": View("Largest Hessian eigenvalue", group="curvature", yscale="symlog", label="λ₁"),
+    "HessTrace": View("Hessian trace", group="curvature", yscale="symlog", label="tr(H)"),
+    "InnerTest": View("Inner product test", group="gradients", yscale="log", label="θ"),
+    "Loss": View("Mini-batch loss", group="performance", label="loss"),
+    "MeanGSNR": View("Mean GSNR", group="noise", yscale="log", label="mean GSNR"),
+    "NormTest": View("Norm test", group="gradients", yscale="log", label="θ"),
+    "OrthoTest": View("Orthogonality test", group="gradients", yscale="log", label="ν"),
+    "Parameters": View("Parameters", group="layers"),
+    "TICDiag": View("TIC (diagonal)", group="curvature", yscale="log", label="TIC"),
+    "TICTrace": View("TIC (trace)", group="curvature", yscale="log", label="TIC"),
+    "Time": View("Time", group="performance", label="seconds"),
+    "UpdateSize": View("Update size", group="step size", yscale="log", label="‖θₙ₊₁ − θₙ‖"),
+}
+"""All quantities of cockpit 1.0.2, with the views of our quantities of the same names.
+
+They are written out because our quantities need torch, and plotting a log doesn't; a test compares
+the two.
+"""

@@ -23,14 +23,13 @@ from gradlens.plotting.progress import progress
 from gradlens.plotting.screen import Screen
 
 ANIMATIONS = (".gif", ".mp4")
-FRAMES = 60
 FRAMES_PER_SECOND = 10
 LAST = 20
 """Frames for which the last one stays."""
 DPI = 100
 
 
-def animate(history: History, screen: Screen, path: Path, most: int = FRAMES) -> None:
+def animate(history: History, screen: Screen, path: Path, most: int) -> None:
     """Write a run as a ``.gif`` or ``.mp4`` of at most ``most`` frames; progress on stderr.
 
     ``ValueError`` for another ending or if there is nothing to draw, ``OSError`` if there is no

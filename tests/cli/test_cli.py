@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from gradlens import History, __version__
-from gradlens.cli import main as cli
+from gradlens.cli import commands
 from gradlens.cli.main import main
 from tests.instruments.test_instruments import realistic
 
@@ -298,7 +298,7 @@ def test_interrupted(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "write_figure", interrupt)
+    monkeypatch.setattr(commands, "write_figure", interrupt)
     assert called("plot", run) == 1
     assert "interrupted" in capsys.readouterr().err
 

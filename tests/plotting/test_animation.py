@@ -203,7 +203,7 @@ def test_gif(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_step(tmp_path: Path) -> None:
-    animate(realistic(1, ("Loss", "GradHist1d")), Screen("A run"), tmp_path / "a.gif")
+    animate(realistic(1, ("Loss", "GradHist1d")), Screen("A run"), tmp_path / "a.gif", most=3)
     with Image.open(tmp_path / "a.gif") as image:
         assert image.n_frames == 1
 
@@ -217,7 +217,7 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Image.Image, "save", half)
     with pytest.raises(OSError, match="the disk is full"):
-        animate(realistic(2, ("Loss",)), Screen("A run"), tmp_path / "a.gif")
+        animate(realistic(2, ("Loss",)), Screen("A run"), tmp_path / "a.gif", most=3)
     assert [one.read_text() for one in tmp_path.iterdir()] == ["old"]
 
 
@@ -230,7 +230,7 @@ def test_video(tmp_path: Path) -> None:
 def test_without_ffmpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(OSError, match=r"needs ffmpeg.*use \.gif"):
-        animate(realistic(5, ("Loss",)), Screen("A run"), tmp_path / "a.mp4")
+        animate(realistic(5, ("Loss",)), Screen("A run"), tmp_path / "a.mp4", most=3)
     assert not [*tmp_path.iterdir()]
 
 
@@ -243,18 +243,18 @@ def test_ffmpeg_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
     with pytest.raises(OSError, match=r"ffmpeg can't write the video \(no such codec\)"):
-        animate(realistic(3, ("Loss",)), Screen("A run"), tmp_path / "a.mp4")
+        animate(realistic(3, ("Loss",)), Screen("A run"), tmp_path / "a.mp4", most=3)
     assert not [*tmp_path.glob("*.mp4")]
 
 
 @pytest.mark.parametrize("name", ["a.avi", "a", "a.png"])
 def test_unknown_ending(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=r"use one of \.gif, \.mp4"):
-        animate(realistic(3, ("Loss",)), Screen("A run"), tmp_path / name)
+        animate(realistic(3, ("Loss",)), Screen("A run"), tmp_path / name, most=3)
 
 
 def test_matplotlib_is_left_as_it_is(tmp_path: Path) -> None:
     backend, settings = matplotlib.get_backend(), matplotlib.rcParams.copy()
-    animate(realistic(3, ("Loss",)), Screen("A run"), tmp_path / "a.gif")
+    animate(realistic(3, ("Loss",)), Screen("A run"), tmp_path / "a.gif", most=3)
     assert matplotlib.rcParams == settings
     assert matplotlib.get_backend() == backend

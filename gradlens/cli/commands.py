@@ -1,0 +1,135 @@
+"""What each command does, after its arguments have been read."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from gradlens.cli.run_names import run_names
+from gradlens.cli.summary_text import render
+from gradlens.cli.watch import FileDisplay, WindowDisplay, watch
+from gradlens.history.history import History
+from gradlens.instruments.style import PAPER
+from gradlens.plotting.animation import ANIMATIONS, animate
+from gradlens.plotting.comparison import compare, left_out
+from gradlens.plotting.loading import load_run
+from gradlens.plotting.output import FIGURES, check_suffix, write_figure
+from gradlens.plotting.plotter import pages, up_to
+from gradlens.plotting.screen import Screen
+from gradlens.plotting.summary import summarize
+
+
+def _demo(options: argparse.Namespace) -> int:
+    # Imported here because this is the only command that needs torch.
+    from gradlens.cli.demo import demo
+
+    directory = _new_directory() if options.out is None else options.out
+    outcome = demo(directory, options.steps, options.seed)
+    print(f"accuracy on unseen digits: {100 * outcome.accuracy:.1f} %")
+    print(f"recorded values: {outcome.run}")
+    print(f"figure: {outcome.figure}")
+    return 0
+
+
+def _new_directory() -> Path:
+    names = (Path("gradlens-demo" if n == 1 else f"gradlens-demo-{n}") for n in count(1))
+    return next(path for path in names if not path.exists())
+
+
+def _plot(options: argparse.Namespace) -> int:
+    run: Path = options.run
+    out = options.out or run.with_name(f"{run.stem}{'-layers' if options.layers else ''}.png")
+    suffix = check_suffix(out, (*FIGURES, *ANIMATIONS))
+    screen = _screen(options, options.title)
+    history = _load(run, options.until)
+    with _named_in_errors(run):
+        panels = screen.panels(history)
+    if suffix in ANIMATIONS:
+        animate(history, screen, out, options.frames)
+        print(f"figure: {out}")
+        return 0
+    for number, page in enumerate(pages(panels) if options.layers else (panels,), 1):
+        figure = Figure(facecolor=PAPER)
+        screen.draw(history, figure, page)
+        path = out if number == 1 else out.with_stem(f"{out.stem}_{number}")
+        write_figure(figure, path)
+        print(f"figure: {path}")
+    return 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    display = FileDisplay(options.out) if options.out else WindowDisplay()
+    with suppress(KeyboardInterrupt):
+        watch(options.run, _screen(options), display, options.interval)
+    return 0
+
+
+def _summary(options: argparse.Namespace) -> int:
+    summary = summarize(_load(options.run))
+    width, title = max(40, shutil.get_terminal_size().columns), str(options.run)
+    text = render(summary, width, title)
+    print(text if _printable(text) else render(summary, width, title, plain=True))
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    if len(options.runs) < 2:
+        options.wrong("a comparison needs two or more runs")
+    out = options.out or Path("comparison.png")
+    check_suffix(out, FIGURES)
+    names = run_names(options.runs)
+    histories = [_load(run, options.until) for run in options.runs]
+    runs = dict(zip(names, histories, strict=True))
+    write_figure(compare(runs, options.title, options.log_steps), out)
+    print(f"figure: {out}")
+    rest = left_out(runs)
+    if rest:
+        print(f"left out, for they are no single numbers: {', '.join(rest)}")
+    return 0
+
+
+def _screen(options: argparse.Namespace, title: str | None = None) -> Screen:
+    return Screen(title or options.run.stem, options.layers, options.log_steps)
+
+
+def _load(run: Path, until: int | None = None) -> History:
+    """A run with steps; ``ValueError`` if there is none up to ``until``."""
+    history = load_run(run)
+    if not history.steps:
+        raise ValueError(f"{run} is empty: no step has been recorded")
+    if until is not None and until < history.steps[0]:
+        raise ValueError(f"--until {until} is before the first step of {run}, {history.steps[0]}")
+    return up_to(history, until)
+
+
+@contextmanager
+def _named_in_errors(run: Path) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{run}: {error}") from error
+
+
+def _printable(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "demo": _demo,
+    "plot": _plot,
+    "watch": _watch,
+    "summary": _summary,
+    "compare": _compare,
+}
+"""By the name on the command line; each returns the exit code."""
