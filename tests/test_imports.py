@@ -49,9 +49,6 @@ A module may import modules of its own package and of all packages further down.
 package with the longest name that its own name starts with.
 """
 
-KNOWN_CIRCLE = {"gradlens.cockpit.cockpit", "gradlens.cockpit.tracked_step"}
-"""The only modules that import each other."""
-
 WITHOUT_TORCH = (
     "gradlens",
     "gradlens.history.*",
@@ -133,20 +130,10 @@ def test_no_import_upwards(package: str) -> None:
 
 
 def test_no_circles() -> None:
-    arrows = {
-        module: {one for one in imported if {module, one} != KNOWN_CIRCLE}
-        for module, imported in IMPORTED.items()
-    }
     try:
-        TopologicalSorter(arrows).prepare()
+        TopologicalSorter(IMPORTED).prepare()
     except CycleError as error:
         pytest.fail(f"modules import each other: {' <- '.join(error.args[1])}")
-
-
-def test_the_known_circle_is_still_there() -> None:
-    for module in KNOWN_CIRCLE:
-        others = KNOWN_CIRCLE - {module}
-        assert IMPORTED.get(module, set()) & others, "delete KNOWN_CIRCLE: there is none any more"
 
 
 # What needs torch -------------------------------------------------------------------------------
