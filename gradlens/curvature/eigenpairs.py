@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.curvature.orthogonal import direction, norm
+from gradlens.curvature.orthogonal import direction
 from gradlens.curvature.probes import Seed, gaussian
 from gradlens.curvature.products import NotFiniteError, Products, SymmetricMatrix
-from gradlens.numerics.norms import inner
+from gradlens.numerics.norms import inner, norm
 
 Which: TypeAlias = Literal["largest", "smallest", "magnitude"]
 
@@ -177,7 +177,7 @@ class _Search:
         if self.dense:
             units = torch.eye(self.products.size, dtype=self.products.dtype)
             guesses = list(units.to(self.products.device))
-        usable = [guess for guess in guesses if math.isfinite(norm(guess))]
+        usable = [guess for guess in guesses if math.isfinite(float(norm(guess)))]
         for guess in [*usable, *[None] * (self.watched - len(usable))]:
             self._add(guess, generator)
         self._solve()
@@ -236,7 +236,7 @@ class _Search:
     def _size(self, pair: int) -> float:
         """‖Hv − λv‖."""
         if pair not in self._sizes:
-            self._sizes[pair] = norm(self._residual(pair))
+            self._sizes[pair] = float(norm(self._residual(pair)))
         return self._sizes[pair]
 
     def _combined(self, vectors: Sequence[Tensor], column: NDArray[Any]) -> Tensor:

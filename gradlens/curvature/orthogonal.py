@@ -7,29 +7,31 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from gradlens.numerics.norms import inner
+from gradlens.numerics.norms import inner, norm
 
 NEGLIGIBLE = 1e-10
-"""What is left of a vector after orthogonalisation, relative to it, when that is only rounding.
+"""A remainder that is smaller, relative to the vector, counts as rounding.
 
-That is in float64; in lower precisions it is ``_ROUNDING`` times theirs.
+Below it, float64 leaves fewer than six right digits of the direction; rounding itself is about
+1e-16 for each row of the basis. In lower precisions the bound is ``_ROUNDING`` times theirs.
 """
 
 _ROUNDING = 64.0
+"""Rounding errors that count as rounding: one for each row, of which a basis of ``eigenpairs``
+has at most 20, or 3·(k + 1)."""
+
 _CANCELLED = 0.7
-"""Where less than this is left of a vector, digits are lost, and once is not enough."""
+"""A remainder that is smaller, relative to the vector, is orthogonalised a second time.
 
-
-def norm(vector: Tensor) -> float:
-    """Euclidean norm, summed as inner products are."""
-    return float(inner(vector, vector).sqrt())
+It is about 1/√2 (Daniel et al., 1976): below, more than half of the vector's square has cancelled.
+"""
 
 
 def projected_out(vector: Tensor, basis: Iterable[Tensor]) -> Tensor:
     """``vector`` ``[D]`` without its components along the orthonormal rows of ``basis``.
 
-    Row by row, as in Gram and Schmidt's modified method. Rounding relative to what is taken away
-    remains.
+    By the modified Gram-Schmidt method, row by row. What is left is orthogonal to rounding relative
+    to what is taken away.
     """
     rest = vector.clone()
     for row in basis:
@@ -38,10 +40,10 @@ def projected_out(vector: Tensor, basis: Iterable[Tensor]) -> Tensor:
 
 
 def direction(vector: Tensor, basis: Iterable[Tensor]) -> Tensor | None:
-    """Unit vector of what ``basis`` doesn't span of ``vector``; None where that is rounding.
+    """Unit vector along the part of ``vector`` ``[D]`` that ``basis`` doesn't span.
 
-    Twice is enough to be orthogonal to rounding, and once where nothing cancels (Parlett, 1998,
-    Sec. 6.9).
+    ``None`` where that part is nothing but rounding. Orthogonalising twice is enough for
+    orthogonality to rounding, and once where nothing cancels (Parlett, 1998, Sec. 6.9).
     """
     size = norm(vector)
     rest = projected_out(vector, basis)

@@ -13,6 +13,7 @@ from scipy.sparse.linalg import aslinearoperator
 from torch import Tensor
 
 from gradlens.curvature.operator import CurvatureOperator
+from gradlens.numerics.norms import norm
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -48,7 +49,7 @@ class Products:
     def __call__(self, vector: Tensor) -> Tensor:
         product = self._multiply(vector).to(self.device, self.dtype)
         self.count += 1
-        size, product_size = float(vector.norm()), float(product.norm())
+        size, product_size = float(norm(vector)), float(norm(product))
         if not math.isfinite(product_size):
             raise NotFiniteError(NOT_FINITE)
         if size > 0:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gradlens.numerics.norms import squared_row_norms
+from gradlens.numerics.norms import dots, products_of_pairs, squared_row_norms
 from gradlens.per_sample.operators.operator import (
     GradientOperator,
     accumulable,
-    dots,
-    products_of_pairs,
 )
 
 

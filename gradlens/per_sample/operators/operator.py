@@ -26,13 +26,10 @@ from gradlens.numerics.histograms import (
     grid_of,
     tally_1d,
 )
-from gradlens.numerics.norms import squared_row_norms
+from gradlens.numerics.norms import dots, products_of_pairs, squared_row_norms
 
 PIECE_BYTES = 16 * 2**20
 """Default bound of the temporary memory of one piece."""
-
-_ADDED_UP = 2**14
-"""Products that a processor's library adds up: it does so one after the other, and loses digits."""
 
 
 @dataclass(frozen=True)
@@ -345,25 +342,6 @@ def slices(length: int, step: int) -> list[slice]:
     """Consecutive slices that cover ``range(length)``, ``step`` (at least one) long each."""
     step = max(int(step), 1)
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
-
-
-def dots(rows: Tensor, vector: Tensor) -> Tensor:
-    """Inner product of each row with a vector, ``[n, d], [d] -> [n]``."""
-    if rows.device.type != "cpu" or len(vector) <= _ADDED_UP:
-        return rows @ vector
-    parts = zip(rows.split(_ADDED_UP, dim=1), vector.split(_ADDED_UP), strict=True)
-    return torch.stack([part @ factors for part, factors in parts]).sum(0)
-
-
-def products_of_pairs(rows: Tensor) -> Tensor:
-    """Inner products of all pairs of rows, ``[n, d] -> [n, n]``."""
-    if rows.device.type != "cpu" or rows.shape[1] <= _ADDED_UP:
-        return rows @ rows.T
-    first, *others = rows.split(_ADDED_UP, dim=1)
-    products = first @ first.T
-    for part in others:
-        products.addmm_(part, part.T)
-    return products
 
 
 def accumulable(tensor: Tensor) -> Tensor:

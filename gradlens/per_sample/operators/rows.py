@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradlens.numerics.norms import squared_row_norms
+from gradlens.numerics.norms import products_of_pairs, squared_row_norms
 from gradlens.per_sample.operators.operator import (
     PIECE_BYTES,
     GradientOperator,
     accumulable,
-    products_of_pairs,
     slices,
 )
 
