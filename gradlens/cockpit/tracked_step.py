@@ -166,7 +166,7 @@ class TrackedStep:
             for quantity in active:
                 with self._failures:
                     self._take(quantity, Phase.BEFORE_BACKWARD, quantity.before_backward(curvature))
-        for note in curvature.remarks:
+        for note in curvature.notes:
             tracking.run.note(self._global_step, note)
         if active and tracking.assembly.has_parts(self._accumulating):
             tracking.run.note(self._global_step, CURVATURE_OF_A_PART)

@@ -1,4 +1,4 @@
-"""Whether what was found is that of the loss: compared by products with random vectors."""
+"""Checks of matrices and diagonals against products of the loss's own matrix."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ from gradlens.curvature.probes import Seed, gaussian
 from gradlens.curvature.products import Products
 
 ROUNDING = 100
-"""Rounding errors of a product, in units of the relative rounding error of all of it."""
+"""Rounding errors that the products of equal matrices may differ by, relative to the whole product.
+
+Each comes from passes through the network and back that sum in other orders. A trade-off: a block
+whose part of the product is smaller than these isn't checked.
+"""
+
+_DIAGONAL_ROUNDING = 10
+"""The same for one element, as a multiple of both tolerances in ``has_diagonal``."""
 
 
 def same_matrix(matrix: CurvatureOperator, other: CurvatureOperator, seed: Seed) -> bool:
     """Whether two matrices over the same parameters are equal but for rounding.
 
-    Different ones have the same product with a random vector with probability zero. Compared
-    parameter by parameter, so that one of little curvature counts as much as the others.
-    ``NotFiniteError`` for a matrix with NaN or Inf.
+    Different matrices have the same product with a random vector with probability zero. Products
+    are compared parameter by parameter, to half of their digits, so that a parameter of little
+    curvature counts as much as the others. Raises ``UnavailableError`` for NaN or Inf.
     """
     products = Products(matrix)
     vector = gaussian(products, np.random.default_rng(seed))
@@ -35,9 +42,9 @@ def same_matrix(matrix: CurvatureOperator, other: CurvatureOperator, seed: Seed)
 
 
 def has_diagonal(matrix: CurvatureOperator, values: Mapping[str, Tensor], seed: Seed) -> bool:
-    """Whether the largest of one parameter's diagonal ``values`` is the matrix's own.
+    """Whether one element of the diagonal ``values`` is that of the matrix, but for rounding.
 
-    The parameter is drawn at random; if its values are all zero, the element is, too.
+    It is the largest of a random parameter, or a random one where all of these are zero.
     """
     generator = np.random.default_rng(seed)
     name = list(values)[int(generator.integers(len(values)))]
@@ -50,4 +57,4 @@ def has_diagonal(matrix: CurvatureOperator, values: Mapping[str, Tensor], seed: 
     largest = max(float(others.abs().max()) for others in values.values())
     eps = torch.finfo(matrix.torch_dtype).eps
     difference = abs(float(diagonal[place]) - truth)
-    return not difference > 10 * (eps**0.5 * abs(truth) + eps * largest)
+    return not difference > _DIAGONAL_ROUNDING * (eps**0.5 * abs(truth) + eps * largest)

@@ -1,8 +1,8 @@
 """Where BackPACK's second-order rules hold.
 
-BackPACK's own hooks must be on model and loss before the forward pass, cost on every step, and
+BackPACK's own hooks must be on model and loss before the forward pass, cost time at every step, and
 forbid in-place operations. Without them a chain of modules is run once more, on copies that share
-the parameters: the input of the first layer and the masks of dropout are known from the step's own
+the parameters. The input of the first layer and the masks of dropout are those of the step's own
 forward pass.
 """
 
@@ -19,25 +19,26 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from gradlens.curvature.agreement import same_matrix
 from gradlens.curvature.calls import Calls, LossCall
 from gradlens.curvature.differentiation import derivative
+from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import HessianOperator
+from gradlens.curvature.operator import CurvatureOperator
 from gradlens.hooks.layer_calls import LayerCall, trainable_parameters
 from gradlens.hooks.plain_copy import without_hooks
+from gradlens.numerics.unavailable import UnavailableError
 
 _CURVED = (nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.LogSigmoid)
-"""Activations whose second derivative takes matrices of its own in BackPACK's Hessian."""
-
-
-class BeyondBackpackError(RuntimeError):
-    """Why BackPACK's second-order rules can't be used on a graph."""
+"""Activations with a second derivative, for which BackPACK's Hessian has further matrices."""
 
 
 class BackpackGraph(ABC):
     """A loss's graph that BackPACK's second-order extensions can be run on.
 
-    What it stands for is the ``loss`` as a function of the network's ``outputs``; whether that is
-    the user's loss remains to be seen. ``factor`` is what the loss module's output was multiplied
-    by: results are for that output.
+    It computes ``loss`` from the network's ``outputs``, which may differ from the user's loss
+    (``check_graph``). ``factor`` is what the loss module's output was multiplied by in the user's
+    loss; the results of extensions are without it.
     """
 
     loss: Tensor
@@ -46,27 +47,42 @@ class BackpackGraph(ABC):
 
     @abstractmethod
     def run(self, extension: BackpropExtension) -> None:
-        """Let the extension save its results on the parameters.
+        """Run an extension, which saves its results on the parameters.
 
-        ``BeyondBackpackError`` where BackPACK has no rule.
+        Raises ``UnavailableError`` where BackPACK has no rule.
         """
 
     @abstractmethod
     def bytes_for(self, exact: bool, hessian: bool) -> int:
-        """About what BackPACK's backpropagated matrices take; 0 where that isn't known."""
+        """About what BackPACK's backpropagated matrices take; 0 where that can't be computed."""
+
+
+def check_graph(graph: BackpackGraph, matrix: CurvatureOperator, seed: int) -> None:
+    """Raise ``UnavailableError`` unless the graph's loss has the same curvature matrix."""
+    ggn, parameters = isinstance(matrix, GGNOperator), matrix.parameters
+    other = (
+        GGNOperator(graph.loss, graph.outputs, parameters, matrix.scale)
+        if ggn
+        else HessianOperator(graph.loss, parameters, matrix.scale)
+    )
+    if not same_matrix(matrix, other, seed):
+        raise UnavailableError(
+            "the loss is not what the loss module returns for the network's modules one after "
+            "another: something is added to it, or done between them, or dropout has met zeros"
+        )
 
 
 def backpack_graph(
     loss: Tensor, parameters: Mapping[str, nn.Parameter], model: nn.Module | None, calls: Calls
 ) -> BackpackGraph:
-    """The graph behind ``loss``; ``BeyondBackpackError`` says why there is none."""
+    """The graph behind ``loss``; ``UnavailableError`` where BackPACK's rules don't hold."""
     call = _the_loss_call(calls)
     with _explained():
         if extended_by_backpack(call.module) and (model is None or extended_by_backpack(model)):
             return _Extended(loss, parameters, call)
         if model is not None:
             return _Chain(parameters, model, calls, call)
-    raise BeyondBackpackError(
+    raise UnavailableError(
         "pass the model to the cockpit, or extend model and loss module by BackPACK's extend"
     )
 
@@ -113,7 +129,7 @@ class _Chain(BackpackGraph):
                 links.append(_link(module, (x,), call))
                 x = links[-1].output
             if x.shape != loss_call.inputs[0].shape:
-                raise BeyondBackpackError("something is done between the last module and the loss")
+                raise UnavailableError("something is done between the last module and the loss")
             links.append(_link(loss_call.module, (x, *loss_call.inputs[1:]), None))
             output = links[-1].output
             self.outputs, self.loss = x, output * self.factor
@@ -141,19 +157,19 @@ class _Chain(BackpackGraph):
 
 def _the_loss_call(calls: Calls) -> LossCall:
     if len(calls.of_losses) != 1:
-        raise BeyondBackpackError(
-            "the loss must come from one loss module that the cockpit knows of "
+        raise UnavailableError(
+            "the loss must come from one loss module that was passed to the cockpit "
             "(Cockpit(..., loss_function=loss_function)), or that has been extended; here "
             f"from {len(calls.of_losses)}"
         )
     (call,) = calls.of_losses
     if call.grad_output.numel() != 1:
-        raise BeyondBackpackError("the loss module returns one loss for each sample, not their sum")
+        raise UnavailableError("the loss module returns one loss for each sample, not their sum")
     ignored = getattr(call.module, "ignore_index", None)
     if ignored is not None and bool((call.inputs[1] == ignored).any()):
-        raise BeyondBackpackError("BackPACK has no rule for ignored targets")
+        raise UnavailableError("BackPACK has no rule for ignored targets")
     if isinstance(call.module, nn.CrossEntropyLoss) and call.inputs[1].is_floating_point():
-        raise BeyondBackpackError("BackPACK has no rule for probabilities as targets")
+        raise UnavailableError("BackPACK has no rule for probabilities as targets")
     return call
 
 
@@ -174,10 +190,10 @@ def _behind_first_layer(
     places = [place for place, module in enumerate(modules) if trainable_parameters(module)]
     owned = [p for module in modules for p in module._parameters.values() if p is not None]
     if len({id(p) for p in owned}) < len(owned):
-        raise BeyondBackpackError("layers share a parameter")
+        raise UnavailableError("layers share a parameter")
     elsewhere = [n for n, p in parameters.items() if id(p) not in {id(own) for own in owned}]
     if elsewhere or not places:
-        raise BeyondBackpackError(f"{', '.join(elsewhere) or 'nothing'} is a layer's own parameter")
+        raise UnavailableError(f"{', '.join(elsewhere) or 'nothing'} is a layer's own parameter")
     return modules[places[0] :]
 
 
@@ -186,47 +202,47 @@ def _sequence(module: nn.Module) -> Iterator[nn.Module]:
         for child in module:
             yield from _sequence(child)
     elif any(True for _ in module.children()):
-        raise BeyondBackpackError(f"{type(module).__name__} has a forward of its own")
+        raise UnavailableError(f"{type(module).__name__} has a forward of its own")
     else:
         _check(module)
         yield module
 
 
 def _the_call(module: nn.Module, calls: Calls) -> LayerCall | None:
-    """The call of a module that is watched: a layer, or dropout at work."""
+    """The recorded call of a trainable layer, or of dropout in train mode; ``None`` of others."""
     dropping = isinstance(module, nn.Dropout) and module.training
     if not trainable_parameters(module) and not dropping:
         return None
     found = calls.of.get(module, [])
     if len(found) != 1:
-        raise BeyondBackpackError(f"{type(module).__name__} was called {len(found)} times")
+        raise UnavailableError(f"{type(module).__name__} was called {len(found)} times")
     (call,) = found
     if call.flaw or call.autocast is not None:
-        raise BeyondBackpackError(call.flaw or "autocast changes the precision of its layers")
+        raise UnavailableError(call.flaw or "autocast changes the precision of its layers")
     return call
 
 
 def _check(module: nn.Module) -> None:
-    """Refuse what a second run would change, and what BackPACK gets wrong without a word."""
+    """Refuse modules that a second run would change, or for which BackPACK's rules are wrong."""
     name = type(module).__name__
     if not type(module).__module__.startswith("torch.nn."):
-        raise BeyondBackpackError(f"BackPACK has no rule for {name}")
+        raise UnavailableError(f"BackPACK has no rule for {name}")
     if isinstance(module, _NormBase) and module.training:
-        raise BeyondBackpackError(f"{name} in train mode is not a function of each sample")
+        raise UnavailableError(f"{name} in train mode is not a function of each sample")
     if getattr(module, "padding_mode", "zeros") != "zeros":
-        raise BeyondBackpackError(f"BackPACK has no rule for padding_mode={module.padding_mode!r}")
+        raise UnavailableError(f"BackPACK has no rule for padding_mode={module.padding_mode!r}")
 
 
 def _tensors(call: LayerCall | None) -> tuple[Tensor, ...]:
     assert call is not None
     arguments = (*call.args, *call.kwargs.values())
     if len(arguments) != 1 or not isinstance(arguments[0], Tensor):
-        raise BeyondBackpackError(f"{type(call.module).__name__} takes more than one tensor")
+        raise UnavailableError(f"{type(call.module).__name__} takes more than one tensor")
     return arguments
 
 
 def _link(module: nn.Module, inputs: Sequence[Any], call: LayerCall | None) -> Any:
-    """A copy of the module that stores ``input0``, ... and ``output`` as BackPACK's would."""
+    """A copy of the module that has stored ``input0``, ... and ``output`` as BackPACK does."""
     copy: Any = without_hooks(module)
     copy.inplace = False
     for index, argument in enumerate(inputs):
@@ -241,11 +257,11 @@ def _link(module: nn.Module, inputs: Sequence[Any], call: LayerCall | None) -> A
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """BackPACK and torch say in many ways that they can't."""
+    """Turn the many errors of BackPACK and torch for a missing rule into ``UnavailableError``."""
     try:
         yield
-    except BeyondBackpackError:
+    except UnavailableError:
         raise
     except Exception as error:
         first, *_ = str(error).splitlines() or [type(error).__name__]
-        raise BeyondBackpackError(f"BackPACK says: {first}") from error
+        raise UnavailableError(f"BackPACK says: {first}") from error

@@ -1,16 +1,20 @@
-"""The calls of layers and loss modules that a loss came from."""
+"""The calls of layers and loss modules that a loss was computed by."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from backpack import backpack
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules.loss import _Loss
 
+from gradlens.curvature.differentiation import derivative
+from gradlens.curvature.hessian import check_loss
 from gradlens.hooks.layer_calls import (
     CallListener,
     LayerCall,
@@ -30,7 +34,7 @@ class LossCall:
 
 
 class Calls(CallListener):
-    """What one backward pass has gone through, as far as it has been extended.
+    """The calls of extended modules that one backward pass has gone through.
 
     ``of`` lists the calls of each layer of the model, ``of_losses`` those of loss modules.
     """
@@ -43,9 +47,34 @@ class Calls(CallListener):
         self.of.setdefault(call.module, []).append(call)
 
 
+def calls_behind(
+    loss: Tensor, parameters: Mapping[str, nn.Parameter], model: nn.Module | None
+) -> Calls:
+    """The calls that a backward pass from the loss to the parameters goes through."""
+    check_loss(loss)
+    with recording(model) as calls:
+        derivative([loss], list(parameters.values()), [torch.ones_like(loss)])
+    return calls
+
+
+def loss_calls_at(loss: Tensor) -> list[LossCall]:
+    """The calls of loss modules that have returned the loss itself; none if it was made of them.
+
+    The backward pass goes to the loss's own node and no further.
+    """
+    check_loss(loss)
+    with recording(None) as calls:
+        edge = get_gradient_edge(loss)
+        torch.autograd.grad([loss], [edge], [torch.ones_like(loss)], retain_graph=True)
+    return calls.of_losses
+
+
 @contextmanager
 def recording(model: nn.Module | None) -> Iterator[Calls]:
-    """Record the calls that backward passes inside the context go through."""
+    """Record the calls that backward passes inside the context go through.
+
+    Of the model's layers, and of all extended loss modules, which needn't belong to the model.
+    """
     calls = Calls()
     with ExitStack() as stack:
         stack.enter_context(backpack(_LossCalls(calls), retain_graph=True))
@@ -55,14 +84,14 @@ def recording(model: nn.Module | None) -> Iterator[Calls]:
 
 
 class _LossCalls(LossExtension):
-    """BackPACK extension that changes nothing; loss modules needn't belong to the model."""
+    """BackPACK extension that records the calls of loss modules, and changes nothing."""
 
     def __init__(self, calls: Calls) -> None:
         super().__init__("loss_calls")
         self._calls = calls
 
     def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
-        """Called by BackPACK when the gradient at the module's output is known."""
+        """Called by BackPACK with the gradient ``g_out`` at the module's output."""
         if isinstance(module, _Loss) and g_out[0] is not None:
             call = LossCall(module, stored_inputs(module), g_out[0].detach())
             self._calls.of_losses.append(call)

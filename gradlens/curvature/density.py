@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from gradlens.curvature.interval import confidence_interval
 from gradlens.curvature.lanczos import lanczos
 from gradlens.curvature.probes import Seed, rademacher
-from gradlens.curvature.products import NotFiniteError, Products, SymmetricMatrix
+from gradlens.curvature.products import Products, SymmetricMatrix
 from gradlens.numerics.running_mean import RunningMean
+from gradlens.numerics.unavailable import UnavailableError
 
 Array: TypeAlias = NDArray[np.float64]
 _Rule: TypeAlias = tuple[Array, Array]
@@ -28,7 +29,7 @@ beside that of the probes.
 """
 
 MARGIN = 6.0
-"""The grid reaches this many widths beyond the outermost node."""
+"""The grid reaches this many widths beyond the outermost node, where a Gaussian is 1.5e-8 high."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def spectral_density(
     The mean over random signs z of Σⱼ wⱼ·N(t; θⱼ, width²), with the nodes θⱼ and weights wⱼ of
     ``steps`` Lanczos steps from z (Ghorbani et al., 2019, Alg. 1 and 2). ``relative_width`` is
     the Gaussian's width over the range of all nodes, by default 1.5/steps; much narrower ones show
-    the nodes instead of the spectrum, which the standard error does not tell.
+    the nodes instead of the spectrum, which the standard error does not show.
 
     Raises ``ValueError`` for fewer than one probe or step, and a grid coarser than the width.
     """
@@ -93,7 +94,7 @@ def spectral_density(
             lanczos(products, rademacher(products, generator), steps).quadrature()
             for _ in range(probes)
         ]
-    except NotFiniteError as error:
+    except UnavailableError as error:
         nan = np.full(points, np.nan)
         return SpectralDensity(nan, nan, nan, nan, math.nan, probes, products.count, str(error))
     return _smoothed(rules, points, relative_width, products.count)

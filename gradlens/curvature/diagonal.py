@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gradlens.curvature.probes import Seed, rademacher
-from gradlens.curvature.products import NotFiniteError, Products, SymmetricMatrix
+from gradlens.curvature.products import Products, SymmetricMatrix
 from gradlens.numerics.running_mean import RunningMean
+from gradlens.numerics.unavailable import UnavailableError
 
 
 @dataclass(frozen=True)
@@ -17,13 +19,19 @@ class DiagonalEstimate:
     """Unbiased estimates ``diagonal`` ``[D]`` with their ``standard_error`` ``[D]``.
 
     All are from the same ``samples`` probes. The standard error is NaN for one probe; where the
-    diagonal is, ``reason`` says why.
+    diagonal is NaN too, ``reason`` says why.
     """
 
     diagonal: NDArray[np.float64]
     standard_error: NDArray[np.float64]
     samples: int
     reason: str = ""
+
+
+def diagonal_sample(products: Products, generator: np.random.Generator) -> Tensor:
+    """z∘Hz ``[D]`` for random signs z, whose expectation is H's diagonal (Bekas et al., 2007)."""
+    probe = rademacher(products, generator)
+    return probe * products(probe)
 
 
 def hutchinson_diagonal(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> DiagonalEstimate:
@@ -38,9 +46,8 @@ def hutchinson_diagonal(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -
     mean = RunningMean()
     try:
         for _ in range(samples):
-            probe = rademacher(products, generator)
-            mean.add(probe * products(probe))
-    except NotFiniteError as error:
+            mean.add(diagonal_sample(products, generator))
+    except UnavailableError as error:
         nan = np.full(products.size, np.nan)
         return DiagonalEstimate(nan, nan.copy(), samples, str(error))
     return DiagonalEstimate(mean.mean.cpu().numpy(), mean.standard_error().cpu().numpy(), samples)

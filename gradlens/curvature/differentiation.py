@@ -1,4 +1,4 @@
-"""Derivatives of a live graph, for second derivatives: checked, and without anyone noticing."""
+"""Derivatives of a live graph that can be differentiated again, without running user hooks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradlens.curvature.recomputed_nodes import twice_differentiable_nodes
 from gradlens.hooks.undisturbed import hooks_muted
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.labelling.graph import nodes_below
 
 _REMEDY = (
@@ -29,23 +30,14 @@ _TORCH_SAYS = (
 _ONCE_DIFFERENTIABLE = "torch::autograd::Error"
 
 
-class NotTwiceDifferentiableError(RuntimeError):
-    """Torch has no second derivative of an operation that the loss depends on."""
-
-    def __init__(self, torch_says: str) -> None:
-        super().__init__(
-            f"the loss can't be differentiated twice; torch says: {torch_says}\n{_REMEDY}"
-        )
-
-
 def differentiable_gradient(
     output: Tensor, inputs: Sequence[Tensor], cotangent: Tensor | None = None
 ) -> list[Tensor | None]:
     """Gradient of ``output`` times ``cotangent`` (default 1) as functions of the inputs.
 
     An entry is None where the gradient is zero or constant, so has no derivative of its own.
-    Raises ``NotTwiceDifferentiableError`` for a function that is declared to be differentiable
-    only once, whose second derivative torch would otherwise quietly leave out.
+    Raises ``UnavailableError`` for an operation without second derivative, such as a function that
+    is declared to be differentiable only once: torch would leave out its derivative silently.
     """
     if cotangent is None:
         cotangent = torch.ones_like(output)
@@ -92,15 +84,21 @@ def depends_on(output: Tensor, tensor: Tensor) -> bool:
 
 @contextmanager
 def _explained() -> Iterator[None]:
+    """Turn torch's errors on missing second derivatives into ``UnavailableError``."""
     try:
         yield
     except RuntimeError as error:
         if any(words in str(error) for words in _TORCH_SAYS):
-            raise NotTwiceDifferentiableError(str(error)) from error
+            raise _not_twice_differentiable(str(error)) from error
         raise
 
 
 def _refuse_once_differentiable(gradients: Iterable[Tensor]) -> None:
     nodes = nodes_below(gradient.grad_fn for gradient in gradients)
     if any(node.name() == _ONCE_DIFFERENTIABLE for node in nodes):
-        raise NotTwiceDifferentiableError("a function was marked with @once_differentiable")
+        raise _not_twice_differentiable("a function was marked with @once_differentiable")
+
+
+def _not_twice_differentiable(torch_says: str) -> UnavailableError:
+    says = " ".join(torch_says.split())
+    return UnavailableError(f"the loss can't be differentiated twice; torch says: {says} {_REMEDY}")

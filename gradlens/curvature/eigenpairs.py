@@ -14,22 +14,31 @@ from torch import Tensor
 
 from gradlens.curvature.orthogonal import direction
 from gradlens.curvature.probes import Seed, gaussian
-from gradlens.curvature.products import NotFiniteError, Products, SymmetricMatrix
+from gradlens.curvature.products import Products, SymmetricMatrix
 from gradlens.numerics.norms import inner, norm
+from gradlens.numerics.unavailable import UnavailableError
 
 Which: TypeAlias = Literal["largest", "smallest", "magnitude"]
 
 DENSE = 32
-"""Matrices up to this size are solved completely."""
+"""Matrices up to this size are solved completely, by as many products.
+
+A search takes ten products at least, and usually more; this is exact, and hardly dearer.
+"""
 
 EXPLORATION = 8
-"""Directions tried at least: a good start must not hide an eigenvalue it knows nothing of."""
+"""Directions that a search adds to the start vectors at least.
+
+A trade-off: each takes a product, and a search that starts from good guesses and stops at once
+would miss an eigenvalue further out, whose eigenvector they have no component of.
+"""
 
 SUBSPACE_BYTES = 192 * 2**20
-"""Memory that a subspace and its images may take; of large matrices it is restarted earlier."""
+"""Memory of a subspace of 20 vectors and its images, above which it is restarted earlier.
 
-_ROUNDING = 16.0
-"""A residual below this many rounding errors of the matrix is as small as it gets."""
+A trade-off of memory against products: 192 MiB hold those of 1.2 million parameters in float32. Of
+larger matrices there are fewer, but never less than 3·(k + 1).
+"""
 
 _BUDGET = "not converged within {} products"
 _PRECISION = "the residual is at rounding level, but above the tolerance relative to the eigenvalue"
@@ -56,8 +65,8 @@ class Eigenpairs:
 class RitzPairs:
     """As ``Eigenpairs``, with vectors as they were computed.
 
-    ``vectors`` are those of the k pairs and of the one that was watched besides, unit tensors
-    ``[D]``; none if a product had NaN or Inf.
+    ``vectors`` are unit tensors ``[D]`` of the k pairs and of the next one, which was computed
+    besides; none if a product had NaN or Inf.
     """
 
     values: NDArray[np.float64]
@@ -82,12 +91,13 @@ def eigenpairs(
 
     Sorted outermost first: descending, ascending, or descending in magnitude; at most D of them.
     ``start`` ``[D, any]`` holds guesses of eigenvectors, such as those found a step ago. What is
-    found after ``max_products`` is returned unconverged, as are NaNs for a matrix that has them.
+    found after ``max_products`` is returned unconverged, as are NaNs with their ``reason`` where
+    there are no products.
 
     The subspace grows by the residual of the first unconverged pair and is restarted with the
     best Ritz vectors (Wu and Simon, 2000, Alg. 1). It starts from k + 1 independent vectors, so
-    that multiple eigenvalues are all found; the pair after the last must be out of reach before
-    the others count as converged. Vectors are of the matrix's own precision.
+    that multiple eigenvalues are all found. The first k count as converged only if the next
+    eigenvalue can't be one of them, given its residual. Vectors are of the matrix's own precision.
 
     Raises ``ValueError`` for k < 1, a ``start`` of another size, fewer than k + 1 products.
     """
@@ -120,7 +130,7 @@ def ritz_pairs(
 ) -> RitzPairs:
     """As ``eigenpairs``, from at most k + 1 ``guesses`` ``[D]`` and random vectors for the others.
 
-    ``exploration`` is how many directions are tried beside these, at least.
+    ``exploration`` is the least number of directions that are added to these.
     """
     products = Products(matrix, own_precision=True)
     k = _checked(k, products.size, which, max_products)
@@ -130,7 +140,7 @@ def ritz_pairs(
         search.begin(guesses, generator)
         while not search.finished():
             search.expand(generator)
-    except NotFiniteError as error:
+    except UnavailableError as error:
         nan = np.full(k, np.nan)
         return RitzPairs(nan, (), nan, False, products.count, str(error))
     return search.result()
@@ -139,9 +149,10 @@ def ritz_pairs(
 class _Search:
     """A growing orthonormal ``basis``, its ``images`` under H, and the Ritz pairs.
 
-    Eigenvalues of H in the subspace are ``ritz``, the wanted ones first; ``small`` ``[m, m]``
-    holds their eigenvectors in the coordinates of the basis as columns. Residuals are computed
-    when asked for: each takes a pass over all of basis and images.
+    ``ritz`` are the eigenvalues of H in the subspace, the outermost first, and the columns of
+    ``small`` ``[m, m]`` their eigenvectors in the coordinates of the basis. The first k pairs are
+    the result; ``tracked`` pairs, one more if there is one, have their residuals checked. Residuals
+    are computed when they are needed: each takes a pass over all of basis and images.
     """
 
     def __init__(
@@ -159,9 +170,9 @@ class _Search:
         self.tolerance = tolerance
         self.max_products = max_products
         self.exploration = exploration
-        self.watched = min(k + 1, products.size)
+        self.tracked = min(k + 1, products.size)
         fitting = SUBSPACE_BYTES // (2 * products.size * products.dtype.itemsize)
-        self.capacity = min(max(3 * self.watched, min(fitting, 20)), products.size)
+        self.capacity = min(max(3 * self.tracked, min(fitting, 20)), products.size)
         self.dense = products.size <= min(DENSE, max_products)
         self.explored = 0
         self.basis: list[Tensor] = []
@@ -178,16 +189,16 @@ class _Search:
             units = torch.eye(self.products.size, dtype=self.products.dtype)
             guesses = list(units.to(self.products.device))
         usable = [guess for guess in guesses if math.isfinite(float(norm(guess)))]
-        for guess in [*usable, *[None] * (self.watched - len(usable))]:
+        for guess in [*usable, *[None] * (self.tracked - len(usable))]:
             self._add(guess, generator)
         self._solve()
 
     def expand(self, generator: np.random.Generator) -> None:
-        """One more direction: the residual of the first pair that has far to go."""
+        """Add one more direction: the residual of the first pair that hasn't converged."""
         if len(self.basis) == self.capacity:
             self._restart()
-        open_pairs = (pair for pair in range(self.watched) if not self._settled(pair))
-        self._add(self._residual(next(open_pairs, self.watched - 1)), generator)
+        open_pairs = (pair for pair in range(self.tracked) if not self._settled(pair))
+        self._add(self._residual(next(open_pairs, self.tracked - 1)), generator)
         self.explored += 1
         self._solve()
 
@@ -200,7 +211,7 @@ class _Search:
         reason = self._reason()
         return RitzPairs(
             self.ritz[: self.k].copy(),
-            [self._combined(self.basis, self.small[:, pair]) for pair in range(self.watched)],
+            [self._combined(self.basis, self.small[:, pair]) for pair in range(self.tracked)],
             self._wanted_residuals(),
             not reason,
             self.products.count,
@@ -247,7 +258,7 @@ class _Search:
 
     def _restart(self) -> None:
         """Keeps the best Ritz vectors as the basis."""
-        kept = self.watched + (self.capacity - self.watched) // 3
+        kept = self.tracked + (self.capacity - self.tracked) // 3
         columns = self.small.T[:kept]
         self.basis = [self._combined(self.basis, column) for column in columns]
         self.images = [self._combined(self.images, column) for column in columns]
@@ -255,12 +266,11 @@ class _Search:
         self.small = np.eye(kept)
         self._projected = np.diag(self.ritz)
 
-    def _floor(self) -> float:
-        return _ROUNDING * self.products.eps * self.products.norm
-
     def _settled(self, pair: int) -> bool:
-        """Whether a watched pair can't, or needn't, become better."""
-        return self._size(pair) <= max(self.tolerance * abs(self.ritz[pair]), self._floor())
+        """Whether a pair has converged, or its residual is nothing but rounding."""
+        return self._size(pair) <= max(
+            self.tolerance * abs(self.ritz[pair]), self.products.rounding
+        )
 
     def _wanted_settled(self) -> bool:
         return self._complete() or all(self._settled(pair) for pair in range(self.k))
@@ -274,7 +284,7 @@ class _Search:
         return self.explored >= self.exploration and self._next_is_out_of_reach()
 
     def _next_is_out_of_reach(self) -> bool:
-        if self.watched == self.k or self._settled(self.k):
+        if self.tracked == self.k or self._settled(self.k):
             return True
         last, following = _outwardness(self.ritz[self.k - 1 : self.k + 1], self.which)
         return bool(following + self._size(self.k) <= last + self.tolerance * abs(last))
@@ -284,7 +294,7 @@ class _Search:
 
     def _accurate(self) -> bool:
         sizes, residuals = np.abs(self.ritz[: self.k]), self._wanted_residuals()
-        zero = (sizes <= self._floor()) & (residuals <= self._floor())
+        zero = (sizes <= self.products.rounding) & (residuals <= self.products.rounding)
         return bool(np.all((residuals <= self.tolerance * sizes) | zero))
 
     def _reason(self) -> str:

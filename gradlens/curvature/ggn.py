@@ -16,10 +16,7 @@ from gradlens.curvature.differentiation import (
 )
 from gradlens.curvature.hessian import check_loss
 from gradlens.curvature.operator import CurvatureOperator
-
-
-class NoOutputsError(ValueError):
-    """Why there is no generalised Gauss-Newton matrix: it takes the network's outputs."""
+from gradlens.numerics.unavailable import UnavailableError
 
 
 @final
@@ -27,12 +24,12 @@ class GGNOperator(CurvatureOperator):
     """The generalized Gauss-Newton matrix Jᵀ(∇²ℓ)J ``[D, D]``, times ``scale``.
 
     J is the Jacobian of the network's ``outputs``, of any shape, ∇²ℓ the loss's Hessian with
-    respect to them (Schraudolph, 2002, Sec. 3). Both graphs must be alive. What the loss contains
-    beside its dependence on the outputs, such as a regulariser, does not enter.
+    respect to them (Schraudolph, 2002, Sec. 3). Both graphs must be alive. Terms of the loss that
+    don't depend on the outputs, such as a regulariser, don't enter.
 
-    Raises ``NotTwiceDifferentiableError`` here or with the first product, ``ValueError`` for a
-    loss that is not a scalar or has no graph, and ``NoOutputsError``, which is one, for outputs
-    that have no graph or that it doesn't depend on.
+    Raises ``ValueError`` for a loss that is not a scalar or has no graph, and ``UnavailableError``
+    for outputs that have no graph or that it doesn't depend on, and, here or with the first
+    product, where an operation can't be differentiated twice.
     """
 
     def __init__(
@@ -73,8 +70,8 @@ class GGNOperator(CurvatureOperator):
 
 def _check_outputs(loss: Tensor, outputs: Tensor) -> None:
     if not outputs.requires_grad:
-        raise NoOutputsError("the outputs have no graph: compute them with gradients enabled")
+        raise UnavailableError("the outputs have no graph: compute them with gradients enabled")
     if not depends_on(loss, outputs):
-        raise NoOutputsError(
+        raise UnavailableError(
             "the loss doesn't depend on the outputs: pass the tensor that it is given"
         )

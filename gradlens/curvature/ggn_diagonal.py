@@ -2,19 +2,21 @@
 
 Sample n's part of the matrix is JₙᵀHₙJₙ, with the Jacobian Jₙ of the network's outputs and the
 loss's Hessian Hₙ there. With a root Hₙ = Σₖ sₙₖsₙₖᵀ its diagonal is Σₖ(Jₙᵀsₙₖ)², and Jₙᵀsₙₖ are the
-per-sample gradients of a backward pass that starts from sₙₖ: any network will do whose layers give
-per-sample gradients, at the cost of one backward pass for each output.
+per-sample gradients of a backward pass that starts from sₙₖ. It takes one backward pass for each
+output, and a network whose parameters have per-sample gradients.
 """
 
 from __future__ import annotations
+
+from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.products import NotFiniteError
 from gradlens.hooks.undisturbed import undisturbed
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.backward_pass import BackwardPass
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.gradients import Plans
@@ -24,25 +26,25 @@ from gradlens.per_sample.labelling.plan import Plan, look_at_rows
 from gradlens.per_sample.operators.operator import GradientOperator, accumulable
 
 MAX_OUTPUTS = 256
-"""More outputs for each sample than these are too many for a Hessian of all their pairs."""
+"""Outputs K of each sample up to which a root of the loss's Hessian is computed.
 
-
-class NoRootError(RuntimeError):
-    """Why the diagonal can't be found from per-sample gradients."""
+A trade-off: the diagonal takes K backward passes, where Hutchinson's method estimates it from
+``samples`` products, and the Hessians of N samples take N·K² numbers: 64 MiB in float64 at N = 128.
+"""
 
 
 def roots(ggn: GGNOperator, generator: np.random.Generator) -> Tensor:
-    """Columns sₙₖ of a root of the loss's Hessian at outputs ``[N, *C]``, ``[K, N, *C]``.
+    """Columns sₙₖ ``[K, N, *C]`` of a root of the loss's Hessian at the outputs ``[N, *C]``.
 
-    ``NoRootError`` if the loss isn't a sum over samples or isn't convex, or if there are more
-    than ``MAX_OUTPUTS`` outputs for each sample; ``NotFiniteError`` for a Hessian with NaN or Inf.
+    Raises ``UnavailableError`` if the loss isn't a sum over samples or isn't convex, for more than
+    ``MAX_OUTPUTS`` outputs of each sample, and for a Hessian with NaN or Inf.
     """
     outputs = ggn.outputs
     if outputs.numel() == 0 or outputs.dim() == 0:
-        raise NoRootError(f"outputs of shape {list(outputs.shape)} have no samples")
+        raise UnavailableError(f"outputs of shape {list(outputs.shape)} have no samples")
     n, size = len(outputs), outputs[0].numel()
     if size > MAX_OUTPUTS:
-        raise NoRootError(f"{size} outputs for each sample are more than {MAX_OUTPUTS}")
+        raise UnavailableError(f"{size} outputs for each sample are more than {MAX_OUTPUTS}")
 
     def product(direction: Tensor) -> Tensor:
         found = ggn.loss_hessian_product(direction.reshape(outputs.shape).to(outputs.dtype))
@@ -51,24 +53,31 @@ def roots(ggn: GGNOperator, generator: np.random.Generator) -> Tensor:
     units = torch.eye(size, dtype=outputs.dtype, device=outputs.device)
     hessians = torch.stack([product(unit.expand(n, size)) for unit in units], dim=1)
     if not bool(hessians.isfinite().all()):
-        raise NotFiniteError("the loss's Hessian at the network's outputs contains NaN or Inf")
+        raise UnavailableError("the loss's Hessian at the network's outputs contains NaN or Inf")
     values, vectors = torch.linalg.eigh((hessians + hessians.mT) / 2)
     rounding = torch.finfo(outputs.dtype).eps ** 0.5 * values.abs().max()
     probe = accumulable(normal_like(outputs, generator)).reshape(n, size)
     coupled = product(probe) - (hessians.mT @ probe[:, :, None])[:, :, 0]
     if bool((coupled.abs() > rounding).any()):
-        raise NoRootError("the loss is not a sum over samples")
+        raise UnavailableError("the loss is not a sum over samples")
     if bool((values < -rounding).any()):
-        raise NoRootError("the loss is not convex in the network's outputs")
+        raise UnavailableError("the loss is not convex in the network's outputs")
     columns = (vectors * values.clamp(min=0).sqrt()[:, None, :]).permute(2, 0, 1)
     return columns.reshape(size, *outputs.shape).to(outputs.dtype)
 
 
-class SamplesJacobians:
-    """Jₙ of every sample, by per-sample gradients of backward passes from the outputs.
+def signed_sum(columns: Tensor, signs: Tensor) -> Tensor:
+    """Σₖ ±sₙₖ ``[N, *C]`` of columns ``[K, N, *C]`` and their signs ``[K, N]``."""
+    shape = (*signs.shape, *[1] * (columns.dim() - 2))
+    return (columns * signs.to(columns).reshape(shape)).sum(0)
 
-    ``plans`` keep whose gradients are whose from step to step. ``NoRootError`` if that can't be
-    told of a parameter, or if samples meet inside the network.
+
+@final
+class SamplesJacobians:
+    """Transposed Jacobians Jₙᵀ times vectors, by per-sample gradients of passes from the outputs.
+
+    ``plans`` hold from step to step which rows belong to which sample. Raises ``UnavailableError``
+    if a parameter has no per-sample gradients, or if samples are coupled inside the network.
     """
 
     def __init__(self, ggn: GGNOperator, model: nn.Module | None, plans: Plans) -> None:
@@ -79,9 +88,11 @@ class SamplesJacobians:
         absent = [n for n in self._plan.unavailable if ggn.parameters[n] in self._graph]
         if absent:
             reason = self._plan.unavailable[absent[0]]
-            raise NoRootError(f"there are no per-sample gradients of {', '.join(absent)}: {reason}")
+            raise UnavailableError(
+                f"there are no per-sample gradients of {', '.join(absent)}: {reason}"
+            )
         if self._plan.coupling:
-            raise NoRootError("a normalisation over the batch couples the samples")
+            raise UnavailableError("a normalisation over the batch couples the samples")
 
     def _planned(self, plans: Plans) -> Plan:
         parameters = {n: p for n, p in self.ggn.parameters.items() if isinstance(p, nn.Parameter)}
@@ -96,7 +107,11 @@ class SamplesJacobians:
         return plan
 
     def operators(self, start: Tensor, kept: Tensor | None = None) -> dict[str, GradientOperator]:
-        """Jₙᵀsₙ by parameter, of the samples ``kept`` or of all; ``start`` is sₙ ``[N, *C]``."""
+        """Jₙᵀsₙ by parameter name, with sₙ ``[N, *C]`` in ``start``.
+
+        Of the samples whose indices are ``kept``, or of all. Raises ``UnavailableError`` where a
+        parameter's per-sample gradients can't be computed.
+        """
         plan = self._plan if kept is None else self._plan.part(kept)
         collector = Collector({})
         batch = Batch(plan.samples, plan.known_by, "sum")
@@ -104,12 +119,12 @@ class SamplesJacobians:
             BackwardPass(self._graph, plan, batch, collector).run(self.ggn.outputs, start)
         if collector.unavailable:
             name, reason = next(iter(collector.unavailable.items()))
-            raise NoRootError(f"there are no per-sample gradients of {name}: {reason}")
+            raise UnavailableError(f"there are no per-sample gradients of {name}: {reason}")
         found = {name: collector.take(name) for name in self.ggn.parameters}
         return {name: operator for name, operator in found.items() if operator is not None}
 
     def squared(self, start: Tensor) -> dict[str, Tensor]:
-        """Σₙ(Jₙᵀsₙ)² for each parameter, of its shape; ``start`` is sₙ ``[N, *C]``."""
+        """Σₙ(Jₙᵀsₙ)² by parameter name, of its shape, with sₙ ``[N, *C]`` in ``start``."""
         found = self.operators(start)
         return {
             name: found[name].sum_of_squares() if name in found else torch.zeros_like(p)
@@ -118,5 +133,5 @@ class SamplesJacobians:
 
 
 def normal_like(like: Tensor, generator: np.random.Generator) -> Tensor:
-    """Independent standard normal numbers, of a tensor's shape."""
+    """Independent standard normal numbers of another tensor's shape, dtype and device."""
     return torch.tensor(generator.standard_normal(tuple(like.shape))).to(like.device, like.dtype)

@@ -19,8 +19,8 @@ class HessianOperator(CurvatureOperator):
     pass through both (Pearlmutter, 1994, Eq. 6.1). Parameters that the loss doesn't depend on
     have zero rows and columns.
 
-    Raises ``NotTwiceDifferentiableError`` here or with the first product, and ``ValueError`` for
-    a loss that is not a scalar or has no graph.
+    Raises ``ValueError`` for a loss that is not a scalar or has no graph, and ``UnavailableError``,
+    here or with the first product, where an operation can't be differentiated twice.
     """
 
     def __init__(self, loss: Tensor, parameters: Mapping[str, Tensor], scale: float = 1.0) -> None:

@@ -9,6 +9,10 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 _SYMMETRIC = 1e-6
+"""Skewness up to which the correction is left out.
+
+The correction is of the size of the skewness, and its rounding errors are about 1e-16 over it.
+"""
 
 
 def confidence_interval(

@@ -18,7 +18,7 @@ from gradlens.curvature.products import Products
 class Tridiagonal:
     """H in the Krylov space of a start vector: ``diagonal`` ``[m]``, ``off_diagonal`` ``[m - 1]``.
 
-    Its space is invariant under H where m is below the steps asked for.
+    Where m is below the number of steps requested, the space is invariant under H.
     """
 
     diagonal: NDArray[np.float64]
@@ -49,13 +49,9 @@ def lanczos(products: Products, start: Tensor, steps: int) -> Tridiagonal:
         diagonal.append(float(basis[step] @ image))
         rest = projected_out(image, basis[: step + 1])
         size = float(rest.norm())
-        if step + 1 == steps or size <= _rounding(products):
+        if step + 1 == steps or size <= products.rounding:
             break
         off_diagonal.append(size)
         rest = projected_out(rest / size, basis[: step + 1])
         basis[step + 1] = rest / rest.norm()
     return Tridiagonal(np.array(diagonal), np.array(off_diagonal))
-
-
-def _rounding(products: Products) -> float:
-    return 16 * products.eps * products.norm

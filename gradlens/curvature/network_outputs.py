@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradlens.curvature.calls import LossCall
-from gradlens.curvature.ggn import NoOutputsError
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.labelling.graph import Node, kind
 
 _PASS = "pass info={'outputs': ...} to the context"
@@ -19,39 +20,72 @@ LINEAR_IN_OUTPUTS = (
 )
 
 
-def checked_outputs(passed: Any) -> Tensor:
-    """What the user has passed; ``NoOutputsError`` unless it is a tensor."""
+@dataclass(frozen=True)
+class NetworkOutputs:
+    """The network's outputs, whether the user has ``passed`` them, and a note on them, if any."""
+
+    tensor: Tensor
+    passed: bool
+    note: str = ""
+
+
+def passed_outputs(passed: Any) -> NetworkOutputs:
+    """The outputs that the user has passed; ``UnavailableError`` unless they are one tensor."""
     if not isinstance(passed, Tensor):
-        raise NoOutputsError(
+        raise UnavailableError(
             f"info['outputs'] is a {type(passed).__name__}: pass the one tensor that the loss is "
             "computed from (several can be joined by torch.cat before the loss)"
         )
-    return passed
+    return NetworkOutputs(passed, passed=True)
 
 
-def outputs_by_calls(calls: Sequence[LossCall]) -> Tensor:
-    """The one tensor that extended loss modules have got from the network.
+def outputs_of_calls(calls: Sequence[LossCall]) -> NetworkOutputs:
+    """The one tensor that extended loss modules were called with and that needs a gradient.
 
-    ``NoOutputsError`` if there is none, or more than one.
+    Raises ``UnavailableError`` if there is none, or more than one.
     """
     tensors = [x for call in calls for x in call.inputs if isinstance(x, Tensor)]
     found = {id(tensor): tensor for tensor in tensors if tensor.requires_grad}
     if not found:
-        raise NoOutputsError(
+        raise UnavailableError(
             f"the generalised Gauss-Newton matrix takes the network's outputs: {_PASS}, or the "
             "loss module to the cockpit (Cockpit(..., loss_function=loss_function))"
         )
     if len(found) > 1:
-        raise NoOutputsError(
+        raise UnavailableError(
             f"the loss modules got {len(found)} tensors from the network, and the generalised "
             "Gauss-Newton matrix takes one: compute the loss from one tensor (torch.cat them "
             f"before, and cut it into pieces), and {_PASS}"
         )
     (outputs,) = found.values()
-    return outputs
+    linear = any(isinstance(call.module, nn.NLLLoss) for call in calls)
+    return NetworkOutputs(outputs, False, LINEAR_IN_OUTPUTS if linear else "")
 
 
-def bypassing(
+def note_on_bypass(
+    loss: Tensor, outputs: NetworkOutputs, parameters: Mapping[str, nn.Parameter]
+) -> str:
+    """A note on parameters that the loss depends on in other ways than through the outputs.
+
+    Empty if there are none. ``UnavailableError`` unless the user has chosen the outputs: the matrix
+    would be that of a part of the loss.
+    """
+    names = _bypassing(loss, outputs.tensor, parameters)
+    if not names:
+        return ""
+    if not outputs.passed:
+        raise UnavailableError(
+            f"the loss depends on {_listed(names)} in other ways than through the loss module's "
+            "input, so the generalised Gauss-Newton matrix would be that of a part of it: "
+            f"{_PASS}, the one tensor that it is computed from, or this input to leave the rest out"
+        )
+    return (
+        f"the loss depends on {_listed(names)} in other ways than through info['outputs']: that "
+        "part doesn't enter the generalised Gauss-Newton matrix"
+    )
+
+
+def _bypassing(
     loss: Tensor, outputs: Tensor, parameters: Mapping[str, nn.Parameter]
 ) -> tuple[str, ...]:
     """Names of parameters that the loss depends on in other ways than through the outputs."""
@@ -72,23 +106,6 @@ def bypassing(
 def _edge(tensor: Tensor) -> tuple[Node, int]:
     node, output, _ = get_gradient_edge(tensor)
     return node, output
-
-
-def remark_on_bypass(names: Sequence[str]) -> str:
-    """What to tell a user who has passed outputs that aren't all that the loss depends on."""
-    return (
-        f"the loss depends on {_listed(names)} in other ways than through info['outputs']: that "
-        "part doesn't enter the generalised Gauss-Newton matrix"
-    )
-
-
-def bypass_error(names: Sequence[str]) -> NoOutputsError:
-    """What there is instead of a matrix of a part of the loss."""
-    return NoOutputsError(
-        f"the loss depends on {_listed(names)} in other ways than through the loss module's input, "
-        f"so the generalised Gauss-Newton matrix would be that of a part of it: {_PASS}, the one "
-        "tensor that it is computed from, or this input to leave the rest out"
-    )
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:

@@ -11,37 +11,36 @@ import torch
 from torch import Tensor
 
 from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.ggn_diagonal import normal_like, roots
+from gradlens.curvature.ggn_diagonal import normal_like, roots, signed_sum
 
 _Map: TypeAlias = Callable[[Tensor], Tensor]
-"""A linear map of what has the outputs' shape, sample by sample."""
+"""A linear map, sample by sample, of tensors of the outputs' shape."""
 
 
 def drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Tensor]:
-    """Draws sₙ ``[N, *C]`` with E[sₙsₙᵀ] = Hₙ: a root of Hₙ times random signs.
+    """A function that draws sₙ ``[N, *C]`` with E[sₙsₙᵀ] = Hₙ: a root of Hₙ times random signs.
 
-    The roots of squared errors and of cross-entropy are known but for a factor; whether Hₙ is one
-    of theirs, its product with a random vector tells. ``NoRootError`` and ``NotFiniteError`` as by
-    ``roots``, for all other losses.
+    Squared errors and cross-entropy have roots in closed form, up to a factor. Whether Hₙ is of
+    that form is checked by its product with a random vector, which is wrong with probability zero.
+    For all other losses the root is computed; ``UnavailableError`` as raised by ``roots``.
     """
     outputs = ggn.outputs.detach()
     probe = normal_like(outputs, generator)
     curved = ggn.loss_hessian_product(probe)
-    for hessian, root in _known(outputs):
+    for hessian, root in _closed_forms(outputs):
         factor = _factor(curved, hessian(probe))
         if factor is not None:
             return partial(_signed, root, factor**0.5, outputs, generator)
     columns = roots(ggn, generator)
 
     def draw() -> Tensor:
-        signs = _signs(columns.new_empty(columns.shape[:2]), generator)
-        return (columns * signs.reshape(*signs.shape, *[1] * (columns.dim() - 2))).sum(0)
+        return signed_sum(columns, _signs(columns.new_empty(columns.shape[:2]), generator))
 
     return draw
 
 
-def _known(outputs: Tensor) -> list[tuple[_Map, _Map]]:
-    """Hessians, and roots of them, of losses that often occur."""
+def _closed_forms(outputs: Tensor) -> list[tuple[_Map, _Map]]:
+    """Products with the Hessians of squared errors and of cross-entropy, and with their roots."""
     known: list[tuple[_Map, _Map]] = [(lambda u: u, lambda u: u)]
     if outputs.dim() > 1:
         known.append(_of_cross_entropy(outputs.softmax(1)))
@@ -62,7 +61,7 @@ def _of_cross_entropy(p: Tensor) -> tuple[_Map, _Map]:
 
 
 def _factor(curved: Tensor, expected: Tensor) -> float | None:
-    """c ≥ 0 with ``curved`` = c·``expected``; None if there is none, but for rounding."""
+    """c ≥ 0 with ``curved`` = c·``expected`` to half of the digits; ``None`` if there is none."""
     factor = float((curved * expected).sum() / expected.square().sum())
     difference = (curved - factor * expected).norm()
     agrees = difference <= torch.finfo(curved.dtype).eps ** 0.5 * curved.norm()

@@ -13,7 +13,7 @@ from torch import Tensor
 from gradlens.curvature.products import Products
 
 Seed: TypeAlias = int | np.random.Generator
-"""A number, or a generator that goes on from where it is. The same on every device."""
+"""A number, or a generator, which continues from its state. Draws are the same on every device."""
 
 
 def rademacher(products: Products, generator: np.random.Generator) -> Tensor:
@@ -28,7 +28,7 @@ def gaussian(products: Products, generator: np.random.Generator) -> Tensor:
 
 @contextmanager
 def private_random_numbers(device: torch.device, seed: int) -> Iterator[None]:
-    """Whoever draws from torch's global generators inside the context leaves them as they were."""
+    """Seed torch's global generators inside the context, and restore their states on leaving."""
     if device.type == "cpu":
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What the algorithms see of a matrix: its products with vectors, counted and checked."""
+"""Products of a symmetric matrix with vectors, counted and checked: all that algorithms use."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.numerics.norms import norm
+from gradlens.numerics.unavailable import UnavailableError
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -25,17 +26,13 @@ NOT_FINITE = "a product of the matrix with a finite vector contains NaN or Inf"
 _WITHOUT_FLOAT64 = ("mps",)
 
 
-class NotFiniteError(ArithmeticError):
-    """A product contains NaN or Inf."""
-
-
 class Products:
     """Products of a symmetric matrix with vectors ``[D]``, both tensors of ``dtype`` on ``device``.
 
-    That is the matrix's own device where it has one, and float64, or with ``own_precision`` the
-    precision of a curvature operator. ``count`` is the number of products so far, ``norm`` the
-    largest ‖Hv‖/‖v‖ seen, ``eps`` the relative rounding error of the numbers that the products are
-    computed in. A call raises ``NotFiniteError``.
+    The device is the matrix's own where it has one. The dtype is float64, or with ``own_precision``
+    that of a curvature operator. ``count`` is the number of products so far, ``norm`` the largest
+    ‖Hv‖/‖v‖ of them, ``eps`` the relative rounding error of the numbers that the products are
+    computed in. A call raises ``UnavailableError`` for a product with NaN or Inf.
     """
 
     def __init__(self, matrix: SymmetricMatrix, own_precision: bool = False) -> None:
@@ -51,18 +48,27 @@ class Products:
         self.count += 1
         size, product_size = float(norm(vector)), float(norm(product))
         if not math.isfinite(product_size):
-            raise NotFiniteError(NOT_FINITE)
+            raise UnavailableError(NOT_FINITE)
         if size > 0:
             self.norm = max(self.norm, product_size / size)
         return product
 
+    @property
+    def rounding(self) -> float:
+        """A residual whose norm is at most this is nothing but rounding: 16·``eps``·``norm``.
+
+        Products and combinations of m vectors have errors of about √m roundings, 4.5 for the 20 of
+        a search; the rest is a margin.
+        """
+        return 16 * self.eps * self.norm
+
     def place(self, vector: NDArray[Any]) -> Tensor:
-        """A copy on the device."""
+        """A copy of the vector as a tensor of ``dtype`` on ``device``."""
         return torch.tensor(vector).to(self.dtype).to(self.device)
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """The device itself, or the host where it has no float64."""
+    """The device itself, or the CPU if it has no float64."""
     return torch.device("cpu") if device.type in _WITHOUT_FLOAT64 else device
 
 

@@ -71,7 +71,7 @@ def _differentiable(
 
 
 def _attention(node: Node) -> Recomputation | None:
-    """Fused attention has no second derivative; the mask of its dropout is known to it alone."""
+    """Fused attention has no second derivative; with dropout, its mask isn't saved."""
     if node._saved_dropout_p > 0:
         return None
     query, key, value = node._saved_query, node._saved_key, node._saved_value

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradlens.curvature.diagonal import diagonal_sample
 from gradlens.curvature.interval import confidence_interval
 from gradlens.curvature.orthogonal import direction, projected_out
 from gradlens.curvature.probes import Seed, gaussian, rademacher
-from gradlens.curvature.products import NotFiniteError, Products, SymmetricMatrix
+from gradlens.curvature.products import Products, SymmetricMatrix
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.running_mean import RunningMean
+from gradlens.numerics.unavailable import UnavailableError
 
 ONE_SAMPLE = "one sample has no standard error: take two or more"
 
@@ -23,9 +25,9 @@ ONE_SAMPLE = "one sample has no standard error: take two or more"
 class Estimate:
     """An unbiased estimate, and the standard error of its random part.
 
-    ``samples`` is the number of independent samples behind that, ``skewness`` theirs, and
-    ``products`` the number of products with the matrix. What has no number is an ``Undefined``
-    with its reason.
+    ``samples`` is the number of independent samples that the error is from, ``skewness`` their
+    skewness, and ``products`` the number of products with the matrix. A value that can't be had is
+    an ``Undefined``, a NaN with its reason.
     """
 
     value: float
@@ -40,7 +42,7 @@ class Estimate:
         Student's t with Hall's correction for skewed samples. Raises ``ValueError`` for a level
         outside (0, 1).
         """
-        # No error, no interval, however few samples.
+        # Without an error the interval is a point, even for one sample.
         samples = max(self.samples, 2) if self.standard_error == 0 else self.samples
         low, high = confidence_interval(
             np.array(self.value),
@@ -74,10 +76,9 @@ def hutchinson_blocks(
     mean = RunningMean()
     try:
         for _ in range(samples):
-            probe = rademacher(products, generator)
-            terms = probe * products(probe)
+            terms = diagonal_sample(products, generator)
             mean.add(torch.stack([terms[block].sum() for block in blocks.values()]))
-    except NotFiniteError as error:
+    except UnavailableError as error:
         return dict.fromkeys(blocks, undefined_estimate(samples, products.count, str(error)))
     return dict(zip(blocks, estimates(mean, products.count), strict=True))
 
@@ -101,7 +102,7 @@ def hutch_plus_plus(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Es
         for _ in range(samples):
             rest = projected_out(rademacher(products, generator), basis)
             mean.add((rest @ products(rest))[None])
-    except NotFiniteError as error:
+    except UnavailableError as error:
         return undefined_estimate(samples, products.count, str(error))
     (rest_estimate,) = estimates(mean, products.count)
     return replace(rest_estimate, value=exact + rest_estimate.value)
@@ -124,7 +125,7 @@ def _generator(samples: int, seed: Seed) -> np.random.Generator:
 
 
 def estimates(mean: RunningMean, products: int) -> list[Estimate]:
-    """One for each element of a mean ``[K]`` of independent samples."""
+    """An estimate for each element of a mean ``[K]`` of independent samples."""
     moments = torch.stack([mean.mean, mean.standard_error(), mean.skewness()], dim=1).tolist()
     return [
         Estimate(value, _defined(standard_error), skewness, mean.samples, products)
@@ -133,7 +134,7 @@ def estimates(mean: RunningMean, products: int) -> list[Estimate]:
 
 
 def undefined_estimate(samples: int, products: int, reason: str) -> Estimate:
-    """What there is instead of an estimate."""
+    """NaNs with their reason, in place of an estimate."""
     nan = Undefined(reason)
     return Estimate(nan, nan, nan, samples, products)
 

@@ -11,11 +11,12 @@ from gradlens.curvature.products import SymmetricMatrix
 
 
 class WarmStartedEigenpairs:
-    """``eigenpairs`` that remembers the last eigenvectors, with a tolerance and a budget.
+    """``eigenpairs`` from step to step, starting from the eigenvectors found at the last one.
 
-    Every search but each ``explore_every``-th is short: it starts from the vector after the last
-    wanted one, too, instead of a random one, and tries one more direction. So an eigenvalue that
-    has overtaken those known may be seen some searches late, at the next full one for sure.
+    Each ``explore_every``-th search is a full one. Those between are short: they start from all
+    vectors of the last search, instead of a random one besides the wanted ones, and add one
+    direction. An eigenvalue that has become one of the outermost may be missed by them, until the
+    next full search.
     """
 
     def __init__(self, tolerance: float, max_products: int, explore_every: int = 1) -> None:
@@ -23,28 +24,28 @@ class WarmStartedEigenpairs:
         self._max_products = max_products
         self._explore_every = explore_every
         self._searches = 0
-        self._known: Sequence[Tensor] = ()
+        self._last: Sequence[Tensor] = ()
 
     def __call__(
         self, matrix: SymmetricMatrix, seed: int, k: int = 1, which: Which = "largest"
     ) -> RitzPairs:
         """The outermost eigenpairs of a matrix that has changed a little since the last call."""
-        known = self._known if self._fits(matrix) else ()
-        in_full = not known or self._searches % self._explore_every == 0
+        start = self._last if self._fits(matrix) else ()
+        in_full = not start or self._searches % self._explore_every == 0
         found = ritz_pairs(
             matrix,
             k,
             which,
             self._tolerance,
             self._max_products,
-            known[:k] if in_full else known,
+            start[:k] if in_full else start,
             seed,
             EXPLORATION if in_full else 1,
         )
         self._searches += 1
-        self._known = found.vectors
+        self._last = found.vectors
         return found
 
     def _fits(self, matrix: SymmetricMatrix) -> bool:
-        """Not if other parameters are trained by now."""
-        return all(len(vector) == matrix.shape[0] for vector in self._known)
+        """Whether the last vectors are of the matrix's size: parameters may have been added."""
+        return all(len(vector) == matrix.shape[0] for vector in self._last)

@@ -1,7 +1,7 @@
-"""Why something can't be had."""
+"""The error for results that can't be had."""
 
 from __future__ import annotations
 
 
 class UnavailableError(RuntimeError):
-    """What was asked for can't be had; the message is the reason."""
+    """A result can't be had for these inputs; the message is the reason and, if any, the remedy."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from gradlens.curvature.eigenpairs import Which
-from gradlens.curvature.ggn import NoOutputsError
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.view import View
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.quantity import CurvatureQuantity
 from gradlens.schedules import Schedule
 
@@ -58,5 +58,5 @@ class HessEigenvalues(CurvatureQuantity):
     def _matrix(self, curvature: LossCurvature) -> CurvatureOperator:
         try:
             return curvature.hessian if self.matrix == "hessian" else curvature.ggn
-        except NoOutputsError as reason:
-            raise NoOutputsError(f"{self.name}: {reason}") from reason
+        except UnavailableError as reason:
+            raise UnavailableError(f"{self.name}: {reason}") from reason

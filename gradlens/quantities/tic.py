@@ -56,7 +56,7 @@ class TIC(GradientCurvatureQuantity):
     def before_backward(self, curvature: LossCurvature) -> LossDiagonal | LossTraces:
         found = self._found(curvature)
         if self._method and found.method and self._method != found.method:
-            curvature.remarks.append(
+            curvature.note(
                 f"{self.name}: from step {curvature.global_step} on {self.curvature} comes from "
                 f"another method ({found.method}, before: {self._method})"
             )

@@ -360,6 +360,16 @@ def test_products_that_are_not_finite(
         assert "NaN or Inf" in found.reason
 
 
+def test_an_operation_without_second_derivative(estimator: Callable[..., Any]) -> None:
+    """It is found with the first product, and is a reason like any other."""
+    points = torch.nn.Parameter(torch.randn(4, 2))
+    outputs = torch.cdist(points, points.cos())
+    found = estimator(GGNOperator(outputs.square().sum(), outputs, {"points": points}))
+    assert np.isnan(numbers(found)).all()
+    reason = found.value.reason if isinstance(found, Estimate) else found.reason
+    assert "can't be differentiated twice" in reason
+
+
 def test_one_sample_has_no_standard_error(trace: Callable[..., Estimate]) -> None:
     found = trace(gaussian_matrix(), 1)
     assert np.isfinite(found.value)

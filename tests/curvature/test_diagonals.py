@@ -17,9 +17,9 @@ from torch.func import functional_call, jacrev
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.curvature import loss_diagonal
-from gradlens.curvature.backpack_graph import BeyondBackpackError
+from gradlens.curvature import diagonal_methods
 from gradlens.history.undefined import Undefined
+from gradlens.numerics.unavailable import UnavailableError
 from tests.cases.references import flat, per_sample_gradients_by_loop
 
 INPUT_WITHOUT_GRADIENT = "ignore:Full backward hook is firing"
@@ -357,7 +357,7 @@ def test_backpacks_diagonal_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
             for parameter in module.parameters():
                 parameter.diag_ggn_exact *= 1.01
 
-    monkeypatch.setitem(loss_diagonal._EXTENSIONS, "diag_h", Wrong)
+    monkeypatch.setitem(diagonal_methods._EXTENSIONS, "diag_h", Wrong)
     case = Case(WITHIN_BACKPACK["ReLU in place"], nn.CrossEntropyLoss())
     with pytest.warns(UserWarning, match="isn't that of the loss"):
         cockpit = case.track(quantities.HessTrace())
@@ -365,7 +365,7 @@ def test_backpacks_diagonal_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_much_memory_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loss_diagonal, "MAX_BYTES", 100)
+    monkeypatch.setattr(diagonal_methods, "MAX_BYTES", 100)
     case = Case(WITHIN_BACKPACK["nested sigmoid"], nn.CrossEntropyLoss())
     with pytest.warns(UserWarning, match="more than 100 bytes"):
         cockpit = case.track(quantities.HessTrace())
@@ -485,7 +485,7 @@ def test_equal_diagonals_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None
             super().__init__()
             calls.append("made")
 
-    monkeypatch.setitem(loss_diagonal._EXTENSIONS, "diag_ggn_exact", Counting)
+    monkeypatch.setitem(diagonal_methods._EXTENSIONS, "diag_ggn_exact", Counting)
     case = Case(WITHIN_BACKPACK["ReLU in place"], nn.CrossEntropyLoss())
     kind: Any = "diag_ggn_exact"
     case.track(
@@ -534,7 +534,7 @@ def test_second_order_extensions_of_the_user() -> None:
 @pytest.mark.parametrize(
     ("network", "loss_given", "error", "message"),
     [
-        ("residual", True, BeyondBackpackError, "KFLR can't be run.*forward of its own"),
+        ("residual", True, UnavailableError, "KFLR can't be run.*forward of its own"),
         ("linear", False, ValueError, "KFLR is of second order and needs the loss"),
     ],
 )

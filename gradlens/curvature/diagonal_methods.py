@@ -1,0 +1,170 @@
+"""The methods for a loss's diagonal and traces, in order of preference.
+
+A method is a function of a ``DiagonalProblem`` that returns a result, or raises
+``UnavailableError`` with the reason why it doesn't apply. The first one that applies is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+import torch
+from backpack.extensions import DiagGGNExact, DiagGGNMC, DiagHessian
+from backpack.extensions.backprop_extension import BackpropExtension
+from torch import Tensor
+
+from gradlens.curvature.agreement import has_diagonal
+from gradlens.curvature.backpack_graph import check_graph
+from gradlens.curvature.diagonal import diagonal_sample
+from gradlens.curvature.ggn_diagonal import SamplesJacobians, roots, signed_sum
+from gradlens.curvature.loss_diagonal import (
+    DiagonalKind,
+    DiagonalProblem,
+    LossDiagonal,
+    LossTraces,
+    exact_diagonal,
+    mean_diagonal,
+)
+from gradlens.curvature.probes import private_random_numbers
+from gradlens.curvature.products import Products, float64_device
+from gradlens.curvature.sampled_traces import sampled_traces
+from gradlens.numerics.unavailable import UnavailableError
+
+MAX_BYTES = 2**31
+"""BackPACK's backpropagated matrices may take 2 GiB; beyond, another method is used.
+
+A trade-off: the matrices are exact and come in one backward pass, but most GPUs that networks are
+trained on have no more than a few times as much memory to spare.
+"""
+
+_EXTENSIONS: dict[DiagonalKind, Callable[[], BackpropExtension]] = {
+    "diag_h": DiagHessian,
+    "diag_ggn_exact": DiagGGNExact,
+    "diag_ggn_mc": DiagGGNMC,
+}
+
+
+def by_backpack(problem: DiagonalProblem) -> LossDiagonal:
+    """Diagonal by BackPACK's rules; ``diag_ggn_mc`` is the mean of ``samples`` independent ones.
+
+    Raises ``UnavailableError`` where BackPACK has no rules, where they take too much memory, and
+    where their result isn't the diagonal of the loss's matrix.
+    """
+    matrix, parameters = problem.matrix, problem.matrix.parameters
+    sampled = problem.kind == "diag_ggn_mc"
+    graph = problem.graph()
+    check_graph(graph, matrix, problem.seed)
+    if graph.bytes_for(exact=not sampled, hessian=problem.kind == "diag_h") > MAX_BYTES:
+        raise UnavailableError(f"BackPACK's matrices would take more than {MAX_BYTES} bytes")
+
+    def draw() -> Tensor:
+        extension = _EXTENSIONS[problem.kind]()
+        with _field_kept(parameters.values(), extension.savefield):
+            graph.run(extension)
+            parts = [_saved(name, p, extension.savefield) for name, p in parameters.items()]
+        return torch.cat(parts) * (matrix.scale * graph.factor)
+
+    with private_random_numbers(matrix.device, problem.seed):
+        if sampled:
+            return mean_diagonal(draw, problem.samples, parameters, "Monte Carlo")
+        found = exact_diagonal(draw(), parameters)
+    if not has_diagonal(matrix, found.values, problem.seed):
+        raise UnavailableError("BackPACK's diagonal isn't that of the loss")
+    return found
+
+
+def by_per_sample_gradients(problem: DiagonalProblem) -> LossDiagonal:
+    """Gauss-Newton diagonal by one backward pass for each output of a sample.
+
+    For ``diag_ggn_mc`` it is one pass for each of ``samples`` random sums of the root's columns.
+    Raises ``UnavailableError`` where there are no per-sample gradients, or too many outputs.
+    """
+    ggn, generator = problem.ggn, np.random.default_rng(problem.seed)
+    columns = roots(ggn, generator)
+    jacobians = SamplesJacobians(ggn, problem.model, problem.plans)
+
+    def squared(start: Tensor) -> Tensor:
+        found = jacobians.squared(start)
+        return torch.cat([_flat64(part) for part in found.values()]) * ggn.scale
+
+    def draw() -> Tensor:
+        signs = torch.tensor(2 * generator.integers(0, 2, columns.shape[:2]) - 1)
+        return squared(signed_sum(columns, signs))
+
+    if problem.kind == "diag_ggn_mc":
+        return mean_diagonal(draw, problem.samples, ggn.parameters, "Monte Carlo")
+    return exact_diagonal(torch.stack([squared(c) for c in columns]).sum(0), ggn.parameters)
+
+
+def by_hutchinson(problem: DiagonalProblem) -> LossDiagonal:
+    """Mean of z∘Hz over ``samples`` random signs z (Bekas et al., 2007, Eq. 2).
+
+    Raises ``UnavailableError`` where a product contains NaN or Inf.
+    """
+    products = Products(problem.matrix)
+    generator = np.random.default_rng(problem.seed)
+    return mean_diagonal(
+        lambda: diagonal_sample(products, generator),
+        problem.samples,
+        problem.matrix.parameters,
+        "Hutchinson",
+    )
+
+
+DIAGONAL_METHODS: Mapping[DiagonalKind, Sequence[Callable[[DiagonalProblem], LossDiagonal]]] = {
+    "diag_h": (by_backpack, by_hutchinson),
+    "diag_ggn_exact": (by_backpack, by_per_sample_gradients, by_hutchinson),
+    "diag_ggn_mc": (by_backpack, by_per_sample_gradients, by_hutchinson),
+}
+"""The methods for each kind of diagonal, the preferred one first."""
+
+TRACE_METHODS: Mapping[DiagonalKind, Sequence[Callable[[DiagonalProblem], LossTraces]]] = {
+    "diag_h": (),
+    "diag_ggn_exact": (),
+    "diag_ggn_mc": (sampled_traces,),
+}
+"""The methods that find traces without a diagonal, and are preferred to its sums."""
+
+Found = TypeVar("Found", LossDiagonal, LossTraces)
+
+
+def first_available(
+    methods: Sequence[Callable[[DiagonalProblem], Found]], problem: DiagonalProblem
+) -> tuple[Found | None, list[str]]:
+    """The result of the first method that applies, and why those before it didn't."""
+    reasons: list[str] = []
+    for method in methods:
+        try:
+            return method(problem), reasons
+        except UnavailableError as reason:
+            reasons.append(str(reason))
+    return None, reasons
+
+
+@contextmanager
+def _field_kept(parameters: Iterable[Tensor], field: str) -> Iterator[None]:
+    """Restore on leaving what a user's own extension has saved on the parameters."""
+    states = [vars(parameter) for parameter in parameters]
+    kept = [state.pop(field, None) for state in states]
+    try:
+        yield
+    finally:
+        for state, value in zip(states, kept, strict=True):
+            state.pop(field, None)
+            if value is not None:
+                state[field] = value
+
+
+def _saved(name: str, parameter: Tensor, field: str) -> Tensor:
+    """What BackPACK has saved on the parameter, flat and in float64."""
+    found = vars(parameter).get(field)
+    if found is None:
+        raise UnavailableError(f"BackPACK gave nothing for {name}")
+    return _flat64(found)
+
+
+def _flat64(tensor: Tensor) -> Tensor:
+    return tensor.detach().flatten().to(float64_device(tensor.device), torch.float64)
