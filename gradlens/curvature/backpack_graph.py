@@ -59,12 +59,11 @@ class BackpackGraph(ABC):
 
 def check_graph(graph: BackpackGraph, matrix: CurvatureOperator, seed: int) -> None:
     """Raise ``UnavailableError`` unless the graph's loss has the same curvature matrix."""
-    ggn, parameters = isinstance(matrix, GGNOperator), matrix.parameters
-    other = (
-        GGNOperator(graph.loss, graph.outputs, parameters, matrix.scale)
-        if ggn
-        else HessianOperator(graph.loss, parameters, matrix.scale)
-    )
+    other: CurvatureOperator
+    if isinstance(matrix, GGNOperator):
+        other = GGNOperator(graph.loss, graph.outputs, matrix.parameters, matrix.scale)
+    else:
+        other = HessianOperator(graph.loss, matrix.parameters, matrix.scale)
     if not same_matrix(matrix, other, seed):
         raise UnavailableError(
             "the loss is not what the loss module returns for the network's modules one after "

@@ -43,8 +43,8 @@ class LossCurvature:
     Each is built when it is first needed, by ``torch.autograd.grad``, which leaves the parameters'
     gradients as they are. BackPACK's context is global, so only one thread at a time may use an
     object of this class. ``seed`` is that of random vectors, and differs from step to step.
-    ``plans`` hold from step to step which rows belong to which sample, and ``notes`` say to the
-    user how the curvature was found.
+    ``plans`` hold from step to step which rows belong to which sample, and ``notes`` are messages
+    to the user on how the curvature was found.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The interface of curvature matrices, known by their products with vectors."""
+"""The interface of curvature matrices, which are given by their products with vectors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CurvatureOperator(_LinearOperator, ABC):
         self.torch_dtype = _accumulation_dtype(self.parameters.values())
         size = sum(p.numel() for p in self.parameters.values())
         dtype = torch.empty(0, dtype=self.torch_dtype).numpy().dtype
-        # The stubs know only the constructor from functions.
+        # The stubs have only the constructor from functions.
         super().__init__(dtype, (size, size))  # type: ignore[call-arg]
 
     @final

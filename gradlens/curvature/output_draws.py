@@ -41,10 +41,10 @@ def drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Te
 
 def _closed_forms(outputs: Tensor) -> list[tuple[_Map, _Map]]:
     """Products with the Hessians of squared errors and of cross-entropy, and with their roots."""
-    known: list[tuple[_Map, _Map]] = [(lambda u: u, lambda u: u)]
+    forms: list[tuple[_Map, _Map]] = [(lambda u: u, lambda u: u)]
     if outputs.dim() > 1:
-        known.append(_of_cross_entropy(outputs.softmax(1)))
-    return known
+        forms.append(_of_cross_entropy(outputs.softmax(1)))
+    return forms
 
 
 def _of_cross_entropy(p: Tensor) -> tuple[_Map, _Map]:

@@ -91,7 +91,7 @@ def early_stopping(mean: Tensor, sum_of_squares: Tensor, n: int, eps: float) -> 
     """N·ḡⱼ²/(vⱼ + ε) for each element j, with the sample variance vⱼ of gₙⱼ.
 
     One minus their mean is the evidence-based criterion (Mahsereci et al., 2017,
-    arXiv:1703.09580, Eq. 7): positive where gradients can't be told from noise.
+    arXiv:1703.09580, Eq. 7): positive where gradients can't be distinguished from noise.
     """
     squared_mean = mean.square()
     # Rounding can push a vanishing variance below zero.
@@ -149,7 +149,7 @@ def noise_scale(squared_norms: Tensor, mean_dots: Tensor, mean_squared_norm: Ten
     """From ‖gₙ‖² and ⟨gₙ,ḡ⟩ ``[N]`` and ‖ḡ‖² (McCandlish et al., 2018, arXiv:1812.06162, App. A).
 
     The interval is Fieller's for a ratio, with the jackknife's covariance of the two estimates; it
-    has no upper end where ‖G‖² can't be told from zero.
+    has no upper end where ‖G‖² can't be distinguished from zero.
     """
     n = len(squared_norms)
     if n < 3:
@@ -165,7 +165,7 @@ def noise_scale(squared_norms: Tensor, mean_dots: Tensor, mean_squared_norm: Ten
         return NoiseScale(nan, nan, nan, trace, squared_norm)
     low, high = _fieller(everyone.tolist(), covariance.tolist(), float(stdtrit(n - 1, 0.975)))
     if squared_norm <= 0:
-        value: float = Undefined("the squared norm of the gradient can't be told from zero")
+        value: float = Undefined("the gradient's squared norm can't be distinguished from zero")
     else:
         value = trace / squared_norm
     return NoiseScale(value, low, high, trace, squared_norm)

@@ -17,7 +17,7 @@ from torch import Tensor
 Range = tuple[float, float]
 
 CHUNK = 2**18
-"""Elements that are binned at once: small enough to stay in a processor's cache."""
+"""Elements that are binned at once: 1 MiB in float32, which stays in a processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Counts:
 
 
 def bin_edges(bins: int, range_: Range) -> np.ndarray:
-    """The ``bins + 1`` edges in float64; what only rounding would keep from zero is zero."""
+    """The ``bins + 1`` edges in float64; edges that differ from zero by rounding alone are zero."""
     low, high = range_
     steps = np.arange(bins + 1)
     edges = (low / bins) * (bins - steps) + (high / bins) * steps
@@ -54,7 +54,7 @@ def bin_edges(bins: int, range_: Range) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def grid_of(bins: int, range_: Range, dtype: torch.dtype, device: torch.device) -> Grid:
-    """A histogram's axis; kept, since all parameters of a step share it."""
+    """A histogram's axis, cached, since all parameters of a step share it."""
     return Grid(bins, range_, dtype, device)
 
 
@@ -122,7 +122,7 @@ def _thresholds(bins: int, range_: Range, dtype: torch.dtype) -> Tensor:
 def tally_1d(values: Tensor, grid: Grid) -> Tensor:
     """How many of ``values`` ``[a, b]`` are in each cell, int64 ``[grid.size]``.
 
-    Of rows of small numbers only the signs are looked at.
+    Of rows of numbers smaller than ``grid.centre``, only the signs are counted.
     """
     table = torch.zeros(grid.size, dtype=torch.int64, device=values.device)
     if not values.numel():
@@ -155,8 +155,8 @@ def _by_size(rows: Tensor, centre: float) -> tuple[Tensor, Tensor]:
 class JointTally:
     """How many values are in each cell of ``grid``, by their companion's cell; in pieces of rows.
 
-    ``companions`` ``[a, b]`` holds cells less than ``size``, the same for all samples. Of rows of
-    small numbers only the signs are looked at, and counted by companion at last.
+    ``companions`` ``[a, b]`` holds cells less than ``size``, the same for all samples. Of rows
+    of numbers smaller than ``grid.centre``, only the signs are counted, in ``table``.
     """
 
     def __init__(self, companions: Tensor, grid: Grid, size: int) -> None:
@@ -166,7 +166,7 @@ class JointTally:
         self._negative = torch.zeros(companions.shape, device=companions.device)
 
     def add(self, values: Tensor, rows: slice) -> None:
-        """Take in ``[n, len(rows), b]``."""
+        """Add values ``[n, len(rows), b]`` of some ``rows`` of the companions."""
         if not values.numel():
             return
         at_once = max(CHUNK // values.shape[2], 1)

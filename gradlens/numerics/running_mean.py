@@ -22,7 +22,7 @@ class RunningMean:
 
     @classmethod
     def of(cls, samples: Tensor) -> RunningMean:
-        """That of samples known at once, along the first axis."""
+        """The mean of all samples of a tensor, which are along its first axis."""
         found = cls()
         found.samples = len(samples)
         found.mean = samples.mean(0)
@@ -31,6 +31,7 @@ class RunningMean:
         return found
 
     def add(self, sample: Tensor) -> None:
+        """Add one sample, of the same shape as those before."""
         if self.samples == 0:
             self.mean = torch.zeros_like(sample)
             self._squares, self._cubes = torch.zeros_like(sample), torch.zeros_like(sample)
@@ -44,13 +45,16 @@ class RunningMean:
         self.mean = self.mean + step
 
     def standard_error(self) -> Tensor:
-        """Of the mean, of a sample's shape; NaN for fewer than two samples."""
+        """Standard error of the mean, of a sample's shape; NaN for fewer than two samples."""
         if self.samples < 2:
             return torch.full_like(self.mean, torch.nan)
         return (self._squares / (self.samples * (self.samples - 1))).sqrt()
 
     def skewness(self) -> Tensor:
-        """Of the samples, corrected for their number; zero for fewer than three or equal ones."""
+        """Skewness of the samples, of a sample's shape, corrected for their number.
+
+        Zero for fewer than three samples, and for equal ones.
+        """
         n = self.samples
         if n < 3:
             return torch.zeros_like(self.mean)

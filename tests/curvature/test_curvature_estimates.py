@@ -1,4 +1,4 @@
-"""Traces, diagonals and densities: right on average, with error bars that mean what they say."""
+"""Traces, diagonals and densities: right on average, with error bars of the right size."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from gradlens.numerics.unavailable import UnavailableError
 from tests.cases.references import flat, per_sample_gradients_by_loop
 
 INPUT_WITHOUT_GRADIENT = "ignore:Full backward hook is firing"
-"""What torch says of BackPACK's hooks where the network's input needs no gradient."""
+"""Torch's warning on BackPACK's hooks where the network's input needs no gradient."""
 
 SAMPLES = 6
 KINDS = ("diag_h", "diag_ggn_exact", "diag_ggn_mc")
@@ -448,7 +448,7 @@ def test_nan_in_the_network(kind: Any) -> None:
 @pytest.mark.filterwarnings(INPUT_WITHOUT_GRADIENT)
 @pytest.mark.parametrize("kind", KINDS)
 def test_graph_extended_by_backpack_alone(kind: Any) -> None:
-    """As in a program written for cockpit; dropout included, whose mask BackPACK knows."""
+    """As in a program written for cockpit; dropout included, whose mask BackPACK keeps."""
     case = Case(WITHIN_BACKPACK["nested sigmoid"], nn.CrossEntropyLoss())
     model = backpack.extend(copy.deepcopy(case.model))
     loss_function = backpack.extend(nn.CrossEntropyLoss())

@@ -31,13 +31,13 @@ N = 6
 class Problem:
     """A model in float64, and how a step goes: outputs from it, and a loss from these.
 
-    ``told`` are the outputs that the user passes, if any.
+    ``passed`` says whether the user passes the outputs to the context.
     """
 
     model: nn.Module
     outputs: Callable[[], Tensor]
     loss: Callable[[Tensor], Tensor]
-    told: bool = False
+    passed: bool = False
 
     def track(
         self, *tracked: quantities.Quantity, step: int = 0, reduction: Any = "mean", **info: Any
@@ -45,8 +45,8 @@ class Problem:
         cockpit = Cockpit(self.model, tracked, loss_reduction=reduction)
         outputs = self.outputs()
         loss = self.loss(outputs)
-        told = {"outputs": outputs} if self.told else {}
-        with cockpit(step, loss=loss, info=told | info):
+        passed = {"outputs": outputs} if self.passed else {}
+        with cockpit(step, loss=loss, info=passed | info):
             loss.backward()
         self.model.zero_grad()
         return cockpit
@@ -176,7 +176,7 @@ def coupled_samples() -> Problem:
         model,
         lambda: model(x),
         lambda o: F.cross_entropy(o[:4], y) + F.mse_loss(o[4:8], o[8:]),
-        told=True,
+        passed=True,
     )
 
 
@@ -196,12 +196,12 @@ def mixed_up() -> Problem:
     return plain(perceptron(), lambda o: 0.3 * loss(o, y) + 0.7 * loss(o, y.flip(0)))
 
 
-def mean_and_variance(told: bool = True) -> Problem:
+def mean_and_variance(passed: bool = True) -> Problem:
     y, loss = torch.randn(N, 1, dtype=torch.float64), gradlens.extend(nn.GaussianNLLLoss())
-    return plain(perceptron(2), lambda o: loss(o[:, :1], y, F.softplus(o[:, 1:])), told=told)
+    return plain(perceptron(2), lambda o: loss(o[:, :1], y, F.softplus(o[:, 1:])), passed=passed)
 
 
-def two_batches(told: bool = True, function: bool = False) -> Problem:
+def two_batches(passed: bool = True, function: bool = False) -> Problem:
     """Compared with each other, or one of them with a target by a function."""
     model, both = perceptron().double(), inputs(2 * N)
     y, loss = torch.randn(N, 3, dtype=torch.float64), gradlens.extend(nn.MSELoss())
@@ -213,14 +213,16 @@ def two_batches(told: bool = True, function: bool = False) -> Problem:
         found: Tensor = loss(first, second)
         return found
 
-    return Problem(model, lambda: model(both), compare, told)
+    return Problem(model, lambda: model(both), compare, passed)
 
 
-def two_calls(told: bool = True) -> Problem:
+def two_calls(passed: bool = True) -> Problem:
     """As of a discriminator."""
     model, both, loss = perceptron(1).double(), inputs(2 * N), gradlens.extend(nn.MSELoss())
     one = torch.ones(N, 1, dtype=torch.float64)
-    return Problem(model, lambda: model(both), lambda o: loss(o[:N], one) + loss(o[N:], -one), told)
+    return Problem(
+        model, lambda: model(both), lambda o: loss(o[:N], one) + loss(o[N:], -one), passed
+    )
 
 
 class Once(torch.autograd.Function):
@@ -281,7 +283,7 @@ HARD: dict[str, tuple[Callable[[], Problem], dict[str, str]]] = {
     ("name", "kind"), [(name, kind) for name, (_, kinds) in HARD.items() for kind in kinds]
 )
 def test_traces_are_those_of_the_whole_loss(name: str, kind: str) -> None:
-    """At every step, and with the method that can tell them."""
+    """At every step, and by the expected method."""
     build, methods = HARD[name]
     torch.manual_seed(0)
     problem = build()
@@ -311,13 +313,13 @@ def functional() -> Problem:
 
 
 UNDEFINED: dict[str, tuple[Callable[[], Problem], str]] = {
-    "mean and variance": (lambda: mean_and_variance(told=False), "2 tensors.*torch.cat"),
-    "two batches": (lambda: two_batches(told=False), "2 tensors"),
+    "mean and variance": (lambda: mean_and_variance(passed=False), "2 tensors.*torch.cat"),
+    "two batches": (lambda: two_batches(passed=False), "2 tensors"),
     "two batches, one by a function": (
-        lambda: two_batches(told=False, function=True),
+        lambda: two_batches(passed=False, function=True),
         "other ways than through the loss module's input.*info={'outputs'",
     ),
-    "two calls": (lambda: two_calls(told=False), "2 tensors"),
+    "two calls": (lambda: two_calls(passed=False), "2 tensors"),
     "regulariser": (regularised, "depends on 0.weight in other ways"),
     "NaN": (not_a_number, "contains NaN"),
     "functional loss": (functional, r"loss_function=loss_function"),
@@ -373,11 +375,11 @@ def test_error_of_a_matrix_without_outputs_names_the_quantity() -> None:
         functional().track(quantities.HessEigenvalues(matrix="ggn"))
 
 
-def test_what_a_users_outputs_leave_out_is_said() -> None:
+def test_what_a_users_outputs_leave_out_is_noted() -> None:
     torch.manual_seed(0)
     model, y, loss = perceptron().double(), labels(), cross_entropy()
     weight: Any = model[0].weight  # type: ignore[index]
-    problem = plain(model, lambda o: loss(o, y) + 0.1 * weight.square().sum(), told=True)
+    problem = plain(model, lambda o: loss(o, y) + 0.1 * weight.square().sum(), passed=True)
     with pytest.warns(UserWarning, match="depends on 0.weight in other ways than.*doesn't enter"):
         found = problem.trace("diag_ggn_exact")
     assert found["method"] == "exact"
@@ -411,17 +413,17 @@ class Tokens(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*per-sample gradients")
 @pytest.mark.parametrize("kind", ["diag_h", "diag_ggn_exact"])
 @pytest.mark.parametrize(
-    ("flat", "told", "n"), [(False, {}, 4), (True, {}, 4), (True, {"batch_size": 4}, 4)]
+    ("flat", "passed", "n"), [(False, {}, 4), (True, {}, 4), (True, {"batch_size": 4}, 4)]
 )
 def test_all_matrices_of_a_sum_loss_have_one_n(
-    flat: bool, told: dict[str, int], n: int, kind: Any
+    flat: bool, passed: dict[str, int], n: int, kind: Any
 ) -> None:
     torch.manual_seed(0)
     model, x, y = Tokens(flat).double(), torch.randn(4, 3, 4).double(), labels(12)
     loss = cross_entropy(reduction="sum")
     problem = Problem(model, lambda: model(x).reshape(-1, 3), lambda o: loss(o, y))
     quantity = quantities.HessTrace(curvature=kind, samples=300)
-    found = problem.track(quantity, reduction="sum", **told).history["HessTrace"][0]
+    found = problem.track(quantity, reduction="sum", **passed).history["HessTrace"][0]
     tolerance = max(4.5 * found["standard_error"], 1e-9)
     assert abs(found["trace"] - problem.truth(kind) / n) < tolerance
 
@@ -531,7 +533,7 @@ def test_graph_extended_by_backpack_with_a_regulariser_of_zero() -> None:
         assert found["method"] == "Hutchinson"
 
 
-def test_others_do_not_hear_of_curvature() -> None:
+def test_curvature_leaves_per_sample_gradients_as_they_are() -> None:
     y, loss = labels(), cross_entropy()
     problem = plain(perceptron(), lambda o: loss(o, y))
     gradlens.extend(problem.model)

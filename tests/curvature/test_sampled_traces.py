@@ -1,4 +1,4 @@
-"""Sampled traces of the Gauss-Newton matrix against dense ones, and when graphs are looked at."""
+"""Sampled traces of the Gauss-Newton matrix against dense ones, and how often rows are labelled."""
 
 from __future__ import annotations
 
@@ -119,22 +119,22 @@ def _hessian(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
     return torch.func.jacrev(torch.func.jacrev(function))
 
 
-class Looks:
-    """How often a graph is looked at."""
+class Labellings:
+    """Counts how often a graph's rows are labelled by their samples."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        look = ggn_diagonal.look_at_rows
+        label = ggn_diagonal.look_at_rows
 
         def counting(*arguments: Any) -> Any:
             self.count += 1
-            return look(*arguments)
+            return label(*arguments)
 
         monkeypatch.setattr(ggn_diagonal, "look_at_rows", counting)
 
 
-def test_each_structure_is_looked_at_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = Looks(monkeypatch)
+def test_each_structure_is_labelled_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    labellings = Labellings(monkeypatch)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     loss_function = gradlens.extend(nn.CrossEntropyLoss())
     trace, tic = quantities.HessTrace(**SAMPLED), quantities.TICTrace(**SAMPLED)
@@ -149,17 +149,17 @@ def test_each_structure_is_looked_at_ever_more_rarely(monkeypatch: pytest.Monkey
     expected = [(6, 1), (6, 2), (4, 3), (6, 3), (6, 4), (6, 4)]
     for step, (n, count) in enumerate(expected):
         track(step, n)
-        assert looks.count == count, "for both quantities together"
+        assert labellings.count == count, "for both quantities together"
     model[1] = nn.Sigmoid()
     track(len(expected), 6)
-    assert looks.count == 5
+    assert labellings.count == 5
 
 
 @pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
 def test_where_samples_meet_traces_are_estimated_at_every_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    looks = Looks(monkeypatch)
+    labellings = Labellings(monkeypatch)
     torch.manual_seed(0)
     model = Centred().double()
     loss_function = gradlens.extend(nn.CrossEntropyLoss())
@@ -172,7 +172,7 @@ def test_where_samples_meet_traces_are_estimated_at_every_step(
     records = cockpit.history["HessTrace"].values()
     assert [record["method"] for record in records] == ["Hutchinson"] * 3
     assert all(record["standard_error"] > 0 for record in records)
-    assert looks.count == 3, "of six times that two methods have asked: the 1st, 2nd and 4th"
+    assert labellings.count == 3, "of six attempts by two methods: the 1st, 2nd and 4th"
 
 
 def square(x: Tensor, first: nn.Module, second: nn.Module) -> Tensor:
