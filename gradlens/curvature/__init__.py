@@ -9,7 +9,6 @@ given: both matrices of one step's loss, their diagonals and the traces of these
 
 from gradlens.curvature.density import SpectralDensity, spectral_density
 from gradlens.curvature.diagonal import DiagonalEstimate, hutchinson_diagonal
-from gradlens.curvature.differentiation import NotTwiceDifferentiableError
 from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
@@ -28,7 +27,6 @@ __all__ = [
     "HessianOperator",
     "LossCurvature",
     "LossDiagonal",
-    "NotTwiceDifferentiableError",
     "SpectralDensity",
     "SymmetricMatrix",
     "eigenpairs",
