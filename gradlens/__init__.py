@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gradlens.history.history import History
     from gradlens.history.undefined import Undefined
     from gradlens.history.view import View
-    from gradlens.hooks.layer_calls import extend
+    from gradlens.hooks.layer_hooks import extend
     from gradlens.per_sample.context import per_sample_gradients
     from gradlens.per_sample.extension import PerSampleGradients
     from gradlens.plotting.loading import load_run
@@ -67,7 +67,7 @@ _DEFINED_IN = {
     "Undefined": "gradlens.history.undefined",
     "View": "gradlens.history.view",
     "configuration": "gradlens.quantities.presets",
-    "extend": "gradlens.hooks.layer_calls",
+    "extend": "gradlens.hooks.layer_hooks",
     "from_taiyi": "gradlens.compat.taiyi",
     "load_run": "gradlens.plotting.loading",
     "per_sample_gradients": "gradlens.per_sample.context",

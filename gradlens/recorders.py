@@ -1,10 +1,10 @@
-"""Recorders of raw tensors that flow through modules, as in torchfunc."""
+"""Recorders of the tensors that go into and come out of modules, as in torchfunc."""
 
 from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, final
@@ -12,35 +12,40 @@ from typing import Any, NoReturn, TypeVar, final
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from gradlens.hooks.pausable import ListeningHook, Pausable
+from gradlens.hooks.module_hooks import HookOwner, OwnedHook, on_gradient
+from gradlens.hooks.torch_private import version
 from gradlens.signals.selection import Selection, Selectors, select, selection
 
 Self = TypeVar("Self", bound="Recorder")
 
 
-class _Slot(Pausable):
-    """What is recorded of one module, and how many samples it was."""
+class _Slot(HookOwner):
+    """What was recorded of one module, and how many samples it was.
+
+    ``awaited`` are the hooks on tensors whose gradients are still to come, by tensor and version.
+    """
 
     def __init__(self, recorder: Recorder, name: str, module: nn.Module) -> None:
         self._recorder = weakref.ref(recorder)
         self.name = f"{name or 'the model'} ({type(module).__name__})"
         self.module = module
         self.handle: RemovableHandle | None = None
-        self.awaited: dict[tuple[int, int], tuple[weakref.ref[Tensor], RemovableHandle]] = {}
+        self.awaited: MutableMapping[Tensor, dict[int, RemovableHandle]] = WeakTensorKeyDictionary()
         self.data: Any = None if recorder.reduction is not None else []
         self.samples = 0
 
     @torch.inference_mode(False)  # what is recorded may be used outside of it
     @torch.no_grad()
-    def take_in(self, tensor: Tensor | None) -> None:
+    def record(self, tensor: Tensor | None) -> None:
         recorder = self._recorder()
-        if recorder is None or self.handle is None or tensor is None or self.paused:
+        if recorder is None or self.handle is None or tensor is None:
             return
         try:
             if recorder.condition is not None and not recorder.condition():
                 return
-            # Whatever works in place later must not change it.
+            # Later in-place operations must not change it.
             value = tensor.detach().clone()
             self.data = self._with(value, recorder.reduction)
         except Exception as error:
@@ -57,29 +62,28 @@ class _Slot(Pausable):
             return self.data
         return [value] if self.data is None else [self.data, value]
 
+    def record_gradient(self, tensor: Tensor | None) -> None:
+        """Record the gradient at a tensor in the backward passes to come, while still open."""
+        if tensor is None or not tensor.requires_grad or not torch.is_grad_enabled():
+            return
+        # A leaf may go in at every step; another tensor may be changed in place, and go in again.
+        hooks = self.awaited.setdefault(tensor, {})
+        number, opened = 0 if tensor.is_leaf else version(tensor), self.handle
 
-class _Hook(ListeningHook):
-    """Tells a slot of what flows by; copies and pickles of it tell nobody."""
+        def receive(slot: _Slot, gradient: Tensor) -> None:
+            if slot.handle is opened:
+                slot.record(gradient)
 
-    def __init__(
-        self,
-        slot: _Slot | None = None,
-        record: Callable[[_Slot, Any, Any], None] | None = None,
-    ) -> None:
-        self._slot = None if slot is None else weakref.ref(slot)
-        self._record = record
+        if number not in hooks:
+            hooks[number] = on_gradient(tensor, OwnedHook(self, receive))
 
-    @property
-    def listener(self) -> _Slot | None:
-        return None if self._slot is None else self._slot()
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
-        slot = self.listener
-        if slot is not None and self._record is not None:
-            self._record(slot, (args, kwargs), output)
-
-    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
-        return _Hook, ()
+    def close(self) -> None:
+        """Remove the slot's hooks; the data stays."""
+        on_tensors = [handle for hooks in self.awaited.values() for handle in hooks.values()]
+        for handle in on_tensors if self.handle is None else [self.handle, *on_tensors]:
+            handle.remove()
+        self.handle = None
+        self.awaited.clear()
 
 
 class Recorder(ABC):
@@ -87,20 +91,20 @@ class Recorder(ABC):
 
     That is the first floating-point tensor in nested tuples, lists and dicts, and without one the
     first tensor. There is a slot for each module, in the order in which they were registered;
-    ``recorder[0]`` is what it holds: a list of tensors, or what ``reduction(so_far, tensor)`` has
-    made of them, ``None`` before the first one. Nothing is recorded while ``condition()`` is
-    false. If one of these two raises, a ``RuntimeError`` names the module. Passes of a cockpit's
-    own, such as those of curvature quantities, are not recorded.
+    ``recorder[0]`` is the content of the first slot: a list of tensors, or the result of
+    ``reduction(so_far, tensor)``, which is ``None`` before the first tensor. Nothing is recorded
+    while ``condition()`` is false. If one of these two raises, a ``RuntimeError`` names the module.
+    Backward passes of a cockpit's own, such as those of curvature quantities, are not recorded.
 
-    As a context manager, it records until the context is left, also after an exception; what
-    flows later, such as gradients of an earlier forward pass, is not recorded. The data stays, and
-    another context goes on with it.
+    As a context manager, it records until the context is left, also by an exception. Later tensors,
+    such as gradients of an earlier forward pass, are not recorded. The data stays, and entering the
+    context again adds to it.
     """
 
     _slots: list[_Slot]
 
     def __new__(cls, *args: object, **kwargs: object) -> Recorder:
-        # There is something to close even if __init__ doesn't like its arguments.
+        # close() needs the slots, also if __init__ raises.
         recorder = super().__new__(cls)
         recorder._slots = []
         return recorder
@@ -153,7 +157,7 @@ class Recorder(ABC):
     @final
     def layers(self: Self, module: nn.Module, chosen: Selectors | Selection | None = None) -> Self:
         """Record the selected layers: see ``gradlens.signals.Selection``."""
-        self._watch(select(module, selection(chosen)).items())
+        self._record(select(module, selection(chosen)).items())
         return self
 
     def _add(
@@ -176,10 +180,10 @@ class Recorder(ABC):
             raise ValueError(
                 f"no module is of types={types} and at indices={indices}: there is {there}"
             )
-        self._watch(chosen)
+        self._record(chosen)
         return self
 
-    def _watch(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+    def _record(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
         if self._closed:
             raise RuntimeError(
                 "the recorder is closed: add modules before, or in another `with recorder:`"
@@ -189,11 +193,11 @@ class Recorder(ABC):
             slot.handle = self._register(module, slot)
             self._slots.append(slot)
 
-    # What was recorded.
+    # The recorded data.
 
     @property
     def data(self) -> list[Any]:
-        """What the slots hold."""
+        """The contents of the slots."""
         return [slot.data for slot in self._slots]
 
     def __len__(self) -> int:
@@ -217,11 +221,11 @@ class Recorder(ABC):
         return iter([slot.samples for slot in self._slots])
 
     def apply(self: Self, function: Callable[[Any], Any]) -> Self:
-        """Replace what each slot holds by ``function(data)``, but for ``None``.
+        """Replace the content of each slot by ``function(data)``, unless it is ``None``.
 
-        What is recorded later is reduced with that; without a reduction it is appended, to a list
-        that begins with it if it is none. If ``function`` raises, a ``RuntimeError`` names the
-        module and all slots stay as they are.
+        Later tensors are reduced with the new content; without a reduction they are appended to it,
+        and it becomes the first element of a list if it isn't one. If ``function`` raises, a
+        ``RuntimeError`` names the module and all slots stay as they are.
         """
         return self.apply_sample(lambda data, samples: function(data))
 
@@ -233,9 +237,9 @@ class Recorder(ABC):
         return self
 
     def save(self, path: str | Path, mkdir: bool = False) -> None:
-        """Write what the slots hold to ``0.pt``, ``1.pt`` and so on in ``path``, by ``torch.save``.
+        """Write the slots' contents to ``0.pt``, ``1.pt`` and so on in ``path``, by ``torch.save``.
 
-        With ``mkdir`` the folder may be missing.
+        With ``mkdir`` the folder is created if it doesn't exist.
         """
         folder = Path(path)
         if mkdir:
@@ -248,20 +252,20 @@ class Recorder(ABC):
             raise IndexError(f"there is no slot {index}: the recorder has {len(self._slots)}")
         return self._slots[index]
 
-    # The end.
+    # Closing.
 
     def remove(self, index: int) -> Any:
-        """Stop recording a module; returns what its slot held. Later slots move up."""
+        """Stop recording a module, and return the content of its slot. Later slots move up."""
         slot = self._slot(index)
         self._slots.remove(slot)
-        _stop(slot)
+        slot.close()
         return slot.data
 
     def close(self) -> None:
         """Stop recording; the data stays."""
         self._closed = True
         for slot in self._slots:
-            _stop(slot)
+            slot.close()
 
     def __enter__(self: Self) -> Self:
         self._closed = False
@@ -279,7 +283,7 @@ class Recorder(ABC):
         self.close()
 
     def __del__(self) -> None:
-        # Whoever keeps no recorder has nothing to close it with.
+        # Without a reference to the recorder, nobody can close it.
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -287,15 +291,6 @@ class Recorder(ABC):
             f"a {type(self).__name__} is tied to its modules and can't be copied or pickled: use "
             "save(), or its data"
         )
-
-
-def _stop(slot: _Slot) -> None:
-    if slot.handle is not None:
-        slot.handle.remove()
-    slot.handle = None
-    for _, handle in slot.awaited.values():
-        handle.remove()
-    slot.awaited.clear()
 
 
 def _applied(function: Callable[[Any, int], Any], slot: _Slot) -> Any:
@@ -341,8 +336,7 @@ class ForwardPre(Recorder):
     """Records what goes into modules, as it is before they are called."""
 
     def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        hook = _Hook(slot, _record_input)
-        return module.register_forward_pre_hook(hook, with_kwargs=True)
+        return _before_call(module, slot, _Slot.record)
 
 
 @final
@@ -350,8 +344,10 @@ class ForwardInput(Recorder):
     """Records what goes into modules, as it is after their call, which may work in place."""
 
     def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        hook = _Hook(slot, _record_input)
-        return module.register_forward_hook(hook, with_kwargs=True)
+        def record(slot: _Slot, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            slot.record(_first((args, kwargs)))
+
+        return module.register_forward_hook(OwnedHook(slot, record), with_kwargs=True)
 
 
 @final
@@ -359,22 +355,20 @@ class ForwardOutput(Recorder):
     """Records what comes out of modules."""
 
     def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        hook = _Hook(slot, _record_output)
-        return module.register_forward_hook(hook, with_kwargs=True)
+        return _after_call(module, slot, _Slot.record)
 
 
 @final
 class BackwardInput(Recorder):
     """Records gradients at the tensors that go into modules.
 
-    It is the whole gradient at the tensor, whatever else uses it, so that one that goes in several
-    times is recorded once for each backward pass. A tensor that needs no gradient, such as the
-    input of most first layers, has none to record.
+    This is the whole gradient at the tensor, including that of its other uses. A tensor that goes
+    in several times is therefore recorded once for each backward pass. A tensor that needs no
+    gradient, such as the input of most first layers, has none.
     """
 
     def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        hook = _Hook(slot, _await_input_gradient)
-        return module.register_forward_pre_hook(hook, with_kwargs=True)
+        return _before_call(module, slot, _Slot.record_gradient)
 
 
 @final
@@ -382,27 +376,29 @@ class BackwardOutput(Recorder):
     """Records gradients at the tensors that come out of modules."""
 
     def _register(self, module: nn.Module, slot: _Slot) -> RemovableHandle:
-        hook = _Hook(slot, _await_output_gradient)
-        return module.register_forward_hook(hook, with_kwargs=True)
+        return _after_call(module, slot, _Slot.record_gradient)
 
 
-def _record_input(slot: _Slot, inputs: Any, output: Any) -> None:
-    slot.take_in(_first(inputs))
+def _before_call(
+    module: nn.Module, slot: _Slot, record: Callable[[_Slot, Tensor | None], None]
+) -> RemovableHandle:
+    def hook(slot: _Slot, module: nn.Module, args: Any, kwargs: Any) -> None:
+        record(slot, _first((args, kwargs)))
+
+    return module.register_forward_pre_hook(OwnedHook(slot, hook), with_kwargs=True)
 
 
-def _record_output(slot: _Slot, inputs: Any, output: Any) -> None:
-    slot.take_in(_first(output))
+def _after_call(
+    module: nn.Module, slot: _Slot, record: Callable[[_Slot, Tensor | None], None]
+) -> RemovableHandle:
+    def hook(slot: _Slot, module: nn.Module, args: Any, output: Any) -> None:
+        record(slot, _first(output))
 
-
-def _await_input_gradient(slot: _Slot, inputs: Any, output: Any) -> None:
-    _await_gradient(slot, _first(inputs))
-
-
-def _await_output_gradient(slot: _Slot, inputs: Any, output: Any) -> None:
-    _await_gradient(slot, _first(output))
+    return module.register_forward_hook(OwnedHook(slot, hook))
 
 
 def _first(value: Any) -> Tensor | None:
+    """The first floating-point tensor, and without one the first tensor."""
     found = [*_tensors(value)]
     return next((t for t in found if t.is_floating_point()), found[0] if found else None)
 
@@ -416,25 +412,3 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         value = [*value.values()]
     for part in value if isinstance(value, (tuple, list)) else ():
         yield from _tensors(part)
-
-
-def _await_gradient(slot: _Slot, tensor: Tensor | None) -> None:
-    if tensor is None or not tensor.requires_grad or not torch.is_grad_enabled():
-        return
-    # A leaf may go in at every step; another tensor may be changed in place, and go in again.
-    place = (id(tensor), 0 if tensor.is_leaf else tensor._version)
-    if place in slot.awaited:
-        return
-    reference, opened = weakref.ref(slot), slot.handle
-
-    def take_in(gradient: Tensor) -> None:
-        found = reference()
-        if found is not None and found.handle is opened:
-            found.take_in(gradient)
-
-    def forget(_: weakref.ref[Tensor]) -> None:
-        found = reference()
-        if found is not None:
-            found.awaited.pop(place, None)
-
-    slot.awaited[place] = (weakref.ref(tensor, forget), tensor.register_hook(take_in))

@@ -18,9 +18,8 @@ from gradlens.cockpit.aggregation import Aggregate, Aggregation
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forecast import Forecast
-from gradlens.cockpit.layer_hooks import LayerHooks
 from gradlens.cockpit.layers import LayerTracking
-from gradlens.cockpit.model import is_compiled, process_group_of, trainable_parameters, unwrapped
+from gradlens.cockpit.model import process_group_of, trainable_parameters, unwrapped
 from gradlens.cockpit.plain import to_plain
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.tracked_step import TrackedStep
@@ -28,6 +27,8 @@ from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import History
+from gradlens.hooks.layer_hooks import HookInstaller
+from gradlens.hooks.torch_private import is_compiled
 from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.per_sample.context import check_loss_reduction
 from gradlens.per_sample.gradients import Plans, Setting
@@ -84,7 +85,7 @@ class Cockpit:
             self.model,
             loss_reduction,
             batchnorm,
-            called=wrapped if is_compiled(wrapped) else None,
+            called=wrapped if wrapped is not None and is_compiled(wrapped) else None,
         )
         assembly = BatchAssembly(setting, process_group_of(wrapped))
         forecast = Forecast(self.quantities)
@@ -99,7 +100,7 @@ class Cockpit:
             Updates(self._run.record),
             assembly,
             forecast,
-            LayerHooks(self.model, loss_function),
+            HookInstaller([m for m in (self.model, loss_function) if m is not None]),
             LayerTracking(self.model, self.quantities, forecast),
             self.budget,
         )

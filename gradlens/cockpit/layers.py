@@ -13,8 +13,9 @@ from torch import nn
 from gradlens.cockpit.forecast import Forecast, may_hold
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
-from gradlens.signals.capture import SignalCapture, Wanted
+from gradlens.signals.capture import SignalCapture
 from gradlens.signals.layer_signals import LayerSignals
+from gradlens.signals.recorded_calls import Requests
 from gradlens.signals.signal import Request
 
 Record = Callable[[Quantity, Any], None]
@@ -54,10 +55,10 @@ class LayerTracking:
             self._forecast.end_step(self._step)
             self._unfinished = False
             if self._capture is not None:
-                self._capture.drop()
+                self._capture.discard_step()
         self._step = global_step
         if self._capture is not None:
-            self._capture.pause()
+            self._capture.suspend()
 
     def begin(self, global_step: int, scale: float) -> None:
         """A step's context is entered; backward's gradients are ``scale`` times those captured."""
@@ -75,7 +76,7 @@ class LayerTracking:
         self._unfinished = accumulating
         if accumulating:
             if self._capture is not None:
-                self._capture.go_on(self._wanted_at(global_step))
+                self._capture.end_part(self._wanted_at(global_step))
             return
         self._step = None
         self._evaluated.clear()
@@ -94,8 +95,8 @@ class LayerTracking:
         if global_step != self._step:
             self.announce(global_step)
             self._capture.expect(wanted)
-            self._capture.pause()
-        with self._capture.listening(wanted):
+            self._capture.suspend()
+        with self._capture.forward(wanted):
             yield
 
     @contextmanager
@@ -114,7 +115,7 @@ class LayerTracking:
             )
         with self._capture.evaluating(_wanted(able)) as captured:
             yield
-        for text in captured[0].remarks:
+        for text in captured[0].notes:
             note(f"{name}: {text}")
         at, before = self._evaluated.get(name, (None, LayerSignals()))
         with torch.no_grad():
@@ -130,17 +131,17 @@ class LayerTracking:
         if self._capture is not None:
             self._capture.close()
 
-    def _wanted_at(self, global_step: int) -> Wanted:
+    def _wanted_at(self, global_step: int) -> Requests:
         return _wanted(q for q in self.quantities if q.should_compute(global_step))
 
-    def _wanted_in(self, steps: Sequence[int]) -> Wanted:
+    def _wanted_in(self, steps: Sequence[int]) -> Requests:
         """What may be needed at one of these steps, which are still to come."""
         return _wanted(
             q for q in self.quantities if any(may_hold(q.should_compute, step) for step in steps)
         )
 
 
-def _wanted(quantities: Iterable[Quantity]) -> Wanted:
+def _wanted(quantities: Iterable[Quantity]) -> Requests:
     wanted: dict[str, set[Request]] = {}
     for quantity in quantities:
         for layer, request in quantity.layer_requests.items():

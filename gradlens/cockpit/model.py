@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch._dynamo import OptimizedModule
 
+from gradlens.hooks.torch_private import is_compiled, uncompiled
 from gradlens.per_sample.gradients import Setting
 
 
@@ -15,9 +15,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """The network inside ``DistributedDataParallel`` or ``torch.compile``."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return unwrapped(model.module)
-    if isinstance(model, OptimizedModule):
-        return unwrapped(model._orig_mod)
-    return model
+    inner = uncompiled(model)
+    return model if inner is model else unwrapped(inner)
 
 
 def process_group_of(model: nn.Module | None) -> dist.ProcessGroup | None:
@@ -26,13 +25,6 @@ def process_group_of(model: nn.Module | None) -> dist.ProcessGroup | None:
         group: dist.ProcessGroup = model.process_group
         return group
     return None
-
-
-def is_compiled(module: nn.Module | None) -> bool:
-    """Whether a call of the module runs what ``torch.compile`` has made of it."""
-    if module is None:
-        return False
-    return isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
 
 
 def compiled_prefixes(setting: Setting) -> tuple[str, ...]:

@@ -122,7 +122,7 @@ class TrackedStep:
         model = tracking.setting.model
         by_user = needs_layer_hooks(self._by_user, model)
         if by_user:
-            if tracking.layer_hooks.were_missing:
+            if tracking.layer_hooks.missed_call:
                 raise ValueError(LATE.format(extension=type(self._by_user[0]).__name__))
             tracking.layer_hooks.install_always()
         lacking = [
@@ -130,7 +130,7 @@ class TrackedStep:
             for quantity in self._active
             if quantity.extension_hooks(step) or needs_layer_hooks(quantity.extensions(step), model)
         ]
-        if lacking and tracking.layer_hooks.were_missing:
+        if lacking and tracking.layer_hooks.missed_call:
             self._values |= dict.fromkeys(lacking, Undefined(UNFORESEEN))
             tracking.layer_hooks.install_always()
 
@@ -261,7 +261,7 @@ class TrackedStep:
 
     def _add_notes(self, step: Step) -> None:
         run, gradients = self._tracking.run, self._gradients
-        for note in step.signals.remarks:
+        for note in step.signals.notes:
             run.note(step.global_step, note)
         if gradients is None or gradients.error:
             return
@@ -297,7 +297,7 @@ class TrackedStep:
         if not waiting:
             return
         lacking = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
-        were_missing = self._tracking.layer_hooks.were_missing
+        were_missing = self._tracking.layer_hooks.missed_call
         if lacking and step.individual_losses is None and not were_missing:
             text = NO_INDIVIDUAL_LOSSES.format(quantities=", ".join(lacking))
             self._tracking.run.note(step.global_step, text)

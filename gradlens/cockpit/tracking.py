@@ -10,10 +10,10 @@ from torch import nn
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forecast import Forecast
-from gradlens.cockpit.layer_hooks import LayerHooks
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.updates import Updates
+from gradlens.hooks.layer_hooks import HookInstaller
 from gradlens.hooks.model_calls import forget_calls, keep_calls
 from gradlens.per_sample.gradients import Plans, Setting
 from gradlens.quantities.quantity import Quantity
@@ -34,7 +34,7 @@ class Tracking:
     updates: Updates
     assembly: BatchAssembly
     forecast: Forecast
-    layer_hooks: LayerHooks
+    layer_hooks: HookInstaller
     layers: LayerTracking
     budget: Budget | None
 
@@ -79,7 +79,7 @@ class Tracking:
         broke = self.budget is not None and not self.budget.has_means
         self.forecast.reset(steps if broke else ())
         needed = self.forecast.needs_layer_hooks(steps)
-        self.layer_hooks.install(needed or self.updates.needs_next_step or not steps)
+        self.layer_hooks.install_if(needed or self.updates.needs_next_step or not steps)
 
     def close(self) -> None:
         """Compute what waited for the last update, and remove all hooks."""
@@ -87,7 +87,7 @@ class Tracking:
         self.updates.close_interval()
         self.run.close()
         self.layers.close()
-        self.layer_hooks.remove()
+        self.layer_hooks.close()
         if self._called is not None:
             forget_calls(self._called)
         if self.budget is not None:

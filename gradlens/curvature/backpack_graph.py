@@ -17,7 +17,6 @@ import torch
 from backpack import backpack, hook_run_extensions
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from gradlens.curvature.agreement import same_matrix
 from gradlens.curvature.calls import Calls, LossCall
@@ -25,8 +24,9 @@ from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.operator import CurvatureOperator
-from gradlens.hooks.layer_calls import LayerCall, trainable_parameters
+from gradlens.hooks.layer_calls import LayerCall, own_parameters, trainable_parameters
 from gradlens.hooks.plain_copy import without_hooks
+from gradlens.hooks.torch_private import ChannelNorm, backward_hooks
 from gradlens.numerics.unavailable import UnavailableError
 
 _CURVED = (nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.LogSigmoid)
@@ -175,7 +175,7 @@ def _the_loss_call(calls: Calls) -> LossCall:
 def extended_by_backpack(model: nn.Module) -> bool:
     """Whether BackPACK's own hooks are on every layer."""
     return all(
-        hook_run_extensions in module._backward_hooks.values()
+        hook_run_extensions in backward_hooks(module).values()
         for module in model.modules()
         if not any(True for _ in module.children())
     )
@@ -187,7 +187,7 @@ def _behind_first_layer(
     """Modules of a sequential network, from the first trainable layer on."""
     modules = list(_sequence(model))
     places = [place for place, module in enumerate(modules) if trainable_parameters(module)]
-    owned = [p for module in modules for p in module._parameters.values() if p is not None]
+    owned = [p for module in modules for p in own_parameters(module).values()]
     if len({id(p) for p in owned}) < len(owned):
         raise UnavailableError("layers share a parameter")
     elsewhere = [n for n, p in parameters.items() if id(p) not in {id(own) for own in owned}]
@@ -216,8 +216,10 @@ def _the_call(module: nn.Module, calls: Calls) -> LayerCall | None:
     if len(found) != 1:
         raise UnavailableError(f"{type(module).__name__} was called {len(found)} times")
     (call,) = found
-    if call.flaw or call.autocast is not None:
-        raise UnavailableError(call.flaw or "autocast changes the precision of its layers")
+    if call.unusable or call.autocast is not None:
+        raise UnavailableError(call.unusable or "autocast changes the precision of its layers")
+    if len(call.grad_outputs) != 1:
+        raise UnavailableError(f"{type(module).__name__} returns more than one tensor")
     return call
 
 
@@ -226,7 +228,7 @@ def _check(module: nn.Module) -> None:
     name = type(module).__name__
     if not type(module).__module__.startswith("torch.nn."):
         raise UnavailableError(f"BackPACK has no rule for {name}")
-    if isinstance(module, _NormBase) and module.training:
+    if isinstance(module, ChannelNorm) and module.training:
         raise UnavailableError(f"{name} in train mode is not a function of each sample")
     if getattr(module, "padding_mode", "zeros") != "zeros":
         raise UnavailableError(f"BackPACK has no rule for padding_mode={module.padding_mode!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,48 +11,48 @@ import torch
 from backpack import backpack
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
-from torch.nn.modules.loss import _Loss
 
 from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.hessian import check_loss
-from gradlens.hooks.layer_calls import (
-    CallListener,
-    LayerCall,
-    LossExtension,
-    listening,
-    stored_inputs,
-)
+from gradlens.hooks.layer_calls import LayerCall, LayerCallExtension, stored_inputs
+from gradlens.hooks.torch_private import LossModule
 
 
 @dataclass(frozen=True)
 class LossCall:
     """One call of an extended loss module: its inputs, still in the graph, and ∂L/∂output."""
 
-    module: _Loss
+    module: LossModule
     inputs: tuple[Any, ...]
     grad_output: Tensor
 
 
-class Calls(CallListener):
-    """The calls of extended modules that one backward pass has gone through.
+class Calls(LayerCallExtension):
+    """A BackPACK extension that records the calls which a backward pass reaches.
 
-    ``of`` lists the calls of each layer of the model, ``of_losses`` those of loss modules.
+    ``of`` lists the calls of each extended layer, ``of_losses`` those of loss modules, which
+    needn't belong to the model.
     """
 
     def __init__(self) -> None:
+        super().__init__("calls")
         self.of: dict[nn.Module, list[LayerCall]] = {}
         self.of_losses: list[LossCall] = []
 
     def receive(self, call: LayerCall) -> None:
+        """Called in the backward pass, when the gradient at the layer's output is known."""
         self.of.setdefault(call.module, []).append(call)
 
+    def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
+        """Called by BackPACK when the gradient at the module's output is known."""
+        if isinstance(module, LossModule) and g_out[0] is not None:
+            self.of_losses.append(LossCall(module, stored_inputs(module), g_out[0].detach()))
 
-def calls_behind(
-    loss: Tensor, parameters: Mapping[str, nn.Parameter], model: nn.Module | None
-) -> Calls:
-    """The calls that a backward pass from the loss to the parameters goes through."""
+
+def calls_behind(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> Calls:
+    """The calls that a backward pass from the loss to the parameters reaches."""
     check_loss(loss)
-    with recording(model) as calls:
+    with recording() as calls:
         derivative([loss], list(parameters.values()), [torch.ones_like(loss)])
     return calls
 
@@ -63,35 +63,15 @@ def loss_calls_at(loss: Tensor) -> list[LossCall]:
     The backward pass goes to the loss's own node and no further.
     """
     check_loss(loss)
-    with recording(None) as calls:
+    with recording() as calls:
         edge = get_gradient_edge(loss)
         torch.autograd.grad([loss], [edge], [torch.ones_like(loss)], retain_graph=True)
     return calls.of_losses
 
 
 @contextmanager
-def recording(model: nn.Module | None) -> Iterator[Calls]:
-    """Record the calls that backward passes inside the context go through.
-
-    Of the model's layers, and of all extended loss modules, which needn't belong to the model.
-    """
+def recording() -> Iterator[Calls]:
+    """Record the calls that backward passes inside the context reach."""
     calls = Calls()
-    with ExitStack() as stack:
-        stack.enter_context(backpack(_LossCalls(calls), retain_graph=True))
-        if model is not None:
-            stack.enter_context(listening(model, calls))
+    with backpack(calls, retain_graph=True):
         yield calls
-
-
-class _LossCalls(LossExtension):
-    """BackPACK extension that records the calls of loss modules, and changes nothing."""
-
-    def __init__(self, calls: Calls) -> None:
-        super().__init__("loss_calls")
-        self._calls = calls
-
-    def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
-        """Called by BackPACK with the gradient ``g_out`` at the module's output."""
-        if isinstance(module, _Loss) and g_out[0] is not None:
-            call = LossCall(module, stored_inputs(module), g_out[0].detach())
-            self._calls.of_losses.append(call)

@@ -203,7 +203,7 @@ class LossCurvature:
 
     @cached_property
     def _calls(self) -> Calls:
-        return calls_behind(self.loss, self.parameters, self._model)
+        return calls_behind(self.loss, self.parameters)
 
     @cached_property
     def _loss_calls(self) -> Sequence[LossCall]:

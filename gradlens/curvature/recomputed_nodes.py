@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from gradlens.hooks.torch_private import saved
 from gradlens.per_sample.labelling.graph import Node, nodes_below
 
 
@@ -72,9 +73,9 @@ def _differentiable(
 
 def _attention(node: Node) -> Recomputation | None:
     """Fused attention has no second derivative; with dropout, its mask isn't saved."""
-    if node._saved_dropout_p > 0:
+    if saved(node, "dropout_p") > 0:
         return None
-    query, key, value = node._saved_query, node._saved_key, node._saved_value
+    query, key, value = saved(node, "query"), saved(node, "key"), saved(node, "value")
     mask = _mask_of(node)
     with sdpa_kernel(SDPBackend.MATH):
         attended = scaled_dot_product_attention(
@@ -82,8 +83,8 @@ def _attention(node: Node) -> Recomputation | None:
             key,
             value,
             mask,
-            is_causal=node._saved_is_causal,
-            scale=node._saved_scale,
+            is_causal=saved(node, "is_causal"),
+            scale=saved(node, "scale"),
             enable_gqa=query.shape[-3] != key.shape[-3],
         )
     return Recomputation((query, key, value, mask), attended)
@@ -91,15 +92,14 @@ def _attention(node: Node) -> Recomputation | None:
 
 def _mask_of(node: Node) -> Tensor | None:
     """The kernels have different names for it, and some have none."""
-    name = next((n for n in ("_saved_attn_mask", "_saved_attn_bias") if n in dir(node)), None)
-    mask: Tensor | None = None if name is None else getattr(node, name)
+    mask: Tensor | None = saved(node, "attn_mask", saved(node, "attn_bias", None))
     return mask
 
 
 def _weight_norm(node: Node) -> Recomputation:
     """w = g·v/‖v‖; torch's second derivative with respect to v is wrong (as of 2.13)."""
-    direction, length = node._saved_v, node._saved_g
-    axes = [axis for axis in range(direction.dim()) if axis != node._saved_dim]
+    direction, length = saved(node, "v"), saved(node, "g")
+    axes = [axis for axis in range(direction.dim()) if axis != saved(node, "dim")]
     norm = torch.linalg.vector_norm(direction, dim=axes, keepdim=True)
     return Recomputation((direction, length), length * direction / norm)
 

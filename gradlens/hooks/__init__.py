@@ -1,1 +1,1 @@
-"""What PyTorch reports to gradlens: hooks on modules, on the loss's graph and on ``backward``."""
+"""Hooks on modules, tensors and ``backward``, and the private names of torch."""

@@ -1,4 +1,4 @@
-"""What ``backward`` is called on, where the loss isn't passed."""
+"""Finds the tensor that ``backward`` is called on, where the loss isn't passed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 
 class BackwardCall(TorchFunctionMode):
-    """A context in which ``begin`` gets the tensor that ``backward`` is called on, before it runs.
+    """A context that calls ``begin`` with the tensor whose ``backward`` is called, before it runs.
 
-    Calls of ``torch.autograd.backward`` and ``torch.autograd.grad`` pass unseen.
+    Calls of ``torch.autograd.backward`` and ``torch.autograd.grad`` are not intercepted.
     """
 
     def __init__(self, begin: Callable[[Tensor], None]) -> None:

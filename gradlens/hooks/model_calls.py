@@ -1,28 +1,32 @@
-"""What a model was called with: a witness of the number of samples."""
+"""Records what a model was called with, from which the number of samples can be read."""
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from gradlens.per_sample.labelling.graph import Graph
+from gradlens.hooks.torch_private import (
+    forward_hooks,
+    remove_forward_hook,
+    sequence_number,
+    tree_leaves,
+)
 
 MAX_CALLS = 64
-"""The latest calls that are kept: more than a step's loss is usually made of."""
+"""How many of the latest calls are kept: more than a step's loss usually consists of."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor that a module was called with: where it lies in memory, and itself while it lives.
+    """A tensor that a module was called with: where it is in memory, and a weak reference.
 
-    What layers have saved of it since lies in the same place, so that this can be compared.
+    A tensor that a layer has saved is the same one if it is in the same place in memory.
     """
 
     shape: tuple[int, ...]
@@ -35,7 +39,7 @@ class Given:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Given:
-        """That of a tensor."""
+        """The description of a tensor."""
         storage, address = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
         return cls(
             tuple(tensor.shape),
@@ -50,9 +54,9 @@ class Given:
 
 @dataclass(frozen=True)
 class ModelCall:
-    """The tensors of a call, and the sequence numbers of the nodes that made its outputs.
+    """The tensors of a call, and the sequence numbers of the nodes that computed its outputs.
 
-    ``is_first`` says that nothing with parameters has come before it.
+    ``is_first`` says that no input was computed by layers with parameters.
     """
 
     inputs: tuple[Given, ...]
@@ -67,11 +71,11 @@ class ModelCall:
 
 
 class ModelCalls:
-    """A forward hook that keeps the shapes of the tensors that a module was called with.
+    """A forward hook that records which tensors a module was called with.
 
-    A call belongs to a loss whose graph contains one of its outputs, which is seen by sequence
-    numbers, so that nothing of a graph is held. Copies and pickles of the module get an empty one.
-    ``users`` are how many want it.
+    A call belongs to a loss whose graph contains one of its outputs. Nodes are compared by their
+    sequence numbers, so that the hook keeps no graph alive. Copies and pickles of the module get
+    an empty hook. ``users`` is how many objects need it.
     """
 
     def __init__(self) -> None:
@@ -86,20 +90,19 @@ class ModelCalls:
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         tensors = [leaf for leaf in leaves if leaf.dim() and leaf.layout == torch.strided]
         nodes = [tensor.grad_fn for tensor in _tensors(output)]
-        numbers = frozenset(node._sequence_nr() for node in nodes if node is not None)
+        numbers = frozenset(sequence_number(node) for node in nodes if node is not None)
         is_first = not any(tensor.requires_grad for tensor in tensors)
         try:
             inputs = tuple(map(Given.of, tensors))
-        except RuntimeError:  # inside torch.func's transforms, tensors have no place in memory
+        except RuntimeError:  # inside torch.func's transforms, tensors have no memory of their own
             return
         self._latest.append(ModelCall(inputs, numbers, is_first))
 
     def __reduce__(self) -> tuple[type[ModelCalls], tuple[()]]:
         return ModelCalls, ()
 
-    def behind(self, graph: Graph) -> list[ModelCall]:
-        """The calls that a loss was computed from."""
-        numbers = {node._sequence_nr() for node in graph.nodes}
+    def with_outputs(self, numbers: Set[int]) -> list[ModelCall]:
+        """The calls whose outputs were computed by nodes with some of these sequence numbers."""
         return [call for call in self._latest if call.outputs & numbers]
 
 
@@ -115,24 +118,24 @@ def _of_attributes(values: Iterable[Any]) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(list(values)) if isinstance(leaf, Tensor))
 
 
-def calls_behind(graph: Graph, model: nn.Module | None) -> list[ModelCall]:
-    """The calls of a model that a loss was computed from.
+def calls_behind(nodes: Iterable[Any], model: nn.Module | None) -> list[ModelCall]:
+    """The calls of a model that a loss was computed from, whose graph has these nodes.
 
-    Where the model isn't called as a whole, these are the calls of its parts that got data.
+    Where the model isn't called as a whole, these are the calls of its parts with data as input.
     """
     if model is None:
         return []
-    whole = [call for hook in _hooks_of(model) for call in hook.behind(graph)]
+    numbers = {sequence_number(node) for node in nodes}
+    whole = [call for hook in _hooks_of(model) for call in hook.with_outputs(numbers)]
     if whole or not all(_hooks_of(part) for part in _parts_of(model)):
         return whole
-    parts = [
-        call for part in _parts_of(model) for hook in _hooks_of(part) for call in hook.behind(graph)
-    ]
+    hooks = [hook for part in _parts_of(model) for hook in _hooks_of(part)]
+    parts = [call for hook in hooks for call in hook.with_outputs(numbers)]
     return [call for call in parts if call.is_first and call.shapes]
 
 
 def _parts_of(model: nn.Module) -> list[nn.Module]:
-    """A model's modules, and theirs where they are containers that aren't called."""
+    """A model's children, and those of module lists and dicts, which aren't called themselves."""
     parts = list(model.children())
     for part in model.children():
         if isinstance(part, (nn.ModuleList, nn.ModuleDict)):
@@ -141,12 +144,12 @@ def _parts_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _hooks_of(module: nn.Module) -> list[ModelCalls]:
-    hooks: Iterable[Any] = module._forward_hooks.values()
+    hooks: Iterable[Any] = forward_hooks(module).values()
     return [hook for hook in hooks if isinstance(hook, ModelCalls)]
 
 
 def keep_calls(model: nn.Module) -> None:
-    """Set the hook on a model and its parts, or share the one that is there."""
+    """Register the hook on a model and its parts, or use the one that is there."""
     for module in (model, *_parts_of(model)):
         if not _hooks_of(module):
             module.register_forward_hook(ModelCalls(), with_kwargs=True)
@@ -154,11 +157,9 @@ def keep_calls(model: nn.Module) -> None:
 
 
 def forget_calls(model: nn.Module) -> None:
-    """Remove the hooks that nobody else wants."""
+    """Remove the hooks that no other object needs."""
     for module in (model, *_parts_of(model)):
         for hook in _hooks_of(module):
             hook.users -= 1
-        hooks: Mapping[int, Any] = module._forward_hooks
-        unused = [k for k, h in hooks.items() if isinstance(h, ModelCalls) and h.users <= 0]
-        for key in unused:
-            del module._forward_hooks[key], module._forward_hooks_with_kwargs[key]
+            if hook.users <= 0:
+                remove_forward_hook(module, hook)

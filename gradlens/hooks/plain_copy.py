@@ -1,4 +1,4 @@
-"""Modules without hooks, to be run once more."""
+"""Copies of modules without hooks, for calling a layer once more."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from collections import OrderedDict
 
 from torch import nn
 
+from gradlens.hooks.torch_private import forward_pre_hooks, hook_tables
+
 
 class NotPlainError(Exception):
-    """Why a module can't be run once more: it doesn't compute by its class alone."""
+    """A module can't be called once more, since its output doesn't depend on its class alone."""
 
 
 def without_hooks(module: nn.Module) -> nn.Module:
-    """A copy that shares the parameters, calls no hook and keeps its state to itself.
+    """A copy that shares the parameters, has no hooks, and doesn't change the module's state.
 
-    ``NotPlainError`` if the module doesn't compute by its class alone.
+    ``NotPlainError`` if its output might be another one than the module's own.
     """
     if "forward" in vars(module):
         raise NotPlainError("its forward was replaced on the instance")
-    if module._forward_pre_hooks:
+    if forward_pre_hooks(module):
         raise NotPlainError("it has forward pre-hooks, which may set what it computes with")
     clone = copy.copy(module)
     state = vars(clone)
     for name, value in list(state.items()):
-        if name.endswith("_hooks") or "_hooks_" in name:
-            state[name] = OrderedDict()
-        elif isinstance(value, (dict, list, set)):
+        if isinstance(value, (dict, list, set)):
             state[name] = copy.copy(value)
+    for name in hook_tables(clone):
+        state[name] = OrderedDict()
     return clone

@@ -1,49 +1,33 @@
-"""Passes through a user's graph of which the model keeps no trace."""
+"""Backward passes of gradlens's own through a user's graph, after which the model is as before."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
-from gradlens.hooks.layer_calls import taps_of
-from gradlens.hooks.pausable import ListeningHook, Pausable
+from gradlens.hooks.module_hooks import hook_owners
+from gradlens.hooks.torch_private import gradient_hooks
 
 
 @contextmanager
 def undisturbed(model: nn.Module | None) -> Iterator[None]:
-    """Who listens to the model's layers hears nothing of passes inside the context.
+    """Pause gradlens's hooks on the model, and restore its buffers afterwards.
 
-    And buffers are as before it afterwards. Hooks of the user's own on activations and modules
-    can't be switched off, and do run.
+    The user's own hooks on activations and modules can't be switched off: they do run.
     """
-    listeners = [] if model is None else [each for each in _listeners(model) if not each.paused]
-    for listener in listeners:
-        listener.paused = True
-    try:
-        with buffers_kept(model):
-            yield
-    finally:
-        for listener in listeners:
-            listener.paused = False
-
-
-def _listeners(model: nn.Module) -> Iterator[Pausable]:
-    for tap in taps_of(model):
-        yield from tap.listeners
-    for module in model.modules():
-        hooks: list[Any] = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-        for hook in hooks:
-            if isinstance(hook, ListeningHook) and hook.listener is not None:
-                yield hook.listener
+    with ExitStack() as stack:
+        for owner in set() if model is None else hook_owners(model):
+            stack.enter_context(owner.paused())
+        stack.enter_context(buffers_kept(model))
+        yield
 
 
 @contextmanager
 def hooks_muted(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Without the tensors' own hooks: a user's may count calls, or clip what passes."""
-    hooks = [t._backward_hooks for t in tensors if t._backward_hooks]
+    """Without the tensors' own hooks, which may count calls or clip gradients."""
+    hooks = [registered for tensor in tensors if (registered := gradient_hooks(tensor))]
     kept = [dict(registered) for registered in hooks]
     for registered in hooks:
         registered.clear()
@@ -56,21 +40,20 @@ def hooks_muted(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def buffers_kept(model: nn.Module | None) -> Iterator[None]:
-    """Buffers are the same objects, and hold the same, after the context as before.
+    """Restore a model's buffers: the same tensors, with the same values as before the context.
 
-    Activation checkpointing runs layers again in each backward pass, and normalisation would
-    count every run.
+    Activation checkpointing runs layers again in each backward pass, and each run of a
+    normalisation would change its running statistics.
     """
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in ([] if model is None else model.modules())
-        for name, buffer in module._buffers.items()
-        if buffer is not None
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
     ]
     try:
         yield
     finally:
         for module, name, buffer, values in buffers:
-            module._buffers[name] = buffer
-            # The graph may have saved it, and would miss the version.
+            setattr(module, name, buffer)
+            # Through .data, since the graph may have saved the buffer and checks its version.
             buffer.data.copy_(values)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
+from gradlens.hooks.torch_private import backward_pass_id, output_metadata
 from gradlens.hooks.undisturbed import buffers_kept
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch
@@ -78,7 +79,7 @@ class BackwardPass:
                 handle.remove()
             self._handles = []
         for number in above:
-            given: list[Tensor | None] = [None] * len(nodes[number]._input_metadata)
+            given: list[Tensor | None] = [None] * len(output_metadata(nodes[number]))
             for (other, output), gradient in zip(edges, found, strict=True):
                 if other == number:
                     given[output] = gradient
@@ -88,7 +89,7 @@ class BackwardPass:
         known = next((g for g in gradients if g is not None), None)
         if known is None or self.paused or self.error is not None:
             return
-        backward_pass = torch._C._current_graph_task_id()
+        backward_pass = backward_pass_id()
         saved: dict[str, Tensor | None] = {}
         kept = nullcontext() if self._model is None else buffers_kept(self._model)
         with torch.no_grad(), autocast_off(known), kept:

@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
+from gradlens.hooks.torch_private import saved
 from gradlens.per_sample.labelling.graph import Graph, Node, kind
 from gradlens.per_sample.labelling.saved import recomputation
 
@@ -71,16 +72,16 @@ def statistics_frozen(nodes: Sequence[Node]) -> Iterator[None]:
 def _frozen(
     node: Node,
     recomputed: AbstractContextManager[Any],
-    saved: dict[str, Tensor | None],
+    known: dict[str, Tensor | None],
     grad_inputs: Sequence[Tensor | None],
     grad_outputs: Sequence[Tensor | None],
 ) -> tuple[Tensor | None, ...] | None:
     if grad_inputs[0] is None or grad_outputs[0] is None:
         return None
-    if not saved:
+    if not known:
         with recomputed:
-            saved |= {"inverse": node._saved_result2, "weight": node._saved_weight}
-    factor, weight = saved["inverse"], saved["weight"]
+            known |= {"inverse": saved(node, "result2"), "weight": saved(node, "weight")}
+    factor, weight = known["inverse"], known["weight"]
     assert factor is not None
     if weight is not None:
         factor = factor * weight.detach().to(factor.dtype)
@@ -90,7 +91,7 @@ def _frozen(
 
 def uses_statistics(node: Node) -> bool:
     """Whether a node computes statistics of its input and normalises with them, by channel."""
-    return kind(node).startswith(_KINDS) and bool(node._saved_training)
+    return kind(node).startswith(_KINDS) and bool(saved(node, "training"))
 
 
 def uncoupled_gradients(

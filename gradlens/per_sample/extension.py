@@ -8,10 +8,10 @@ import torch
 from backpack.extensions.backprop_extension import FAIL_SILENT
 from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from gradlens.hooks.layer_calls import stored_inputs, trainable_parameters
+from gradlens.hooks.layer_calls import own_parameters, stored_inputs, trainable_parameters
 from gradlens.hooks.plain_copy import without_hooks
+from gradlens.hooks.torch_private import backward_pass_id, tree_leaves
 from gradlens.per_sample.backward_pass import BackwardPass
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
@@ -41,13 +41,13 @@ class PerSampleGradients(FirstOrderBackpropExtension):
         if not trainable_parameters(module):
             return
         for name, operator in self._operators(module, stored_inputs(module), g_out).items():
-            self._save(module._parameters[name], operator)
+            self._save(module.get_parameter(name), operator)
 
     def _operators(
         self, module: nn.Module, inputs: tuple[Any, ...], g_out: tuple[Tensor | None, ...]
     ) -> dict[str, GradientOperator]:
         """By running the layer once more, and backward through it alone."""
-        parameters = {n: p for n, p in module._parameters.items() if p is not None}
+        parameters = own_parameters(module)
         arguments = [x.detach() if isinstance(x, Tensor) else x for x in inputs]
         with torch.enable_grad():
             result = without_hooks(module)(*arguments)
@@ -65,7 +65,7 @@ class PerSampleGradients(FirstOrderBackpropExtension):
         return {name: operator for name, operator in found.items() if operator is not None}
 
     def _save(self, parameter: Any, operator: Any) -> None:
-        current = torch._C._current_graph_task_id()
+        current = backward_pass_id()
         if self._backward_pass.get(id(parameter)) == current:
             operator = summed([parameter.per_sample_gradients, operator])
         self._backward_pass[id(parameter)] = current

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from backpack import backpack
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.hooks.model_calls import Given, calls_behind
+from gradlens.hooks.module_hooks import on_gradient
+from gradlens.hooks.torch_private import BatchNorm
 from gradlens.hooks.undisturbed import buffers_kept, undisturbed
 from gradlens.per_sample.backward_pass import BackwardPass
 from gradlens.per_sample.batchnorm import (
@@ -130,7 +131,7 @@ class Gradients:
             plan = self._plan(graph)
         self._take_in(graph, plan)
         self._pass = BackwardPass(graph, plan, self.batch, self.collector, setting.model)
-        self._handle = loss.register_hook(self._receive_factor)
+        self._handle = on_gradient(loss, self._receive_factor)
         self._pass.start()
         if setting.batchnorm == "frozen" and plan.coupling:
             self._freeze(graph, plan, loss)
@@ -205,7 +206,7 @@ class Gradients:
 
 def witnesses_of(graph: Graph, model: nn.Module | None, info: Mapping[str, Any]) -> Witnesses:
     """What is known of a loss's batch besides its graph."""
-    calls = calls_behind(graph, model)
+    calls = calls_behind(graph.nodes, model)
     return Witnesses(
         info.get("batch_size"),
         _length(info.get("individual_losses")),
@@ -217,12 +218,12 @@ def witnesses_of(graph: Graph, model: nn.Module | None, info: Mapping[str, Any])
 
 def inputs_of(graph: Graph, model: nn.Module | None) -> list[Given]:
     """The tensors that the model was called with for a loss."""
-    return [given for call in calls_behind(graph, model) for given in call.inputs]
+    return [given for call in calls_behind(graph.nodes, model) for given in call.inputs]
 
 
 def _statistics_kept(model: nn.Module | None) -> Any:
     """Inside a checkpoint, a look at what is saved runs layers again, which may count."""
-    has_buffers = model is not None and any(isinstance(m, _BatchNorm) for m in model.modules())
+    has_buffers = model is not None and any(isinstance(m, BatchNorm) for m in model.modules())
     return buffers_kept(model) if has_buffers else nullcontext()
 
 
@@ -268,7 +269,7 @@ def _without_weights(model: nn.Module | None) -> list[str]:
     return [
         name
         for name, module in named
-        if isinstance(module, _BatchNorm)
+        if isinstance(module, BatchNorm)
         and (module.weight is None or not module.weight.requires_grad)
         and (module.training or module.running_mean is None)
     ]

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.loss import _Loss
 
 from gradlens.hooks.layer_calls import LossExtension, stored_inputs
 from gradlens.hooks.plain_copy import without_hooks
+from gradlens.hooks.torch_private import LossModule
 from gradlens.per_sample.labelling.batch import LossReduction
 
 
@@ -28,7 +28,7 @@ class PerSampleLosses(LossExtension):
 
     def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
         """Called by BackPACK when the gradient at the module's output is known."""
-        if not isinstance(module, _Loss) or g_out[0] is None:
+        if not isinstance(module, LossModule) or g_out[0] is None:
             return
         with torch.no_grad():
             shares = _shares(module, stored_inputs(module))
@@ -40,10 +40,10 @@ class PerSampleLosses(LossExtension):
             self.values = self.values + values if fits else values  # type: ignore[operator]
 
 
-def _shares(module: _Loss, inputs: tuple[Any, ...]) -> Tensor | None:
+def _shares(module: LossModule, inputs: tuple[Any, ...]) -> Tensor | None:
     """Each sample's contribution to the module's output, ``[N]``."""
     clone = without_hooks(module)
-    assert isinstance(clone, _Loss)
+    assert isinstance(clone, LossModule)
     total = clone.forward(*inputs)
     clone.reduction = "none"
     elements = clone.forward(*inputs)

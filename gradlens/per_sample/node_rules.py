@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from gradlens.hooks.torch_private import in_backward_pass, output_metadata, saved
 from gradlens.per_sample.labelling.graph import Graph, Link, Node, Use, is_python_function
 from gradlens.per_sample.labelling.row_index import RowIndex
 from gradlens.per_sample.labelling.saved import recomputation
@@ -83,7 +84,7 @@ class NodeGradient:
         """A tensor that the node has saved."""
         if name not in self.known:
             with self.recomputed:
-                tensor: Tensor | None = getattr(self.node, f"_saved_{name}")
+                tensor: Tensor | None = saved(self.node, name)
             self.known[name] = None if tensor is None else tensor.detach()
         return self.known[name]
 
@@ -155,7 +156,7 @@ def _right_factor(product: _Product, name: str) -> Rule:
     """The weight of ``inputs @ weight``; the node has saved the inputs under a name."""
 
     def rule(found: NodeGradient) -> GradientOperator:
-        delta = found.gradient * getattr(found.node, "_saved_alpha", 1)
+        delta = found.gradient * saved(found.node, "alpha", 1)
         return product(found, delta, found.saved(name))
 
     return rule
@@ -168,14 +169,14 @@ def _left_factor(product: _Product, name: str) -> Rule:
         inputs = found.saved(name)
         if inputs is None:
             return one_by_one(found)
-        delta = found.gradient.mT * getattr(found.node, "_saved_alpha", 1)
+        delta = found.gradient.mT * saved(found.node, "alpha", 1)
         return product(found, delta, inputs.mT)
 
     return rule
 
 
 def _matrix_bias(found: NodeGradient) -> GradientOperator:
-    delta = accumulable(found.gradient) * getattr(found.node, "_saved_beta", 1)
+    delta = accumulable(found.gradient) * saved(found.node, "beta", 1)
     summed = found.index.sum(delta)
     if summed[0].numel() != math.prod(found.use.shape):
         return one_by_one(found)
@@ -184,7 +185,7 @@ def _matrix_bias(found: NodeGradient) -> GradientOperator:
 
 def _added(found: NodeGradient) -> GradientOperator:
     sign = -1 if found.graph.kinds[found.use.node] == "SubBackward0" else 1
-    factor = sign * found.node._saved_alpha if found.use.index == 1 else 1
+    factor = sign * saved(found.node, "alpha") if found.use.index == 1 else 1
     return _unbroadcast(found, accumulable(found.gradient) * factor)
 
 
@@ -203,14 +204,14 @@ def _convolution(found: NodeGradient) -> GradientOperator:
     node, inputs = found.node, found.saved("input")
     if inputs is None or not _is_cast(found):
         return one_by_one(found)
-    sides = [side for p in reversed(node._saved_padding) for side in (p, p)]
+    sides = [side for p in reversed(saved(node, "padding")) for side in (p, p)]
     kernel = tuple(found.use.shape[2:])
     geometry = Geometry(
-        kernel, tuple(node._saved_stride), tuple(node._saved_dilation), node._saved_groups
+        kernel, tuple(saved(node, "stride")), tuple(saved(node, "dilation")), saved(node, "groups")
     )
     delta = found.gradient
     # A transposed convolution takes its input where another one has its output.
-    first, second = (inputs, delta) if node._saved_transposed else (delta, inputs)
+    first, second = (inputs, delta) if saved(node, "transposed") else (delta, inputs)
     left, right = found.index.split(first), found.index.split(F.pad(second, sides))
     together = left.shape[1]
     if not together:
@@ -236,10 +237,10 @@ def _embedding(found: NodeGradient) -> GradientOperator:
     if indices is None or found.use.chain:
         return one_by_one(found)
     delta = accumulable(found.gradient)
-    if node._saved_scale_grad_by_freq:
+    if saved(node, "scale_grad_by_freq"):
         _, inverse, counts = torch.unique(indices, return_inverse=True, return_counts=True)
         delta = delta / counts[inverse][..., None]
-    owners = found.index.labels.masked_fill(indices == node._saved_padding_idx, -1).flatten()
+    owners = found.index.labels.masked_fill(indices == saved(node, "padding_idx"), -1).flatten()
     delta = delta.reshape(len(owners), -1)
     return _rows_of_table(found, indices.flatten(), delta, owners)
 
@@ -258,7 +259,7 @@ def _embedding_bag(found: NodeGradient) -> GradientOperator:
     node = found.node
     indices, offsets = found.saved("indices"), found.saved("offsets")
     bag_of, sizes = found.saved("result1"), found.saved("result2")
-    unusual = node._saved_scale_grad_by_freq or node._saved_mode > 1 or found.use.chain
+    unusual = saved(node, "scale_grad_by_freq") or saved(node, "mode") > 1 or found.use.chain
     if unusual or indices is None or offsets is None or bag_of is None or sizes is None:
         return one_by_one(found)
     bags = torch.bucketize(torch.arange(len(indices), device=indices.device), offsets, right=True)
@@ -267,8 +268,8 @@ def _embedding_bag(found: NodeGradient) -> GradientOperator:
     weights = found.saved("per_sample_weights")
     if weights is not None and weights.numel():
         delta = delta * weights[:, None]
-    valid = indices != node._saved_padding_idx
-    if node._saved_mode == 1:
+    valid = indices != saved(node, "padding_idx")
+    if saved(node, "mode") == 1:
         counts = torch.zeros_like(offsets).index_add_(0, bags, valid.to(offsets.dtype))
         delta = delta / counts[bags, None].clamp(min=1)
     owners = found.index.labels[bags].masked_fill(~valid, -1)
@@ -294,7 +295,7 @@ def _group_norm(found: NodeGradient) -> GradientOperator:
     inputs, mean, inverse = (found.saved(name) for name in ("input", "result1", "result2"))
     if inputs is None or mean is None or inverse is None:
         return one_by_one(found)
-    groups = found.node._saved_group
+    groups = saved(found.node, "group")
     grouped = accumulable(inputs).reshape(len(gradient), groups, -1)
     shape = (len(gradient), groups, 1)
     normalized = (grouped - mean.reshape(shape)) * inverse.reshape(shape)
@@ -316,12 +317,12 @@ def _batch_norm(found: NodeGradient) -> GradientOperator:
 
 def _normalized(found: NodeGradient, like: Tensor) -> Tensor | None:
     node, inputs = found.node, found.saved("input")
-    trained = bool(node._saved_training)
+    trained = bool(saved(node, "training"))
     names = ("result1", "result2") if trained else ("running_mean", "running_var")
     mean, spread = (found.saved(name) for name in names)
     if inputs is None or mean is None or spread is None:
         return None
-    inverse = spread if trained else (accumulable(spread) + node._saved_eps).rsqrt()
+    inverse = spread if trained else (accumulable(spread) + saved(node, "eps")).rsqrt()
     centred = accumulable(inputs).reshape(like.shape) - mean[None, :, None]
     return centred * inverse[None, :, None]
 
@@ -384,7 +385,7 @@ def _down(found: NodeGradient, contributions: Tensor) -> Dense:
 
 
 def _run_link(graph: Graph, link: Link, gradient: Tensor) -> Tensor:
-    given: list[Tensor | None] = [None] * len(graph.nodes[link.node]._input_metadata)
+    given: list[Tensor | None] = [None] * len(output_metadata(graph.nodes[link.node]))
     given[link.output] = gradient
     return _run(graph, link, tuple(given))
 
@@ -392,7 +393,7 @@ def _run_link(graph: Graph, link: Link, gradient: Tensor) -> Tensor:
 def _run(graph: Graph, link: Link, gradients: Sequence[Tensor | None]) -> Tensor:
     """What a node makes of gradients at its outputs, for one of its inputs."""
     node = graph.nodes[link.node]
-    metadata = node._input_metadata
+    metadata = output_metadata(node)
     given = [
         None if gradient is None else gradient.to(metadata[number].dtype)
         for number, gradient in enumerate(gradients)
@@ -401,7 +402,7 @@ def _run(graph: Graph, link: Link, gradients: Sequence[Tensor | None]) -> Tensor
     if is_python_function(node):
         given = [_zeros(m) if g is None else g for g, m in zip(given, metadata, strict=True)]
     result = _called(node, given, link.input)
-    if result is None and torch._C._current_graph_task_id() != -1:
+    if result is None and in_backward_pass():
         # A node gives nothing that the backward pass under way wasn't asked for. A thread of its
         # own takes part in none.
         stream = torch.cuda.current_stream(like.device) if like.is_cuda else None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gradlens.hooks.torch_private import backward_pass_id
 from gradlens.per_sample.backward_pass import autocast_off
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.operators.operator import GradientOperator
@@ -53,7 +54,7 @@ class Reducer:
         ]
 
     def _completion(self, name: str) -> Callable[[Tensor], None]:
-        return lambda _: self._complete(name, torch._C._current_graph_task_id())
+        return lambda _: self._complete(name, backward_pass_id())
 
     def _complete(self, name: str, backward_pass: int) -> None:
         if self.error is not None or name not in self.collector.names:

@@ -1,4 +1,4 @@
-"""What flows through layers: which layers, which tensors, and what these are reduced to."""
+"""Signals of layers: inputs, outputs and gradients, and what they are reduced to."""
 
 from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.predicates import (

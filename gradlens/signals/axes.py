@@ -1,4 +1,4 @@
-"""Which axes of a layer's tensors are samples and features."""
+"""Which axes of a layer's tensors count samples and features."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from gradlens.hooks.torch_private import POOLING, ChannelNorm
 from gradlens.signals.predicates import is_convolution, is_embedding, is_recurrent
 
 _CHANNELS_FIRST = (
-    nn.modules.batchnorm._NormBase,
+    ChannelNorm,
     nn.GroupNorm,
-    nn.modules.pooling._MaxPoolNd,
-    nn.modules.pooling._AvgPoolNd,
-    nn.modules.pooling._AdaptiveMaxPoolNd,
-    nn.modules.pooling._AdaptiveAvgPoolNd,
+    *POOLING,
     nn.LocalResponseNorm,
 )
 _CHANNELS_LAST = (
@@ -29,12 +27,13 @@ _CHANNELS_LAST = (
 
 @dataclass(frozen=True)
 class Axes:
-    """Where a layer's tensors have their samples, and whether their last axis is the features'.
+    """The axis of a layer's tensors that counts the samples, and that of the features.
 
-    ``batch`` is that of tensors of three axes; others have their samples in axis 0. ``dims`` is how
-    many axes a batch has, where that is known: a tensor of one axis less is a single sample. All
-    this is ``known`` if the layer itself says so, and otherwise as in a layer near it, by whose
-    number of ``channels`` a single sample is told.
+    ``batch`` is the sample axis of tensors with three axes; others have their samples in axis 0.
+    ``dims`` is the number of axes of a batch, where that is known: a tensor with one axis less is a
+    single sample. The axes are ``known`` if the layer itself defines them. Otherwise they are
+    those of a layer next to it, and a tensor counts as a single sample if its first axis has that
+    layer's number of ``channels``.
     """
 
     batch: int = 0
@@ -69,10 +68,10 @@ def find_axes(model: nn.Module) -> dict[nn.Module, Axes]:
 
     Convolutions, pooling, and normalisation of channels have their features in axis 1; linear,
     recurrent and attention layers, embeddings and layer norm in the last one. Any other module,
-    such as an activation, has them where the one of these before it has them, in the order in
-    which modules were registered, else the one after it; axis 1 if there is none at all. Recurrent
-    and attention layers say which axis the samples are in; those behind them, or in front of the
-    first, are taken to have them in the same one.
+    such as an activation, is assumed to have them in the same axis as the last of these before it,
+    in the order in which modules were registered, or else the first one after it; in axis 1 if
+    there is none at all. Recurrent and attention layers define the axis of the samples; modules
+    behind them, or in front of the first, are assumed to have the same one.
     """
     modules = list(model.modules())
     own = {module: axes for module in modules if (axes := _own(module)) is not None}
@@ -89,7 +88,7 @@ def find_axes(model: nn.Module) -> dict[nn.Module, Axes]:
 
 
 def _first(own: Iterable[Axes]) -> Axes:
-    """What to take for known in front of all that have axes of their own."""
+    """The axes that are assumed in front of the first module that defines its own."""
     each = [*own, Axes()]
     batch = next((axes.batch for axes in each if axes.known), 0)
     return Axes(batch, each[0].channel_last)
@@ -103,14 +102,14 @@ def _completed(own: Axes, before: Axes) -> Axes:
 
 
 def _own(module: nn.Module) -> Axes | None:
-    """What a module says itself: where its features are, and perhaps its samples."""
+    """The axes that a module itself defines: that of features, and perhaps that of samples."""
     if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
         return _own(module.self_attn)
     if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
         return Axes(0 if module.batch_first else 1, channel_last=True, dims=3, known=True)
     if is_convolution(module):
         dims = len(module.kernel_size) + 2  # type: ignore[arg-type]
-        # A matrix behind a convolution of one axis is rather a batch.
+        # A matrix behind a convolution of one axis is more likely a batch.
         channels = module.out_channels if dims > 3 else None
         return Axes(dims=dims, channels=channels, known=True)  # type: ignore[arg-type]
     if isinstance(module, _CHANNELS_FIRST):

@@ -1,38 +1,33 @@
-"""Reduces the signals of layers while they flow, on the steps at which somebody asks for them."""
+"""Records the reduced signals of layers in the forward and backward passes of training steps."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.history.undefined import Undefined
-from gradlens.signals.axes import Axes, find_axes
-from gradlens.signals.layer_signals import LayerSignals, merged
-from gradlens.signals.signal import Request, Signal, first_tensor
+from gradlens.hooks.module_hooks import HookOwner, OwnedHook, on_gradient
+from gradlens.hooks.torch_private import backward_pass_id, has_numbers, in_backward_pass
+from gradlens.signals.axes import find_axes
+from gradlens.signals.layer_signals import LayerSignals
+from gradlens.signals.recorded_calls import RecordedCall, Requests, counted, signals_of
+from gradlens.signals.signal import Request, first_tensor
 
-Wanted = Mapping[str, frozenset[Request]]
-"""What is wanted of each layer."""
-
-UNHEARD = (
-    "the forward pass ran before step {step} was announced, and another one was expected: run it "
-    "inside `with cockpit.forward({step}):`, or inside the step's own context"
+NOT_RECORDED = (
+    "the forward pass ran before the context of step {step}, when another step was expected: run "
+    "it inside `with cockpit.forward({step}):`, or inside the step's own context"
 )
 UNREACHED = "no backward pass went through the layer inside the step's context"
-GRADLESS = (
-    "the layer ran without gradients alone (torch.no_grad): look at it inside "
+WITHOUT_GRADIENTS = (
+    "all calls of the layer ran without gradients (torch.no_grad): record them inside "
     "`with cockpit.evaluation(...):`"
-)
-SEVERAL = (
-    "several backward passes went through one call of the layer, whose gradient is their sum: "
-    "call backward once, on the sum of the losses"
 )
 NEEDS_NONE = "the {} needs no gradient"
 INDEPENDENT = "the loss doesn't depend on the {}"
@@ -40,237 +35,244 @@ NO_CALL = (
     "no layer was called before the backward pass: call the model itself; if torch.compile came "
     "before the cockpit, make the cockpit first"
 )
-
-
-MISPLACED = (
-    "with batch_first=False, samples are in axis 1, also where layers around don't say where; they "
-    "seem to be elsewhere in the output of {layers}, whose norms by sample are mixed up: use "
-    "batch_first=True"
-)
 NOTHING_EVALUATED = "no layer was called in this context"
 
-Passage = tuple[int, int]
-"""A forward pass, and the backward pass that it runs in, if it is a checkpoint's second one."""
 
+class SignalCapture(HookOwner):
+    """Records what is requested of a model's layers, by hooks on the layers and on their tensors.
 
-@dataclass
-class _Call:
-    """One call of a layer; ``reached`` once the backward pass of the step goes through it.
-
-    ``told`` if that can be told of it alone: it needs no gradient, and it isn't the model that has
-    called the layer. ``doubtful`` if a backward pass went through it that can be differentiated,
-    perhaps only to make the loss. ``samples`` is the length of axis 1 of three, if they are there.
-    """
-
-    layer: str
-    passage: Passage
-    values: dict[Request, Any] = field(default_factory=dict)
-    flaws: dict[Signal, str] = field(default_factory=dict)
-    reached: bool = False
-    told: bool = False
-    doubtful: bool = False
-    samples: int | None = None
-
-    @property
-    def tells_samples_apart(self) -> bool:
-        """Whether somebody asks for more than all samples together."""
-        return any(r.signal is Signal.OUTPUT and r.reduction.by_sample for r in self.values)
-
-
-class SignalCapture:
-    """Watches the layers of a model for the requests that are made for them.
-
-    A forward pass outside a step's context is watched for the step that is ``expect``ed. Of the
-    calls that it sees, those count that the step's backward pass goes through, and those of the
-    same pass through the model that it doesn't. A checkpoint's second forward pass counts as a
+    A forward pass outside a step's context is recorded for the step that is ``expect``ed. Of the
+    calls that were recorded, those count that the step's backward pass goes through, and the other
+    calls of the same forward passes. The second forward pass of a checkpoint counts as a forward
     pass of its own. Nothing of a call is kept but its reduced values, and these for one step.
     """
 
-    def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module], wanted: Wanted) -> None:
-        """Watch ``modules`` of the model by name; ``wanted`` is all that may be asked for."""
+    def __init__(
+        self, model: nn.Module, modules: Mapping[str, nn.Module], wanted: Requests
+    ) -> None:
+        """Set hooks on ``modules`` of the model, for all that may ever be ``wanted`` of them."""
         self.modules = dict(modules)
-        self._axes = _axes_of(model, self.modules)
-        self._wanted: Wanted = {}
-        self._heard: dict[str, frozenset[Request]] = {}
-        self._calls: list[_Call] = []
-        self._running: dict[str, list[_Call]] = {}
-        self._gradless: set[str] = set()
-        self._passage = 0
+        axes = find_axes(model)
+        self._axes = {name: axes[module] for name, module in self.modules.items()}
+        self._wanted: Requests = {}
+        self._recorded_requests: Requests = {}
+        self._calls: list[RecordedCall] = []
+        self._open_calls: dict[str, list[RecordedCall]] = {}
+        self._without_gradients: set[str] = set()
+        self._forward_passes = 0
         self._inside_model = False
         self._in_backward = False
         self._scale = 1.0
         self._evaluating = False
-        hooks = list(_hooks(model, self.modules, wanted, weakref.ref(self)))
-        self._remove_hooks = weakref.finalize(self, _remove, hooks)
+        handles = list(self._register(model, wanted))
+        self._remove_hooks = weakref.finalize(self, _remove, handles)
         self._remove_hooks.atexit = False
 
+    def _register(self, model: nn.Module, wanted: Requests) -> Iterator[RemovableHandle]:
+        def hook(function: Callable[..., None], **known: str) -> OwnedHook[SignalCapture]:
+            return OwnedHook(self, partial(function, **known))
+
+        yield model.register_forward_pre_hook(hook(_before_model), prepend=True)
+        for layer, module in self.modules.items():
+            if any(request.signal.of_input for request in wanted[layer]):
+                before = hook(_before_layer, layer=layer)
+                yield module.register_forward_pre_hook(before, with_kwargs=True)
+            yield module.register_forward_hook(hook(_after_layer, layer=layer))
+        yield model.register_forward_hook(hook(_after_model))
+
     def close(self) -> None:
-        """Take all hooks off the model, as happens by itself when nobody has a capture any more."""
+        """Remove all hooks from the model, as happens by itself once the capture is deleted."""
         self._remove_hooks()
 
-    # What the cockpit says.
+    # Called by the cockpit, in the order of a step.
 
-    def expect(self, wanted: Wanted) -> None:
-        """Forget what was seen, and look from now on for what the next step wants."""
-        self._forget(self._calls)
-        self._calls, self._running, self._gradless = [], {}, set()
+    def expect(self, wanted: Requests) -> None:
+        """Discard what was recorded, and record from now on what the next step wants."""
+        self._discard(self._calls)
+        self._calls, self._open_calls, self._without_gradients = [], {}, set()
         self._in_backward = self._inside_model = False
-        self._heard = dict(wanted)
+        self._recorded_requests = dict(wanted)
         self._wanted = wanted
 
-    def pause(self) -> None:
-        """Look for nothing until the step begins."""
+    def suspend(self) -> None:
+        """Record nothing until the step begins."""
         self._wanted = {}
 
     @contextmanager
-    def listening(self, wanted: Wanted) -> Iterator[None]:
-        """Look for what a step wants, but for what hasn't been looked for all the time."""
-        before, self._wanted = self._wanted, self._known(wanted)
+    def forward(self, wanted: Requests) -> Iterator[None]:
+        """A context for a forward pass of a step, before that begins.
+
+        What a step wants is recorded as far as it was recorded in its other forward passes, too.
+        """
+        before, self._wanted = self._wanted, self._recorded_throughout(wanted)
         try:
             yield
         finally:
             self._wanted = before
 
-    def drop(self) -> None:
-        """Forget what counts by now, which belongs to a step that never ended."""
-        counted = self._counted()
-        self._forget(counted)
-        dropped = {id(call) for call in counted}
-        self._calls = [call for call in self._calls if id(call) not in dropped]
+    def discard_step(self) -> None:
+        """Discard the calls that count so far, since their step is never finished."""
+        dropped = counted(self._calls)
+        self._discard(dropped)
+        identities = {id(call) for call in dropped}
+        self._calls = [call for call in self._calls if id(call) not in identities]
 
-    def begin(self, wanted: Wanted, scale: float = 1.0) -> None:
-        """A step's context is entered: from now on it is known what is wanted.
+    def begin(self, wanted: Requests, scale: float = 1.0) -> None:
+        """Record what a step wants, from now on: its context is entered.
 
-        Backward's gradients are ``scale`` times those to be seen.
+        Gradients of the backward pass are ``scale`` times those to be recorded.
         """
         self._wanted = wanted
         self._in_backward, self._scale = True, scale
 
-    def go_on(self, wanted: Wanted) -> None:
-        """A context of the step is left, and another one follows."""
+    def end_part(self, wanted: Requests) -> None:
+        """A context of the step is left, and another one of the same step follows."""
         self._in_backward = False
-        self._heard = self._wanted = self._known(wanted)
+        self._recorded_requests = self._wanted = self._recorded_throughout(wanted)
 
-    def _known(self, wanted: Wanted) -> dict[str, frozenset[Request]]:
-        """A value of some micro-batches alone would be no value of the step."""
-        known = {layer: set(requests) for layer, requests in self._heard.items()}
-        for call in self._calls:
-            known.setdefault(call.layer, set()).update(call.values)
-        return {layer: requests & known.get(layer, set()) for layer, requests in wanted.items()}
-
-    def finish(self, global_step: int, wanted: Wanted) -> LayerSignals:
-        """What was seen; called after the backward pass."""
+    def finish(self, global_step: int, wanted: Requests) -> LayerSignals:
+        """The values of a step, after its backward pass."""
         self._in_backward = False
-        unheard = {n: requests - self._heard.get(n, frozenset()) for n, requests in wanted.items()}
-        return self._signals(wanted, self._counted(), unheard, UNHEARD.format(step=global_step))
+        calls, reasons = counted(self._calls), dict[str, dict[Request, str]]()
+        not_recorded = NOT_RECORDED.format(step=global_step)
+        for layer, requests in wanted.items():
+            late = requests - self._recorded_requests.get(layer, frozenset())
+            reasons[layer] = self._why_uncounted(layer, requests, calls)
+            reasons[layer] |= dict.fromkeys(late, not_recorded)
+        return self._noted(signals_of(calls, wanted, self.modules, reasons), NO_CALL)
 
     @contextmanager
-    def evaluating(self, wanted: Wanted) -> Iterator[list[LayerSignals]]:
-        """Count all calls in this context; the list holds what was seen once it is left."""
-        before = self._wanted, self._calls, self._running, self._gradless
+    def evaluating(self, wanted: Requests) -> Iterator[list[LayerSignals]]:
+        """Count all calls in this context; the list has their values once the context is left."""
+        before = self._wanted, self._calls, self._open_calls, self._without_gradients
         state = self._evaluating, self._in_backward
-        self._wanted, self._calls, self._running, self._gradless = wanted, [], {}, set()
+        self._wanted, self._calls, self._open_calls, self._without_gradients = wanted, [], {}, set()
         self._evaluating, self._in_backward = True, False
         found: list[LayerSignals] = []
         try:
             yield found
-            found.append(self._signals(wanted, self._calls, no_call=NOTHING_EVALUATED))
+            signals = signals_of(self._calls, wanted, self.modules, {})
+            found.append(self._noted(signals, NOTHING_EVALUATED))
         finally:
-            self._wanted, self._calls, self._running, self._gradless = before
+            self._wanted, self._calls, self._open_calls, self._without_gradients = before
             self._evaluating, self._in_backward = state
 
-    def _forget(self, calls: Iterable[_Call]) -> None:
+    def _recorded_throughout(self, wanted: Requests) -> Requests:
+        """What was recorded of all forward passes: values of a part would be none of the step."""
+        known = {layer: set(requests) for layer, requests in self._recorded_requests.items()}
+        for call in self._calls:
+            known.setdefault(call.layer, set()).update(call.values)
+        return {layer: requests & known.get(layer, set()) for layer, requests in wanted.items()}
+
+    def _why_uncounted(
+        self, layer: str, requests: Iterable[Request], calls: Iterable[RecordedCall]
+    ) -> dict[Request, str]:
+        """Why none of a layer's calls count, if it was called."""
+        if any(call.layer == layer for call in calls):
+            return {}
+        if any(call.layer == layer for call in self._calls):
+            return dict.fromkeys(requests, UNREACHED)
+        without = layer in self._without_gradients
+        return dict.fromkeys(requests, WITHOUT_GRADIENTS) if without else {}
+
+    def _noted(self, signals: LayerSignals, no_call: str) -> LayerSignals:
+        """With another note where no layer at all was called."""
+        return signals if self._calls or not signals.notes else replace(signals, notes=(no_call,))
+
+    def _discard(self, calls: Iterable[RecordedCall]) -> None:
         for call in calls:
             # The graph refers to its calls, and a user may keep the graph.
             call.values.clear()
 
-    # What hooks say. On the steps that are watched, compiled models run in pieces between them.
+    # Called by hooks. At the steps that are recorded, compiled models run in pieces between them.
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether anything is wanted at present."""
+        return bool(self._wanted)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def enters_model(self) -> None:
+    def before_model(self) -> None:
         """The model is about to be called."""
-        self._passage += 1
+        self._forward_passes += 1
         self._inside_model = True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def leaves_model(self) -> None:
+    def after_model(self) -> None:
         """The model has been called."""
         self._inside_model = False
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def enters(self, layer: str, inputs: Any) -> None:
+    def before_layer(self, layer: str, inputs: Any) -> None:
         """A layer is about to be called, and may change its inputs in place."""
-        if layer in self._wanted and self._counts():
-            call = self._call(layer)
-            self._running.setdefault(layer, []).append(call)
-            self._see(call, first_tensor(inputs), of_input=True)
+        if layer in self._wanted and self._may_count():
+            call = self._new_call(layer)
+            self._open_calls.setdefault(layer, []).append(call)
+            self._record(call, first_tensor(inputs), of_input=True)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def leaves(self, layer: str, output: Any) -> None:
+    def after_layer(self, layer: str, output: Any) -> None:
         """A layer has been called, and what comes after it may change its output in place."""
         if layer not in self._wanted:
             return
-        if not self._counts():
-            self._gradless.add(layer)
+        if not self._may_count():
+            self._without_gradients.add(layer)
             return
-        running = self._running.get(layer)
-        call = running.pop() if running else self._call(layer)
+        opened = self._open_calls.get(layer)
+        call = opened.pop() if opened else self._new_call(layer)
         self._calls.append(call)
-        tensor = first_tensor(output)
-        if tensor is not None and tensor.dim() == 3 and self._axes[layer].batch == 1:
-            call.samples = tensor.shape[1]
-        alone = not (self._inside_model or _inside_backward())
-        call.told = alone and tensor is not None and not tensor.requires_grad
-        self._see(call, tensor, of_input=False)
+        tensor, axes = first_tensor(output), self._axes[layer]
+        if tensor is not None and tensor.dim() == 3 and axes.batch == 1:
+            call.samples, call.axis_known = tensor.shape[1], axes.known
+        alone = not (self._inside_model or in_backward_pass())
+        call.standalone = alone and tensor is not None and not tensor.requires_grad
+        self._record(call, tensor, of_input=False)
 
-    def _counts(self) -> bool:
+    def _may_count(self) -> bool:
         # What runs without gradients can't be part of a training step.
         return self._evaluating or torch.is_grad_enabled()
 
-    def _call(self, layer: str) -> _Call:
-        task = torch._C._current_graph_task_id()
-        if not (self._inside_model or _inside_backward()):
-            # Whoever calls a layer itself may do so for any purpose.
-            self._passage += 1
-        return _Call(layer, (self._passage, task))
+    def _new_call(self, layer: str) -> RecordedCall:
+        if not (self._inside_model or in_backward_pass()):
+            # A layer that is called by itself may be called for any purpose.
+            self._forward_passes += 1
+        return RecordedCall(layer, (self._forward_passes, backward_pass_id()))
 
-    def _see(self, call: _Call, tensor: Tensor | None, of_input: bool) -> None:
+    def _record(self, call: RecordedCall, tensor: Tensor | None, of_input: bool) -> None:
         requests = [r for r in self._wanted[call.layer] if r.signal.of_input == of_input]
-        # Inside vmap, say, it is somebody else who calls the layer.
-        if tensor is None or _is_abstract(tensor):
+        # Inside vmap, say, the call isn't the user's own.
+        if tensor is None or not has_numbers(tensor):
             return
         for request in requests:
             if not request.signal.needs_backward:
                 self._reduce(call, request, tensor)
         if not self._evaluating:
-            self._await_gradient(call, tensor, requests, of_input)
+            self._record_on_backward(call, tensor, requests, of_input)
 
-    def _await_gradient(
-        self, call: _Call, tensor: Tensor, requests: Sequence[Request], of_input: bool
+    def _record_on_backward(
+        self, call: RecordedCall, tensor: Tensor, requests: Sequence[Request], of_input: bool
     ) -> None:
         later = [request for request in requests if request.signal.needs_backward]
         side = "input" if of_input else "output"
         reason = INDEPENDENT if tensor.requires_grad else NEEDS_NONE
-        call.flaws |= {request.signal: reason.format(side) for request in later}
+        call.undefined |= {request.signal: reason.format(side) for request in later}
         if not tensor.requires_grad or (of_input and not later):
             return
-        capture = weakref.ref(self)
 
-        def take_in(gradient: Tensor) -> None:
-            here = capture()
-            if here is not None and here._in_backward:
-                here._reached(call, gradient, later, of_input)
+        def receive(capture: SignalCapture, gradient: Tensor) -> None:
+            if capture._in_backward:
+                capture._record_gradient(call, gradient, later, of_input)
 
-        tensor.register_hook(take_in)
+        on_gradient(tensor, OwnedHook(self, receive))
 
-    def _reached(
-        self, call: _Call, gradient: Tensor, requests: Sequence[Request], of_input: bool
+    def _record_gradient(
+        self, call: RecordedCall, gradient: Tensor, requests: Sequence[Request], of_input: bool
     ) -> None:
         if not of_input:
             call.reached = True
             # Calls from now on, such as those of the next checkpoint, belong to no earlier pass.
-            self._passage += 1
-        call.doubtful = call.doubtful or torch.is_grad_enabled()
+            self._forward_passes += 1
+        call.create_graph = call.create_graph or torch.is_grad_enabled()
         for request in requests:
             self._reduce(call, request, self._unscaled(gradient))
 
@@ -278,186 +280,47 @@ class SignalCapture:
     def _unscaled(self, gradient: Tensor) -> Tensor:
         if self._scale == 1:
             return gradient
-        # Half precision has no room below: that is why there is a scale.
+        # The scale keeps gradients in the range of half precision, which they leave without it.
         half = gradient.dtype in (torch.float16, torch.bfloat16)
         return (gradient.float() if half else gradient) / self._scale
 
-    def _reduce(self, call: _Call, request: Request, tensor: Tensor) -> None:
+    def _reduce(self, call: RecordedCall, request: Request, tensor: Tensor) -> None:
         axes = self._axes[call.layer]
         tensor = tensor.float() if tensor.dtype.itemsize == 1 else tensor
         if request.channel_last is not None:
             axes = replace(axes, channel_last=request.channel_last)
         with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
-            value = request.reduction.reduce(axes.samples(tensor.detach()))
-            if request in call.values:
-                value = _sum(call, request, value)
-        call.values[request] = value
-
-    # From calls to values.
-
-    def _counted(self) -> list[_Call]:
-        passages = {call.passage for call in self._calls if call.reached}
-        return [
-            call for call in self._calls if call.reached or call.told or call.passage in passages
-        ]
-
-    def _signals(
-        self,
-        wanted: Wanted,
-        counted: Sequence[_Call],
-        unheard: Wanted | None = None,
-        reason: str = "",
-        no_call: str = NO_CALL,
-    ) -> LayerSignals:
-        by_layer: dict[str, list[_Call]] = {call.layer: [] for call in self._calls}
-        for call in counted:
-            by_layer[call.layer].append(call)
-        values: dict[str, dict[Request, Any]] = {}
-        uncalled, empty = [], []
-        for layer in self.modules:
-            requests, calls = wanted.get(layer, frozenset()), by_layer.get(layer, [])
-            late = {} if unheard is None else dict.fromkeys(unheard.get(layer, ()), reason)
-            if not calls and (layer in by_layer or layer in self._gradless):
-                cause = UNREACHED if layer in by_layer else GRADLESS
-                late = dict.fromkeys(requests, cause) | late
-            found = {request: _value(request, calls, late.get(request, "")) for request in requests}
-            values[layer] = {request: v for request, v in found.items() if v is not None}
-            missing = {request.signal.value for request in requests - values[layer].keys()}
-            if missing and not calls:
-                uncalled.append(layer)
-            elif missing:
-                empty += [f"the {signal} of {layer}" for signal in sorted(missing)]
-        remarks = [*_remarks(uncalled, empty)] if self._calls or not uncalled else [no_call]
-        misplaced = self._misplaced(counted)
-        remarks += [MISPLACED.format(layers=_some(misplaced))] if misplaced else []
-        return LayerSignals(self.modules, values, tuple(remarks))
-
-    def _misplaced(self, counted: Iterable[_Call]) -> list[str]:
-        """Layers whose samples seem to be elsewhere than those of layers that know their axis."""
-        several = [call for call in counted if call.samples is not None]
-        known = {(c.passage, c.samples) for c in several if self._axes[c.layer].known}
-        passages = {passage for passage, _ in known}
-        doubtful = [c for c in several if c.passage in passages and c.tells_samples_apart]
-        return [*{c.layer: 0 for c in doubtful if (c.passage, c.samples) not in known}]
+            call.add(request, request.reduction.reduce(axes.samples(tensor.detach())))
 
 
-def _value(request: Request, calls: Sequence[_Call], unseen: str) -> Any:
-    """All calls together; ``None`` if there was none, or none with a tensor."""
-    found = [call.values[request] for call in calls if request in call.values]
-    if found:
-        small = request.reduction.small
-        return merged(request, [_on_host(value) if small else value for value in found])
-    if unseen:
-        return Undefined(unseen)
-    reasons = [call.flaws[request.signal] for call in calls if request.signal in call.flaws]
-    return Undefined(reasons[0]) if reasons else None
+def _remove(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
-def _sum(call: _Call, request: Request, value: Any) -> Any:
-    """Of what another backward pass brings to a call, and those before it."""
-    before = call.values[request]
-    known = not (call.doubtful or isinstance(before, Undefined))
-    both = request.reduction.add(before, value) if known else None
-    return Undefined(SEVERAL) if both is None else both
+# Hooks on modules. A compiled model contains these functions, and is interrupted only where they
+# call the capture: not at steps at which nothing is recorded.
 
 
-def _remarks(uncalled: Sequence[str], empty: Sequence[str]) -> Iterator[str]:
-    if uncalled:
-        yield f"layers that were not called have no values: {_some(uncalled)}"
-    if empty:
-        yield f"there are no floating-point tensors to look at in {_some(empty)}"
+def _before_model(capture: SignalCapture, module: nn.Module, args: Any) -> None:
+    if capture.is_recording:
+        capture.before_model()
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def _after_model(capture: SignalCapture, module: nn.Module, args: Any, output: Any) -> None:
+    if capture.is_recording:
+        capture.after_model()
 
 
-def _on_host(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        moved = value.detach().cpu()
-        return moved.double() if moved.is_floating_point() else moved
-    if is_dataclass(value) and not isinstance(value, type):
-        parts = {part.name: _on_host(getattr(value, part.name)) for part in fields(value)}
-        return replace(value, **parts)
-    return value
+def _before_layer(
+    capture: SignalCapture, module: nn.Module, args: Any, kwargs: Any, layer: str
+) -> None:
+    if capture.is_recording:
+        capture.before_layer(layer, (args, kwargs))
 
 
-# Hooks ------------------------------------------------------------------------------------------
-
-
-def _hooks(
-    model: nn.Module,
-    modules: Mapping[str, nn.Module],
-    wanted: Wanted,
-    capture: weakref.ref[SignalCapture],
-) -> Iterable[RemovableHandle]:
-    yield model.register_forward_pre_hook(_Start(capture), prepend=True)
-    for name, module in modules.items():
-        if any(request.signal.of_input for request in wanted[name]):
-            yield module.register_forward_pre_hook(_Entry(capture, name), with_kwargs=True)
-        yield module.register_forward_hook(_Exit(capture, name))
-    yield model.register_forward_hook(_End(capture))
-
-
-def _remove(hooks: Iterable[RemovableHandle]) -> None:
-    for hook in hooks:
-        hook.remove()
-
-
-def _is_abstract(tensor: Tensor) -> bool:
-    """Whether it has no numbers of its own."""
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return wrapped or tensor.is_meta or isinstance(tensor, FakeTensor)
-
-
-def _inside_backward() -> bool:
-    """As for what checkpoints run again."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
-class _Hook:
-    """Tells a capture what happens at a layer; copies and pickles of it tell nobody."""
-
-    def __init__(self, capture: weakref.ref[SignalCapture] | None = None, layer: str = "") -> None:
-        self._capture = capture
-        self._layer = layer
-
-    def _listener(self) -> SignalCapture | None:
-        capture = None if self._capture is None else self._capture()
-        return capture if capture is not None and capture._wanted else None
-
-    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
-        return type(self), ()
-
-
-class _Start(_Hook):
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        capture = self._listener()
-        if capture is not None:
-            capture.enters_model()
-
-
-class _End(_Hook):
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        capture = self._listener()
-        if capture is not None:
-            capture.leaves_model()
-
-
-class _Entry(_Hook):
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        capture = self._listener()
-        if capture is not None:
-            capture.enters(self._layer, (args, kwargs))
-
-
-class _Exit(_Hook):
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        capture = self._listener()
-        if capture is not None:
-            capture.leaves(self._layer, output)
-
-
-def _axes_of(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, Axes]:
-    found = find_axes(model)
-    return {name: found[module] for name, module in modules.items()}
+def _after_layer(
+    capture: SignalCapture, module: nn.Module, args: Any, output: Any, layer: str
+) -> None:
+    if capture.is_recording:
+        capture.after_layer(layer, output)

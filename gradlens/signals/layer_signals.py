@@ -1,4 +1,4 @@
-"""What was seen of layers at one step."""
+"""The reduced signals of all layers at one step."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from gradlens.signals.signal import Request
 class LayerSignals:
     """Reduced signals by layer and request, small ones in float64 on the host.
 
-    A value is an ``Undefined`` where there was nothing to reduce, with the reason; layers that
-    were not called, or have no such tensor, have no entry. ``remarks`` are worth a note.
+    A value is an ``Undefined`` with its reason where there was nothing to reduce; layers that were
+    not called, or have no such tensor, have no entry. ``notes`` are for the user.
     """
 
     modules: Mapping[str, nn.Module] = field(default_factory=dict)
     values: Mapping[str, Mapping[Request, Any]] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def and_also(self, other: LayerSignals) -> LayerSignals:
-        """These and those of further calls together, with the others' remarks."""
+        """These and those of further calls together, with the notes of the others."""
         values = {layer: dict(found) for layer, found in self.values.items()}
         for layer, found in other.values.items():
             known = values.setdefault(layer, {})
             for request, value in found.items():
                 known[request] = merged(request, [*_several(known.get(request)), value])
-        return LayerSignals(other.modules, values, other.remarks)
+        return LayerSignals(other.modules, values, other.notes)
 
 
 def merged(request: Request, values: Sequence[Any]) -> Any:

@@ -1,12 +1,11 @@
-"""What kind of layer a module is; each predicate takes a module, and may be used as a selector."""
+"""Predicates of modules, which may be used as selectors."""
 
 from __future__ import annotations
 
 from torch import nn
 from torch.nn.modules import activation
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.dropout import _DropoutNd
+
+from gradlens.hooks.torch_private import BatchNorm, ChannelNorm, Convolution, Dropout
 
 _ACTIVATIONS = tuple(
     kind
@@ -17,7 +16,7 @@ _ACTIVATIONS = tuple(
     and kind is not nn.MultiheadAttention
 )
 _NORMALIZATIONS = (
-    _NormBase,
+    ChannelNorm,
     nn.LayerNorm,
     nn.GroupNorm,
     nn.RMSNorm,
@@ -32,13 +31,13 @@ def is_activation(module: nn.Module) -> bool:
 
 
 def is_no_activation(module: nn.Module) -> bool:
-    """Whether it is any other layer."""
+    """Whether it is any other module than an activation function."""
     return not is_activation(module)
 
 
 def is_dropout(module: nn.Module) -> bool:
     """Whether it is one of torch's dropout layers."""
-    return isinstance(module, _DropoutNd)
+    return isinstance(module, Dropout)
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -48,7 +47,7 @@ def is_linear(module: nn.Module) -> bool:
 
 def is_convolution(module: nn.Module) -> bool:
     """Whether it is a convolution, transposed or not."""
-    return isinstance(module, _ConvNd)
+    return isinstance(module, Convolution)
 
 
 def is_affine(module: nn.Module) -> bool:
@@ -63,7 +62,7 @@ def is_normalization(module: nn.Module) -> bool:
 
 def is_batch_norm(module: nn.Module) -> bool:
     """Whether it normalises over the batch."""
-    return isinstance(module, _BatchNorm)
+    return isinstance(module, BatchNorm)
 
 
 def is_recurrent(module: nn.Module) -> bool:

@@ -1,7 +1,7 @@
-"""What signals of layers are reduced to, right in the hook that sees them.
+"""Reductions of layers' signals, which are computed right in the hook that receives a tensor.
 
-A reduction is a frozen description: equal ones run once for each layer and signal, whoever asks.
-Values stay on the device; nothing here waits for it.
+A reduction is a frozen description: equal ones of several quantities run once for each layer and
+signal. Values stay on the device, and nothing here synchronises with it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PIECE = 2**21
 class SignalReduction(ABC, Generic[Value]):
     """Turns a tensor into something small; subclasses are frozen dataclasses.
 
-    Values are tensors, or dataclasses of these. They are moved to the host, in float64, before
-    they are merged, unless they aren't ``small``. ``by_sample`` if it matters which axis counts the
-    samples, and which one positions.
+    Values are tensors, or dataclasses of these. ``small`` values are moved to the host, in
+    float64, before they are merged. ``by_sample`` says that the value depends on which axis counts
+    the samples, and which one positions.
     """
 
     small: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class SignalReduction(ABC, Generic[Value]):
         """One value for all calls of a layer in a step."""
 
     def add(self, first: Value, second: Value) -> Value | None:
-        """The value for the sum of two tensors, from theirs; by default ``None``: it can't be told.
+        """The value for the sum of two tensors, from their values; ``None`` if it isn't determined.
 
         For a call of a layer that two backward passes go through.
         """
@@ -107,7 +107,7 @@ class Size(SignalReduction[Norms]):
 
 @dataclass(frozen=True)
 class FeatureCounts:
-    """``active`` ``[F]``: at how many of ``count`` samples and positions each feature is."""
+    """``active`` ``[F]``: at how many of ``count`` samples and positions each feature is active."""
 
     active: Tensor
     count: int
@@ -115,7 +115,7 @@ class FeatureCounts:
 
 @dataclass(frozen=True)
 class Active(SignalReduction[FeatureCounts]):
-    """How often the absolute value of each feature is above ``threshold``; NaN if one is NaN."""
+    """How often each feature's absolute value is above ``threshold``; NaN if a value is NaN."""
 
     threshold: float = 1e-8
 
@@ -197,7 +197,7 @@ class Products:
 class Gram(SignalReduction[Products]):
     """The smaller of the two Gram matrices, of features or of samples and positions.
 
-    In double precision, for the eigenvalues of its matrix are the squares of singular values.
+    In double precision, since the eigenvalues of its matrix are the squares of singular values.
     """
 
     def reduce(self, samples: Tensor) -> Products:
@@ -240,7 +240,7 @@ def _product(rows: Tensor) -> Tensor:
 class Copies(SignalReduction[Tensor]):
     """The tensor itself, flat: the one reduction whose value isn't small.
 
-    For what compares a step with the one before.
+    For quantities that compare a step with the previous one.
     """
 
     small: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Which layers of a model are meant."""
+"""Selects layers of a model."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _GLOB = frozenset("*?[")
 
 @dataclass(frozen=True)
 class Selection:
-    """The layers that one of ``include`` means, and none of ``exclude``; all without ``include``.
+    """Layers that match one of ``include`` (all without it), and none of ``exclude``.
 
-    Names, classes and modules are looked for in all modules, everything else in the leaves: modules
-    without children, and multi-head attention. ``leaf`` restricts all selectors to leaves
-    (``True``), or lets all of them see every module (``False``). Modules ``depth`` levels below
-    the model count as leaves, and nothing below them is selected; its children are at depth 1.
-    An index counts what it can see, in the order of ``model.named_modules()``, a negative one from
-    the end.
+    Names, classes and modules are matched with all modules, other selectors with the leaves alone:
+    modules without children, and multi-head attention. With ``leaf=True`` all selectors are matched
+    with leaves alone, with ``leaf=False`` with all modules. Modules ``depth`` levels below the
+    model count as leaves, and nothing below them is selected; its children are at depth 1. An index
+    counts the modules that it is matched with, in the order of ``model.named_modules()``, a
+    negative one from the end.
     """
 
     include: tuple[Selector, ...] = ()
@@ -54,8 +54,8 @@ def selection(
     """A selection from one selector or several, or from another one.
 
     ``exclude`` adds to what that excludes; ``depth`` and ``leaf`` replace its own. Without
-    ``include``, or with an empty tuple, all layers are meant; ``ValueError`` for anything else
-    that is empty, which has hardly been meant to select them all.
+    ``include``, or with an empty tuple, all layers are selected; ``ValueError`` for anything else
+    that is empty, which is more likely a mistake.
     """
     if isinstance(include, Selection):
         return replace(
@@ -106,7 +106,7 @@ def select(model: nn.Module, chosen: Selection) -> dict[str, nn.Module]:
 
 
 class _Layers:
-    """What selectors can see of a model."""
+    """The modules of a model that selectors are matched with."""
 
     def __init__(self, model: nn.Module, depth: int | None, leaf: bool | None) -> None:
         hidden = {
@@ -194,7 +194,7 @@ class _Layers:
 
 
 def near(word: str, words: Iterable[str]) -> str:
-    """The end of an error message: what is spelled like a word that isn't known."""
+    """The end of an error message: known words that are spelled like an unknown one."""
     known = list(dict.fromkeys(words))
     if not known:
         return " (there is none)"
@@ -207,7 +207,7 @@ def near(word: str, words: Iterable[str]) -> str:
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether it has no children; attention, which uses its children's parameters, is one."""
+    """Whether it has no children, or is attention, which uses its children's parameters itself."""
     if isinstance(module, nn.MultiheadAttention):
         return True
     return all(name == "parametrizations" for name, _ in module.named_children())
@@ -227,7 +227,7 @@ def _depth(name: str) -> int:
 
 
 def _in_leaf(name: str, named: dict[str, nn.Module]) -> bool:
-    """Whether it is part of what counts as one layer."""
+    """Whether it is part of a module that counts as one layer."""
     words = name.split(".")
     outer = (".".join(words[:length]) for length in range(1, len(words)))
     return any(isinstance(named.get(other), nn.MultiheadAttention) for other in outer)

@@ -1,4 +1,4 @@
-"""What can be seen at a layer."""
+"""Tensors at a layer, and requests for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradlens.signals.reductions import SignalReduction
 
 
 class Signal(Enum):
-    """A tensor that flows through a layer, forward or backward."""
+    """The inputs and outputs of a layer, and the gradients at them."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -23,21 +23,21 @@ class Signal(Enum):
 
     @property
     def of_input(self) -> bool:
-        """Whether it is that of what goes into the layer."""
+        """Whether it belongs to the input of the layer."""
         return self in (Signal.INPUT, Signal.INPUT_GRADIENT)
 
     @property
     def needs_backward(self) -> bool:
-        """Whether there is none before the backward pass."""
+        """Whether it exists only once the backward pass has reached the layer."""
         return self in (Signal.OUTPUT_GRADIENT, Signal.INPUT_GRADIENT)
 
 
 @dataclass(frozen=True)
 class Request:
-    """A signal and what it is reduced to; equal ones are made once a step, whoever asks.
+    """A signal and its reduction; equal requests of several quantities are computed once a step.
 
-    ``channel_last`` says where the features are; ``None`` leaves it to the layer, as in
-    ``gradlens.signals.axes.find_axes``.
+    ``channel_last`` says whether the features are in the last axis; with ``None`` this depends on
+    the layer, as in ``gradlens.signals.axes.find_axes``.
     """
 
     signal: Signal

@@ -119,8 +119,8 @@ def train(tracked: bool, steps: int = 20) -> dict[str, Any]:
 
 
 def attributes(model: nn.Module) -> list[list[str]]:
-    """Of all modules, but for where a tap is found while it is no hook."""
-    return [sorted(vars(module).keys() - {"_gradlens_tap"}) for module in model.modules()]
+    """Of all modules, but for where a layer hook is found while it is not installed."""
+    return [sorted(vars(module).keys() - {"_gradlens_layer_hook"}) for module in model.modules()]
 
 
 def assert_bit_identical(found: Any, expected: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from backpack.context import CTX
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
@@ -382,7 +383,7 @@ def test_failure_on_entering_leaves_no_hook() -> None:
         with pytest.raises(ValueError, match="BackpropExtension"), cockpit(0, "nonsense"):
             pass
     assert not model.weight._post_accumulate_grad_hooks
-    assert not gradlens.hooks.layer_calls.tap_of(model).listeners
+    assert not CTX.get_active_exts()
 
 
 class Cache:

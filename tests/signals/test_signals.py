@@ -27,6 +27,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.quantities import InputNorm, OutputGradientGeometry, OutputNorm, Quantity
 from gradlens.signals import Active, Gram, Maxima, Moments, SignalReduction, Size
 from gradlens.signals.axes import find_axes
+from gradlens.signals.recorded_calls import counted
 from gradlens.signals.signal import first_tensor
 from tests.cockpit.test_cockpit import assert_bit_identical, attributes
 from tests.quantities.test_layer_quantities import everything
@@ -73,16 +74,16 @@ def count_calls(cockpit: Cockpit) -> dict[str, int]:
     """How many calls of each layer make up its values, once a step is over."""
     capture = cockpit._tracking.layers._capture
     assert capture is not None
-    counted, found = capture._counted, dict[str, int]()
+    finish, found = capture.finish, dict[str, int]()
 
-    def count() -> Any:
-        calls = counted()
+    def count(*arguments: Any) -> Any:
+        calls = counted(capture._calls)
         found.update({call.layer: 0 for call in calls})
         for call in calls:
             found[call.layer] += 1
-        return calls
+        return finish(*arguments)
 
-    capture._counted = count  # type: ignore[method-assign]
+    capture.finish = count  # type: ignore[method-assign]
     return found
 
 
@@ -146,7 +147,7 @@ def test_the_first_tensor_of_a_dict_counts_and_odd_layers_are_noted() -> None:
     texts = [note.text for note in cockpit.history.notes]
     assert texts == [
         "layers that were not called have no values: idle",
-        "there are no floating-point tensors to look at in the output of length",
+        "there are no floating-point tensors in the output of length",
     ]
     assert len(caught) == 2
 

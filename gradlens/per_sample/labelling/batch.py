@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from gradlens.hooks.torch_private import sequence_number
 from gradlens.per_sample.labelling.graph import LEAF, Edge, Graph
 from gradlens.per_sample.labelling.labels import Source, Watched, read_labels
 from gradlens.per_sample.labelling.row_index import NOBODY
@@ -115,7 +116,7 @@ def loss_inputs(graph: Graph, alone: Sequence[bool]) -> LossInputs:
         else:
             waiting += graph.descend(edge)
     # In the order in which the user's code has computed them.
-    found.sort(key=lambda edge: (graph.nodes[edge[0]]._sequence_nr(), edge[1]))
+    found.sort(key=lambda edge: (sequence_number(graph.nodes[edge[0]]), edge[1]))
     shapes = tuple(graph.shape(edge) for edge in found)
     return LossInputs(tuple(found), shapes, _are_connected(graph, found, alone))
 

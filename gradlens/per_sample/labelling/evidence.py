@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gradlens.hooks.model_calls import Given
+from gradlens.hooks.torch_private import saved
 from gradlens.per_sample.labelling.graph import Graph, Use
 from gradlens.per_sample.labelling.row_index import NOBODY
 from gradlens.per_sample.labelling.saved import recomputation
@@ -23,15 +24,15 @@ MAX_ELEMENTS = 2**22
 """Larger tensors, of 16 MiB in single precision, aren't searched for the model's input."""
 
 READS = {
-    "AddmmBackward0": "_saved_mat1",
-    "MmBackward0": "_saved_self",
-    "BmmBackward0": "_saved_self",
-    "ConvolutionBackward0": "_saved_input",
-    "EmbeddingBackward0": "_saved_indices",
-    "EmbeddingBagBackward0": "_saved_indices",
-    "NativeLayerNormBackward0": "_saved_input",
-    "MkldnnRnnLayerBackward0": "_saved_input",
-    "MulBackward0": "_saved_self",
+    "AddmmBackward0": "mat1",
+    "MmBackward0": "self",
+    "BmmBackward0": "self",
+    "ConvolutionBackward0": "input",
+    "EmbeddingBackward0": "indices",
+    "EmbeddingBagBackward0": "indices",
+    "NativeLayerNormBackward0": "input",
+    "MkldnnRnnLayerBackward0": "input",
+    "MulBackward0": "self",
 }
 """Under which names kinds of nodes have saved what they compute with."""
 
@@ -141,7 +142,7 @@ def _read_by(graph: Graph, number: int) -> Tensor | None:
     if name is None:
         return None
     with recomputation():
-        read: Tensor | None = getattr(graph.nodes[number], name)
+        read: Tensor | None = saved(graph.nodes[number], name)
     return None if read is None else read.detach()
 
 

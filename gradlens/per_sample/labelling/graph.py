@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
+from gradlens.hooks.torch_private import output_metadata, saved, saved_names
+
 Node: TypeAlias = Any
 """A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't declare."""
 
@@ -113,7 +115,7 @@ class Graph:
                 kind_,
                 edges,
                 names.get(id(node.variable)) if kind_ == LEAF else integers_of(node),
-                tuple(tuple(each.shape) for each in node._input_metadata) if kind_ != LEAF else (),
+                tuple(tuple(each.shape) for each in output_metadata(node)) if kind_ != LEAF else (),
             )
             for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True)
         ]
@@ -192,7 +194,7 @@ def output_shape(node: Node, output: int) -> tuple[int, ...]:
     """Shape of a node's output in the forward pass."""
     if kind(node) == LEAF:
         return tuple(node.variable.shape)
-    return tuple(node._input_metadata[output].shape)
+    return tuple(output_metadata(node)[output].shape)
 
 
 def is_python_function(node: Node) -> bool:
@@ -200,26 +202,18 @@ def is_python_function(node: Node) -> bool:
     return isinstance(node, BackwardCFunction)
 
 
-@cache
-def _saved_names(type_: Hashable) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of what nodes of a type have saved: of anything but tensors, and of tensors."""
-    names = [name for name in dir(type_) if name.startswith("_saved_")]
-    tensors = [name for name in names if hasattr(type_, f"_raw{name}")]
-    return tuple(name for name in names if name not in tensors), tuple(tensors)
-
-
 def integers_of(node: Node) -> tuple[Any, ...]:
     """What a node has saved besides tensors: axes, offsets, sizes."""
     type_: Any = type(node)
-    values = (getattr(node, name) for name in _saved_names(type_)[0])
+    values = (saved(node, name) for name in saved_names(type_)[0])
     return tuple(value for value in values if isinstance(value, (int, tuple, bool)))
 
 
 _SELECTS = re.compile(r"index|indices|repeats|batch_sizes|offsets|sorter")
 _ALSO_SELECTS = {
-    "MaskedSelectBackward0": "_saved_mask",
-    "MaskedScatterBackward0": "_saved_mask",
-    "PackPaddedSequenceBackward0": "_saved_result1",
+    "MaskedSelectBackward0": "mask",
+    "MaskedScatterBackward0": "mask",
+    "PackPaddedSequenceBackward0": "result1",
 }
 _REDUCTIONS = re.compile(r"^(Fractional|Adaptive)?Max|^Min|^Amax|^Amin|^Median|^NanMedian|^Mode")
 """Kinds whose saved places are those of an extremum along an axis, which moves no row."""
@@ -229,20 +223,20 @@ def selections_of(node: Node) -> list[Tensor]:
     """The numbers by which a node selects rows, such as indices; detached."""
     kind_ = kind(node)
     if is_python_function(node):
-        saved = [each for each in node.saved_tensors if each is not None]
+        kept = [each for each in node.saved_tensors if each is not None]
         held = [each for each in vars(node).values() if isinstance(each, Tensor)]
-        return [each.detach() for each in (*saved, *held) if not each.is_floating_point()]
+        return [each.detach() for each in (*kept, *held) if not each.is_floating_point()]
     if _REDUCTIONS.search(kind_):
         return []
     type_: Any = type(node)
     wanted = [
         name
-        for name in _saved_names(type_)[1]
+        for name in saved_names(type_)[1]
         if _SELECTS.search(name) or _ALSO_SELECTS.get(kind_) == name
     ]
     found: list[Tensor] = []
     for name in wanted:
-        value = getattr(node, name)
+        value = saved(node, name)
         several: Sequence[Any] = value if isinstance(value, (tuple, list)) else [value]
         found += [each.detach() for each in several if isinstance(each, Tensor)]
     return found

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from gradlens.hooks.torch_private import output_metadata
 from gradlens.per_sample.labelling.graph import Edge, Graph
 from gradlens.per_sample.labelling.row_index import NOBODY
 from gradlens.per_sample.operators.operator import accumulable
@@ -153,11 +154,11 @@ def _is_normal(sums: Tensor) -> Tensor:
 def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
     node = graph.nodes[edge[0]]
     variable = getattr(node, "variable", None)
-    return node._input_metadata[edge[1]].dtype if variable is None else variable.dtype
+    return output_metadata(node)[edge[1]].dtype if variable is None else variable.dtype
 
 
 def _device(graph: Graph, edge: Edge) -> torch.device:
-    device: torch.device = graph.nodes[edge[0]]._input_metadata[edge[1]].device
+    device: torch.device = output_metadata(graph.nodes[edge[0]])[edge[1]].device
     return device
 
 
@@ -242,7 +243,7 @@ class _Passes:
 
     def _random(self, edge: Edge, generator: torch.Generator) -> Tensor:
         """A gradient without zeros, of an edge's shape and dtype; the same in each pass."""
-        metadata = self._graph.nodes[edge[0]]._input_metadata[edge[1]]
+        metadata = output_metadata(self._graph.nodes[edge[0]])[edge[1]]
         shape = self._graph.shape(edge)
         rows, features = shape[:-1], shape[-1:]
         first, second = _signed(rows, generator), _signed(features, generator)

@@ -10,10 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch.utils import checkpoint
-
-_GROUP: Any = getattr(checkpoint, "GraphExecGroup", None)
-"""Older versions of torch have no such groups."""
+from gradlens.hooks.torch_private import checkpoint_group, saved
 
 
 def recomputation() -> AbstractContextManager[Any]:
@@ -21,15 +18,12 @@ def recomputation() -> AbstractContextManager[Any]:
 
     It can be entered several times.
     """
-    if _GROUP is None or _GROUP._get_current_group() is not None:
-        return nullcontext()
-    group: AbstractContextManager[Any] = _GROUP()
-    return group
+    return checkpoint_group() or nullcontext()
 
 
 def is_recomputed(node: Any) -> bool:
     """Whether what a normalisation has saved is made when it is asked for, by a checkpoint."""
-    if node._saved_running_mean is None:
+    if saved(node, "running_mean") is None:
         return False
-    first, second = node._saved_result1, node._saved_result1
+    first, second = saved(node, "result1"), saved(node, "result1")
     return bool(first.data_ptr() != second.data_ptr())

@@ -1,4 +1,4 @@
-"""Layers are watched in the forward passes of steps that may need it, and in no others."""
+"""Layers have hooks in the forward passes of steps that may need them, and in no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens.history.undefined import Undefined
-from gradlens.hooks.layer_calls import taps_of
+from gradlens.hooks.layer_hooks import layer_hook
 from gradlens.quantities import (
     Alpha,
     HessMaxEV,
@@ -28,6 +28,7 @@ from gradlens.quantities import (
 from gradlens.quantities.step import Step
 from gradlens.schedules import linear
 from tests.cases.references import per_sample_gradients_of_losses
+from tests.hooks.test_module_hooks import has_missed_call
 
 JUMPING = (0, 1, 2, 3, 10, 11, 12, 20, 21)
 """Step 10 comes where 4 is expected."""
@@ -45,7 +46,7 @@ class BatchGradNorm(SingleStepQuantity):
 
 
 class Run:
-    """Trains, and notes at which steps the layers were watched."""
+    """Trains, and records at which steps the layers had hooks."""
 
     def __init__(
         self, quantities: Sequence[Quantity], reduction: Literal["mean", "sum"] = "mean"
@@ -58,16 +59,16 @@ class Run:
             self.model, quantities, loss_reduction=reduction, loss_function=self.loss_function
         )
         self.inputs, self.labels = torch.randn(8, 5).double(), torch.arange(8) % 3
-        self.watched: list[int] = []
-        self.losses_watched: list[int] = []
+        self.steps_with_hooks: list[int] = []
+        self.steps_with_loss_hooks: list[int] = []
 
     def step(self, step: int, *extensions: BackpropExtension, **known: int) -> None:
         self.optimizer.zero_grad()
         loss = self.loss()
-        if not any(tap.slept for tap in taps_of(self.model)):
-            self.watched.append(step)
-        if not any(tap.slept for tap in taps_of(self.loss_function)):
-            self.losses_watched.append(step)
+        if not has_missed_call(self.model):
+            self.steps_with_hooks.append(step)
+        if not has_missed_call(self.loss_function):
+            self.steps_with_loss_hooks.append(step)
         with self.cockpit(step, *extensions, loss=loss, optimizer=self.optimizer, **known):
             loss.backward()
         self.optimizer.step()
@@ -78,7 +79,7 @@ class Run:
 
 
 def reference(make: Callable[[], Sequence[Quantity]], steps: Iterable[int]) -> gradlens.Cockpit:
-    """The same run, its layers watched all the time."""
+    """The same run, whose layers have hooks all the time."""
     run = Run(make())
     gradlens.extend(run.model)
     for step in steps:
@@ -91,7 +92,7 @@ def scalars(values: Iterable[Any]) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("quantity", "watched"),
+    ("quantity", "hooked"),
     [
         (NormTest, [0, 1]),
         (Alpha, [0, 1, 5, 6, 10, 11]),
@@ -100,12 +101,14 @@ def scalars(values: Iterable[Any]) -> list[float]:
         (Loss, [0, 1]),
     ],
 )
-def test_watched_where_something_is_scheduled(quantity: type[Quantity], watched: list[int]) -> None:
+def test_hooks_are_installed_where_something_is_scheduled(
+    quantity: type[Quantity], hooked: list[int]
+) -> None:
     # What follows the first step can't be known.
     run = Run([quantity(linear(5)), Loss(name="another")])
     for step in range(12):
         run.step(step)
-    assert run.watched == watched
+    assert run.steps_with_hooks == hooked
     expected = reference(lambda: [quantity(linear(5))], range(12)).history[quantity.__name__]
     found = run.cockpit.history[quantity.__name__]
     assert list(found) == list(expected)
@@ -113,7 +116,7 @@ def test_watched_where_something_is_scheduled(quantity: type[Quantity], watched:
 
 
 def test_an_unexpected_step_has_a_reason_and_later_ones_have_values() -> None:
-    """Where an extension of BackPACK's needs what layers tell."""
+    """Where an extension of BackPACK's needs the calls of layers."""
     run = Run([BatchGradNorm(linear(10))])
     for step in JUMPING:
         run.step(step)
@@ -121,7 +124,7 @@ def test_an_unexpected_step_has_a_reason_and_later_ones_have_values() -> None:
     missed = values[10]
     assert isinstance(missed, Undefined)
     assert "cockpit.forward(step)" in missed.reason
-    assert run.watched == [0, 1, 11, 12, 20, 21]
+    assert run.steps_with_hooks == [0, 1, 11, 12, 20, 21]
     expected = reference(lambda: [BatchGradNorm(linear(10))], JUMPING).history["BatchGradNorm"]
     assert {0: values[0], 20: values[20]} == {0: expected[0], 20: expected[20]}
 
@@ -129,26 +132,26 @@ def test_an_unexpected_step_has_a_reason_and_later_ones_have_values() -> None:
 @pytest.mark.parametrize("known", [{}, {"batch_size": 8}], ids=["read off", "passed"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("quantity", [NormTest, HessMaxEV])
-def test_the_graph_tells_what_was_not_watched(
+def test_the_graph_is_enough_where_there_were_no_hooks(
     quantity: type[Quantity], reduction: Literal["mean", "sum"], known: dict[str, int]
 ) -> None:
     """Per-sample gradients and the number of samples are the same at an unexpected step."""
-    run, watched = (Run([quantity(linear(10))], reduction) for _ in range(2))
-    gradlens.extend(watched.model)
+    run, hooked = (Run([quantity(linear(10))], reduction) for _ in range(2))
+    gradlens.extend(hooked.model)
     for step in JUMPING:
         run.step(step, **known)
-        watched.step(step)
-    assert 10 not in run.watched
-    values, expected = (dict(r.cockpit.history[quantity.__name__]) for r in (run, watched))
+        hooked.step(step)
+    assert 10 not in run.steps_with_hooks
+    values, expected = (dict(r.cockpit.history[quantity.__name__]) for r in (run, hooked))
     assert list(values) == [0, 10, 20]
     assert values == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_loss_function_sleeps_too() -> None:
+def test_hooks_on_the_loss_function_are_removed_too() -> None:
     run = Run([Alpha(linear(5)), NormTest(linear(3))])
     for step in range(12):
         run.step(step)
-    assert run.losses_watched == run.watched == [0, 1, 5, 6, 10, 11]
+    assert run.steps_with_loss_hooks == run.steps_with_hooks == [0, 1, 5, 6, 10, 11]
     expected = Run([Alpha(linear(5))])
     gradlens.extend(expected.loss_function)
     for step in range(12):
@@ -165,7 +168,7 @@ def test_forward_says_which_step_comes() -> None:
         run.optimizer.zero_grad()
         with run.cockpit.forward(step):
             loss = run.loss()
-        assert any(tap.slept for tap in taps_of(run.model)) == (step % 10 > 0)
+        assert has_missed_call(run.model) == (step % 10 > 0)
         with run.cockpit(step, loss=loss):
             loss.backward()
         run.optimizer.step()
@@ -176,9 +179,9 @@ def test_forward_says_which_step_comes() -> None:
 
 def test_micro_batches() -> None:
     cockpits = []
-    for watched in (False, True):
+    for hooked in (False, True):
         run = Run([NormTest(linear(4)), Loss()])
-        if watched:
+        if hooked:
             gradlens.extend(run.model)
         for step in range(9):
             run.optimizer.zero_grad()
@@ -223,14 +226,14 @@ def test_two_cockpits_on_one_model() -> None:
     gc.collect()
     for step in range(10, 14):
         run.step(step)
-    assert run.watched == [10]
+    assert run.steps_with_hooks == [10]
 
 
 def test_per_sample_gradients_beside_a_cockpit() -> None:
     run = Run([NormTest(linear(5))])
     for step in range(3):
         run.step(step)
-    assert run.watched == [0, 1]
+    assert run.steps_with_hooks == [0, 1]
     losses = nn.functional.cross_entropy(run.model(run.inputs), run.labels, reduction="none")
     expected = per_sample_gradients_of_losses(losses, run.model)
     with gradlens.per_sample_gradients(run.model) as gradients:
@@ -240,16 +243,17 @@ def test_per_sample_gradients_beside_a_cockpit() -> None:
         torch.testing.assert_close(gradients[name].dense(), expected[name], rtol=1e-9, atol=1e-12)
 
 
-def test_copies_of_an_extended_model_are_watched() -> None:
+def test_copies_of_an_extended_model_have_per_sample_gradients() -> None:
     model = copy.deepcopy(gradlens.extend(nn.Sequential(nn.Linear(3, 2))))
     with gradlens.per_sample_gradients(model) as gradients:
         model(torch.ones(4, 3)).sum().backward()
     assert set(gradients) == {"0.weight", "0.bias"}
 
 
-def test_a_closed_cockpit_watches_nothing() -> None:
+def test_a_closed_cockpit_has_no_layer_hooks() -> None:
     run = Run([NormTest()])
     run.step(0)
     run.cockpit.close()
     run.loss()
-    assert all(tap.slept for tap in taps_of(run.model))
+    hooks = [layer_hook(module) for module in run.model.modules()]
+    assert [hook.missed_call for hook in hooks if hook is not None] == [True, True]

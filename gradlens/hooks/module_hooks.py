@@ -1,0 +1,79 @@
+"""The hooks that gradlens registers on modules and tensors for an object of its own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gradlens.hooks.torch_private import forward_hooks, forward_pre_hooks
+
+
+class HookOwner:
+    """Base class of objects that have hooks, which do nothing while the owner is ``paused``.
+
+    gradlens pauses them in backward passes of its own, which are no part of the user's training.
+    """
+
+    _paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context in which the owner's hooks do nothing."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+
+Owner = TypeVar("Owner", bound=HookOwner)
+
+
+class OwnedHook(Generic[Owner]):
+    """A hook on a module or a tensor, which calls ``function(owner, *arguments of the hook)``.
+
+    The owner is referenced weakly, so that a model or a graph doesn't keep it alive. Copies and
+    pickles of a module contain its hooks, but belong to somebody else: there, they have no owner
+    and do nothing.
+    """
+
+    def __init__(
+        self, owner: Owner | None = None, function: Callable[..., None] | None = None
+    ) -> None:
+        self._owner = None if owner is None else weakref.ref(owner)
+        self._function = function
+
+    @property
+    def owner(self) -> Owner | None:
+        """The object that the hook belongs to; ``None`` in copies, and once it was deleted."""
+        return None if self._owner is None else self._owner()
+
+    def __call__(self, *arguments: Any) -> None:
+        owner = self.owner
+        if owner is not None and self._function is not None and not owner._paused:
+            self._function(owner, *arguments)
+
+    def __reduce__(self) -> tuple[type[OwnedHook[Owner]], tuple[()]]:
+        return type(self), ()
+
+
+def hook_owners(model: nn.Module) -> set[HookOwner]:
+    """The owners of all hooks on a model's modules."""
+    hooks: list[Any] = []
+    for module in model.modules():
+        hooks += [*forward_pre_hooks(module).values(), *forward_hooks(module).values()]
+    owners = [hook.owner for hook in hooks if isinstance(hook, OwnedHook)]
+    return {owner for owner in owners if owner is not None}
+
+
+def on_gradient(tensor: Tensor, function: Callable[[Tensor], None]) -> RemovableHandle:
+    """Call a function with the gradient at a tensor, in each backward pass that computes one."""
+    # Without this, register_hook crashes the process (torch 2.13) where the tensor was changed in
+    # place and then through a view of it: its node is renewed when it is read.
+    _ = tensor.grad_fn
+    return tensor.register_hook(function)
