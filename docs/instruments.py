@@ -9,7 +9,7 @@ from torch import nn
 import gradlens
 from gradlens import quantities
 from gradlens.cli.demo import load_digits
-from gradlens.plotting.plotter import layer_panels, main_panels
+from gradlens.plotting.panels import layer_panels, main_panels
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from gradlens.schedules import linear
 

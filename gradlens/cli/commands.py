@@ -19,9 +19,10 @@ from gradlens.history.history import History
 from gradlens.instruments.style import PAPER
 from gradlens.plotting.animation import ANIMATIONS, animate
 from gradlens.plotting.comparison import compare, left_out
+from gradlens.plotting.layout import pages
 from gradlens.plotting.loading import load_run
 from gradlens.plotting.output import FIGURES, check_suffix, write_figure
-from gradlens.plotting.plotter import pages, up_to
+from gradlens.plotting.plotter import up_to
 from gradlens.plotting.screen import Screen
 from gradlens.plotting.summary import summarize
 

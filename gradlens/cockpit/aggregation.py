@@ -17,7 +17,7 @@ from gradlens.cockpit.plain import to_plain
 from gradlens.history.history import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.quantities.quantity import Quantity
+from gradlens.quantities.quantity import Quantity, kinds
 
 Statistic: TypeAlias = Literal["mean", "std", "min", "q1", "median", "q3", "max", "iqr"]
 
@@ -257,7 +257,7 @@ class Aggregate:
         view = self.quantity.view
         what = "epoch" if self.over == "epoch" else f"{self.over} values"
         return Source(
-            "Aggregate", replace(view, title=f"{view.title or self.quantity.name} ({what})")
+            ("Aggregate",), replace(view, title=f"{view.title or self.quantity.name} ({what})")
         )
 
 
@@ -361,7 +361,7 @@ class Aggregation:
 
     def sources(self, quantities: Iterable[Quantity]) -> dict[str, Source]:
         """What the series come from, those of the quantities themselves first."""
-        own = {q.name: Source(type(q).__name__, q.view, q.of_samples) for q in quantities}
+        own = {q.name: Source(kinds(q), q.view, q.of_samples) for q in quantities}
         shown = {name: own[name] for name in own if name in self._shown(quantities)}
         return shown | {a.name: a.source for a in self._aggregates.values()}
 
@@ -430,7 +430,7 @@ class Aggregation:
         ]
 
 
-PUSHED = Source("Aggregate", View("", group="performance"))
+PUSHED = Source(("Aggregate",), View("", group="performance"))
 """What metrics come from that the training loop has pushed."""
 
 

@@ -79,7 +79,7 @@ def _from_bytes(data: str, dtype: Any, entry: Mapping[str, Any]) -> Any:
 
 def _sources(log: _Log) -> dict[str, Source]:
     names = dict.fromkeys(name for values in log.values() for name in values)
-    return {name: Source(name, VIEWS[name]) for name in names if name in VIEWS}
+    return {name: Source((name,), VIEWS[name]) for name in names if name in VIEWS}
 
 
 def _shapes(history: History) -> dict[str, tuple[int, ...]]:

@@ -19,19 +19,26 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Source:
-    """What a series came from: the quantity's class name and how it wishes to be shown.
+    """What recorded a series, and how it is shown.
 
-    ``of_samples`` says whether its values are made of per-sample gradients.
+    ``kinds`` are the names of the quantity's class and of the quantities that it derives from, the
+    most specific first. They are plain names, so that a run can be read where the classes don't
+    exist. ``of_samples``: its values are computed from per-sample gradients.
     """
 
-    kind: str
-    view: View
+    kinds: tuple[str, ...] = ()
+    view: View = field(default_factory=lambda: View(""))
     of_samples: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Name of the quantity's own class; empty if there is none."""
+        return self.kinds[0] if self.kinds else ""
 
 
 @dataclass(frozen=True)
 class Note:
-    """Something worth knowing about a step, in words."""
+    """A message for the user about a step."""
 
     step: int
     text: str
@@ -39,12 +46,12 @@ class Note:
 
 @dataclass
 class History:
-    """A run's values by name and step; knows no torch and no network.
+    """A run's values by name and step, independent of torch and of the network.
 
-    ``sources`` says for each name what it came from; ``parameters`` gives the shapes of the
-    network's parameters, from input to output; ``notes`` holds remarks. ``coverages`` says which
-    per-sample gradients there were, from each step on at which that changed. A number that could
-    not be computed is a NaN, and where its reason is known it is an ``Undefined``. A later value
+    ``sources`` gives what recorded each series, by its name; ``parameters`` gives the shapes of the
+    network's parameters, from input to output; ``notes`` are messages for the user. ``coverages``
+    gives the per-sample gradients that exist, by each step from which on that has changed. A number
+    that could not be computed is a NaN, and an ``Undefined`` if its reason is known. A later value
     for the same name and step replaces the earlier one.
     """
 
@@ -75,8 +82,8 @@ class History:
         return MappingProxyType(self._values[name])
 
     def of_kind(self, kind: str) -> tuple[str, ...]:
-        """Names of the series that quantities of class ``kind`` recorded."""
-        return tuple(name for name, source in self.sources.items() if source.kind == kind)
+        """Names of the series of quantities of class ``kind`` or of a class derived from it."""
+        return tuple(name for name, source in self.sources.items() if kind in source.kinds)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -130,7 +137,11 @@ class History:
 
 def _header(history: History) -> dict[str, Value]:
     sources: dict[str, Value] = {
-        name: {"kind": source.kind, "view": asdict(source.view), "of_samples": source.of_samples}
+        name: {
+            "kinds": list(source.kinds),
+            "view": asdict(source.view),
+            "of_samples": source.of_samples,
+        }
         for name, source in history.sources.items()
     }
     parameters = {name: list(shape) for name, shape in history.parameters.items()}
@@ -155,7 +166,7 @@ def _from_header(line: bytes, path: str | Path, truncated: bool) -> History:
 
 def _sources(header: Mapping[str, Any]) -> dict[str, Source]:
     return {
-        name: Source(found["kind"], View(**found["view"]), found["of_samples"])
+        name: Source(tuple(found["kinds"]), View(**found["view"]), found["of_samples"])
         for name, found in header["sources"].items()
     }
 

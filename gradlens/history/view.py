@@ -1,4 +1,4 @@
-"""How a quantity wishes to be shown."""
+"""How a quantity is to be shown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 """Instruments: one panel each, drawn from a history alone.
 
-``MAIN`` and ``LAYERS`` list what the two screens show, in the order of its groups. To add an
-instrument, write its class in a file of its own and enter it in one of the two.
+``BUILT_IN`` are those that a figure has by default, in the order of its groups. An instrument of
+your own is a class derived from ``Instrument``, and is added by
+``CockpitPlotter(instruments=(*BUILT_IN, Mine()))``. What it may use is exported here too: functions
+that read series as arrays (``line``, ``field_line``, ...), that draw and explain them (``curves``,
+``band``, ``key``, ...), that set axes (``fit``, ``StepAxis``), and the colours.
 """
 
 from gradlens.instruments.activation import ActivationInstrument
@@ -11,6 +14,19 @@ from gradlens.instruments.batch_size import BatchSizeInstrument
 from gradlens.instruments.covariance import (
     CovarianceRanksInstrument,
     CovarianceSpectrumInstrument,
+)
+from gradlens.instruments.drawing import (
+    Artists,
+    any_finite,
+    band,
+    curve,
+    curves,
+    explain_empty,
+    missing,
+    readout,
+    thread,
+    threads,
+    zero_line,
 )
 from gradlens.instruments.early_stopping import EarlyStoppingInstrument
 from gradlens.instruments.generic import GenericInstrument
@@ -32,21 +48,74 @@ from gradlens.instruments.layer_spectra import (
     LayerSpectraInstrument,
     LayerStableRanksInstrument,
 )
-from gradlens.instruments.logged import (
+from gradlens.instruments.norms import DistanceInstrument, GradNormInstrument, UpdateSizeInstrument
+from gradlens.instruments.numbers import (
     AccuracyInstrument,
     LearningRateInstrument,
     LossesInstrument,
+    LossInstrument,
+    MeanGSNRInstrument,
+    TICInstrument,
 )
-from gradlens.instruments.loss import LossInstrument
-from gradlens.instruments.mean_gsnr import MeanGSNRInstrument
-from gradlens.instruments.norms import DistanceInstrument, GradNormInstrument, UpdateSizeInstrument
 from gradlens.instruments.parameters import ParametersInstrument
+from gradlens.instruments.scales import (
+    NumberLabels,
+    Scale,
+    StepAxis,
+    fit,
+    log_if_far,
+    log_if_wide,
+    number_label,
+    step_label,
+    without_spikes,
+)
+from gradlens.instruments.series import (
+    Line,
+    Records,
+    entry,
+    field_line,
+    in_force,
+    input_to_output,
+    keys,
+    line,
+    lines,
+    quantile_lines,
+    rms_lines,
+    thin,
+    trend,
+)
 from gradlens.instruments.spectral_density import SpectralDensityInstrument
 from gradlens.instruments.stability import StabilityInstrument
 from gradlens.instruments.step_time import TimeInstrument
-from gradlens.instruments.tic import TICInstrument
+from gradlens.instruments.style import (
+    ALARM,
+    AMBER,
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    MUTED,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    SKY,
+    TEXT_SIZE,
+    TICK_SIZE,
+    Color,
+    Entry,
+    categorical_colors,
+    inside,
+    key,
+    message,
+    sequence_colors,
+    sequence_key,
+    size_in_points,
+    subtitle,
+    tint,
+    title,
+)
 
-MAIN: tuple[Instrument, ...] = (
+BUILT_IN: tuple[Instrument, ...] = (
     LossInstrument(),
     LossesInstrument(),
     AccuracyInstrument(),
@@ -78,9 +147,6 @@ MAIN: tuple[Instrument, ...] = (
     LayerStableRanksInstrument(),
     LayerConditionsInstrument(),
     AggregateInstrument(),
-)
-
-LAYERS: tuple[Instrument, ...] = (
     LayerMapInstrument(),
     LayerRanksInstrument(),
     LayerHistogramsInstrument(),
@@ -89,19 +155,34 @@ LAYERS: tuple[Instrument, ...] = (
 )
 
 __all__ = [
-    "LAYERS",
-    "MAIN",
+    "ALARM",
+    "AMBER",
+    "BLUE",
+    "BUILT_IN",
+    "FAINT",
+    "GREEN",
+    "INK",
+    "MUTED",
+    "ORANGE",
+    "PAPER",
+    "PURPLE",
+    "SKY",
+    "TEXT_SIZE",
+    "TICK_SIZE",
     "AccuracyInstrument",
     "ActivationInstrument",
     "AggregateInstrument",
     "AlphaInstrument",
+    "Artists",
     "BatchSizeInstrument",
+    "Color",
     "CorrelationsInstrument",
     "CovarianceRanksInstrument",
     "CovarianceSpectrumInstrument",
     "DistanceInstrument",
     "Drawing",
     "EarlyStoppingInstrument",
+    "Entry",
     "GenericInstrument",
     "GradNoiseScaleInstrument",
     "GradNormInstrument",
@@ -121,13 +202,55 @@ __all__ = [
     "LayerSpectraInstrument",
     "LayerStableRanksInstrument",
     "LearningRateInstrument",
+    "Line",
     "LossInstrument",
     "LossesInstrument",
     "MeanGSNRInstrument",
+    "NumberLabels",
     "ParametersInstrument",
+    "Records",
+    "Scale",
     "SpectralDensityInstrument",
     "StabilityInstrument",
+    "StepAxis",
     "TICInstrument",
     "TimeInstrument",
     "UpdateSizeInstrument",
+    "any_finite",
+    "band",
+    "categorical_colors",
+    "curve",
+    "curves",
+    "entry",
+    "explain_empty",
+    "field_line",
+    "fit",
+    "in_force",
+    "input_to_output",
+    "inside",
+    "key",
+    "keys",
+    "line",
+    "lines",
+    "log_if_far",
+    "log_if_wide",
+    "message",
+    "missing",
+    "number_label",
+    "quantile_lines",
+    "readout",
+    "rms_lines",
+    "sequence_colors",
+    "sequence_key",
+    "size_in_points",
+    "step_label",
+    "subtitle",
+    "thin",
+    "thread",
+    "threads",
+    "tint",
+    "title",
+    "trend",
+    "without_spikes",
+    "zero_line",
 ]

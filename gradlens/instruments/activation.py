@@ -1,4 +1,4 @@
-"""Which share of units is active, and which is dead."""
+"""Fractions of active and of dead units."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gradlens.instruments.series import field_line
 from gradlens.instruments.style import ALARM, BLUE, ORANGE, title
 
 MANY = 0.5
-"""A layer in which so many units are dead is an alarm."""
+"""Fraction of dead units in a layer from which on it is an alarm."""
 
 
 class ActivationInstrument(Instrument):
-    """Shares of active outputs and dead units over all layers, and of dead ones in the worst."""
+    """Fractions of active outputs and dead units over all layers, and of dead ones in the worst."""
 
     kinds: ClassVar[tuple[str, ...]] = ("OutputActivation", "GradientActivation")
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         lines = {
             "active": field_line(records, "active"),
@@ -32,9 +32,7 @@ class ActivationInstrument(Instrument):
         }
         worst = lines["dead, worst"]
         if worst.steps.size and worst.finite[-1]:
-            title(
-                ax, self._heading(history), f"worst {worst.latest:.0%} dead", worst.latest >= MANY
-            )
+            title(ax, self.heading(history), f"worst {worst.latest:.0%} dead", worst.latest >= MANY)
         artists = curves(ax, axis, lines, [BLUE, ORANGE, ALARM], "linear", [1.6, 1.6, 1.0])
         if "message" not in artists:
             ax.set_ylim(-0.02, 1.02)

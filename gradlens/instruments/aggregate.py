@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradlens.history.history import History, Source
+from gradlens.history.history import History
 from gradlens.history.view import View
 from gradlens.instruments.drawing import (
     Artists,
@@ -27,7 +27,7 @@ from gradlens.instruments.series import Line, Records, line_through, ordered, re
 from gradlens.instruments.style import CATEGORICAL, Entry, key, title
 
 MIDDLES = ("mean", "median", "max", "min", "std", "iqr")
-"""The first of these that there is makes the line."""
+"""Statistics to draw as the line; the first that exists is taken."""
 
 Leaves = Mapping[tuple[str, ...], Mapping[str, Line]]
 
@@ -35,17 +35,17 @@ Leaves = Mapping[tuple[str, ...], Mapping[str, Line]]
 class AggregateInstrument(Instrument):
     """The mean of a series over an epoch, or its median, within its spread.
 
-    The band is mean ± std, and otherwise the middle half or the range. Numbers of many layers are
-    drawn as those of one step are, without bands.
+    The band is mean ± std, or else the quartiles or the range. Numbers of many layers are drawn as
+    those of single steps are, without bands.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("Aggregate",)
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = ordered(history[self.names[0]])
-        view = history.sources.get(self.names[0], Source("", View(""))).view
-        heading = self._heading(history)
+        view = self.view(history)
+        heading = self.heading(history)
         leaves = _leaves(records)
         shown = _largest_group(leaves)
         if len(shown) > len(CATEGORICAL):
@@ -117,7 +117,7 @@ def _summaries(record: Any, path: tuple[str, ...] = ()) -> Any:
 
 
 def _largest_group(leaves: Leaves) -> Leaves:
-    """The numbers of layers or parameters, and of several in each the first; else all."""
+    """The numbers of layers or parameters, the first of each; without these, all numbers."""
     layered = {path: found for path, found in leaves.items() if path[:1] and path[0] in NOUNS}
     first: dict[tuple[str, ...], Mapping[str, Line]] = {}
     for path, found in layered.items():

@@ -1,4 +1,4 @@
-"""Where on a parabola each step ended: the local step size."""
+"""The local step size: the point of a fitted parabola at which each step ended."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ from gradlens.instruments.style import (
 )
 
 RECENT = 0.1
-"""Share of the steps that are shown as the latest ones."""
+"""Fraction of the steps that are shown as the latest ones."""
 REACH = 4.0
-"""Furthest place on the parabola that is shown; what is beyond it is counted in the last bin."""
+"""Largest distance from the minimum that is shown; steps beyond it are in the last bin."""
 
 
 class AlphaInstrument(Instrument):
     """Local step sizes on their parabola, and over time.
 
-    A step starts at −1 and would end at 0, the minimum, if it was optimal; at 1 it has reached
-    the other side. The histograms are of all steps and of the latest tenth, the dots their means.
+    A step starts at −1; an optimal one ends at 0, the minimum; one that ends at 1 has the same loss
+    on the other side. The histograms are of all steps and of the latest tenth, the dots are their
+    means.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("Alpha",)
@@ -53,12 +54,12 @@ class AlphaInstrument(Instrument):
     together: ClassVar[bool] = False
     width: ClassVar[float] = 1.5
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = line(history[self.names[0]])
         if not any_finite([found]):
             axis.apply(ax)
             return explain_empty(ax, [found])
-        title(ax, self._heading(history), *readout(found))
+        title(ax, self.heading(history), *readout(found))
         width = size_in_points(ax)[0]
         share = 0.42
         picture = inside(ax, 0, 0, share, 1)

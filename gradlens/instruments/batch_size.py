@@ -1,4 +1,4 @@
-"""The batch size, and which one would suit the learning rate."""
+"""The batch size that suits the learning rate, and the one in use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BatchSizeInstrument(Instrument):
     home: ClassVar[Group] = "noise"
     title: ClassVar[str] = "Batch size"
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         suggested = {name: line(history[name]) for name in self.names if name != IN_USE}
         steps = [one.steps for one in suggested.values()] or [line(history[IN_USE]).steps]
         used = in_force(IN_USE, np.unique(np.concatenate(steps)), history)

@@ -32,11 +32,11 @@ class CovarianceSpectrumInstrument(Instrument):
     title: ClassVar[str] = "Gradient covariance"
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         trace = field_line(records, "trace")
         latest, alarm = readout(trace)
-        title(ax, self._heading(history), f"trace {latest}" if latest else "", alarm)
+        title(ax, self.heading(history), f"trace {latest}" if latest else "", alarm)
         return threads(ax, axis, eigenvalue_lines(records), "log", {"trace": (trace, INK)})
 
 
@@ -47,7 +47,7 @@ class CovarianceRanksInstrument(Instrument):
     title: ClassVar[str] = "Covariance rank"
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         lines = {
             "effective": field_line(records, "effective_rank"),
@@ -60,8 +60,8 @@ class CovarianceRanksInstrument(Instrument):
 def eigenvalue_lines(records: Records, most: int = MOST) -> dict[str, Line]:
     """The largest eigenvalues as lines ``λ1``, ``λ2``, ...; NaN where a record has fewer.
 
-    An eigenvalue below the rounding error of the largest one is a NaN: it is noise, and a
-    logarithmic axis would show little else.
+    An eigenvalue below the rounding error of the largest one is a NaN, because it is noise that
+    would take up most of a logarithmic axis.
     """
     found = ordered(records)
     steps = np.array(list(found), dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Marks that several instruments share: curves, their trends, what is missing."""
+"""Functions for drawing series: curves, their trends, marks of missing values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def curve(
     z: float = 3,
     width: float = 1.6,
 ) -> Artists:
-    """A line that matters; from many points on, a trend in front of pale raw values."""
+    """A main line; of many points, their trend in front of the pale raw values."""
     if line.finite.sum() < SMOOTH_FROM:
         return {name: thread(ax, axis, line, color, width, z)}
     raw = thread(ax, axis, line, tint(color, 0.35), width=0.6, z=2 + 0.01 * z)
@@ -61,7 +61,7 @@ def curve(
 def thread(
     ax: Axes, axis: StepAxis, line: Line, color: Color, width: float = 0.9, z: float = 2.5
 ) -> Artist:
-    """A line, with marks where there are few values or one stands between two gaps."""
+    """A thin line, with markers if there are few values, and on a value between two gaps."""
     steps, values = thin(line.steps, line.values, warp=axis.warp)
     few = np.isfinite(values).sum() <= MARKERS_UP_TO
     marked = np.isfinite(values) if few else _alone(values)
@@ -89,9 +89,9 @@ def _alone(values: Floats) -> NDArray[np.bool_]:
 
 
 def band(ax: Axes, axis: StepAxis, low: Line, high: Line, color: Color) -> Artist:
-    """The area between two lines; from many points on, between their trends.
+    """The area between two lines; of many points, between their trends.
 
-    To be drawn once the value axis has its range: what is above it, even ∞, ends at its top.
+    Call it after ``fit``: values above the range of the axis, even ∞, are drawn up to its top.
     """
     top = 10 * abs(ax.get_ylim()[1])
     edges = [Line(one.steps, np.minimum(one.values, top)) for one in (low, high)]
@@ -104,10 +104,10 @@ def band(ax: Axes, axis: StepAxis, low: Line, high: Line, color: Color) -> Artis
 
 
 def missing(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
-    """Marks at steps whose value is no finite number.
+    """Marks at steps whose value isn't a finite number.
 
-    Ticks stand at the upper edge where it is ∞, and otherwise on the base line. Of lines that are
-    always ∞ there is one line along the upper edge, as ``infinite_entry`` says in a key.
+    Ticks are at the upper edge where the value is ∞, and otherwise on the base line. Lines that are
+    always ∞ are shown as one line along the upper edge; ``infinite_entry`` explains it in a key.
     """
     infinite = [line.steps[np.isposinf(line.values)] for line in lines if not always_infinite(line)]
     others = [line.steps[~line.finite & ~np.isposinf(line.values)] for line in lines]
@@ -160,7 +160,7 @@ def _ticks(ax: Axes, axis: StepAxis, steps: Floats, height: float, color: Color)
 
 
 def zero_line(ax: Axes) -> Artists:
-    """A dashed line at zero if the value axis has values on both sides of it."""
+    """A dashed line at zero if the value axis extends to both sides of it."""
     low, high = ax.get_ylim()
     if not low < 0 < high:
         return {}
@@ -168,7 +168,7 @@ def zero_line(ax: Axes) -> Artists:
 
 
 def explain_empty(ax: Axes, lines: Sequence[Line]) -> Artists:
-    """Say why there is nothing to draw, in the words of the value itself if it has any."""
+    """A message why there is nothing to draw: the reason of the latest value that has one."""
     reasons = [line.reason for line in lines if line.reason]
     nothing = "recorded, but never a finite number"
     if not any(line.steps.size for line in lines):
@@ -179,12 +179,12 @@ def explain_empty(ax: Axes, lines: Sequence[Line]) -> Artists:
 
 
 def always_infinite(line: Line) -> bool:
-    """Whether the values of a line are all ∞, but for some that are missing."""
+    """Whether all values of a line that exist are ∞."""
     return not line.finite.any() and bool(np.isposinf(line.values).any())
 
 
 def infinite_entry(names: Sequence[str]) -> list[Entry]:
-    """What a key says of lines that are always ∞, if there are any."""
+    """The entry of a key for lines that are always ∞, if there are any."""
     more = f" +{len(names) - 1}" if len(names) > 1 else ""
     return [Entry(f"∞: {names[0]}{more}", MUTED)] if names else []
 
@@ -195,7 +195,7 @@ def any_finite(lines: Sequence[Line]) -> bool:
 
 
 def readout(line: Line) -> tuple[str, bool]:
-    """The latest value in words, and whether it is an alarm."""
+    """The latest value as text, and whether it is an alarm because it isn't finite."""
     if not line.steps.size:
         return "", False
     if line.finite[-1]:
@@ -216,9 +216,9 @@ def curves(
     widths: Sequence[float] = (),
     head: Axes | None = None,
 ) -> Artists:
-    """Several lines that matter on one value axis, explained by a key above it or ``head``.
+    """Several main lines on one value axis, explained by a key above it or above ``head``.
 
-    Of those that are ∞ at every step, there is only a word in the key.
+    Lines that are ∞ at every step are named in the key.
     """
     axis.apply(ax)
     if not any_finite(list(lines.values())):
@@ -247,8 +247,8 @@ def threads(
 ) -> Artists:
     """Many thin lines coloured from input to output, behind the lines of ``front``.
 
-    From many points on these are trends only: their raw values would hide each other. Of lines
-    that are ∞ at every step, there is only a word in the key.
+    Lines of many points are drawn as trends only, because their raw values would cover each other.
+    Lines that are ∞ at every step are named in the key.
     """
     front = front or {}
     axis.apply(ax)
@@ -272,12 +272,12 @@ def threads(
 
 
 def row_stride(count: int, height: float) -> int:
-    """Every how many-th of ``count`` rows in ``height`` points has room for a label."""
+    """The least n for which each n-th of ``count`` rows on ``height`` points can have a label."""
     return max(1, math.ceil(1.35 * TICK_SIZE * count / height))
 
 
 def label_rows(ax: Axes, labels: Sequence[str], stride: int, count: int) -> None:
-    """Make the value axis one of ``count`` rows, the first on top, each ``stride``-th labelled."""
+    """Set the value axis to ``count`` rows, the first on top, and label each ``stride``-th."""
     ax.set_yscale("linear")
     ax.set_ylim(count, 0)
     ax.set_ylabel("")

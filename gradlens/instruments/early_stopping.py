@@ -1,4 +1,4 @@
-"""Whether gradients can still be told from noise."""
+"""The early stopping criterion: whether gradients differ from noise."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from gradlens.instruments.style import ALARM, BLUE, subtitle, tint, title
 
 
 class EarlyStoppingInstrument(Instrument):
-    """The evidence-based stopping criterion; above zero, where it says stop, is tinted.
+    """The evidence-based stopping criterion; the range in which to stop, above zero, is tinted.
 
-    Single steps may be far below, where a few elements have almost no variance: they leave the
-    axis.
+    Single steps at which a few elements have almost no variance are far below the others. They are
+    outside the range of the axis.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("EarlyStopping",)
     title: ClassVar[str] = "Early stopping"
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = line(history[self.names[0]])
         axis.apply(ax)
         if not any_finite([found]):
             return explain_empty(ax, [found])
         text, alarm = readout(found)
-        title(ax, self._heading(history), text, alarm or found.latest > 0)
+        title(ax, self.heading(history), text, alarm or found.latest > 0)
         artists = curve(ax, axis, found, BLUE, "criterion")
         fit(ax, [without_spikes(found.values), np.array([0.0, 0.1])], "linear")
         top = ax.get_ylim()[1]

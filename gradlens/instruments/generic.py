@@ -1,4 +1,4 @@
-"""Any series without an instrument of its own, drawn as its view asks."""
+"""The instrument of series that have no other one, drawn by their view."""
 
 from __future__ import annotations
 
@@ -47,17 +47,15 @@ class GenericInstrument(Instrument):
 
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         name = self.names[0]
-        source = history.sources.get(name)
-        view = source.view if source else View(name)
-        records = history[name]
+        view, records = self.view(history), history[name]
         if keys(records):
             return _dicts(history, records, view, ax, axis)
         if any(isinstance(v, (list, tuple)) or np.ndim(v) for v in records.values()):
             return _band(records, view, ax, axis)
         one = line(records)
-        title(ax, self._heading(history), *readout(one))
+        title(ax, self.heading(history), *readout(one))
         artists = curves(ax, axis, {name: one}, [BLUE], view.yscale)
         return artists | ({"subtitle": subtitle(ax, view.label)} if view.label else {})
 

@@ -27,14 +27,14 @@ from gradlens.instruments.style import BLUE, subtitle, tint, title
 class GradNoiseScaleInstrument(Instrument):
     """Gradient noise scale with the band of its confidence interval.
 
-    Single estimates may be far off, even infinite: they leave the axis at its top.
+    Single estimates may be far too large, even infinite. They are above the range of the axis.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("GradNoiseScale",)
     title: ClassVar[str] = "Gradient noise scale"
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         value, low, high = (field_line(records, name) for name in ("value", "low", "high"))
         axis.apply(ax)
@@ -42,7 +42,7 @@ class GradNoiseScaleInstrument(Instrument):
             return explain_empty(ax, [value])
         smooth = trend(value, axis.warp, bridge=True)
         many = value.steps.size >= SMOOTH_FROM
-        title(ax, self._heading(history), *readout(smooth if many else value))
+        title(ax, self.heading(history), *readout(smooth if many else value))
         fit(ax, [without_spikes(one.values, log=True) for one in (value, low)], "log")
         artists: Artists = {"band": band(ax, axis, low, high, BLUE)}
         artists |= _value(ax, axis, value, smooth if many else None)
@@ -54,7 +54,7 @@ def _value(ax: Axes, axis: StepAxis, value: Line, smooth: Line | None) -> Artist
     positive = Line(value.steps, np.where(value.values > 0, value.values, np.nan))
     if smooth is None:
         return {"value": thread(ax, axis, positive, BLUE, 1.6, 3)}
-    # Not joined across gaps, of which there are many as long as noise prevails.
+    # Gaps stay gaps. There are many of them if the noise is large.
     raw = thread(ax, axis, positive, tint(BLUE, 0.45), 0.6, 2)
     (front,) = ax.plot(smooth.steps, smooth.values, color=BLUE, linewidth=1.6, zorder=4)
     return {"value": raw, "value trend": front}

@@ -1,4 +1,4 @@
-"""How far noise moves the mini-batch gradient: norm, inner product and orthogonality test."""
+"""Norm, inner product and orthogonality test: the noise of the mini-batch gradient."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 from gradlens.history.history import History
 from gradlens.instruments.drawing import Artists, any_finite, curves, explain_empty
 from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.numbers import short_labels
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.series import Line, line
 from gradlens.instruments.style import (
@@ -37,15 +38,15 @@ COLORS: dict[str, Color] = {"NormTest": BLUE, "InnerTest": ORANGE, "OrthoTest": 
 
 @dataclass(frozen=True)
 class Noise:
-    """Spread of the mean gradient in units of its length; NaN where it is not known."""
+    """Spread of the mean gradient in units of its length; NaN where there is no test."""
 
     norm: float
     inner: float
     ortho: float
 
 
-# θ² of the norm test is the sum of the other two squares: its line is wide, because ν may lie
-# on top of it.
+# θ² of the norm test is the sum of the other two squares. Its line is wide, so that it can be seen
+# behind the line of ν where they are almost equal.
 WIDTHS = {"NormTest": 3.2}
 
 
@@ -54,16 +55,16 @@ class GradientTestsInstrument(Instrument):
 
     The picture shows the mean gradient as an arrow of length one. The circle around its tip has
     the radius θ of the norm test, the bands have the half-widths θ of the inner product test
-    (along the arrow) and ν of the orthogonality test (across it). If the circle holds the
-    arrow's origin, the noise is larger than the gradient. Of several tests of a kind, the first
-    one has the bands, and all have their circles and lines.
+    (along the arrow) and ν of the orthogonality test (across it). If the arrow's origin is in the
+    circle, the noise is larger than the gradient. Of several tests of a kind, the bands are those
+    of the first; circles and lines are drawn for all.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("NormTest", "InnerTest", "OrthoTest")
     title: ClassVar[str] = "Gradient tests"
     width: ClassVar[float] = 1.5
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = {name: line(history[name]) for name in self.names}
         if not any_finite(list(found.values())):
             axis.apply(ax)
@@ -72,7 +73,7 @@ class GradientTestsInstrument(Instrument):
         share = min(0.45, height / width)
         picture = inside(ax, 0, 0, share, 1)
         series = inside(ax, share + 30 / width, 0, 1 - share - 30 / width, 1)
-        looks = _looks(history, self.names)
+        looks = _looks(self.names, [self.kind(history, name) for name in self.names])
         named = {look.label: found[look.name] for look in looks}
         artists = curves(
             series,
@@ -103,12 +104,11 @@ class Look:
         return tint(color, 1.0 if self.place == 0 else 0.5)
 
 
-def _looks(history: History, names: Sequence[str]) -> list[Look]:
-    kinds = [history.sources[name].kind if name in history.sources else "" for name in names]
-    usual = len(set(kinds)) == len(kinds)
+def _looks(names: Sequence[str], kinds: Sequence[str]) -> list[Look]:
+    labels = short_labels(names, kinds, SHORT)
     return [
-        Look(name, kind, kinds[:place].count(kind), SHORT.get(kind, name) if usual else name)
-        for place, (name, kind) in enumerate(zip(names, kinds, strict=True))
+        Look(name, kind, kinds[:place].count(kind), label)
+        for place, (name, kind, label) in enumerate(zip(names, kinds, labels, strict=True))
     ]
 
 
@@ -146,7 +146,7 @@ def _frame(ax: Axes, reach: float) -> None:
 
 
 def _corner(ax: Axes, text: str) -> Artist:
-    # In a corner, which the circle leaves free.
+    # The circle does not reach this corner.
     return ax.annotate(
         text,
         (0, 0),

@@ -28,7 +28,7 @@ from gradlens.instruments.series import (
 from gradlens.instruments.style import MUTED, PAPER, title
 
 FEW = 15
-"""Columns for hollow points: more of them would hide the lines."""
+"""Columns for hollow points; more of them would cover the lines."""
 
 
 class HessEigenvaluesInstrument(Instrument):
@@ -38,7 +38,7 @@ class HessEigenvaluesInstrument(Instrument):
     title: ClassVar[str] = "Curvature eigenvalues"
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         lines = curvature_lines(records)
         failed = [step for step, value in ordered(records).items() if _unconverged(value)]
@@ -46,7 +46,7 @@ class HessEigenvaluesInstrument(Instrument):
             text, alarm = readout(lines["λ1"])
             share = percent(len(failed) / len(records))
             text = f"{share} unconverged" if failed else f"λ1 {text}"
-            title(ax, self._heading(history), text, alarm)
+            title(ax, self.heading(history), text, alarm)
         artists = threads(ax, axis, lines or {"λ": line(records)}, "log")
         steps = np.array(failed, dtype=np.float64)
         for name, one in lines.items() if failed and "message" not in artists else ():

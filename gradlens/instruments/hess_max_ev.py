@@ -18,17 +18,17 @@ from gradlens.instruments.style import BLUE, MUTED, subtitle, title
 class HessMaxEVInstrument(Instrument):
     """Largest eigenvalue of the Hessian, which may be negative.
 
-    Where the training loop has logged the learning rate η, also 2/η, beyond which plain gradient
-    descent is unstable.
+    If the training loop has logged the learning rate η, there is a line at 2/η, above which plain
+    gradient descent is unstable.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("HessMaxEV",)
     title: ClassVar[str] = "Largest Hessian eigenvalue"
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = line(history[self.names[0]])
-        title(ax, self._heading(history), *readout(found))
+        title(ax, self.heading(history), *readout(found))
         lines = {"λ₁": found} | _threshold(history, found)
         scale = log_if_far([one.values for one in lines.values()])
         artists = curves(ax, axis, lines, [BLUE, MUTED][: len(lines)], scale)

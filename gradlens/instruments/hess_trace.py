@@ -32,10 +32,10 @@ class HessTraceInstrument(Instrument):
     title: ClassVar[str] = "Hessian trace"
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         trace, low, high = (field_line(records, name) for name in ("trace", "low", "high"))
-        title(ax, self._heading(history), *readout(trace))
+        title(ax, self.heading(history), *readout(trace))
         axis.apply(ax)
         if not any_finite([trace]):
             return explain_empty(ax, [trace])
@@ -55,7 +55,7 @@ def _has_width(low: Line, high: Line) -> bool:
 
 
 def _methods(records: Records) -> list[str]:
-    """What the traces come from; each change with the step from which on it holds."""
+    """The methods that computed the traces; each change with its first step."""
     found = {s: v["method"] for s, v in ordered(records).items() if _names_method(v)}
     pairs = pairwise([(0, ""), *found.items()])
     changes = [now for before, now in pairs if now[1] != before[1]]

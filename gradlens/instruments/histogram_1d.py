@@ -32,21 +32,21 @@ from gradlens.instruments.style import (
 class Histogram1dInstrument(Instrument):
     """Density of gradient elements at the latest step, in front of the first one's.
 
-    Densities, because ranges may differ from step to step. Outer bins that hold clipped elements
-    are marked.
+    It shows densities, because ranges may differ from step to step. Outer bins with clipped
+    elements are marked.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("GradHist1d",)
     title: ClassVar[str] = "Gradient elements"
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = ends(history[self.names[0]])
         if not found:
             ax.set_xticks([])
             return explain_empty(ax, [line(history[self.names[0]])])
         first, last = found[0], found[-1]
-        title(ax, self._heading(history), last.excess(clipped=False), alarm=last.nan > 0)
+        title(ax, self.heading(history), last.excess(clipped=False), alarm=last.nan > 0)
         artists = fill(ax, last)
         entries = [Entry(f"step {last.step:,}", BLUE, "box")]
         if len(found) > 1:
@@ -61,7 +61,7 @@ class Histogram1dInstrument(Instrument):
 
 
 def fill(ax: Axes, one: Histogram) -> Artists:
-    """Draw a histogram as an area, and its clipped ends in a colour of their own."""
+    """Draw a histogram as an area, with bins of clipped elements in another colour."""
     edges, density = one.edges[0], one.density
     area = ax.stairs(density, edges, fill=True, color=tint(BLUE, 0.4), zorder=2)
     artists: Artists = {"latest": area, "latest outline": outline(ax, one, BLUE)}
@@ -74,23 +74,23 @@ def fill(ax: Axes, one: Histogram) -> Artists:
 
 def outline(ax: Axes, one: Histogram, color: Color = MUTED) -> Artist:
     """Draw a histogram as a line."""
-    # The line ends at the outer edges: a drop to zero would be endless on a logarithmic axis.
+    # The line ends at the outer edges, because zero isn't on a logarithmic axis.
     return ax.stairs(one.density, one.edges[0], baseline=None, color=color, linewidth=0.8, zorder=3)
 
 
 def show_elements(ax: Axes, shown: Sequence[Histogram]) -> None:
-    """Fit both axes to the bins that hold something, on a logarithmic density axis."""
+    """Fit both axes to the bins that aren't empty, on a logarithmic density axis."""
     ranges = np.array([one.occupied(0) for one in shown if one.counts.any()])
     low, high = ranges[:, 0].min(), ranges[:, 1].max()
     ax.set_xlim(low - 0.02 * (high - low), high + 0.02 * (high - low))
     ax.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(NumberLabels())
     filled = np.concatenate([one.density[one.density > 0] for one in shown])
-    # At least a decade: a few bins of equal height are not worth a magnified axis.
+    # At least a decade, so that small differences between bins aren't magnified.
     fit(ax, [filled, np.array([0.1 * filled.max()])], "log")
 
 
 def label_elements(ax: Axes) -> None:
-    """Say what is on the axes."""
+    """Label the axes."""
     ax.set_ylabel("density", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
     ax.set_xlabel("element of gₙ", loc="right", fontsize=TICK_SIZE, color=MUTED, labelpad=1)

@@ -38,13 +38,13 @@ class Histogram2dInstrument(Instrument):
     title: ClassVar[str] = "Joint histogram"
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = ends(history[self.names[0]])
         if not found:
             ax.set_xticks([])
             return explain_empty(ax, [line(history[self.names[0]])])
         last = found[-1]
-        title(ax, self._heading(history), last.excess(), alarm=last.nan > 0)
+        title(ax, self.heading(history), last.excess(), alarm=last.nan > 0)
         joint = inside(ax, 0, 0, 0.83, 0.8)
         across = inside(ax, 0, 0.83, 0.83, 0.17)
         up = inside(ax, 0.855, 0, 0.145, 0.8)
@@ -95,7 +95,7 @@ def _marginals(across: Axes, up: Axes, one: Histogram) -> Artists:
 
 
 def _height(counts: Floats) -> Floats:
-    # From half an element on, so that a single one is visible.
+    # The logarithm starts at half an element, so that a single one is visible.
     return np.asarray(np.log10(2 * np.maximum(counts, 0.5)), dtype=np.float64)
 
 

@@ -15,8 +15,8 @@ from gradlens.instruments.series import Floats, Records, ordered
 class Histogram:
     """Counts ``[bins]`` or ``[bins_x, bins_y]`` and the edges of the bins on each axis.
 
-    ``below`` and ``above`` of an axis are clipped elements: they are also counted in its outer
-    bins. ``nan`` elements are in no bin.
+    ``below`` and ``above`` count the clipped elements of each axis, which are also in its outer
+    bins. ``nan`` counts elements that are in no bin.
     """
 
     step: int
@@ -28,7 +28,7 @@ class Histogram:
 
     @property
     def clipped(self) -> float:
-        """Largest share of elements that one axis clips; 0 for an empty histogram."""
+        """Largest fraction of elements that is clipped on one axis; 0 for an empty histogram."""
         most = max(
             (low + high for low, high in zip(self.below, self.above, strict=True)), default=0
         )
@@ -36,7 +36,7 @@ class Histogram:
 
     @property
     def density(self) -> Floats:
-        """Share of elements per unit, for a one-dimensional histogram."""
+        """Fraction of elements per unit, for a one-dimensional histogram."""
         return self.counts / max(self.counts.sum(), 1) / np.diff(self.edges[0])
 
     def marginal(self, axis: int) -> Floats:
@@ -44,7 +44,7 @@ class Histogram:
         return np.asarray(self.counts.sum(axis=1 - axis), dtype=np.float64)
 
     def occupied(self, axis: int) -> tuple[float, float]:
-        """Range of the bins on one axis that hold something; all of them if none does."""
+        """Range of the bins on one axis that aren't empty; the whole axis if all are."""
         counts = self.counts if self.counts.ndim == 1 else self.marginal(axis)
         filled = np.flatnonzero(counts)
         edges = self.edges[axis]
@@ -53,7 +53,7 @@ class Histogram:
         return float(edges[filled[0]]), float(edges[filled[-1] + 1])
 
     def excess(self, clipped: bool = True) -> str:
-        """Shares that are out of range or not a number; empty if there are none."""
+        """Fractions of clipped elements and of NaN as text; empty if there are none."""
         parts = [f"{percent(self.clipped)} clipped"] if self.clipped and clipped else []
         if self.nan:
             parts.append(f"{percent(self.nan / (self.nan + self.counts.sum()))} NaN")
@@ -61,14 +61,14 @@ class Histogram:
 
 
 def percent(share: float) -> str:
-    """A share as a percentage with two digits, and never as 0 % unless it is 0."""
+    """A fraction as a percentage with two digits, and as 0 % only if it is 0."""
     if 0 < share < 1e-4:
         return "< 0.01 %"
     return f"{100 * share:.2g} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
 
 def ends(records: Records) -> list[Histogram]:
-    """The first and the last recorded histogram that counts something, or the only one."""
+    """The first and the last recorded histogram that aren't empty, or the only one."""
     found = ordered(records)
     first = _first_filled(found.items())
     last = _first_filled(reversed(found.items()))
@@ -98,7 +98,7 @@ def by_parameter(step: int, value: Mapping[str, Any]) -> dict[str, Histogram]:
 
 
 def latest(records: Records, part: str = "") -> tuple[int, Mapping[str, Any]] | None:
-    """Step and value of the last record that is a dict, and has ``part`` if that is asked for."""
+    """Step and value of the last record that is a dict; with ``part``, of one that has this key."""
     found = [(step, v) for step, v in ordered(records).items() if isinstance(v, Mapping)]
     found = [(step, value) for step, value in found if not part or value.get(part)]
     return found[-1] if found else None

@@ -12,8 +12,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradlens.history.history import History
-from gradlens.history.view import Group
+from gradlens.history.history import History, Source
+from gradlens.history.view import Group, View
 from gradlens.instruments.drawing import Artists
 from gradlens.instruments.layers import layout, row_names
 from gradlens.instruments.scales import StepAxis
@@ -50,12 +50,19 @@ class Drawing:
 class Instrument(ABC):
     """One panel: which series it draws, and how.
 
-    ``names`` are the series to draw; without them it is all those of ``kinds``, the class names
-    of quantities, and those that ``Cockpit.log`` records under the names ``logged``, which are
-    of the group ``home``. Several series share a panel if ``together``, and otherwise get one each.
-    With ``part``, only dicts that have this entry can be drawn; with ``columns``, its entries are
-    small panels in so many columns, and the whole is as high as their rows need. ``by_layer`` takes
-    series of every kind that hold numbers by parameter or layer, and is as high as these need.
+    ``names`` are the series to draw. Without them, these are the series of quantities whose class
+    is one of ``kinds`` or is derived from one of them, and the series that ``Cockpit.log`` has
+    recorded under one of the names ``logged``. A panel is placed in the group of its quantity's
+    view, and in the group ``home`` if it has only logged series. ``title`` goes before the title of
+    the view.
+
+    All series share one panel if ``together``, and otherwise each has a panel of its own, which is
+    ``width`` cells wide. ``secondary`` instruments are on the secondary screen only.
+
+    With ``part``, only series of dicts that have this entry are drawn; with ``columns``, each key
+    of that entry is a small panel, and the height grows with their number. ``by_layer`` instruments
+    draw series of every kind that hold numbers by parameter or layer, and their height grows with
+    the number of these.
     """
 
     names: tuple[str, ...] = ()
@@ -65,33 +72,53 @@ class Instrument(ABC):
     home: ClassVar[Group] = "other"
     title: ClassVar[str] = ""
     together: ClassVar[bool] = True
+    secondary: ClassVar[bool] = False
     part: ClassVar[str] = ""
     width: ClassVar[float] = 1.0
     columns: ClassVar[int] = 0
     by_layer: ClassVar[bool] = False
 
+    @abstractmethod
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        """Draw ``self.names`` on ``ax``, and return the artists by name.
+
+        All of ``self.names`` have records, which may be NaN. ``ax`` has its title and the common
+        style; ``axis`` is the range of steps that all panels of a figure share.
+        """
+
     @final
     def series(self, history: History) -> tuple[str, ...]:
         """Names of the series with records that this instrument draws."""
-        names = self.names or (*self._measured(history), *self._logged(history))
+        names = self.names or (*self._of_quantities(history), *self._logged(history))
         known = [name for name in names if name in history]
         found = [name for name in known if history[name]]
         if self.by_layer:
             return tuple(n for n in found if layout(history[n], history) is not None)
         return tuple(n for n in found if not self.part or _has(history[n], self.part))
 
-    def _measured(self, history: History) -> tuple[str, ...]:
+    def _of_quantities(self, history: History) -> tuple[str, ...]:
         if self.by_layer:
             return history.names
-        return tuple(name for kind in self.kinds for name in history.of_kind(kind))
+        return tuple(dict.fromkeys(name for kind in self.kinds for name in history.of_kind(kind)))
 
     def _logged(self, history: History) -> tuple[str, ...]:
         # A quantity may have taken the name.
         return tuple(name for name in self.logged if name not in history.sources)
 
     @final
+    def kind(self, history: History, name: str) -> str:
+        """The most specific kind of a series that is one of ``kinds``; empty if none is."""
+        source = history.sources.get(name, Source())
+        return next((kind for kind in source.kinds if kind in self.kinds), "")
+
+    @final
+    def view(self, history: History) -> View:
+        """How the quantity of the first series is to be shown; an empty view if there is none."""
+        return history.sources.get(self.names[0], Source()).view
+
+    @final
     def has_data(self, history: History) -> bool:
-        """Whether there is a record for it, be it a NaN that says why."""
+        """Whether there is a record to draw, which may be a NaN."""
         return bool(self.series(history))
 
     @final
@@ -104,22 +131,22 @@ class Instrument(ABC):
 
     @final
     def group(self, history: History) -> Group:
-        """Where its series want to be shown."""
+        """The group of the first series that comes from a quantity, and otherwise ``home``."""
         views = [history.sources[n].view for n in self.series(history) if n in history.sources]
         return views[0].group if views else self.home
 
     @final
     def plot(self, history: History, ax: Axes | None = None, log_step: bool = False) -> Drawing:
-        """Draw on ``ax``, or in a new figure of its own that needs no window.
+        """Draw on ``ax``, or on a new figure that needs no window.
 
         ``log_step`` makes the step axis logarithmic. Nothing but the axis changes.
         """
         ax = _new_axes(max(1, len(self.panels(history))), self.size(history)) if ax is None else ax
-        return self.draw(history, ax, step_axis(history, log_step))
+        return self.draw_panel(history, ax, step_axis(history, log_step))
 
     @final
-    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Drawing:
-        """Draw on ``ax``, with the steps of an axis that other panels have too."""
+    def draw_panel(self, history: History, ax: Axes, axis: StepAxis) -> Drawing:
+        """Draw on ``ax`` with title and common style, over the steps of ``axis``."""
         panels = self.panels(history)
         dress(ax)
         if not panels:
@@ -143,7 +170,7 @@ class Instrument(ABC):
         return self.width, height
 
     def _height(self, history: History, name: str) -> float:
-        # Beyond the limits, nobody sees the whole at once.
+        # A higher panel would not fit on a usual screen.
         if self.columns:
             entries = keys(entry(history[name], self.part))
             return min(0.25 + 0.5 * math.ceil(len(entries) / self.columns), 4.25)
@@ -152,32 +179,29 @@ class Instrument(ABC):
             return 1.0
         return min(0.5 + 0.25 * math.ceil(len(row_names(history[name], found)) / 4), 2.5)
 
-    @final
     def _titled(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        title(ax, self._heading(history))
-        return self._draw(history, ax, axis)
+        title(ax, self.heading(history))
+        return self.draw(history, ax, axis)
 
     @final
-    def _heading(self, history: History) -> str:
+    def heading(self, history: History) -> str:
+        """The title of the panel, with the name of its series if several have the same title."""
         name = self.names[0]
         source = history.sources.get(name)
         own = self._own_title(history, name)
-        if self.together or source is None or name in (own, source.kind):
+        if self.together or source is None:
             return own
-        alike = [n for n in history.of_kind(source.kind) if self._own_title(history, n) == own]
-        if len(alike) == 1:
+        kind = self.kind(history, name) or source.kind
+        alike = [n for n in history.of_kind(kind) if self._own_title(history, n) == own]
+        if name in (own, kind) or len(alike) == 1:
             return own
-        # What both say in brackets, such as "(evaluation)", is said once.
+        # A bracket that both end with, such as "(evaluation)", is shown once.
         bracket = own[own.rfind(" (") :] if own.endswith(")") else ""
         return f"{own}: {name.removesuffix(bracket)}"
 
     def _own_title(self, history: History, name: str) -> str:
         source = history.sources.get(name)
         return self.title or (source.view.title if source else "") or name
-
-    @abstractmethod
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        """Draw ``self.names``, all of which have records, on a dressed and titled axis."""
 
 
 def _has(records: Records, part: str) -> bool:

@@ -22,10 +22,11 @@ class LayerRanksInstrument(Instrument):
     kinds: ClassVar[tuple[str, ...]] = ("GradCovariance",)
     title: ClassVar[str] = "Effective rank by layer"
     together: ClassVar[bool] = False
+    secondary: ClassVar[bool] = True
     part: ClassVar[str] = "layers"
     width: ClassVar[float] = 2.0
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = table(history[self.names[0]], RANKS, history)
         lines = {
             name: Line(found.steps, values, found.reason)

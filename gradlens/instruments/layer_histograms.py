@@ -39,24 +39,25 @@ GAP = (16.0, 30.0)
 
 
 MOST = 48
-"""More parameters than these are rows of colour instead of small panels."""
+"""Largest number of small panels; more parameters are rows of colour instead."""
 
 
 class LayerHistogramsInstrument(Instrument):
     """Density of gradient elements at the latest step, a small panel for each parameter.
 
     All panels have the same range of elements, so that those of a vanishing gradient are narrow.
-    Networks of very many parameters are a carpet with a row for each: colour is log density.
+    For very many parameters, there is one panel with a row for each, and colour is log density.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("GradHist1d",)
     title: ClassVar[str] = "Gradient elements by parameter"
     together: ClassVar[bool] = False
+    secondary: ClassVar[bool] = True
     part: ClassVar[str] = "parameters"
     columns: ClassVar[int] = 6
     width: ClassVar[float] = 4.0
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = latest(history[self.names[0]], self.part)
         assert found is not None
         step, parts = found[0], by_parameter(*found)
@@ -137,14 +138,14 @@ def _heading(ax: Axes, name: str, one: Histogram) -> None:
     width, excess = size_in_points(ax)[0], one.excess()
     room = width - text_width(excess, TEXT_SIZE) - 6
     if room < 0.5 * width:
-        # The colours of bins and words have to do.
+        # There is no room for it; the colour of the outer bins shows it too.
         room, excess = width, ""
     ax.set_title(shorten(name, room, TEXT_SIZE), loc="left", color=INK, **place)
     ax.set_title(excess, loc="right", color=ALARM if one.nan else MUTED, **place)
 
 
 def _ends(ax: Axes, shown: tuple[float, float]) -> None:
-    # The two ends only: there is no room for more, and they say what the range is.
+    # Only the two ends of the range are labelled, because there is no room for more.
     labels = [number_label(end, 2) for end in shown]
     ax.xaxis.set_major_locator(FixedLocator(shown))
     ax.xaxis.set_major_formatter(FixedFormatter(labels))

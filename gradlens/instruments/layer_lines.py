@@ -9,8 +9,7 @@ from typing import ClassVar
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradlens.history.history import History, Source
-from gradlens.history.view import View
+from gradlens.history.history import History
 from gradlens.instruments.drawing import (
     Artists,
     always_infinite,
@@ -30,10 +29,10 @@ from gradlens.instruments.series import Floats, Line, Records, entry, lines, ord
 from gradlens.instruments.style import BLUE, INK, Entry, key, subtitle, tint, title
 
 FEW = 8
-"""Up to so many layers have a line each."""
+"""Largest number of layers with a line each."""
 
 SIZES = ("norm", "rms", "")
-"""Where a layer's record has the number to draw; the last one is where it is that number."""
+"""Entries of a layer's record to draw; an empty one if the record is the number itself."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,8 @@ def layer_lines(records: Records, history: History, fields: Sequence[str]) -> La
     """The first of ``fields`` that the layers of some records have.
 
     Layers that never have a number, such as a first one without a gradient at its input, are left
-    out if others have some; ∞ is one here. Records without layers are a line without a number,
-    which says why.
+    out if others have numbers; ∞ counts as a number here. Records without layers give one line
+    without numbers and with the reason.
     """
     part = next((name for name in NOUNS if entry(records, name)), "layers")
     parts = {step: v[part] if _has(v, part) else v for step, v in ordered(records).items()}
@@ -81,7 +80,7 @@ def _told(one: Line) -> bool:
 
 
 def draw_layers(ax: Axes, axis: StepAxis, found: LayerLines, scale: Scale) -> Artists:
-    """A line for each of a few layers; of many, the median and where the others are."""
+    """A line for each of a few layers; of many layers, the median, the quartiles and the range."""
     if len(found.lines) <= FEW:
         return threads(ax, axis, found.lines, scale)
     axis.apply(ax)
@@ -121,7 +120,7 @@ def _quantiles(found: LayerLines) -> list[Line]:
 
 
 class LayerLinesInstrument(Instrument):
-    """Size of what flows through each layer, or of each parameter and its gradient or update."""
+    """Size of each layer's inputs, outputs or gradients, or of each parameter or its update."""
 
     kinds: ClassVar[tuple[str, ...]] = (
         "OutputNorm",
@@ -142,9 +141,9 @@ class LayerLinesInstrument(Instrument):
     )
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = layer_lines(history[self.names[0]], history, SIZES)
-        view = history.sources.get(self.names[0], Source("", View(""))).view
+        view = self.view(history)
         artists = draw_layers(ax, axis, found, view.yscale)
         if any_finite([*found.lines.values()]) and are_shares(found.table, view):
             ax.yaxis.set_major_formatter(PercentLabels())
@@ -167,9 +166,9 @@ class CorrelationsInstrument(Instrument):
     together: ClassVar[bool] = False
     part: ClassVar[str] = "correlation"
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = layer_lines(history[self.names[0]], history, ("correlation",))
-        title(ax, f"{self._heading(history)}: correlation")
+        title(ax, f"{self.heading(history)}: correlation")
         artists = draw_layers(ax, axis, found, "linear")
         if "message" in artists:
             return artists

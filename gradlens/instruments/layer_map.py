@@ -1,4 +1,4 @@
-"""What is known of each parameter or layer, over time, as a map: layers × steps."""
+"""Numbers of each parameter or layer over time as a map of layers × steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matplotlib.colors import LogNorm, Normalize, SymLogNorm
 from matplotlib.ticker import Formatter, Locator, MaxNLocator
 from numpy.typing import NDArray
 
-from gradlens.history.history import History, Source
+from gradlens.history.history import History
 from gradlens.history.view import View
 from gradlens.instruments.drawing import (
     Artists,
@@ -52,11 +52,11 @@ from gradlens.instruments.style import (
 )
 
 COLUMNS = 240
-"""Most columns of a map; of several steps in one, the value furthest from zero is shown."""
+"""Largest number of columns; of several steps in one, the value furthest from zero is shown."""
 DECADES = 12.0
-"""Most decades of a colour scale: what is further below the largest value has the last colour."""
+"""Largest number of decades of a colour scale; values below them have the last colour."""
 SEPARATED = 60
-"""Most rows between which there are lines where a module ends."""
+"""Largest number of rows for which lines separate the modules."""
 BAR = (6.0, 34.0)
 """Points for the colour bar, and for it together with its labels."""
 
@@ -65,21 +65,23 @@ class LayerMapInstrument(Instrument):
     """A number for each parameter or layer over time: rows from input to output, colour its size.
 
     Draws every series of dicts by parameter or layer, and of dicts whose entry ``"parameters"`` or
-    ``"layers"`` is one. They hold numbers, or dicts with a ``"value"`` or a ``"trace"``. Colour is
-    logarithmic unless the view is linear and the values are of one size; that of shares goes from
-    none to all. Hatched is what was recorded as no number, blank what wasn't recorded.
+    ``"layers"`` is such a dict. These dicts have numbers, or dicts with a ``"value"`` or a
+    ``"trace"``. The colour scale is logarithmic unless the view is linear and the values are of
+    similar size; the scale of fractions goes from 0 to 1. A cell is hatched if the record isn't a
+    finite number, and blank if there is no record.
     """
 
     together: ClassVar[bool] = False
+    secondary: ClassVar[bool] = True
     by_layer: ClassVar[bool] = True
     width: ClassVar[float] = 2.0
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         found = layout(records, history)
-        assert found is not None  # or else the series would not be one of this instrument's
-        source = history.sources.get(self.names[0], Source("", View("")))
-        title(ax, f"{self._heading(history)} by {found.noun}")
+        assert found is not None  # ``series`` has only those with a layout
+        view = self.view(history)
+        title(ax, f"{self.heading(history)} by {found.noun}")
         whole = table(records, found, history)
         if not np.isfinite(whole.values).any():
             axis.apply(ax)
@@ -87,12 +89,12 @@ class LayerMapInstrument(Instrument):
         thinned, places = columns(whole, COLUMNS, axis.warp)
         inner, bar = _axes(ax, thinned.names)
         axis.apply(inner)
-        shares = are_shares(thinned.values, source.view)
-        norm = Normalize(0, 1) if shares else colour_norm(thinned.values, source.view.yscale)
+        shares = are_shares(thinned.values, view)
+        norm = Normalize(0, 1) if shares else colour_norm(thinned.values, view.yscale)
         edges = axis.unwarp(places)
         mesh = _mesh(inner, edges, thinned, norm)
         artists = _undefined(inner, edges, thinned)
-        words = _words(found, source, norm, bool(artists))
+        words = _words(found, view, norm, bool(artists))
         artists |= {
             "map": mesh,
             "colours": _colours(bar, mesh, norm, PercentLabels() if shares else NumberLabels()),
@@ -101,8 +103,8 @@ class LayerMapInstrument(Instrument):
         return artists | missing(inner, axis, [_worst(whole)])
 
 
-def _words(found: Layout, source: Source, norm: Normalize, undefined: bool) -> str:
-    what = found.field or source.view.label or "value"
+def _words(found: Layout, view: View, norm: Normalize, undefined: bool) -> str:
+    what = found.field or view.label or "value"
     scale = ", log" if isinstance(norm, (LogNorm, SymLogNorm)) else ""
     hatched = " · hatched: no finite number" if undefined else ""
     return f"colour: {what}{scale} · from input (top) to output{hatched}"
@@ -130,7 +132,7 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 def _mesh(ax: Axes, edges: Floats, found: LayerTable, norm: Normalize) -> QuadMesh:
     low = norm.vmin or 0.0
-    # A logarithm has no place for zero, which is the smallest of sizes.
+    # Zero isn't on a logarithmic scale, and gets the colour of the smallest value.
     values = np.maximum(found.values, low) if isinstance(norm, LogNorm) else found.values
     mesh = ax.pcolormesh(
         edges,
@@ -151,8 +153,8 @@ def _mesh(ax: Axes, edges: Floats, found: LayerTable, norm: Normalize) -> QuadMe
 def colour_norm(values: Floats, wish: Scale) -> Normalize:
     """The scale of colours for finite numbers of one or both signs; NaN is left out.
 
-    Logarithmic, and linear only if that is wished for and there are no sizes that it would hide.
-    Of both signs, the scale is symmetric.
+    It is linear if ``wish`` is and the sizes don't span too much, and otherwise logarithmic. With
+    values of both signs, it is symmetric.
     """
     found = values[np.isfinite(values)]
     sizes = np.abs(found[found != 0])
@@ -166,7 +168,7 @@ def colour_norm(values: Floats, wish: Scale) -> Normalize:
         start = 0.0 if (found == 0).any() or low == high else low
         return Normalize(start, high)
     low = max(low / 10 if (found == 0).any() else low, high * 10**-DECADES)
-    # At least a decade: a map of noise is not worth all colours.
+    # At least a decade, so that noise isn't magnified.
     return LogNorm(min(low, high / 10), high)
 
 
@@ -194,7 +196,7 @@ def _ticks(norm: Normalize) -> Locator:
 
 
 def _undefined(ax: Axes, edges: Floats, found: LayerTable) -> Artists:
-    """Hatch the cells in which there is a record, but no number."""
+    """Hatch the cells whose record isn't a finite number."""
     hatched = found.recorded & ~np.isfinite(found.values)
     boxes = [
         [(edges[a], row), (edges[b], row), (edges[b], row + 1), (edges[a], row + 1)]
@@ -216,6 +218,6 @@ def _runs(cells: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def _worst(found: LayerTable) -> Line:
-    """One line that is no number wherever a record has one that isn't."""
+    """One line that is NaN at steps at which the record of some row isn't a finite number."""
     broken = (found.recorded & ~np.isfinite(found.values)).any(axis=0)
     return Line(found.steps, np.where(broken, np.nan, 0.0))

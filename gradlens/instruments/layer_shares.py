@@ -1,4 +1,4 @@
-"""What share each layer has of the sum over all layers."""
+"""Each layer's share of the sum over all layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradlens.instruments.series import Floats, trend
 from gradlens.instruments.style import PAPER, message, sequence_colors, sequence_key, title
 
 SEPARATED = 20
-"""Most layers between which there are lines."""
+"""Largest number of layers that are separated by lines."""
 
 
 class LayerSharesInstrument(Instrument):
@@ -32,10 +32,11 @@ class LayerSharesInstrument(Instrument):
         "ParameterNorm",
     )
     together: ClassVar[bool] = False
+    secondary: ClassVar[bool] = True
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = layer_lines(history[self.names[0]], history, SIZES)
-        title(ax, f"{self._heading(history)}: shares")
+        title(ax, f"{self.heading(history)}: shares")
         axis.apply(ax)
         every = list(found.lines.values())
         if not any_finite(every):
@@ -58,7 +59,7 @@ class LayerSharesInstrument(Instrument):
 
 
 def _shares(found: LayerLines, axis: StepAxis) -> tuple[Floats, Floats]:
-    """Steps ``[K]`` and shares ``[R, K]``; layers without a number have none."""
+    """Steps ``[K]`` and shares ``[R, K]``, which are 0 for layers without a number."""
     lines = list(found.lines.values())
     if len(lines[0].steps) >= SMOOTH_FROM:
         lines = [trend(one, axis.warp, bridge=True) for one in lines]

@@ -1,4 +1,4 @@
-"""Covariance of what flows through layers: ranks, condition, spectra."""
+"""Covariance of layers' inputs and output gradients: ranks, condition numbers, spectra."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class LayerStableRanksInstrument(Instrument):
     kinds: ClassVar[tuple[str, ...]] = COVARIANCES
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = layer_lines(history[self.names[0]], history, ("stable_rank",))
-        title(ax, f"{self._heading(history)}: stable rank")
+        title(ax, f"{self.heading(history)}: stable rank")
         return draw_layers(ax, axis, found, log_if_wide([found.table.ravel()]))
 
 
@@ -62,9 +62,9 @@ class LayerConditionsInstrument(Instrument):
     kinds: ClassVar[tuple[str, ...]] = COVARIANCES
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
-        title(ax, f"{self._heading(history)}: condition")
+        title(ax, f"{self.heading(history)}: condition")
         lines = {name: _median(records, history, field) for name, field in CONDITIONS.items()}
         return curves(ax, axis, lines, [SKY, BLUE, PURPLE, ORANGE], "log")
 
@@ -72,7 +72,7 @@ class LayerConditionsInstrument(Instrument):
 def _median(records: Records, history: History, field: str) -> Line:
     found = layer_lines(records, history, (field,))
     first = next(iter(found.lines.values()))
-    # Infinite is larger than all others, and a median of them may be.
+    # ∞ is sorted behind all numbers, and the median may be ∞.
     table = np.sort(found.table, axis=0)
     counts = np.isnan(table).shape[0] - np.isnan(table).sum(axis=0)
     middle = np.array([
@@ -87,13 +87,14 @@ class LayerSpectraInstrument(Instrument):
 
     kinds: ClassVar[tuple[str, ...]] = COVARIANCES
     together: ClassVar[bool] = False
+    secondary: ClassVar[bool] = True
     part: ClassVar[str] = "layers"
     columns: ClassVar[int] = 4
     width: ClassVar[float] = 4.0
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = entry(history[self.names[0]], self.part)
-        title(ax, f"{self._heading(history)}: spectra")
+        title(ax, f"{self.heading(history)}: spectra")
         names = in_order(keys(records), history)
         found = {name: _spectrum(records, name) for name in names}
         shown = [one.values for lines in found.values() for one in lines.values()]

@@ -27,7 +27,7 @@ from gradlens.instruments.series import (
 )
 
 NOUNS = {"parameters": "parameter", "layers": "layer"}
-"""Entries of a record that hold what is known of each parameter or layer."""
+"""Entries of a record with the numbers of each parameter or layer."""
 FIELDS = ("value", "trace", "norm", "rms", "dead", "mean", "median")
 """Of several numbers for a parameter, the first of these is shown."""
 
@@ -36,8 +36,8 @@ FIELDS = ("value", "trace", "norm", "rms", "dead", "mean", "median")
 class LayerTable:
     """``values`` ``[R, K]`` of R parameters or layers, from input to output, at K ``steps``.
 
-    NaN where a value isn't a finite number, and where there is none: ``recorded`` ``[R, K]`` tells
-    the two apart.
+    It is NaN where a value isn't a finite number, and where there is none; ``recorded`` ``[R, K]``
+    is true in the first case.
     """
 
     names: tuple[str, ...]
@@ -63,8 +63,8 @@ class Layout:
 def layout(records: Records, history: History) -> Layout | None:
     """How a series holds numbers by parameter or layer; ``None`` if it doesn't.
 
-    The first record that is a dict with entries tells it. One that has no part for parameters or
-    layers must have names of the network's as its keys: else it is something else that it counts.
+    This is read from the first record that is a dict with entries. If it has no entry for
+    parameters or layers, its keys must be names of these in the network.
     """
     if types(records.values()) <= PLAIN:
         return None
@@ -77,7 +77,7 @@ def layout(records: Records, history: History) -> Layout | None:
 
 
 def are_shares(values: Floats, view: View) -> bool:
-    """Whether numbers, or NaN, are shares: their label begins with that word, and they may be."""
+    """Whether the view's label begins with "share" and all numbers are between 0 and 1."""
     called = view.label.split()[:1] == ["share"]
     return called and bool(np.nanmin(values) >= 0) and bool(np.nanmax(values) <= 1)
 
@@ -128,8 +128,8 @@ def table(records: Records, found: Layout, history: History) -> LayerTable:
 def in_order(names: Sequence[str], history: History) -> tuple[str, ...]:
     """Parameters or layers from input to output.
 
-    The network tells the place of those with parameters alone: where these were recorded in their
-    order, others keep their places between them.
+    The history has the order of parameters, and of the layers with parameters. If these are in
+    order among ``names``, all others keep their places between them.
     """
     order = network_order(history)
     known = [order[name] for name in names if name in order]
@@ -154,8 +154,8 @@ def _recorded(values: Floats, names: Sequence[str], parts: Sequence[Any]) -> NDA
 def columns(found: LayerTable, most: int, warp: Warp) -> tuple[LayerTable, Floats]:
     """The table in at most ``most`` columns, and their edges ``[K + 1]`` as places on the axis.
 
-    Columns are as wide on the step axis as it takes; of each, the values furthest from zero stay,
-    and it is only recorded as no number where there is none in it.
+    If there are more steps than ``most``, columns are equal parts of the step axis. Each has the
+    value furthest from zero of its steps, and NaN only if none of them has a finite number.
     """
     places = warp(found.steps)
     span = places[-1] - places[0]

@@ -1,4 +1,4 @@
-"""How long gradients, updates and the way from the start are."""
+"""Norms of gradients and updates, and the distance from the start."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class _NormsInstrument(Instrument):
     together: ClassVar[bool] = False
     scale: ClassVar[Scale] = "log"
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = lines(history[self.names[0]])
         parts = {name: found[name] for name in input_to_output(tuple(found), history)}
         whole = total(history[self.names[0]], parts)
-        title(ax, self._heading(history), *readout(whole))
+        title(ax, self.heading(history), *readout(whole))
         return threads(ax, axis, parts, self.scale, {"total": (whole, INK)})
 
 
@@ -53,7 +53,7 @@ class DistanceInstrument(_NormsInstrument):
 def total(records: Records, parts: Mapping[str, Line]) -> Line:
     """Root of the sum of squares over all parameters; NaN where one of them is NaN.
 
-    A parameter without an entry at a step has no gradient there, and adds nothing.
+    A parameter without an entry at a step has no gradient there, and counts as zero.
     """
     if not parts:
         return line(records)

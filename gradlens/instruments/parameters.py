@@ -1,4 +1,4 @@
-"""How large the parameters are."""
+"""Size of the parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ParametersInstrument(Instrument):
     title: ClassVar[str] = "Parameters, RMS"
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         found = rms_lines(records) or {self.names[0]: line(records)}
         lines = {name: found[name] for name in input_to_output(tuple(found), history)}

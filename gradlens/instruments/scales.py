@@ -1,4 +1,4 @@
-"""Axis ranges and ticks: few, short, never the same number twice."""
+"""Axis ranges, scales and ticks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _margins(axis: StepAxis, ax: Axes) -> tuple[float, float]:
 
 
 def log_if_wide(values: Sequence[Floats], ratio: float = 30) -> Scale:
-    """Logarithmic for positive values that span so much that a linear axis would hide most."""
+    """Logarithmic for positive values with a maximum over ``ratio`` times the minimum."""
     positive = _finite(values)
     if not positive.size or positive.min() <= 0:
         return "linear"
@@ -68,17 +68,18 @@ def log_if_wide(values: Sequence[Floats], ratio: float = 30) -> Scale:
 
 
 def log_if_far(values: Sequence[Floats], ratio: float = 30) -> Scale:
-    """Logarithmic for values of either sign if the largest sizes are far from the usual ones."""
-    # Against the median: noise may bring single values close to zero.
+    """Logarithmic for values of either sign with a largest size over ``ratio`` times the median."""
+    # The median and not the smallest size, because noise may bring single values close to zero.
     sizes = np.abs(_finite(values))
     sizes = sizes[sizes > 0]
     return "log" if sizes.size and sizes.max() > ratio * np.median(sizes) else "linear"
 
 
 def without_spikes(values: Floats, log: bool = False) -> Floats:
-    """The finite values, with single ones that are far from all others brought closer.
+    """The finite values, clipped to half an interquantile range beyond the 5 % and 95 % quantiles.
 
-    With ``log``, far is meant in orders of magnitude, and only positive values are kept.
+    With ``log``, logarithms of the positive values are clipped. For the range of an axis on which
+    single values may be out of range.
     """
     found = _finite([values])
     found = np.log10(found[found > 0]) if log else found
@@ -106,7 +107,7 @@ def fit(ax: Axes, values: Sequence[Floats], wish: Scale, ticks: int = 5) -> Scal
 
 
 def allowed(found: Floats, wish: Scale) -> Scale:
-    """The wished scale as far as the finite values ``found`` can be shown on it."""
+    """The scale ``wish`` if all finite values ``found`` can be shown on it, or the nearest one."""
     if wish == "linear" or not np.any(found):
         return "linear"
     if wish == "log" and found.min() > 0:
@@ -160,7 +161,7 @@ def log_ticks(low: float, high: float, most: int = 4) -> Floats:
         (0.5, np.ravel(np.outer(10.0**exponents, (1, 2, 5)))),
     ]
     for least, found in options:
-        # A single tick would say nothing of the scale.
+        # With a single tick, the scale could not be read.
         if decades >= least and np.count_nonzero((low <= found) & (found <= high)) > 1:
             return np.asarray(found, dtype=np.float64)
     found = np.asarray(MaxNLocator(nbins=most, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high))
@@ -221,7 +222,7 @@ class LogStepTicks(Locator):
 
 
 class NumberLabels(Formatter):
-    """Short numbers without a shared offset, with as many digits as tell them apart."""
+    """Short numbers without an offset, with as many digits as make them different."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         return number_label(x)
@@ -240,7 +241,7 @@ class NumberLabels(Formatter):
 
 
 class PercentLabels(Formatter):
-    """Shares as percents, none as 0."""
+    """Fractions as percents, 0 without a unit."""
 
     def __call__(self, x: float, pos: int | None = None) -> str:
         return f"{number_label(100 * x)} %" if x else "0"
@@ -254,7 +255,7 @@ class StepLabels(Formatter):
 
 
 def step_label(step: float) -> str:
-    """A step as short as it can be said exactly; nothing for what can be no step."""
+    """The shortest exact label of a step; empty for negative numbers."""
     if step < 0:
         return ""
     if step >= 1e6 and step % 1e4 == 0:

@@ -1,4 +1,4 @@
-"""From recorded values to arrays: pure functions that know nothing of drawing."""
+"""From recorded values to arrays: pure functions, independent of drawing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Warp = Callable[[Floats], Floats]
 
 CHUNK = 2**22
 PLAIN = {float, int, bool, Undefined}
-"""What numpy turns into numbers by itself, and quickly."""
+"""Types that numpy converts to numbers quickly."""
 
 
 @dataclass(frozen=True)
 class Line:
     """One number per step: ``steps`` ``[K]`` ascending and ``values`` ``[K]``.
 
-    ``reason`` says in words why the latest value that is not a number has none, if known.
+    ``reason`` is why the latest value that isn't a number has none; empty if it isn't known.
     """
 
     steps: Floats
@@ -40,7 +40,7 @@ class Line:
 
     @property
     def latest(self) -> float:
-        """Last value, be it a number or not; NaN if there is none."""
+        """Last value, which may be NaN or ∞; NaN if there is none."""
         return float(self.values[-1]) if self.values.size else float("nan")
 
 
@@ -53,18 +53,18 @@ def ordered(records: Records) -> dict[int, Any]:
 
 
 def line(records: Records) -> Line:
-    """A series of numbers; what is not a number becomes NaN."""
+    """A series of numbers; other values become NaN."""
     entries = ordered(records)
     return line_through(_array(entries), list(entries.values()))
 
 
 def line_through(steps: Floats, values: Sequence[Any]) -> Line:
-    """Values at ascending ``steps``; what is not a number becomes NaN."""
+    """Values at ascending ``steps``; those that aren't numbers become NaN."""
     return Line(steps, _numbers(values), reason(values))
 
 
 def field_line(records: Records, name: str) -> Line:
-    """One number of each dict; a record that is no dict is a NaN with its reason."""
+    """The entry ``name`` of each dict; a record that isn't a dict is a NaN with its reason."""
     found = ordered(records)
     return line_through(_array(found), column(found.values(), name))
 
@@ -91,7 +91,7 @@ def rms_lines(records: Records) -> dict[str, Line]:
 def _table(values: Sequence[Any], names: tuple[str, ...], field: str) -> Floats | None:
     """Dicts with the same keys and nothing but numbers as ``[K, R]``; ``None`` for others.
 
-    What almost all records are, in a fraction of the time that it takes to look at each number.
+    Almost all records are of this kind, for which this is much faster than ``_by_key``.
     """
     if types(values) != {dict} or {*map(tuple, values)} != {names}:
         return None
@@ -116,7 +116,7 @@ def _by_key(
 def column(records: Collection[Any], key: str) -> list[Any]:
     """One entry of each dict, ``None`` where there is none.
 
-    A record that is no dict stays as it is: it is a reason why there is no entry.
+    A record that isn't a dict is returned itself, because it may be an ``Undefined`` with a reason.
     """
     if types(records) <= {dict}:
         return [value.get(key) for value in records]
@@ -126,7 +126,7 @@ def column(records: Collection[Any], key: str) -> list[Any]:
 def rows(arrays: Sequence[Any], most: int | None = None) -> Floats:
     """The first ``most`` elements of arrays ``[K, L]``, with NaN behind those of shorter ones.
 
-    What is not an array or a list is a row of NaN.
+    Values that are neither arrays nor lists are rows of NaN.
     """
     found = [array[:most] if isinstance(array, (np.ndarray, list)) else [] for array in arrays]
     lengths = np.array([len(one) for one in found], dtype=np.int64)
@@ -179,14 +179,14 @@ def network_order(history: History) -> dict[str, int]:
 
 
 def in_force(name: str, steps: Floats, history: History) -> Line:
-    """What the training loop has last logged as ``name``, at those of ``steps`` that have such."""
+    """The value logged last as ``name``, at each of ``steps`` from the first logged one on."""
     logged = line({} if name in history.sources or name not in history else history[name])
     last = np.searchsorted(logged.steps, steps, side="right") - 1
     return Line(steps[last >= 0], logged.values[last[last >= 0]])
 
 
 def reason(values: Iterable[Any]) -> str:
-    """Why the latest value without a number has none; empty if nothing is known."""
+    """The reason of the latest value that has one; empty if none has."""
     found = [*values]
     if Undefined not in types(found):
         return ""
@@ -194,12 +194,12 @@ def reason(values: Iterable[Any]) -> str:
 
 
 def types(values: Iterable[Any]) -> set[type]:
-    """The types of some values: a quick look at many of them before a slow one at each."""
+    """The types of some values, which are found much faster than what each value is."""
     return {*map(type, values)}
 
 
 def number(value: Any) -> float:
-    """A plain number as a float, and NaN for everything else."""
+    """A number as a float; NaN for everything else."""
     if isinstance(value, (bool, int, float, np.number, np.bool_)):
         return float(value)
     if isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "biuf":
@@ -208,7 +208,7 @@ def number(value: Any) -> float:
 
 
 def rms(arrays: Sequence[Any]) -> Floats:
-    """Root mean square of each array ``[K]``; NaN for what is not an array or is empty."""
+    """Root mean square of each array ``[K]``; NaN for empty arrays and other values."""
     usable = [isinstance(array, np.ndarray) and array.size > 0 for array in arrays]
     result = np.full(len(arrays), np.nan)
     places = [place for place, known in enumerate(usable) if known]
@@ -220,8 +220,8 @@ def rms(arrays: Sequence[Any]) -> Floats:
 
 
 def _rms_of_equal_shapes(arrays: Sequence[NDArray[Any]]) -> Floats:
-    # Stacked in pieces of bounded size: one call per array is slow for many small ones,
-    # and one call for all needs the memory of the whole history again.
+    # Arrays are stacked in pieces of bounded size, because one call for each array is slow, and one
+    # call for all needs as much memory as the whole history.
     size = arrays[0].size
     piece = max(1, CHUNK // size)
     sums = [
@@ -304,8 +304,8 @@ def trend(
 ) -> Line:
     """Running median at about ``points`` places, over a ``windows``-th of the step axis.
 
-    A median, because a single spike or a logarithmic axis must not bend it. There is a gap where
-    the line has one, with ``bridge`` only where it is as long as the window.
+    The median doesn't depend on single spikes or on the scale of the axis. The trend has the gaps
+    of the line, with ``bridge`` only those that are as long as the window.
     """
     places = warp(line.steps) if warp else line.steps
     wanted = np.linspace(places[0], places[-1], points)
@@ -327,14 +327,14 @@ def _medians(values: Floats, first: Places, last: Places, samples: int = 101) ->
     window = np.where(np.isfinite(window), window, np.nan)
     filled = np.isfinite(window).any(axis=1)
     medians = np.full(first.size, np.nan)
-    # The median that heeds NaN is many times slower.
+    # nanmedian is many times slower than median.
     median = np.nanmedian if np.isnan(window[filled]).any() else np.median
     medians[filled] = median(window[filled], axis=1)
     return medians
 
 
 def _softened(values: Floats) -> Floats:
-    # A running median has steps; the mean of a few neighbours takes them away.
+    # A running median has steps; a mean over a few neighbours smooths them.
     weights = np.array([1.0, 2.0, 3.0, 2.0, 1.0])
     finite = np.isfinite(values)
     sums = np.convolve(np.where(finite, values, 0.0), weights)[2:-2]

@@ -17,7 +17,7 @@ from gradlens.instruments.series import Floats, Records, line, ordered
 from gradlens.instruments.style import BLUE, FAINT, MUTED, TICK_SIZE, Entry, key, tint
 
 FLOOR = 1e-4
-"""Share of the largest density that is the smallest one shown: estimates below are blur."""
+"""Smallest density that is shown, as a fraction of the largest; estimates below are inaccurate."""
 
 Density = tuple[int, dict[str, Floats]]
 
@@ -29,7 +29,7 @@ class SpectralDensityInstrument(Instrument):
     title: ClassVar[str] = "Hessian spectral density"
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = densities(history[self.names[0]])
         if not found:
             ax.set_xticks([])

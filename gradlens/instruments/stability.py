@@ -1,4 +1,4 @@
-"""Sharpness against the step size: is the run at the edge of stability?"""
+"""Sharpness and its threshold of stability."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class StabilityInstrument(Instrument):
     title: ClassVar[str] = "Edge of stability"
     together: ClassVar[bool] = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         latest, alarm = readout(field_line(records, "ratio"))
-        title(ax, self._heading(history), f"ratio {latest}" if latest else "", alarm)
+        title(ax, self.heading(history), f"ratio {latest}" if latest else "", alarm)
         lines = {name: field_line(records, name) for name in ("sharpness", "threshold")}
         artists = curves(ax, axis, lines, [BLUE, MUTED], "log", widths=[1.6, 1.0])
         threshold = lines["threshold"]

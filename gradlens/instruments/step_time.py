@@ -1,4 +1,4 @@
-"""How long a step takes."""
+"""Time per step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 class TimeInstrument(Instrument):
-    """Time per step between two records, from time stamps in seconds."""
+    """Mean time per step between two records, from time stamps in seconds."""
 
     kinds: ClassVar[tuple[str, ...]] = ("Time",)
     title: ClassVar[str] = "Time per step"
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         stamps = {name: line(history[name]) for name in self.names}
         seconds = {name: durations(one) for name, one in stamps.items()}
         if any_finite(list(stamps.values())) and not any_finite(list(seconds.values())):

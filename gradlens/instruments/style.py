@@ -1,4 +1,4 @@
-"""One look for all instruments: colours, titles, keys, messages.
+"""The common style of all instruments: colours, titles, keys, messages.
 
 Everything is set on the artists themselves; matplotlib's global settings stay as they are.
 """
@@ -50,19 +50,19 @@ SWATCH = 9.0
 
 
 def sequence_colormap() -> Colormap:
-    """Dark to light for input to output, without the light end that paper swallows."""
+    """Dark to light for input to output, without the light end, which has little contrast."""
     colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.86, 64))
     return LinearSegmentedColormap.from_list("gradlens sequence", list(colors))
 
 
 def density_colormap() -> Colormap:
-    """Light to dark blue for counts; even the smallest differs from the paper."""
+    """Light to dark blue for counts; even the smallest differs from the background."""
     colors = matplotlib.colormaps["Blues"](np.linspace(0.18, 1.0, 64))
     return LinearSegmentedColormap.from_list("gradlens density", list(colors))
 
 
 def size_colormap() -> Colormap:
-    """Dark to light for sizes, in even steps for every kind of sight."""
+    """Dark to light for sizes, perceptually uniform and readable with colour blindness."""
     return matplotlib.colormaps["viridis"]
 
 
@@ -72,26 +72,26 @@ def signed_colormap() -> Colormap:
 
 
 def sequence_colors(count: int) -> list[RGB]:
-    """Colours for ``count`` things with an order, the first one darkest."""
+    """Colours for ``count`` ordered lines, the first one darkest."""
     shades = sequence_colormap()(np.linspace(0, 1, max(count, 2)))
     return [(float(r), float(g), float(b)) for r, g, b, _ in shades[:count]]
 
 
 def categorical_colors(count: int) -> list[RGB]:
-    """Colours for ``count`` things without an order."""
+    """Colours for ``count`` lines without an order."""
     if count <= len(CATEGORICAL):
         return [to_rgb(color) for color in CATEGORICAL[:count]]
     return sequence_colors(count)
 
 
 def tint(color: Color, share: float) -> RGB:
-    """The colour mixed with white; ``share`` is what remains of it."""
+    """The colour mixed with white; ``share`` is the fraction of the colour."""
     r, g, b = (1 - share * (1 - channel) for channel in to_rgb(color))
     return (r, g, b)
 
 
 def dress(ax: Axes) -> None:
-    """Give an axis the common look: a base line, a light grid, small ticks."""
+    """Give an axis the common style: a base line, a light grid, small ticks."""
     ax.set_facecolor(PAPER)
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
@@ -104,9 +104,9 @@ def dress(ax: Axes) -> None:
 
 
 def inside(ax: Axes, left: float, bottom: float, width: float, height: float) -> Axes:
-    """A dressed axis inside another one, placed by shares of its size.
+    """An axis in the common style inside another one, placed by fractions of its size.
 
-    The outer axis keeps its place and titles only.
+    The outer axis keeps only its position and titles.
     """
     ax.set_axis_off()
     inner = ax.inset_axes((left, bottom, width, height))
@@ -123,7 +123,7 @@ def size_in_points(ax: Axes) -> tuple[float, float]:
 
 
 def text_width(text: str, size: float, weight: str = "normal") -> float:
-    """Width of a text in points, without asking a canvas."""
+    """Width of a text in points, without a canvas."""
     if not text.strip():
         return 0.0
     font = FontProperties(size=size, weight=weight)
@@ -136,7 +136,7 @@ def shorten(text: str, width: float, size: float, weight: str = "normal") -> str
     full = text_width(text, size, weight)
     if full <= width:
         return text
-    # Measuring is slow: begin near the answer.
+    # Measuring is slow, so the search starts near the result.
     kept = min(len(text), int(len(text) * max(width, 0) / full) + 2)
     shown = text
     while kept > 2 and text_width(shown, size, weight) > width:
@@ -147,9 +147,9 @@ def shorten(text: str, width: float, size: float, weight: str = "normal") -> str
 
 
 def title(ax: Axes, text: str, readout: str = "", alarm: bool = False) -> None:
-    """Bold title on the left; on the right the value that somebody glances at."""
+    """Bold title on the left, and the latest value on the right, in red if ``alarm``."""
     width = size_in_points(ax)[0]
-    # With a height of its own, matplotlib needn't look for labels that it might have to avoid.
+    # With a given height, matplotlib doesn't search for labels that the title might overlap.
     place: dict[str, Any] = {"y": 1.0, "pad": TITLE_GAP, "fontsize": TITLE_SIZE}
     left = width - text_width(readout, TITLE_SIZE) - (8 if readout else 0)
     shown = shorten(text, left, TITLE_SIZE, "bold")
@@ -176,7 +176,7 @@ def subtitle(ax: Axes, text: str) -> Text:
 
 
 def message(ax: Axes, text: str) -> Text:
-    """Words in the middle of a panel that has nothing to draw."""
+    """A text in the middle of a panel that has nothing to draw."""
     ax.set_yticks([])
     ax.grid(visible=False)
     width = max(12, int(size_in_points(ax)[0] * 0.9 / (TEXT_SIZE * 0.55)))
@@ -194,7 +194,7 @@ def message(ax: Axes, text: str) -> Text:
 
 @dataclass(frozen=True)
 class Entry:
-    """One word of a key, and the mark that it explains."""
+    """One label of a key, and the mark that it explains."""
 
     label: str
     color: Color
@@ -202,7 +202,7 @@ class Entry:
 
 
 def key(ax: Axes, entries: Sequence[Entry]) -> Artist | None:
-    """Explain marks in one line under the title; what doesn't fit is counted, not squeezed."""
+    """Explain marks in one line under the title, with the number of entries that don't fit."""
     if not entries:
         return None
     room = size_in_points(ax)[0]
@@ -216,7 +216,7 @@ def key(ax: Axes, entries: Sequence[Entry]) -> Artist | None:
 
 
 def sequence_key(ax: Axes, names: Sequence[str], first: Sequence[Entry] = ()) -> Artist | None:
-    """Explain a colour sequence by its two ends, after the entries of a usual key."""
+    """Explain a colour sequence by its first and last name, after the entries ``first``."""
     if len(names) < 2:
         return key(ax, [*first, *(Entry(name, sequence_colors(1)[0]) for name in names)])
     room = size_in_points(ax)[0] - 50 - sum(_room(entry.label) for entry in first)

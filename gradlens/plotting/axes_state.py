@@ -1,4 +1,4 @@
-"""How the axes of a panel look, to be kept from one drawing of it to the next."""
+"""Ranges, scales, ticks and colours of a panel's axes, to be kept from one drawing to the next."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Ruler:
         )
 
     def widened(self, other: Ruler) -> Ruler:
-        """With room for the range of the other one, if it has the same scale."""
+        """A ruler with the ranges of both, if both have the same scale."""
         if other.scale != self.scale:
             return self
         ends = (*self.limits, *other.limits)
@@ -51,7 +51,7 @@ class Ruler:
         return replace(self, limits=limits)
 
     def apply(self, axis: Axis, set_scale: Callable[..., None], set_limits: Any) -> None:
-        """Give an axis this ruler."""
+        """Set the range, scale and ticks of an axis."""
         now = Ruler.of(axis, self.limits)
         if (now.scale, now.options) != (self.scale, self.options):
             set_scale(self.scale, **dict(self.options))
@@ -64,7 +64,7 @@ class Ruler:
 
 @dataclass(frozen=True)
 class Look:
-    """Rulers and colours of an axis; ``whole`` if it shows all steps, and not single ones."""
+    """Rulers and colours of an axis; ``whole`` if it shows all steps."""
 
     across: Ruler
     up: Ruler
@@ -80,14 +80,14 @@ class Look:
         return cls(across, up, over_steps or not ax.axison, norms)
 
     def widened(self, ax: Axes) -> Look:
-        """With room for what another axis shows, unless this one shows all steps."""
+        """A look with the ranges of both axes, unless one of them shows all steps."""
         other = Look.of(ax)
         if self.whole or other.whole or not ax.has_data():
             return self
         return replace(self, across=self.across.widened(other.across), up=self.up.widened(other.up))
 
     def apply(self, ax: Axes) -> None:
-        """Give an axis this look."""
+        """Set the rulers and colours of an axis."""
         for mesh, norm in zip(_meshes(ax), self.colours, strict=False):
             mesh.set_norm(norm)
         self.across.apply(ax.xaxis, ax.set_xscale, ax.set_xlim)
@@ -104,28 +104,28 @@ def look_of_panel(ax: Axes) -> Looks:
 
 
 def shows_single_steps(panel: Looks) -> bool:
-    """Whether something in a panel depends on the latest step alone.
+    """Whether an axis in a panel shows single steps instead of all.
 
-    Colours over steps have an axis that explains them, and that goes with them.
+    A panel with colours over steps shows all steps; its second axis explains the colours.
     """
     return not all(look.whole for look in panel) and not any(look.colours for look in panel)
 
 
 def widened(panel: Looks, ax: Axes) -> Looks:
-    """The looks of a panel with room for what the same panel shows at another step."""
+    """The looks of a panel, with the ranges that it has at another step too."""
     pairs = _pairs(panel, ax)
     return tuple(look.widened(one) for look, one in pairs) if pairs else panel
 
 
 def apply(panel: Looks, ax: Axes) -> None:
-    """Give a panel these looks."""
+    """Set the looks of a panel."""
     for look, one in _pairs(panel, ax):
         look.apply(one)
 
 
 def _pairs(panel: Looks, ax: Axes) -> list[tuple[Look, Axes]]:
     axes = list(_with_children(ax))
-    # A panel that has nothing to show yet may have no axes inside.
+    # A panel without data may have no axes inside.
     return list(zip(panel, axes, strict=True)) if len(panel) == len(axes) else []
 
 

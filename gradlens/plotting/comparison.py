@@ -47,7 +47,8 @@ from gradlens.instruments.style import (
     tint,
     title,
 )
-from gradlens.plotting.plotter import EPOCHS, GROUPS, Panel, draw
+from gradlens.plotting.panels import EPOCHS, GROUPS, Panel
+from gradlens.plotting.rendering import draw
 from gradlens.plotting.scalars import scalars
 
 SPIKY = ("Alpha", "GradNoiseScale")
@@ -64,7 +65,7 @@ class Number:
     name: str
     title: str
     words: str
-    kind: str
+    kinds: tuple[str, ...]
     view: View
     lines: Mapping[str, Line]
 
@@ -100,7 +101,7 @@ def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
             # Of two quantities of one class, the names tell them apart.
             one.view.title if titles[one.view.title, one.part] == 1 else one.series,
             one.part or one.view.label,
-            one.kind,
+            one.kinds,
             one.view,
             {run: found[one.name].line for run, found in by_run.items() if one.name in found},
         )
@@ -123,12 +124,13 @@ def _panel(history: History, number: Number, colors: Mapping[str, RGB]) -> Panel
     names = []
     for run, one in number.lines.items():
         names.append(f"{number.name} of {run}")
-        history.sources[names[-1]] = Source("", replace(number.view, title=number.title))
+        history.sources[names[-1]] = Source((), replace(number.view, title=number.title))
         gap = Undefined(one.reason) if one.reason else math.nan
         for step, value in zip(one.steps.tolist(), one.values.tolist(), strict=True):
             history.append(int(step), {names[-1]: gap if math.isnan(value) else value})
     shades = tuple(colors[run] for run in number.lines)
-    instrument = RunsInstrument(tuple(names), shades, number.words, number.kind)
+    spiky = any(kind in SPIKY for kind in number.kinds)
+    instrument = RunsInstrument(tuple(names), shades, number.words, spiky)
     return Panel(instrument, number.view.group)
 
 
@@ -138,9 +140,9 @@ class RunsInstrument(Instrument):
 
     colors: tuple[RGB, ...] = ()
     words: str = ""
-    kind: str = ""
+    spiky: bool = False
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         lines = {name: line(history[name]) for name in self.names}
         axis.apply(ax)
         if not any_finite(list(lines.values())):
@@ -155,8 +157,9 @@ class RunsInstrument(Instrument):
 
     def _fit(self, ax: Axes, values: list[Floats], wish: Scale) -> None:
         scale = {"log": "log", "symlog": log_if_far(values)}.get(wish, log_if_wide(values))
-        calm = self.kind in SPIKY
-        fit(ax, [without_spikes(one, scale == "log") if calm else one for one in values], scale)
+        if self.spiky:
+            values = [without_spikes(one, scale == "log") for one in values]
+        fit(ax, values, scale)
 
 
 def _curve(ax: Axes, axis: StepAxis, one: Line, color: RGB, name: str) -> Artists:
@@ -171,7 +174,7 @@ def _curve(ax: Axes, axis: StepAxis, one: Line, color: RGB, name: str) -> Artist
 
 
 def _list_of_runs(history: History, found: Sequence[Number], colors: Mapping[str, RGB]) -> Panel:
-    losses = next((number.lines for number in found if number.kind == "Loss"), {})
+    losses = next((number.lines for number in found if "Loss" in number.kinds), {})
     column = "last loss" if losses else ""
     values = {run: number_label(losses[run].latest) if run in losses else "" for run in colors}
     entries = tuple((run, color, values[run]) for run, color in colors.items())
@@ -187,7 +190,7 @@ class RunListInstrument(Instrument):
     entries: tuple[tuple[str, RGB, str], ...] = ()
     column: str = ""
 
-    def _draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         title(ax, "Runs", self.column)
         ax.set_axis_off()
         columns = math.ceil(len(self.entries) / ROWS)

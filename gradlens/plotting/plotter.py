@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from gradlens.history.history import History
-from gradlens.history.view import Group
-from gradlens.instruments import LAYERS, MAIN, GenericInstrument, Instrument
-from gradlens.instruments.generic import drawable
-from gradlens.instruments.instrument import CELL, panel_box, step_axis
-from gradlens.instruments.scales import StepAxis, number_label
-from gradlens.instruments.series import line
-from gradlens.instruments.style import FAINT, INK, MUTED, PAPER, shorten, text_width
+from gradlens.instruments import BUILT_IN, Instrument
+from gradlens.instruments.style import PAPER
+from gradlens.plotting.layout import WIDEST, pages
 from gradlens.plotting.loading import load_run
-
-HEADER, HEADING, FOOTER, EDGE = 0.52, 0.2, 0.3, 0.12
-"""Inches for the line on top, for a row's group names, for notes, and around everything."""
-
-ASPECT = 1.65
-"""Width over height that a figure should come close to."""
-
-EPOCHS = "epoch_count"
-"""What ``Cockpit.log`` calls the epoch: it is said in words, for its line would say no more."""
-
-WIDEST, TALLEST = 4.0, 1.45
-"""Cells across on a page of single layers, and its height over its width, at most."""
-
-UNEQUAL = 1.6
-"""How many times as high as it needs to be a panel may become by its neighbours."""
-
-GROUPS: tuple[Group, ...] = (
-    "performance",
-    "step size",
-    "gradients",
-    "curvature",
-    "noise",
-    "layers",
-    "other",
-)
-assert set(GROUPS) == set(get_args(Group))
+from gradlens.plotting.panels import Panel, is_of_layers, layer_panels, main_panels, nothing
+from gradlens.plotting.rendering import draw
 
 
 @runtime_checkable
@@ -64,29 +32,30 @@ class HasHistory(Protocol):
 Source = History | HasHistory | str | Path
 
 
-@dataclass(frozen=True)
-class Panel:
-    """An instrument for certain series, its group, and its size in cells."""
-
-    instrument: Instrument
-    group: Group
-    width: float = 1.0
-    height: float = 1.0
-
-
-Row = tuple[Panel, ...]
-
-
 class CockpitPlotter:
     """Draws all recorded quantities that can be drawn, as one figure.
 
-    With ``secondary_screen`` there is a second figure of what is known of single layers and
-    parameters, or several pages of it. The figures of the latest call stay reachable as ``figure``,
-    ``secondary_figure`` and ``secondary_figures``.
+    With ``secondary_screen`` there is a second figure for single layers and parameters, which may
+    have several pages. The figures of the latest call are ``figure``, ``secondary_figure`` and
+    ``secondary_figures``.
+
+    ``instruments`` are those to draw with, and their order is that of their panels within a group.
+    ``(*gradlens.instruments.BUILT_IN, Mine())`` adds one. Of the instruments on a screen, those of
+    the most specific class draw a quantity: one for a class derived from ``GradNorm`` takes the
+    place of the one for ``GradNorm``. A series without an instrument is drawn by its view.
     """
 
-    def __init__(self, secondary_screen: bool = False) -> None:
+    def __init__(
+        self, secondary_screen: bool = False, instruments: Iterable[Instrument] = BUILT_IN
+    ) -> None:
         self.secondary_screen = secondary_screen
+        self.instruments = tuple(instruments)
+        for one in self.instruments:
+            if not isinstance(one, Instrument):
+                raise TypeError(
+                    f"{one!r} is not an instrument: pass instances, as in "
+                    "CockpitPlotter(instruments=(*BUILT_IN, Mine()))"
+                )
         self._figures: dict[str, Figure] = {}
 
     @property
@@ -96,7 +65,7 @@ class CockpitPlotter:
 
     @property
     def secondary_figure(self) -> Figure | None:
-        """The figure of single layers and parameters, if there is one; of several, the first."""
+        """The figure of single layers and parameters, or its first page; ``None`` without one."""
         return self._figures.get("secondary")
 
     @property
@@ -121,16 +90,15 @@ class CockpitPlotter:
     ) -> Figure:
         """Draw a run; returns the figure of the first screen.
 
-        ``source`` is a history, something that has one (a cockpit), or the path of a run file.
-        Steps after ``discard`` are left out. ``show_plot`` opens windows, or redraws those of the
-        call before; ``block`` waits until they are closed. ``save_plot`` writes
-        ``{savename}{savename_append}.png`` to ``savedir``, by default next to the run file,
-        otherwise to the working directory; the second screen is a file of its own, with
-        ``__secondary`` after ``savename``, and its pages from the second on with
-        ``__secondary_2`` and so on. ``savefig_kwargs`` go to
-        ``Figure.savefig``, whose ``format`` is also the file's ending. ``show_log_iter`` makes the
-        step axis logarithmic, ``debug`` prints what is drawn. ``ValueError`` if there is nothing
-        to draw or the path is not a run.
+        ``source`` is a history, an object with a ``history`` (a cockpit), or the path of a run
+        file. Steps after ``discard`` are left out. ``show_plot`` opens windows, or draws in those
+        of the previous call; ``block`` waits until they are closed. ``save_plot`` writes
+        ``{savename}{savename_append}.png`` to ``savedir``, by default the folder of the run file,
+        otherwise the working directory. The secondary screen is another file, with ``__secondary``
+        after ``savename``; its further pages have ``__secondary_2`` and so on.
+        ``savefig_kwargs`` are passed to ``Figure.savefig``, and their ``format`` is also the file's
+        ending. ``show_log_iter`` makes the step axis logarithmic, ``debug`` prints what is drawn.
+        ``ValueError`` if there is nothing to draw or the path is not a run.
         """
         history = up_to(read(source), discard)
         screens = self._screens(history)
@@ -142,7 +110,7 @@ class CockpitPlotter:
                 old = self._figures.get(screen)
                 figure = windowed(old) if show_plot else Figure(facecolor=PAPER)
                 widest = math.inf if screen == "primary" else WIDEST
-                # A window keeps the size that somebody gave it.
+                # A window keeps the size that the user has given it.
                 draw(figure, history, panels, title, show_log_iter, figure is not old, widest)
                 figures[screen] = figure
         if debug:
@@ -158,17 +126,18 @@ class CockpitPlotter:
         return figures.get("primary") or figures["secondary"]
 
     def _screens(self, history: History) -> dict[str, tuple[Panel, ...]]:
-        primary = main_panels(history)
-        layers = layer_panels(history) if self.secondary_screen else ()
-        moved = {panel.instrument for panel in layers}
-        screens = {"primary": tuple(p for p in primary if p.instrument not in moved)}
+        primary = main_panels(history, self.instruments)
+        layers = layer_panels(history, self.instruments) if self.secondary_screen else ()
+        if self.secondary_screen:
+            primary = tuple(panel for panel in primary if not is_of_layers(panel))
+        screens = {"primary": primary}
         for number, page in enumerate(pages(layers), 1):
             screens["secondary" if number == 1 else f"secondary_{number}"] = page
         if not any(screens.values()):
             raise ValueError(nothing(history))
         if self.secondary_screen and not layers:
             warnings.warn(
-                "there is nothing by layer or parameter to draw on a second screen: record "
+                "there is nothing by layer or parameter to draw on a secondary screen: record "
                 "GradNorm, GradHist1d or GradCovariance for them",
                 stacklevel=3,
             )
@@ -176,14 +145,14 @@ class CockpitPlotter:
 
 
 def _headings(heading: str, screens: Sequence[str]) -> list[str]:
-    """The heading of each screen; pages of the second one are numbered."""
+    """The heading of each screen; pages of the secondary one are numbered."""
     last = len(screens) - 1
     if last < 2:
         return [heading] * len(screens)
     return [heading, *(f"{heading}, page {page} of {last}" for page in range(1, last + 1))]
 
 
-# What is drawn ------------------------------------------------------------------------------
+# The run and its panels -------------------------------------------------------------------
 
 
 def read(source: Source) -> History:
@@ -200,7 +169,7 @@ def read(source: Source) -> History:
 
 
 def up_to(history: History, last: int | None) -> History:
-    """The same history without what happened after step ``last``."""
+    """The same history without the values and notes after step ``last``."""
     if last is None:
         return history
     notes = [note for note in history.notes if note.step <= last]
@@ -212,41 +181,8 @@ def up_to(history: History, last: int | None) -> History:
     return kept
 
 
-def main_panels(history: History) -> tuple[Panel, ...]:
-    """What the first screen can show, group by group: known instruments, then other series."""
-    return _panels([*MAIN, *_others(history)], history)
-
-
-def layer_panels(history: History) -> tuple[Panel, ...]:
-    """What the second screen shows: single layers, and whatever is of the group "layers"."""
-    moved = [panel.instrument for panel in main_panels(history) if panel.group == "layers"]
-    return _panels([*LAYERS, *moved], history)
-
-
-def _others(history: History) -> list[Instrument]:
-    claimed = {name for one in MAIN for name in one.series(history)} | {EPOCHS}
-    names = [n for n in history.names if n not in claimed and drawable(history[n])]
-    return [GenericInstrument((name,)) for name in names]
-
-
-def _panels(instruments: Sequence[Instrument], history: History) -> tuple[Panel, ...]:
-    found = [panel for one in instruments for panel in one.panels(history)]
-    panels = [Panel(one, one.group(history), *one.size(history)) for one in found]
-    return tuple(sorted(panels, key=lambda panel: GROUPS.index(panel.group)))
-
-
-def nothing(history: History) -> str:
-    """Why there is nothing to draw, and what to do."""
-    if not history.names:
-        return "the history is empty: no quantity was tracked"
-    if not history.steps:
-        names = ", ".join(history.names)
-        return f"the history has no steps: check the track_schedule of {names}, and discard"
-    return f"none of the recorded series can be drawn: {', '.join(history.names)}"
-
-
 def describe(history: History, screens: Mapping[str, Sequence[Panel]]) -> str:
-    """One line for each panel, and one for each series that is in none."""
+    """One line for each panel, and one for each series that is on no panel."""
     panels = [(screen, panel) for screen, found in screens.items() for panel in found]
     shown = [
         f"{screen}: {type(p.instrument).__name__} [{p.group}] {', '.join(p.instrument.names)}"
@@ -257,210 +193,13 @@ def describe(history: History, screens: Mapping[str, Sequence[Panel]]) -> str:
 
 
 def default_title(source: Source) -> str:
-    """The name of a run file, and otherwise of this tool."""
+    """The name of a run file without its ending; for other sources ``"Cockpit"``."""
     return Path(source).stem if isinstance(source, (str, Path)) else "Cockpit"
 
 
 def default_folder(source: Source) -> Path:
-    """The folder of a run file, and otherwise the working directory."""
+    """The folder of a run file; for other sources the working directory."""
     return Path(source).parent if isinstance(source, (str, Path)) else Path()
-
-
-def facts(history: History) -> tuple[str, ...]:
-    """The run in a few words, the most important first."""
-    steps = history.steps
-    parts = ["file is cut off"] if history.truncated else []
-    parts += [f"last step {steps[-1]:,}"] if steps else []
-    for name in history.of_kind("Loss")[:1]:
-        one = line(history[name])
-        parts += [f"last loss {number_label(one.latest)}"] if one.steps.size else []
-    if EPOCHS in history:
-        one = line(history[EPOCHS])
-        parts += [f"epoch {number_label(one.latest)}"] if one.steps.size else []
-    return (*parts, _count(len(steps), "recorded step"))
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
-
-
-# Where it is drawn --------------------------------------------------------------------------
-
-
-def pages(panels: Sequence[Panel]) -> tuple[tuple[Panel, ...], ...]:
-    """Panels of single layers on as few pages as it takes, in their order, about equally full.
-
-    A page has few columns, and is not much taller than wide.
-    """
-    page = TALLEST * WIDEST**2 * CELL[0] / CELL[1]
-    fewest = math.ceil(sum(panel.width * panel.height for panel in panels) / page)
-    for count in range(fewest, len(panels)):
-        found = _evenly(panels, count)
-        if all(_is_page(arrange(part, WIDEST)) for part in found):
-            return found
-    return tuple((panel,) for panel in panels)
-
-
-def _evenly(panels: Sequence[Panel], count: int) -> tuple[tuple[Panel, ...], ...]:
-    """Panels in ``count`` pieces whose areas are as equal as may be."""
-    sums = [0.0, *itertools.accumulate(panel.width * panel.height for panel in panels)]
-
-    @cache
-    def best(start: int, pieces: int) -> tuple[float, tuple[int, ...]]:
-        """Sum of squared areas from panel ``start`` on, and where the pieces end."""
-        if pieces == 1:
-            return (sums[-1] - sums[start]) ** 2, (len(panels),)
-        ends = range(start + 1, len(panels) - pieces + 2)
-        rest = [best(end, pieces - 1) for end in ends]
-        options = zip(ends, rest, strict=True)
-        return min(((sums[e] - sums[start]) ** 2 + cost, (e, *cuts)) for e, (cost, cuts) in options)
-
-    cuts = (0, *best(0, count)[1])
-    return tuple(tuple(panels[a:b]) for a, b in itertools.pairwise(cuts))
-
-
-def _is_page(rows: Sequence[Row]) -> bool:
-    width, height = _size(rows)
-    return height <= TALLEST * width
-
-
-def arrange(panels: Sequence[Panel], widest: float = math.inf) -> tuple[Row, ...]:
-    """Break panels into rows, in their order.
-
-    Rows should be about equally wide, the figure about ``ASPECT``, and groups in one piece; all
-    rows are then stretched to the width of the widest, so that no place is left empty. No row has
-    more than ``widest`` cells, but for one that is a single panel.
-    """
-
-    @cache
-    def balanced(start: int, rows: int) -> tuple[Row, ...]:
-        if rows == 1:
-            return (tuple(panels[start:]),)
-        cuts = range(start + 1, len(panels) - rows + 2)
-        options = [(tuple(panels[start:cut]), *balanced(cut, rows - 1)) for cut in cuts]
-        return min(options, key=lambda found: _raggedness(found, widest))
-
-    options = (balanced(0, rows) for rows in range(1, len(panels) + 1))
-    return min(options, key=lambda found: _badness(found, widest))
-
-
-def _raggedness(rows: Sequence[Row], widest: float) -> float:
-    uneven = sum(_row_width(row) ** 2 for row in rows)
-    torn = sum(a[-1].group == b[0].group for a, b in itertools.pairwise(rows))
-    mixed = sum(_row_height(row) > UNEQUAL * min(panel.height for panel in row) for row in rows)
-    too_wide = sum(len(row) > 1 and _row_width(row) > widest for row in rows)
-    return uneven + 0.6 * torn + 100 * (mixed + 10 * too_wide)
-
-
-def _badness(rows: Sequence[Row], widest: float) -> float:
-    width, height = _size(rows)
-    stretch = sum((1 - _row_width(row) * CELL[0] / width) ** 2 for row in rows)
-    even = len(rows) * (sum(_row_width(row) for row in rows) / len(rows)) ** 2
-    aspect = math.log(width / height / ASPECT)
-    return 3 * aspect**2 + stretch + 0.3 * (_raggedness(rows, widest) - even)
-
-
-def _size(rows: Sequence[Row]) -> tuple[float, float]:
-    """Inches across and up."""
-    width = max(_row_width(row) for row in rows) * CELL[0]
-    return width, HEADER + sum(_row_height(row) * CELL[1] + HEADING for row in rows)
-
-
-def _row_width(row: Sequence[Panel]) -> float:
-    return sum(panel.width for panel in row)
-
-
-def _row_height(row: Sequence[Panel]) -> float:
-    return max(panel.height for panel in row)
-
-
-def draw(
-    figure: Figure,
-    history: History,
-    panels: Sequence[Panel],
-    title: str,
-    log_step: bool = False,
-    resize: bool = True,
-    widest: float = math.inf,
-) -> None:
-    """Draw panels on a figure, which is emptied first, at most ``widest`` cells in a row.
-
-    With ``resize`` the figure gets the size that they need, otherwise they get the size of the
-    figure as long as they stay legible.
-    """
-    rows = arrange(panels, widest)
-    # A few panels may be larger than many.
-    zoom = 1 + 0.5 / sum(panel.width for panel in panels)
-    across = max(_row_width(row) for row in rows) * CELL[0] * zoom + 2 * EDGE
-    fixed = HEADER + (FOOTER if history.notes else EDGE) + len(rows) * HEADING
-    cells = sum(_row_height(row) for row in rows)
-    up = fixed + cells * CELL[1] * zoom
-    figure.clear()
-    if resize or figure.get_figheight() < 0.7 * up or figure.get_figwidth() < 0.7 * across:
-        figure.set_size_inches(across, up)
-    cell = (figure.get_figheight() - fixed) / cells
-    _header(figure, title, facts(history))
-    _notes(figure, history)
-    top, axis = HEADER, step_axis(history, log_step)
-    for row in rows:
-        _draw_row(figure, history, row, top, cell * _row_height(row), axis)
-        top += HEADING + cell * _row_height(row)
-
-
-def _draw_row(
-    figure: Figure, history: History, row: Row, top: float, height: float, axis: StepAxis
-) -> None:
-    unit = (float(figure.get_figwidth()) - 2 * EDGE) / _row_width(row)
-    lefts = itertools.accumulate((panel.width * unit for panel in row), initial=EDGE)
-    cells = [(panel, left, panel.width * unit) for panel, left in zip(row, lefts, strict=False)]
-    for group, members in itertools.groupby(cells, key=lambda cell: cell[0].group):
-        found = list(members)
-        _group_heading(figure, group, found[0][1], found[-1][1] + found[-1][2], top)
-    for panel, left, width in cells:
-        box = panel_box(left, top + HEADING, width, height, figure)
-        ax = figure.add_axes((box[0], box[1], box[2], box[3]))
-        panel.instrument.draw(history, ax, axis)
-
-
-def _group_heading(figure: Figure, group: Group, left: float, right: float, top: float) -> None:
-    across, up = (float(length) for length in figure.get_size_inches())
-    text, size = group.upper(), 6.5
-    start = left + 0.1
-    figure.text(
-        start / across, 1 - (top + 0.09) / up, text, fontsize=size, color=MUTED, va="center"
-    )
-    begin = start + text_width(text, size) / 72 + 0.1
-    height = 1 - (top + 0.09) / up
-    rule = Line2D(
-        [begin / across, (right - 0.1) / across], [height, height], color=FAINT, linewidth=0.7
-    )
-    figure.add_artist(rule)
-
-
-def _header(figure: Figure, title: str, words: Sequence[str]) -> None:
-    across, up = (float(length) for length in figure.get_size_inches())
-    room = (across - 0.6) * 72
-    texts = ["  ·  ".join(words[:count]) for count in range(len(words), 0, -1)]
-    left = room - min(text_width(title, 12, "bold"), 0.75 * room) - 18
-    text = next((text for text in texts if text_width(text, 8) < left), "")
-    shown = shorten(title, room - text_width(text, 8), 12, "bold")
-    height = 1 - 0.26 / up
-    place: dict[str, Any] = {"va": "center_baseline"}
-    figure.text(0.22 / across, height, shown, fontsize=12, fontweight="bold", color=INK, **place)
-    figure.text(1 - 0.22 / across, height, text, fontsize=8, color=MUTED, ha="right", **place)
-
-
-def _notes(figure: Figure, history: History) -> None:
-    if not history.notes:
-        return
-    across, up = (float(length) for length in figure.get_size_inches())
-    last = history.notes[-1]
-    more = f"  (+{len(history.notes) - 1} earlier)" if len(history.notes) > 1 else ""
-    text = f"Note at step {last.step:,}: {' '.join(last.text.split())}"
-    # Depending on the resolution, hinting makes small type wider than it is measured.
-    room = 0.95 * (across - 0.44) * 72 - text_width(more, 7)
-    shown = shorten(text, room, 7) + more
-    figure.text(0.22 / across, 0.14 / up, shown, fontsize=7, color=MUTED, va="center")
 
 
 # Files and windows --------------------------------------------------------------------------
@@ -480,8 +219,8 @@ def save(
 
 
 def windowed(old: Figure | None) -> Figure:
-    """``old`` if it still has a window, and otherwise a new figure that has one."""
-    # Only here, because importing it settles which backend draws windows.
+    """``old`` if it still has a window, and otherwise a new figure with a window."""
+    # Imported only here, because importing pyplot chooses the backend for windows.
     from matplotlib import pyplot
 
     numbers = pyplot.get_fignums()
@@ -489,13 +228,13 @@ def windowed(old: Figure | None) -> Figure:
     alive = old is not None and any(pyplot.figure(number) is old for number in numbers)
     figure = old if alive and old is not None else pyplot.figure(facecolor=PAPER)
     if current is not None:
-        # What the user draws next goes where it would have gone.
+        # The user's current figure stays the current one.
         pyplot.figure(current)
     return figure
 
 
 def show(figures: Sequence[Figure], block: bool) -> None:
-    """Bring figures made for windows to the screen."""
+    """Show figures in their windows."""
     from matplotlib import pyplot
 
     pyplot.show(block=block)

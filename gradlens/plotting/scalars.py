@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from gradlens.history.history import History
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.instruments import MAIN
+from gradlens.instruments import BUILT_IN
 from gradlens.instruments.histograms import histogram
 from gradlens.instruments.layers import NOUNS
 from gradlens.instruments.series import Line, Records, keys, line, number, quantile_lines, rms
@@ -33,7 +33,7 @@ class Scalar:
     series: str
     part: str
     line: Line
-    kind: str
+    kinds: tuple[str, ...]
     view: View
 
     @property
@@ -55,14 +55,14 @@ def scalars(history: History) -> tuple[Scalar, ...]:
 
 def _of_series(history: History, name: str) -> tuple[Scalar, ...]:
     source = history.sources.get(name)
-    kind, view = (source.kind, source.view) if source else ("", _view_of_logged(name))
+    kinds, view = (source.kinds, source.view) if source else ((), _view_of_logged(name))
     records = history[name]
-    parts = _parts(kind, records, {*history.parameters})
-    return tuple(Scalar(name, part, one, kind, view) for part, one in parts.items())
+    parts = _parts(kinds, records, {*history.parameters})
+    return tuple(Scalar(name, part, one, kinds, view) for part, one in parts.items())
 
 
 def _view_of_logged(name: str) -> View:
-    homes = [instrument.home for instrument in MAIN if name in instrument.logged]
+    homes = [instrument.home for instrument in BUILT_IN if name in instrument.logged]
     return View(name, group=homes[0] if homes else "other")
 
 
@@ -88,11 +88,12 @@ class Part:
         return self.read or partial(_entry, self.key)
 
 
-def _parts(kind: str, records: Records, parameters: set[str]) -> dict[str, Line]:
-    if kind == "Time":
+def _parts(kinds: Sequence[str], records: Records, parameters: set[str]) -> dict[str, Line]:
+    if "Time" in kinds:
         return {"s/step": durations(line(records))} if records else {}
     found = keys(records)
-    parts = KNOWN[kind] if found and kind in KNOWN else _told(records, found, parameters)
+    known = next((KNOWN[kind] for kind in kinds if found and kind in KNOWN), None)
+    parts = _told(records, found, parameters) if known is None else known
     chosen = [part for part in parts if not part.key or part.key in found]
     fitting = Mapping if found else object
     return {part.name: _read(records, part.reader, fitting) for part in chosen}

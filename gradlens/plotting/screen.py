@@ -1,4 +1,4 @@
-"""A figure of a run, as somebody asks for it: which screen, which step axis, which title."""
+"""A screen of a run: which panels, which step axis, which title."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from gradlens.history.history import History
-from gradlens.plotting.plotter import WIDEST, Panel, draw, layer_panels, main_panels, nothing
+from gradlens.instruments import BUILT_IN, Instrument
+from gradlens.plotting.layout import WIDEST
+from gradlens.plotting.panels import Panel, layer_panels, main_panels, nothing
+from gradlens.plotting.rendering import draw
 
 
 @dataclass(frozen=True)
 class Screen:
-    """All instruments of a run, or with ``layers`` those of single layers and parameters."""
+    """All panels of a run, or with ``layers`` those of single layers and parameters."""
 
     title: str
     layers: bool = False
     log_steps: bool = False
+    instruments: tuple[Instrument, ...] = BUILT_IN
 
     def panels(self, history: History) -> tuple[Panel, ...]:
-        """What there is to draw; ``ValueError`` says why if that is nothing."""
-        found = layer_panels(history) if self.layers else main_panels(history)
+        """The panels to draw; ``ValueError`` gives the reason if there are none."""
+        find = layer_panels if self.layers else main_panels
+        found = find(history, self.instruments)
         if found:
             return found
-        if self.layers and main_panels(history):
+        if self.layers and main_panels(history, self.instruments):
             raise ValueError(
                 "there is nothing by layer or parameter: track GradNorm, GradCovariance, or "
                 "GradHist1d(keep_individual=True)"
@@ -38,10 +43,10 @@ class Screen:
         panels: tuple[Panel, ...] | None = None,
         resize: bool = True,
     ) -> None:
-        """Fill a figure, without regard to what is in it.
+        """Draw on a figure, which is emptied first.
 
         ``panels`` are those of ``history``, or of a longer one. Without ``resize`` the figure keeps
-        its size if everything is legible at that.
+        its size if everything can be read at that.
         """
         shown = self.panels(history) if panels is None else panels
         widest = WIDEST if self.layers else math.inf

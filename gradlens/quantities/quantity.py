@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from inspect import isabstract
+from itertools import takewhile
 from typing import Any, ClassVar, Literal, TypeAlias, final
 
 from backpack.extensions.backprop_extension import BackpropExtension
@@ -243,3 +245,15 @@ class TwoPointQuantity(Quantity):
     @final
     def at_next_step(self, start: Step, update: Update, end: Step, earlier: Any) -> Any:
         return self.compute(start, update, end)
+
+
+def kinds(quantity: Quantity) -> tuple[str, ...]:
+    """Names of the quantity's class and of those it derives from, up to the first abstract one.
+
+    The most specific is first. A figure shows a quantity with the instrument of the first of these
+    names that has one, so that a class derived from ``GradNorm`` is drawn as ``GradNorm`` is.
+    """
+    concrete = takewhile(
+        lambda cls: cls is not Quantity and not isabstract(cls), type(quantity).__mro__
+    )
+    return tuple(cls.__name__ for cls in concrete)

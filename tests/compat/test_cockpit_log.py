@@ -24,7 +24,8 @@ from gradlens import quantities
 from gradlens.compat.cockpit_log import read_cockpit_log
 from gradlens.history.history import History
 from gradlens.plotting.loading import load_run
-from gradlens.plotting.plotter import CockpitPlotter, layer_panels, main_panels
+from gradlens.plotting.panels import layer_panels, main_panels
+from gradlens.plotting.plotter import CockpitPlotter
 
 LOG = Path(__file__).parent / "data" / "cockpit_1.0.2.json"
 RAW: dict[str, dict[str, Any]] = json.loads(LOG.read_text())

@@ -82,8 +82,8 @@ def test_undefined_is_a_nan_that_keeps_its_reason() -> None:
 def example() -> History:
     history = History(
         {
-            "Loss": Source("Loss", View("Loss", "performance", "log", "loss")),
-            "mine": Source("X", View("")),
+            "Loss": Source(("Loss",), View("Loss", "performance", "log", "loss")),
+            "mine": Source(("X",), View("")),
         },
         {"0.weight": (3, 2), "0.bias": ()},
     )

@@ -230,7 +230,7 @@ def realistic(
     rng = np.random.default_rng(0)
     names = shapes(layers)
     views = VIEWS | layer_records.VIEWS
-    history = History({k: Source(k, views[k]) for k in kinds if k in views}, names)
+    history = History({k: Source((k,), views[k]) for k in kinds if k in views}, names)
     for step in range(0, steps * every, every):
         for kind in kinds:
             pace = HEAVY.get(kind, 1) * max(1, steps // 400 if kind in HEAVY else 1)
@@ -308,7 +308,7 @@ def same(history: History, change: Callable[[int, Any], Any]) -> History:
 
 def twice(history: History) -> History:
     """The history with a second quantity of each kind."""
-    more = {f"{k} 2": Source(k, source.view) for k, source in history.sources.items()}
+    more = {f"{k} 2": Source((k,), source.view) for k, source in history.sources.items()}
     double = History({**history.sources, **more}, history.parameters)
     for name in (*double.names, *(name for name in history.names if name not in history.sources)):
         for step, old in history[name.removesuffix(" 2")].items():
@@ -332,9 +332,9 @@ every_case = pytest.mark.parametrize("case", CASES)
 def test_every_exported_instrument_has_a_case() -> None:
     exported = {name for name in instruments.__all__ if name.endswith("Instrument")}
     assert exported == {*CASES, "Instrument"}
-    listed = {type(one).__name__ for one in (*instruments.MAIN, *instruments.LAYERS)}
+    listed = {type(one).__name__ for one in instruments.BUILT_IN}
     assert listed == {*CASES} - {"GenericInstrument"}
-    assert len(listed) == len((*instruments.MAIN, *instruments.LAYERS))
+    assert len(listed) == len(instruments.BUILT_IN)
 
 
 @every_case
@@ -468,7 +468,7 @@ def test_two_quantities_of_a_kind(case: str) -> None:
 
 def recorded(kind: str, values: Mapping[int, Any], **view: Any) -> History:
     """A history of one quantity."""
-    history = History({kind: Source(kind, View(kind, **view))})
+    history = History({kind: Source((kind,), View(kind, **view))})
     for step, entry in values.items():
         history.append(step, {kind: entry})
     return history

@@ -25,7 +25,7 @@ from gradlens.instruments import (
     LayerSpectraInstrument,
 )
 from gradlens.instruments.layers import in_order, layout, table
-from gradlens.plotting.plotter import layer_panels, main_panels
+from gradlens.plotting.panels import layer_panels, main_panels
 from gradlens.plotting.scalars import OF_LAYERS, scalars
 from tests.cases.layer_records import activation, statistics
 from tests.instruments.test_instruments import realistic, shown_texts
@@ -33,7 +33,7 @@ from tests.instruments.test_instruments import realistic, shown_texts
 
 def recorded(kind: str, records: dict[int, Any], **view: Any) -> History:
     parameters = {f"{n}.weight": (2, 2) for n in (0, 2, 4)}
-    history = History({kind: Source(kind, View(kind, **view))}, parameters)
+    history = History({kind: Source((kind,), View(kind, **view))}, parameters)
     for step, record in records.items():
         history.append(step, {kind: record})
     return history
@@ -211,7 +211,7 @@ def test_nothing_but_infinity_says_so() -> None:
 def test_titles_name_a_series_only_if_they_must(names: list[str], titles: list[str]) -> None:
     bracket = " (evaluation)"
     views = {n: View(f"Output norm{bracket * n.endswith(bracket)}", group="layers") for n in names}
-    history = History({name: Source("OutputNorm", view) for name, view in views.items()})
+    history = History({name: Source(("OutputNorm",), view) for name, view in views.items()})
     history.append(0, {name: {"layers": {"0": 1.0}} for name in names})
     drawn = [one.plot(history).ax.get_title(loc="left") for one in
              LayerLinesInstrument().panels(history)]  # fmt: skip

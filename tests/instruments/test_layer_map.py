@@ -30,7 +30,7 @@ def recorded(
     values: dict[int, Any], kind: str = "Mine", parameters: Any = PARAMETERS, **view: Any
 ) -> History:
     """A history of one quantity of a network."""
-    history = History({kind: Source(kind, View(kind, **view))}, parameters)
+    history = History({kind: Source((kind,), View(kind, **view))}, parameters)
     for step, value in values.items():
         history.append(step, {kind: value})
     return history

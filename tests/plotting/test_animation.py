@@ -96,7 +96,7 @@ def test_frames_show_the_run_up_to_their_step() -> None:
 
 def test_there_is_room_for_all_histograms() -> None:
     """The middle one is the widest; neither the first nor the last step shows that."""
-    history = History({"GradHist1d": Source("GradHist1d", View("Elements"))})
+    history = History({"GradHist1d": Source(("GradHist1d",), View("Elements"))})
     for step, width in enumerate((1.0, 8.0, 1.0)):
         counts = {"hist": np.array([1, 2, 1]), "edges": np.linspace(-width, width, 4)}
         history.append(step, {"GradHist1d": counts})
@@ -109,7 +109,7 @@ def test_there_is_room_for_all_histograms() -> None:
 def test_colours_stay() -> None:
     """A map of layers has one scale of colours in all frames, and its bar says so."""
     names = {"first": (2,), "last": (2,)}
-    history = History({"GradNorm": Source("GradNorm", View("Norm", yscale="log"))}, names)
+    history = History({"GradNorm": Source(("GradNorm",), View("Norm", yscale="log"))}, names)
     for step in range(6):
         history.append(step, {"GradNorm": {"first": 10.0**step, "last": 1.0}})
     seen = []

@@ -26,7 +26,7 @@ KINDS = ("Loss", "GradNorm", "NormTest", "GradHist1d", "SpectralDensity", "train
 
 def losses(name: str, *values: float, start: int = 0) -> History:
     """A run with one number per step."""
-    history = History({name: Source("Loss", View("Loss", group="performance"))})
+    history = History({name: Source(("Loss",), View("Loss", group="performance"))})
     for step, value in enumerate(values, start):
         history.append(step, {name: value})
     return history
@@ -79,7 +79,7 @@ def test_a_panel_of_one_run_keeps_its_colour() -> None:
 
 def test_quantities_of_one_class_are_told_apart() -> None:
     history = realistic(5, ("NormTest",))
-    history.sources["second"] = Source("NormTest", VIEWS["NormTest"])
+    history.sources["second"] = Source(("NormTest",), VIEWS["NormTest"])
     history.append(3, {"second": 1.0})
     assert {"NormTest", "second"} <= {*titles(compare({"a": history, "b": history}))}
 

@@ -21,17 +21,10 @@ from matplotlib.text import Text
 from gradlens.history.history import History, Note, Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.plotting.plotter import (
-    TALLEST,
-    WIDEST,
-    CockpitPlotter,
-    Panel,
-    arrange,
-    draw,
-    layer_panels,
-    main_panels,
-    pages,
-)
+from gradlens.plotting.layout import TALLEST, WIDEST, arrange, pages
+from gradlens.plotting.panels import Panel, layer_panels, main_panels
+from gradlens.plotting.plotter import CockpitPlotter
+from gradlens.plotting.rendering import draw
 from gradlens.quantities.presets import configuration
 from tests.instruments.test_instruments import VIEWS, realistic, recorded, same, twice
 
@@ -180,7 +173,9 @@ def test_a_series_without_a_source_appears() -> None:
 
 
 def test_a_quantity_of_the_user_by_parameter_has_a_line_panel_and_a_map() -> None:
-    history = History({"Mine": Source("Mine", View("Mine"))}, {"a.weight": (1,), "b.weight": (1,)})
+    history = History(
+        {"Mine": Source(("Mine",), View("Mine"))}, {"a.weight": (1,), "b.weight": (1,)}
+    )
     for step in range(5):
         history.append(step, {"Mine": {"a.weight": 1.0 + step, "b.weight": 2.0}})
     plotter = CockpitPlotter(secondary_screen=True)
@@ -199,7 +194,7 @@ def test_epochs_are_said_in_words() -> None:
 
 def test_series_of_layers_move_to_the_second_screen() -> None:
     views = {"a": View("a", group="layers"), "b": View("b", group="noise")}
-    history = History({name: Source(name, view) for name, view in views.items()})
+    history = History({name: Source((name,), view) for name, view in views.items()})
     history.append(0, {"a": 1.0, "b": 1.0})
     plotter = CockpitPlotter(secondary_screen=True)
     assert titles(plotter.plot(history, show_plot=False)) == ["b"]
@@ -370,7 +365,7 @@ import sys
 from gradlens.history.history import History, Source
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.history.view import View
-history = History({"a": Source("a", View("a"))})
+history = History({"a": Source(("a",), View("a"))})
 history.append(0, {"a": 1.0})
 CockpitPlotter().plot(history, show_plot=False)
 assert "matplotlib.pyplot" not in sys.modules

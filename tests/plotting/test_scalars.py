@@ -20,7 +20,7 @@ WHY = Undefined("one sample has no spread")
 
 def recorded(kind: str, *values: Any, parameters: tuple[str, ...] = ()) -> History:
     """A run of one quantity."""
-    history = History({kind: Source(kind, View(kind))}, dict.fromkeys(parameters, (2,)))
+    history = History({kind: Source((kind,), View(kind))}, dict.fromkeys(parameters, (2,)))
     for step, value in enumerate(values):
         history.append(step, {kind: value})
     return history

@@ -20,7 +20,7 @@ from tests.instruments.test_instruments import realistic, same
 
 def run(values: Sequence[float], every: int = 1, name: str = "Loss") -> History:
     """A run with one number per step."""
-    history = History({name: Source(name, View(name))})
+    history = History({name: Source((name,), View(name))})
     for place, value in enumerate(values):
         history.append(place * every, {name: value})
     return history
@@ -97,7 +97,7 @@ def test_relative_change(values: list[float], expected: float) -> None:
 def test_series_without_numbers_and_notes() -> None:
     history = realistic(20, ("Loss", "SpectralDensity", "Alpha"))
     history.append(0, {"words": "hello"})
-    history.sources["Never"] = Source("Never", View("Never"))
+    history.sources["Never"] = Source(("Never",), View("Never"))
     empty = History(history.sources, notes=[Note(3, "hm")], truncated=True, _values=history._values)
     found = summarize(empty)
     assert found.others == (("SpectralDensity", 2), ("words", 1), ("Never", 0))
@@ -198,7 +198,7 @@ def test_only_plain_signs_for_a_plain_terminal() -> None:
 def test_words_under_the_table() -> None:
     history = run([1.0, Undefined("too\nnoisy\x1b[31m")])
     history.append(1, {"words": "hello"})
-    history.sources["Never"] = Source("Never", View("Never"))
+    history.sources["Never"] = Source(("Never",), View("Never"))
     history._values["Never"] = {}
     history.notes += [Note(n, f"remark {n}") for n in range(NOTES + 2)]
     text = render(summarize(history), 80, "run.jsonl")

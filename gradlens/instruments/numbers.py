@@ -1,0 +1,110 @@
+"""Instruments of plain numbers: a line for each series, on one value axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, final
+
+from matplotlib.axes import Axes
+
+from gradlens.history.history import History
+from gradlens.history.view import Group
+from gradlens.instruments.drawing import Artists, curves, readout
+from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.scales import Scale, StepAxis, log_if_wide
+from gradlens.instruments.series import line
+from gradlens.instruments.style import categorical_colors, subtitle, title
+
+
+class _NumbersInstrument(Instrument):
+    """A line for each series of numbers; subclasses are data.
+
+    ``scale`` is that of the value axis, by default logarithmic if the values need it. ``labels``
+    are short names of kinds and of logged series. A single line has its latest value on the right
+    of the title and ``words`` below it. Of several lines, the last has its latest value there if
+    ``shows_last``.
+    """
+
+    scale: ClassVar[Scale | None] = None
+    labels: ClassVar[Mapping[str, str]] = {}
+    words: ClassVar[str] = ""
+    shows_last: ClassVar[bool] = False
+
+    @final
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        kinds = [self.kind(history, name) or name for name in self.names]
+        labels = short_labels(self.names, kinds, self.labels)
+        lines = {label: line(history[n]) for label, n in zip(labels, self.names, strict=True)}
+        scale = self.scale or log_if_wide([one.values for one in lines.values()])
+        artists = curves(ax, axis, lines, categorical_colors(len(lines)), scale)
+        text, alarm = readout(lines[labels[-1]])
+        if len(lines) == 1:
+            title(ax, self.title, text, alarm)
+        elif self.shows_last:
+            title(ax, self.title, f"{labels[-1]} {text}", alarm)
+        if len(lines) == 1 and self.words:
+            artists["subtitle"] = subtitle(ax, self.words.format(label=labels[0]))
+        return artists
+
+
+def short_labels(
+    names: Sequence[str], kinds: Sequence[str], short: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The ``short`` names of series by their kinds; their own names if two are of one kind."""
+    if len(set(kinds)) < len(kinds):
+        return tuple(names)
+    return tuple(short.get(kind, name) for name, kind in zip(names, kinds, strict=True))
+
+
+class LossInstrument(_NumbersInstrument):
+    """The mini-batch loss; logarithmic once it has fallen far."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("Loss",)
+    title: ClassVar[str] = "Loss"
+    words: ClassVar[str] = "of the mini-batch"
+
+
+class LossesInstrument(_NumbersInstrument):
+    """Losses of the training, validation and test data."""
+
+    logged: ClassVar[tuple[str, ...]] = ("train_loss", "valid_loss", "test_loss")
+    labels: ClassVar[Mapping[str, str]] = {n: n.removesuffix("_loss") for n in logged}
+    home: ClassVar[Group] = "performance"
+    title: ClassVar[str] = "Losses"
+    shows_last: ClassVar[bool] = True
+
+
+class AccuracyInstrument(_NumbersInstrument):
+    """Accuracies on the training, validation and test data."""
+
+    logged: ClassVar[tuple[str, ...]] = ("train_accuracy", "valid_accuracy", "test_accuracy")
+    labels: ClassVar[Mapping[str, str]] = {n: n.removesuffix("_accuracy") for n in logged}
+    home: ClassVar[Group] = "performance"
+    title: ClassVar[str] = "Accuracy"
+    shows_last: ClassVar[bool] = True
+
+
+class LearningRateInstrument(_NumbersInstrument):
+    """The learning rate."""
+
+    logged: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    home: ClassVar[Group] = "performance"
+    title: ClassVar[str] = "Learning rate"
+
+
+class MeanGSNRInstrument(_NumbersInstrument):
+    """Mean gradient signal-to-noise ratio."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("MeanGSNR",)
+    title: ClassVar[str] = "Mean GSNR"
+    scale: ClassVar[Scale | None] = "log"
+    words: ClassVar[str] = "squared mean over variance of gradient elements"
+
+
+class TICInstrument(_NumbersInstrument):
+    """Takeuchi's information criterion, from the diagonals and from the traces of its matrices."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("TICDiag", "TICTrace")
+    labels: ClassVar[Mapping[str, str]] = {"TICDiag": "diagonal", "TICTrace": "trace"}
+    title: ClassVar[str] = "TIC"
+    words: ClassVar[str] = "Takeuchi's information criterion, {label}"

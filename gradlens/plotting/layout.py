@@ -1,0 +1,183 @@
+"""Where panels are placed: rows and pages, as pure functions of the panels and their sizes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from gradlens.instruments.instrument import CELL
+from gradlens.plotting.panels import Panel
+
+HEADER, HEADING, FOOTER, EDGE = 0.52, 0.2, 0.3, 0.12
+"""Inches for the header of a figure, for the group names above a row, for notes, and for edges."""
+
+ASPECT = 1.65
+"""Ratio of width to height that a figure should come close to, as a wide screen's."""
+
+WIDEST, TALLEST = 4.0, 1.45
+"""Cells in a row of a page of single layers, and the page's height over its width, at most."""
+
+UNEQUAL = 1.6
+"""How many times as high as it needs to be a panel may become in a row with higher ones."""
+
+LEGIBLE = 0.7
+"""Fraction of the size that panels need, below which a figure's own size is not kept."""
+
+Row = tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A panel and its rectangle in inches, from the left and the top of the figure."""
+
+    panel: Panel
+    left: float
+    top: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class Page:
+    """The rows of a figure; ``has_notes`` if there are notes below them."""
+
+    rows: tuple[Row, ...]
+    has_notes: bool = False
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches that the panels need."""
+        # A few panels may be larger than many.
+        zoom = 1 + 0.5 / sum(panel.width for row in self.rows for panel in row)
+        width = max(_row_width(row) for row in self.rows) * CELL[0] * zoom + 2 * EDGE
+        return width, self._fixed + self._cells * CELL[1] * zoom
+
+    def is_legible(self, width: float, height: float) -> bool:
+        """Whether the panels can be read on a figure of another size."""
+        needed = self.size
+        return height >= LEGIBLE * needed[1] and width >= LEGIBLE * needed[0]
+
+    def places(self, width: float, height: float) -> tuple[tuple[Place, ...], ...]:
+        """The panels of each row on a figure of this size, which they fill."""
+        cell = (height - self._fixed) / self._cells
+        tops = itertools.accumulate((HEADING + cell * _row_height(r) for r in self.rows),
+                                    initial=HEADER)  # fmt: skip
+        return tuple(
+            _places(row, top + HEADING, width, cell * _row_height(row))
+            for row, top in zip(self.rows, tops, strict=False)
+        )
+
+    @property
+    def _fixed(self) -> float:
+        return HEADER + (FOOTER if self.has_notes else EDGE) + len(self.rows) * HEADING
+
+    @property
+    def _cells(self) -> float:
+        return sum(_row_height(row) for row in self.rows)
+
+
+def _places(row: Row, top: float, across: float, height: float) -> tuple[Place, ...]:
+    unit = (across - 2 * EDGE) / _row_width(row)
+    lefts = itertools.accumulate((panel.width * unit for panel in row), initial=EDGE)
+    return tuple(
+        Place(panel, left, top, panel.width * unit, height)
+        for panel, left in zip(row, lefts, strict=False)
+    )
+
+
+# Pages --------------------------------------------------------------------------------------
+
+
+def pages(panels: Sequence[Panel]) -> tuple[tuple[Panel, ...], ...]:
+    """Panels of single layers on as few pages as possible, in their order, about equally full.
+
+    A page has few columns, and is not much taller than wide.
+    """
+    page = TALLEST * WIDEST**2 * CELL[0] / CELL[1]
+    fewest = math.ceil(sum(panel.width * panel.height for panel in panels) / page)
+    for count in range(fewest, len(panels)):
+        found = _evenly(panels, count)
+        if all(_is_page(arrange(part, WIDEST)) for part in found):
+            return found
+    return tuple((panel,) for panel in panels)
+
+
+def _evenly(panels: Sequence[Panel], count: int) -> tuple[tuple[Panel, ...], ...]:
+    """Panels in ``count`` pieces whose areas are as equal as possible."""
+    sums = [0.0, *itertools.accumulate(panel.width * panel.height for panel in panels)]
+
+    @cache
+    def best(start: int, pieces: int) -> tuple[float, tuple[int, ...]]:
+        """Sum of squared areas from panel ``start`` on, and where the pieces end."""
+        if pieces == 1:
+            return (sums[-1] - sums[start]) ** 2, (len(panels),)
+        ends = range(start + 1, len(panels) - pieces + 2)
+        rest = [best(end, pieces - 1) for end in ends]
+        options = zip(ends, rest, strict=True)
+        return min(((sums[e] - sums[start]) ** 2 + cost, (e, *cuts)) for e, (cost, cuts) in options)
+
+    cuts = (0, *best(0, count)[1])
+    return tuple(tuple(panels[a:b]) for a, b in itertools.pairwise(cuts))
+
+
+def _is_page(rows: Sequence[Row]) -> bool:
+    width, height = _size(rows)
+    return height <= TALLEST * width
+
+
+# Rows ---------------------------------------------------------------------------------------
+
+
+def arrange(panels: Sequence[Panel], widest: float = math.inf) -> tuple[Row, ...]:
+    """Break panels into rows, in their order.
+
+    Rows should be about equally wide, the figure about ``ASPECT``, and groups in one piece; all
+    rows are then stretched to the width of the widest. No row has more than ``widest`` cells,
+    unless it is a single panel.
+    """
+
+    @cache
+    def balanced(start: int, rows: int) -> tuple[Row, ...]:
+        if rows == 1:
+            return (tuple(panels[start:]),)
+        cuts = range(start + 1, len(panels) - rows + 2)
+        options = [(tuple(panels[start:cut]), *balanced(cut, rows - 1)) for cut in cuts]
+        return min(options, key=lambda found: _raggedness(found, widest))
+
+    options = (balanced(0, rows) for rows in range(1, len(panels) + 1))
+    return min(options, key=lambda found: _badness(found, widest))
+
+
+def _raggedness(rows: Sequence[Row], widest: float) -> float:
+    """Cost of rows of unequal widths, groups in two rows, low panels in high rows, wide rows."""
+    uneven = sum(_row_width(row) ** 2 for row in rows)
+    torn = sum(a[-1].group == b[0].group for a, b in itertools.pairwise(rows))
+    mixed = sum(_row_height(row) > UNEQUAL * min(panel.height for panel in row) for row in rows)
+    too_wide = sum(len(row) > 1 and _row_width(row) > widest for row in rows)
+    return uneven + 0.6 * torn + 100 * (mixed + 10 * too_wide)
+
+
+def _badness(rows: Sequence[Row], widest: float) -> float:
+    """Cost of a figure: its aspect, how far rows are stretched, and their raggedness."""
+    width, height = _size(rows)
+    stretch = sum((1 - _row_width(row) * CELL[0] / width) ** 2 for row in rows)
+    even = len(rows) * (sum(_row_width(row) for row in rows) / len(rows)) ** 2
+    aspect = math.log(width / height / ASPECT)
+    return 3 * aspect**2 + stretch + 0.3 * (_raggedness(rows, widest) - even)
+
+
+def _size(rows: Sequence[Row]) -> tuple[float, float]:
+    """Width and height in inches."""
+    width = max(_row_width(row) for row in rows) * CELL[0]
+    return width, HEADER + sum(_row_height(row) * CELL[1] + HEADING for row in rows)
+
+
+def _row_width(row: Sequence[Panel]) -> float:
+    return sum(panel.width for panel in row)
+
+
+def _row_height(row: Sequence[Panel]) -> float:
+    return max(panel.height for panel in row)

@@ -1,0 +1,100 @@
+"""Which panels a figure of a run has: the instruments that have something to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from gradlens.history.history import History
+from gradlens.history.view import Group
+from gradlens.instruments import BUILT_IN, GenericInstrument, Instrument
+from gradlens.instruments.generic import drawable
+
+EPOCHS = "epoch_count"
+"""Series of ``Cockpit.log`` that is given as a number in the header, and has no panel."""
+
+GROUPS: tuple[Group, ...] = (
+    "performance",
+    "step size",
+    "gradients",
+    "curvature",
+    "noise",
+    "layers",
+    "other",
+)
+"""All groups, in the order in which a figure has them."""
+assert set(GROUPS) == set(get_args(Group))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """An instrument for certain series, its group, and its size in cells."""
+
+    instrument: Instrument
+    group: Group
+    width: float = 1.0
+    height: float = 1.0
+
+
+def main_panels(
+    history: History, instruments: Sequence[Instrument] = BUILT_IN
+) -> tuple[Panel, ...]:
+    """Panels of the main screen, group by group.
+
+    A series that none of the instruments draws has a ``GenericInstrument``.
+    """
+    main = [one for one in instruments if not one.secondary]
+    drawn = {name for one in main for name in one.series(history)} | {EPOCHS}
+    others = [name for name in history.names if name not in drawn and drawable(history[name])]
+    return _panels([*main, *(GenericInstrument((name,)) for name in others)], history)
+
+
+def layer_panels(
+    history: History, instruments: Sequence[Instrument] = BUILT_IN
+) -> tuple[Panel, ...]:
+    """Panels of the secondary screen: its instruments, and main panels of the group "layers"."""
+    secondary = _panels([one for one in instruments if one.secondary], history)
+    return _by_group([*secondary, *filter(is_of_layers, main_panels(history, instruments))])
+
+
+def is_of_layers(panel: Panel) -> bool:
+    """Whether a main panel moves to the secondary screen if there is one."""
+    return panel.group == "layers"
+
+
+def _panels(instruments: Sequence[Instrument], history: History) -> tuple[Panel, ...]:
+    found = [panel for one in _most_specific(instruments, history) for panel in one.panels(history)]
+    return _by_group(Panel(one, one.group(history), *one.size(history)) for one in found)
+
+
+def _by_group(panels: Iterable[Panel]) -> tuple[Panel, ...]:
+    return tuple(sorted(panels, key=lambda panel: GROUPS.index(panel.group)))
+
+
+def _most_specific(instruments: Sequence[Instrument], history: History) -> list[Instrument]:
+    """The instruments, each without the series that another one draws by a more specific kind."""
+    series = [(one, one.series(history)) for one in instruments]
+    kinds: dict[str, set[str]] = {}
+    for one, names in series:
+        for name in names:
+            kinds.setdefault(name, set()).add(one.kind(history, name))
+
+    def is_kept(one: Instrument, name: str) -> bool:
+        kind = one.kind(history, name)
+        if not kind:  # drawn for another reason than its kind
+            return True
+        return kind == next(k for k in history.sources[name].kinds if k in kinds[name])
+
+    kept = [(one, tuple(n for n in names if is_kept(one, n))) for one, names in series]
+    return [replace(one, names=names) for one, names in kept if names]
+
+
+def nothing(history: History) -> str:
+    """Why there is nothing to draw, and what to do."""
+    if not history.names:
+        return "the history is empty: no quantity was tracked"
+    if not history.steps:
+        names = ", ".join(history.names)
+        return f"the history has no steps: check the track_schedule of {names}, and discard"
+    return f"none of the recorded series can be drawn: {', '.join(history.names)}"

@@ -1,0 +1,183 @@
+"""Instruments and quantities of the user's own: what draws them, and where."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib.axes import Axes
+
+import gradlens
+from gradlens import quantities
+from gradlens.history.history import History, Source
+from gradlens.history.view import View
+from gradlens.instruments import (
+    BUILT_IN,
+    Artists,
+    GradNormInstrument,
+    Instrument,
+    LossInstrument,
+    StepAxis,
+    message,
+)
+from gradlens.plotting.animation import frames
+from gradlens.plotting.panels import layer_panels, main_panels
+from gradlens.plotting.plotter import CockpitPlotter
+from gradlens.plotting.scalars import scalars
+from gradlens.plotting.screen import Screen
+
+PAGE = Path(__file__).parents[2] / "docs" / "own-instrument.rst"
+
+
+class MyNorm(quantities.GradNorm):
+    """A quantity derived from one that has an instrument."""
+
+
+class MyNormInstrument(Instrument):
+    """An instrument for that quantity alone."""
+
+    kinds = ("MyNorm",)
+    title = "My norm"
+
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        return {"words": message(ax, self.names[0])}
+
+
+class MyMapInstrument(MyNormInstrument):
+    """The same on the secondary screen."""
+
+    title = "My map"
+    secondary = True
+
+
+def recorded(*sources: tuple[str, ...]) -> History:
+    """A history with a series of norms for each hierarchy of classes, named after the first."""
+    history = History({kinds[0]: Source(kinds, View("Norm")) for kinds in sources}, {"w": (2,)})
+    for step in range(3):
+        history.append(step, {kinds[0]: {"w": 1.0 + step} for kinds in sources})
+    return history
+
+
+def drawn(history: History, instruments: tuple[Instrument, ...]) -> list[tuple[str, ...]]:
+    """Names of instrument and series on each panel of the main screen."""
+    panels = main_panels(history, instruments)
+    return [(type(one.instrument).__name__, *one.instrument.names) for one in panels]
+
+
+def blocks(directive: str) -> list[str]:
+    """The indented blocks under a directive of the page."""
+    found = re.findall(rf"^\.\. {directive}::\n\n((?:   .*\n|\n)+)", PAGE.read_text("utf-8"), re.M)
+    return [re.sub(r"^   ", "", block, flags=re.M).strip() for block in found]
+
+
+def test_page_works_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    codes, outputs = blocks("testcode"), blocks("testoutput")
+    assert len(codes) == len(outputs) == 2
+    names: dict[str, object] = {}
+    for code, output in zip(codes, outputs, strict=True):
+        exec(code, names)
+        assert capsys.readouterr().out.strip() == output
+
+
+def test_page_uses_public_names_alone() -> None:
+    imports = [
+        line for code in blocks("testcode") for line in code.splitlines() if "import" in line
+    ]
+    assert not any(re.search(r"[ .]_[a-z]", line) for line in imports)
+    modules = {line.split()[1] for line in imports}
+    assert modules == {"gradlens", "gradlens.instruments", "gradlens.history.history", "torch"}
+
+
+def test_a_derived_quantity_is_drawn_as_its_base_in_another_process(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    run = tmp_path / "run.jsonl"
+    cockpit = gradlens.Cockpit(model, [MyNorm()], run=run)
+    with cockpit(0):
+        model(torch.ones(4, 3)).sum(1).mean().backward()
+    cockpit.close()
+    assert History.load(run).sources["MyNorm"].kinds == ("MyNorm", "GradNorm")
+    code = f"""
+from gradlens import CockpitPlotter
+CockpitPlotter().plot({str(run)!r}, show_plot=False, debug=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "primary: GradNormInstrument [step size] MyNorm\n"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (("MyNorm", "GradNorm"), "MyNormInstrument"),
+        (("Mine", "MyNorm", "GradNorm"), "MyNormInstrument"),
+        (("Mine", "GradNorm"), "GradNormInstrument"),
+        (("GradNorm",), "GradNormInstrument"),
+        (("Mine",), "GenericInstrument"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_the_most_specific_instrument_draws(
+    kinds: tuple[str, ...], expected: str, first: bool
+) -> None:
+    own = MyNormInstrument()
+    instruments = (own, *BUILT_IN) if first else (*BUILT_IN, own)
+    assert drawn(recorded(kinds), instruments) == [(expected, kinds[0])]
+
+
+def test_base_and_derived_quantity_keep_their_instruments() -> None:
+    history = recorded(("GradNorm",), ("MyNorm", "GradNorm"))
+    assert drawn(history, BUILT_IN) == [
+        ("GradNormInstrument", "GradNorm"),
+        ("GradNormInstrument", "MyNorm"),
+    ]
+    assert drawn(history, (*BUILT_IN, MyNormInstrument())) == [
+        ("GradNormInstrument", "GradNorm"),
+        ("MyNormInstrument", "MyNorm"),
+    ]
+    titles = [ax.get_title(loc="left") for ax in GradNormInstrument().plot(history).axes[1:]]
+    assert titles == ["Gradient norm", "Gradient norm: MyNorm"]
+
+
+def test_instruments_that_cannot_draw_a_series_do_not_take_it() -> None:
+    class Picky(MyNormInstrument):
+        part = "layers"
+
+    history = recorded(("MyNorm", "GradNorm"))
+    assert drawn(history, (*BUILT_IN, Picky())) == [("GradNormInstrument", "MyNorm")]
+
+
+def test_screens_are_independent() -> None:
+    history = recorded(("MyNorm", "GradNorm"))
+    instruments = (*BUILT_IN, MyMapInstrument())
+    assert drawn(history, instruments) == [("GradNormInstrument", "MyNorm")]
+    layers = [type(one.instrument).__name__ for one in layer_panels(history, instruments)]
+    assert layers == ["LayerMapInstrument", "MyMapInstrument"]
+
+
+def test_plotter_draws_with_the_given_instruments_alone() -> None:
+    history = recorded(("MyNorm", "GradNorm"))
+    plotter = CockpitPlotter(secondary_screen=True, instruments=[MyMapInstrument()])
+    figure = plotter.plot(history, show_plot=False)
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["Norm"]
+    assert plotter.secondary_figure is not None
+    assert [ax.get_title(loc="left") for ax in plotter.secondary_figure.axes] == ["My map"]
+
+
+def test_animations_draw_with_the_given_instruments() -> None:
+    screen = Screen("A run", instruments=(*BUILT_IN, MyNormInstrument()))
+    history = recorded(("MyNorm", "GradNorm"))
+    titles = [figure.axes[0].get_title(loc="left") for _, figure in frames(history, screen, [0, 2])]
+    assert titles == ["My norm", "My norm"]
+
+
+def test_a_derived_quantity_is_compared_as_its_base() -> None:
+    (number,) = scalars(recorded(("MyNorm", "GradNorm")))
+    assert (number.name, number.line.values.tolist()) == ("MyNorm", [1, 2, 3])
+
+
+def test_classes_are_no_instruments() -> None:
+    with pytest.raises(TypeError, match=r"LossInstrument.* is not an instrument: pass instances"):
+        CockpitPlotter(instruments=(LossInstrument,))  # type: ignore[arg-type]
