@@ -1,4 +1,4 @@
-"""A ResNet-18 with batch normalisation, under two ideas of what an per-sample gradient is."""
+"""A ResNet-18 with batch normalisation, under two ideas of what a per-sample gradient is."""
 
 import warnings
 from itertools import pairwise

@@ -47,7 +47,7 @@ class Cockpit:
     whether the loss is a ``"mean"`` or a ``"sum"`` over the samples. ``loss_function`` is the loss
     module, which is extended, too, for quantities that need per-sample losses. ``run`` is the path
     of a file that values are written to as they come; an existing one is continued with
-    ``resume=True`` and is an error otherwise. ``batchnorm`` says what an per-sample gradient is
+    ``resume=True`` and is an error otherwise. ``batchnorm`` says what a per-sample gradient is
     where samples are coupled (``gradlens.per_sample.batchnorm``). ``budget`` is the share of the
     training time that tracking may take, such as 0.05: schedules are thinned to keep to it.
 

@@ -1,4 +1,4 @@
-"""Normalisation over the batch: what an per-sample gradient is where samples are coupled.
+"""Normalisation over the batch: what a per-sample gradient is where samples are coupled.
 
 In train mode a sample's output depends on the statistics of the whole batch, so its loss is not a
 function of that sample alone. What stands for gₙ then is a choice (``BatchNormPolicy``):
