@@ -13,13 +13,14 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.hooks.undisturbed import buffers_kept
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch
 from gradlens.per_sample.labelling.graph import Graph
 from gradlens.per_sample.labelling.labels import lowest
 from gradlens.per_sample.labelling.plan import LabelledUse, Plan
 from gradlens.per_sample.labelling.saved import recomputation
-from gradlens.per_sample.node_rules import NodeGradient, UnavailableError, operator_of
+from gradlens.per_sample.node_rules import NodeGradient, operator_of
 
 
 class BackwardPass:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.per_sample.labelling.graph import Graph, Node, kind
+from gradlens.per_sample.labelling.node_kinds import CHANNEL_NORMALISATION, SYNCHRONISED
 from gradlens.per_sample.labelling.saved import recomputation
 
 BatchNormPolicy: TypeAlias = Literal["coupled", "frozen", "skip"]
@@ -34,9 +35,6 @@ NOT_FROZEN = (
     "it is in front of a normalisation over the batch whose statistics can't be frozen ({reason}): "
     'use batchnorm="coupled" or "skip"'
 )
-
-SYNCHRONISED = "SyncBatchNormBackward"
-_KINDS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
 
 def check_batchnorm(policy: str) -> None:
@@ -90,7 +88,7 @@ def _frozen(
 
 def uses_statistics(node: Node) -> bool:
     """Whether a node computes statistics of its input and normalises with them, by channel."""
-    return kind(node).startswith(_KINDS) and bool(node._saved_training)
+    return bool(CHANNEL_NORMALISATION.match(kind(node)) and node._saved_training)
 
 
 def uncoupled_gradients(

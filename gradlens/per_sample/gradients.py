@@ -25,7 +25,8 @@ from gradlens.per_sample.batchnorm import (
 )
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch, LossReduction, Witnesses, loss_inputs
-from gradlens.per_sample.labelling.graph import LEAF, Graph, Node
+from gradlens.per_sample.labelling.graph import Graph, Node
+from gradlens.per_sample.labelling.node_kinds import LEAF
 from gradlens.per_sample.labelling.plan import Plan, look_at
 
 

@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.labelling.graph import Graph, Link, Node, Use, is_python_function
+from gradlens.per_sample.labelling.node_kinds import CASTS, TRANSPOSE
 from gradlens.per_sample.labelling.row_index import RowIndex
 from gradlens.per_sample.labelling.saved import recomputation
 from gradlens.per_sample.operators.convolution import Convolution, Geometry
@@ -31,10 +33,6 @@ from gradlens.per_sample.operators.rows import IndexedRows
 
 MAX_BYTES = 2**31
 """More memory than this is not taken for the per-sample gradients of one use."""
-
-
-class UnavailableError(Exception):
-    """Why there are no per-sample gradients by a use of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -118,11 +116,11 @@ def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> Gradi
     if inputs.untyped_storage().data_ptr() in found.graph.storages:
         inputs = inputs.clone()  # the optimizer changes parameters before updates are projected on
     kinds = [found.graph.kinds[link.node] for link in found.use.chain]
-    if not set(kinds) <= _TRANSPOSING:
+    if not set(kinds) <= CASTS | {TRANSPOSE}:
         left, right = accumulable(index.split(inputs)), accumulable(index.split(delta))
         _check_memory(found, found.use.shape)
         return _down(found, left.mT @ right.to(left.dtype))
-    flipped = kinds.count("TBackward0") % 2 == 1
+    flipped = kinds.count(TRANSPOSE) % 2 == 1
     first, second = (delta, inputs) if flipped else (inputs, delta)
     left, right = index.split(first), index.split(second)
     if left.shape[1] == 1:
@@ -223,7 +221,7 @@ def _convolution(found: NodeGradient) -> GradientOperator:
 
 def _is_cast(found: NodeGradient) -> bool:
     kinds = {found.graph.kinds[link.node] for link in found.use.chain}
-    return kinds <= {"ToCopyBackward0", "AliasBackward0"}
+    return kinds <= CASTS
 
 
 def _convolution_bias(found: NodeGradient) -> GradientOperator:
@@ -469,9 +467,6 @@ def _check_memory(found: NodeGradient, shape: Sequence[int]) -> None:
     if size > MAX_BYTES:
         raise UnavailableError(f"its per-sample gradients would take {size / 2**30:.1f} GiB")
 
-
-_TRANSPOSING = {"TBackward0", "ToCopyBackward0", "AliasBackward0"}
-"""Links through which a structured gradient goes as it is, or transposed."""
 
 _RULES: dict[tuple[str, int], Rule] = {
     ("AddmmBackward0", 0): _matrix_bias,

@@ -10,7 +10,6 @@ called with.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -18,8 +17,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from gradlens.per_sample.labelling.graph import LEAF, Edge, Graph
+from gradlens.per_sample.labelling.graph import Edge, Graph
 from gradlens.per_sample.labelling.labels import Source, Watched, read_labels
+from gradlens.per_sample.labelling.node_kinds import LEAF, REDUCED, SELECTING
 from gradlens.per_sample.labelling.row_index import NOBODY
 
 LossReduction: TypeAlias = Literal["mean", "sum"]
@@ -288,14 +288,10 @@ def sources_of(
         raise UnknownBatchError(_unlike(inputs, candidate))
     ambiguous = n > 1 and any(_is_square(shape, n) for _, seen in found for shape in seen)
     ambiguous |= n > 1 and any(
-        shape == (n, n) and bool(_REDUCED.match(graph.kinds[edge[0]]))
+        shape == (n, n) and bool(REDUCED.match(graph.kinds[edge[0]]))
         for edge, shape in zip(inputs.edges, inputs.shapes, strict=True)
     )
     return LabelledInputs(tuple(source for source, _ in found), ambiguous)
-
-
-_REDUCED = re.compile(r"^(Sum|Mean|Neg|NllLoss2D|Logsumexp|LinalgVectorNorm|Norm|Div)")
-"""Kinds whose matrices may hold losses ``[N, T]`` or ``[T, N]`` rather than outputs ``[N, C]``."""
 
 
 def _source_of(
@@ -407,9 +403,6 @@ def _traced(
     return samples.reshape(*rows, *[1] * (len(shape) - len(rows)))
 
 
-_SELECTING = re.compile(r"^(Index|IndexSelect|MaskedSelect|Gather|Take)Backward")
-
-
 def _selected_from(
     graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
 ) -> list[Edge]:
@@ -425,7 +418,7 @@ def _selected_from(
             continue
         seen.add(above)
         shape = graph.shape(above)
-        selects = bool(_SELECTING.match(graph.kinds[above[0]]))
+        selects = bool(SELECTING.match(graph.kinds[above[0]]))
         for below in graph.descend(above):
             behind = graph.shape(below)
             if selects and (behind[:1] != shape[:1] or len(behind) > len(shape)):

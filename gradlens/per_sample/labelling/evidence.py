@@ -16,24 +16,12 @@ from torch import Tensor
 
 from gradlens.hooks.model_calls import Given
 from gradlens.per_sample.labelling.graph import Graph, Use
+from gradlens.per_sample.labelling.node_kinds import node_kind
 from gradlens.per_sample.labelling.row_index import NOBODY
 from gradlens.per_sample.labelling.saved import recomputation
 
 MAX_ELEMENTS = 2**22
 """Larger tensors, of 16 MiB in single precision, aren't searched for the model's input."""
-
-READS = {
-    "AddmmBackward0": "_saved_mat1",
-    "MmBackward0": "_saved_self",
-    "BmmBackward0": "_saved_self",
-    "ConvolutionBackward0": "_saved_input",
-    "EmbeddingBackward0": "_saved_indices",
-    "EmbeddingBagBackward0": "_saved_indices",
-    "NativeLayerNormBackward0": "_saved_input",
-    "MkldnnRnnLayerBackward0": "_saved_input",
-    "MulBackward0": "_saved_self",
-}
-"""Under which names kinds of nodes have saved what they compute with."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +125,8 @@ def reads_data(graph: Graph, model_inputs: Sequence[Given]) -> list[bool]:
 
 
 def _read_by(graph: Graph, number: int) -> Tensor | None:
-    name = READS.get(graph.kinds[number])
-    if name is None:
+    name = node_kind(graph.kinds[number]).data
+    if not name:
         return None
     with recomputation():
         read: Tensor | None = getattr(graph.nodes[number], name)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
+
+from gradlens.per_sample.labelling.node_kinds import INDEXING, LEAF, holds_selection
 
 Node: TypeAlias = Any
 """A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't declare."""
@@ -157,12 +158,6 @@ class Graph:
         return (child for child in self.children[edge[0]] if child is not None)
 
 
-LEAF = "AccumulateGrad"
-
-INDEXING = re.compile(r"Index|Embedding|Gather|Scatter|Masked|Where|Take|Repeat|Expand|Checkpoint")
-"""Kinds of nodes that bring in data, or the number of samples, without having an edge for it."""
-
-
 @cache
 def _kind_of(type_: Hashable) -> str:
     return str(type_.__name__)  # type: ignore[attr-defined]
@@ -215,34 +210,13 @@ def integers_of(node: Node) -> tuple[Any, ...]:
     return tuple(value for value in values if isinstance(value, (int, tuple, bool)))
 
 
-_SELECTS = re.compile(r"index|indices|repeats|batch_sizes|offsets|sorter")
-_ALSO_SELECTS = {
-    "MaskedSelectBackward0": "_saved_mask",
-    "MaskedScatterBackward0": "_saved_mask",
-    "PackPaddedSequenceBackward0": "_saved_result1",
-}
-_REDUCTIONS = re.compile(r"^(Fractional|Adaptive)?Max|^Min|^Amax|^Amin|^Median|^NanMedian|^Mode")
-"""Kinds whose saved places are those of an extremum along an axis, which moves no row."""
-
-
 def selections_of(node: Node) -> list[Tensor]:
     """The numbers by which a node selects rows, such as indices; detached."""
-    kind_ = kind(node)
     if is_python_function(node):
         saved = [each for each in node.saved_tensors if each is not None]
         held = [each for each in vars(node).values() if isinstance(each, Tensor)]
         return [each.detach() for each in (*saved, *held) if not each.is_floating_point()]
-    if _REDUCTIONS.search(kind_):
-        return []
-    type_: Any = type(node)
-    wanted = [
-        name
-        for name in _saved_names(type_)[1]
-        if _SELECTS.search(name) or _ALSO_SELECTS.get(kind_) == name
-    ]
-    found: list[Tensor] = []
-    for name in wanted:
-        value = getattr(node, name)
-        several: Sequence[Any] = value if isinstance(value, (tuple, list)) else [value]
-        found += [each.detach() for each in several if isinstance(each, Tensor)]
-    return found
+    kind_, type_ = kind(node), cast(Any, type(node))
+    values = [getattr(node, n) for n in _saved_names(type_)[1] if holds_selection(kind_, n)]
+    several = [each if isinstance(each, (tuple, list)) else [each] for each in values]
+    return [each.detach() for group in several for each in group if isinstance(each, Tensor)]

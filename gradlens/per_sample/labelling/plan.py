@@ -16,12 +16,7 @@ from torch import Tensor, nn
 
 from gradlens.history.coverage import few
 from gradlens.hooks.model_calls import Given
-from gradlens.per_sample.batchnorm import (
-    SYNCHRONISED,
-    in_front_of,
-    statistics_frozen,
-    uses_statistics,
-)
+from gradlens.per_sample.batchnorm import in_front_of, statistics_frozen, uses_statistics
 from gradlens.per_sample.labelling.batch import (
     Candidate,
     UnknownBatchError,
@@ -33,9 +28,10 @@ from gradlens.per_sample.labelling.batch import (
 from gradlens.per_sample.labelling.evidence import inputs_by_axis, reads_data
 from gradlens.per_sample.labelling.graph import Graph, Use, selections_of
 from gradlens.per_sample.labelling.labels import UNREADABLE, Source, Watched, read_labels
+from gradlens.per_sample.labelling.node_kinds import HIDING, REENTRANT_CHECKPOINT, SYNCHRONISED
 from gradlens.per_sample.labelling.row_index import NOBODY, RowIndex
 from gradlens.per_sample.labelling.saved import is_recomputed, recomputation
-from gradlens.per_sample.labelling.uses import HIDING, Finder, Ways
+from gradlens.per_sample.labelling.uses import Finder, Ways
 
 MAX_LOOKS = 3
 """Looks at one graph: the first at what layers it has, further ones at what all samples share."""
@@ -393,19 +389,16 @@ class _Look:
 
     def _reason(self, way: Ways | None, labelled: Mapping[int, str], unreadable: Set[int]) -> str:
         """Why a parameter has no per-sample gradients; nothing if it has."""
-        kinds = set(self._graph.kinds)
+        hidden = HIDDEN if REENTRANT_CHECKPOINT in self._graph.kinds else COMPILED
         if way is None:
-            hiding = "CheckpointFunctionBackward" in kinds
-            return HIDDEN if hiding else COMPILED if HIDING[1] in kinds else UNUSED
-        nodes = {*way.mixed, *(use.node for use in way.uses)}
-        if nodes & self._hidden:
-            compiled = HIDING[0] not in kinds
-            return COMPILED if compiled else HIDDEN
+            return UNUSED if set(HIDING).isdisjoint(self._graph.kinds) else hidden
+        if self._hidden & {*way.mixed, *(use.node for use in way.uses)}:
+            return hidden
         if not way.mixed:
             return "" if way.uses else BESIDE
         if unreadable & set(way.mixed):
             return NOT_READABLE
-        if any(self._graph.kinds[n] == SYNCHRONISED for n in range(len(self._graph))):
+        if SYNCHRONISED in self._graph.kinds:
             return ACROSS_PROCESSES
         unknown = [self._graph.shape(s.edge) for s in self._sources if s.labels is None]
         if unknown:

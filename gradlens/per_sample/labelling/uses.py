@@ -10,44 +10,23 @@ the graph, and which are is read off by labels.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from gradlens.per_sample.labelling.graph import INDEXING, Edge, Graph, Link, Use
+from gradlens.per_sample.labelling.graph import Edge, Graph, Link, Use
 from gradlens.per_sample.labelling.labels import Watched
+from gradlens.per_sample.labelling.node_kinds import (
+    BROADCASTING,
+    HIDING,
+    INDEXING,
+    LAYERS,
+    VIEWS,
+    feature_axes,
+    node_kind,
+)
 from gradlens.per_sample.labelling.row_index import NOBODY
-
-_FEATURES: Mapping[str, Mapping[int, tuple[int, ...]]] = {
-    "AddmmBackward0": {0: (1,), 1: (0,), 2: (1,)},
-    "MmBackward0": {0: (0,), 1: (1,)},
-    "BmmBackward0": {0: (1,), 1: (2,)},
-    "BaddbmmBackward0": {0: (2,), 1: (1,), 2: (2,)},
-}
-"""Axes of a product's output that belong to one row, by the number of the parameter's input."""
-
-_BY_IMAGE = re.compile(r"^(Convolution|NativeGroupNorm)")
-_BY_CHANNEL = re.compile(r"^(Native|Cudnn|Miopen)BatchNorm")
-_BY_LAST_AXIS = re.compile(
-    r"^(NativeLayerNorm|FusedRmsNorm|Embedding|Add|Sub|Mul|Div|Expand|Repeat|Cat|Stack|Where|Index"
-    r"|MkldnnRnn|CudnnRnn|Trilinear)"
-)
-_LAYERS = re.compile(
-    r"^(Addmm|Mm|Bmm|Baddbmm|Mv|Convolution|NativeGroupNorm|NativeLayerNorm|FusedRmsNorm|MkldnnRnn"
-    r"|CudnnRnn|Trilinear|EmbeddingBag|(Native|Cudnn|Miopen)BatchNorm)"
-)
-"""Kinds that compute with parameters and data, unless nothing but parameters enters."""
-
-_VIEWS = re.compile(
-    r"^(T|Alias|ToCopy|View|UnsafeView|ReshapeAlias|Permute|Transpose|Squeeze|Unsqueeze|Clone|"
-    r"Slice|Select|Split|SplitWithSizes|Unbind|AsStrided|Diagonal|Detach|Neg|Flip|Roll)Backward\d*$"
-)
-"""Kinds whose output has nothing but the elements of their only input."""
-
-HIDING = ("CheckpointFunctionBackward", "CompiledFunctionBackward")
-"""Nodes that allow no backward pass besides the user's own, and hide what they are made of."""
 
 OPEN_NODES = 2
 """Nodes of parameters and of what may be data that are passed before one is taken for data."""
@@ -63,22 +42,6 @@ SHARED_WORK = 4
 
 Computed weights may cost more: N of them are what their per-sample gradients take anyway.
 """
-
-_BROADCASTING = re.compile(r"^(Add|Sub|Mul|Div|Expand|Repeat|Where|Maximum|Minimum)Backward")
-"""Kinds that repeat a smaller input for each row."""
-
-_WEIGHTS: Mapping[str, tuple[int, ...]] = {
-    "AddmmBackward0": (0, 1, 2),
-    "MmBackward0": (0, 1),
-    "BmmBackward0": (0, 1),
-    "ConvolutionBackward0": (1, 2),
-    "EmbeddingBackward0": (0,),
-    "EmbeddingBagBackward0": (0,),
-    "NativeLayerNormBackward0": (1, 2),
-    "NativeGroupNormBackward0": (1, 2),
-    "NativeBatchNormBackward0": (1, 2),
-}
-"""Numbers of inputs that are weights, the same for all rows."""
 
 FINE_ELEMENTS = 2**20
 """Elements of a node's output up to which each one may be looked at: 4 MiB in float32."""
@@ -176,7 +139,7 @@ class Finder:
         use = Use(consumer, place, self._graph.shape((step.node, output)), chain)
         kind = self._graph.kinds[consumer]
         grows = self._elements(consumer) > math.prod(use.shape)
-        grows = grows or bool(_LAYERS.match(kind) or INDEXING.search(kind))
+        grows = grows or bool(LAYERS.match(kind) or INDEXING.search(kind))
         onward = _Step(
             consumer,
             place,
@@ -222,9 +185,9 @@ class Finder:
         each. Otherwise each sample has a share in it that others see, which couples them.
         """
         kind = self._graph.kinds[use.node]
-        if use.index in _WEIGHTS.get(kind, ()):
+        if use.index in node_kind(kind).weights:
             return self._is_computed_weight(use)
-        if not _BROADCASTING.match(kind):
+        if not BROADCASTING.match(kind):
             return False
         missing = len(self._graph.shape((use.node, 0))) - len(use.shape)
         own = (1,) * missing + use.shape
@@ -239,7 +202,7 @@ class Finder:
 
     def _is_computed_weight(self, use: Use) -> bool:
         """Whether a use's input is a weight that no sample has entered."""
-        is_weight = use.index in _WEIGHTS.get(self._graph.kinds[use.node], ())
+        is_weight = use.index in node_kind(self._graph.kinds[use.node]).weights
         return is_weight and not any(self._reads_data[link.node] for link in use.chain)
 
     def labelled(self, use: Use, labels: Mapping[Watched, Tensor]) -> list[Watched]:
@@ -252,7 +215,7 @@ class Finder:
 
     def _all_watched_at(self, use: Use) -> list[Watched]:
         small = self._elements(use.node) <= FINE_ELEMENTS
-        fine = small and not _LAYERS.match(self._graph.kinds[use.node])
+        fine = small and not LAYERS.match(self._graph.kinds[use.node])
         return [*self.watched_at(use), *(self.watched_at(use, True) if fine else [])]
 
     def watched_at(self, use: Use, fine: bool = False) -> list[Watched]:
@@ -264,26 +227,18 @@ class Finder:
 
     def _features(self, use: Use, edge: Edge) -> tuple[int, ...]:
         kind, dims = self._graph.kinds[use.node], len(self._graph.shape(edge))
-        if kind in _FEATURES:
-            return _FEATURES[kind].get(use.index, ())
-        if _BY_IMAGE.match(kind):
-            return tuple(range(1, dims))
-        if _BY_CHANNEL.match(kind):
-            return tuple(range(2, dims))
-        if kind == "EmbeddingBackward0":
-            return (dims - 1,)
-        return (dims - 1,) if _BY_LAST_AXIS.match(kind) and dims > 1 else ()
+        return feature_axes(kind, use.index, dims)
 
     def _elements(self, node: int) -> int:
         shapes = [self._graph.shape((node, output)) for output in self._graph.outputs_of(node)]
         return max(math.prod(shape) for shape in shapes)
 
     def _is_view(self, node: int) -> bool:
-        return bool(_VIEWS.match(self._graph.kinds[node]))
+        return bool(VIEWS.match(self._graph.kinds[node]))
 
     def _may_be_of_parameters(self, use: Use) -> bool:
         """Whether nothing but parameters enters a node by its edges, and it is no layer."""
-        if _LAYERS.match(self._graph.kinds[use.node]):
+        if LAYERS.match(self._graph.kinds[use.node]):
             return False
         return all(self._is_of_parameters(edge) for edge in self._graph.children[use.node])
 
