@@ -16,12 +16,12 @@ from gradlens.history.coverage import Coverage, few
 from gradlens.hooks.backward_call import BackwardCall
 from gradlens.hooks.layer_calls import Watch, taps_of
 from gradlens.hooks.model_calls import forget_calls, keep_calls
-from gradlens.per_sample.batch_parts import Share, exchanged, joined
+from gradlens.per_sample.batch_parts import BatchPart, exchanged, joined
 from gradlens.per_sample.batchnorm import BatchNormPolicy
 from gradlens.per_sample.context import UNSEEN
 from gradlens.per_sample.gradients import Gradients, Plans, Setting
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
-from gradlens.per_sample.labelling.plan import COMPILED
+from gradlens.per_sample.labelling.planner import COMPILED
 from gradlens.per_sample.reducing import Reducer
 from gradlens.reductions import Reduction
 
@@ -61,7 +61,7 @@ class GradientTracking:
                 self._watch.over(watched)
         self._compiled = compiled
         self.look_seconds = 0.0
-        self.waiting: list[Share] = []
+        self.waiting: list[BatchPart] = []
         self._waiting_for: int | None = None
 
     def begin_step(self, global_step: int) -> str:
@@ -148,7 +148,7 @@ class StepGradients:
             retain,
             waits=self._joins,
         )
-        self.joined: Share | None = None
+        self.joined: BatchPart | None = None
 
     @property
     def batch(self) -> Batch:
@@ -173,7 +173,7 @@ class StepGradients:
     def _timed(self, begin: Callable[[Tensor], None], tensor: Tensor) -> None:
         start = time.perf_counter()
         begin(tensor)
-        if self.gradients.looked:
+        if self.gradients.labelled:
             self._tracking.look_seconds += time.perf_counter() - start
 
     @property
@@ -200,9 +200,9 @@ class StepGradients:
         self.reducer.take_joined(whole.operators)
         self.joined = whole
 
-    def _share(self, individual_losses: Tensor | None) -> Share:
+    def _share(self, individual_losses: Tensor | None) -> BatchPart:
         batch, loss = self.gradients.batch, self._info.get("loss")
-        return Share(
+        return BatchPart(
             batch.samples,
             batch.factor,
             None if loss is None else float(loss.detach()),

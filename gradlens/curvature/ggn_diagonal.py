@@ -20,7 +20,8 @@ from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.gradients import Plans
 from gradlens.per_sample.labelling.batch import Batch
 from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.plan import Plan, look_at_rows
+from gradlens.per_sample.labelling.plan import Plan
+from gradlens.per_sample.labelling.planner import plan_of_rows
 from gradlens.per_sample.operators.operator import GradientOperator, accumulable
 
 MAX_OUTPUTS = 256
@@ -91,7 +92,7 @@ class SamplesJacobians:
         if known is not None:
             return known
         with undisturbed(self._model), torch.enable_grad():
-            plan = look_at_rows(self._graph, parameters, len(self.ggn.outputs))
+            plan = plan_of_rows(self._graph, parameters, len(self.ggn.outputs))
         plans.remember(key, plan)
         return plan
 

@@ -40,10 +40,11 @@ from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probes import private_random_numbers
 from gradlens.curvature.products import NotFiniteError
 from gradlens.curvature.sampled_traces import sampled_traces
-from gradlens.per_sample.gradients import Plans, witnesses_of
-from gradlens.per_sample.labelling.batch import LossReduction, UnknownBatchError
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.per_sample.gradients import Plans, evidence_of
+from gradlens.per_sample.labelling.batch import LossReduction
 from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.plan import samples_of
+from gradlens.per_sample.labelling.planner import samples_of
 
 
 class LossCurvature:
@@ -242,8 +243,8 @@ class LossCurvature:
         graph = Graph(self.loss)
         info = {"batch_size": self._batch_size}
         try:
-            return samples_of(graph, witnesses_of(graph, self._model, info))
-        except UnknownBatchError as reason:
+            return samples_of(graph, evidence_of(graph, self._model, info))
+        except UnavailableError as reason:
             raise ValueError(
                 f"the curvature of a sum loss is divided by the number of samples: {reason}"
             ) from reason

@@ -16,7 +16,7 @@ from gradlens.per_sample.backward_pass import BackwardPass
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
 from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.plan import look_at_rows
+from gradlens.per_sample.labelling.planner import plan_of_rows
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.operators.summed import summed
 
@@ -57,7 +57,7 @@ class PerSampleGradients(FirstOrderBackpropExtension):
             return {}
         output, gradient = pairs[0]
         graph, axis = Graph(output), batch_axis(module)
-        plan = look_at_rows(graph, parameters, output.shape[axis], axis)
+        plan = plan_of_rows(graph, parameters, output.shape[axis], axis)
         collector = Collector(plan.unavailable)
         batch = Batch(plan.samples, plan.known_by, self._loss_reduction)
         BackwardPass(graph, plan, batch, collector).run(output, gradient)

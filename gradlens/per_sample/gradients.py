@@ -24,18 +24,18 @@ from gradlens.per_sample.batchnorm import (
     uncoupled_gradients,
 )
 from gradlens.per_sample.collector import Collector
-from gradlens.per_sample.labelling.batch import Batch, LossReduction, Witnesses, loss_inputs
+from gradlens.per_sample.labelling.batch import Batch, LossReduction
+from gradlens.per_sample.labelling.candidates import BatchEvidence
 from gradlens.per_sample.labelling.graph import Graph, Node
+from gradlens.per_sample.labelling.loss_inputs import loss_inputs
 from gradlens.per_sample.labelling.node_kinds import LEAF
-from gradlens.per_sample.labelling.plan import Plan, look_at
+from gradlens.per_sample.labelling.plan import Plan
+from gradlens.per_sample.labelling.planner import plan_of
 
 
 @dataclass
 class Plans:
-    """What looks have shown, by the structure of the graph.
-
-    ``steps`` counts how often a structure has come.
-    """
+    """Plans by the structure of the graph; ``steps`` counts the graphs of each structure."""
 
     found: dict[int, Plan] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Gradients:
         self.batch = Batch(loss_reduction=setting.loss_reduction)
         self.coupling: frozenset[str] = frozenset()
         self.beside: tuple[str, ...] = ()
-        self.looked = False
+        self.labelled = False
         self.closed = False
         self._setting = setting
         self._info = info
@@ -138,18 +138,18 @@ class Gradients:
 
     def _plan(self, graph: Graph) -> Plan:
         setting = self._setting
-        witnesses = witnesses_of(graph, setting.called or setting.model, self._info)
-        key = hash((graph.key(setting.names), witnesses))
+        evidence = evidence_of(graph, setting.called or setting.model, self._info)
+        key = hash((graph.key(setting.names), evidence))
         known = setting.plans.of(graph, key)
         if known is not None:
             return known
-        self.looked = True
+        self.labelled = True
         # BackPACK's own hooks run in these passes, too; they must keep what they store.
         with backpack(retain_graph=True), undisturbed(setting.model), torch.enable_grad():
-            plan = look_at(
+            plan = plan_of(
                 graph,
                 setting.parameters,
-                witnesses,
+                evidence,
                 inputs_of(graph, setting.called or setting.model),
             )
         setting.plans.remember(key, plan)
@@ -204,10 +204,10 @@ class Gradients:
         self._handle = self._pass = None
 
 
-def witnesses_of(graph: Graph, model: nn.Module | None, info: Mapping[str, Any]) -> Witnesses:
+def evidence_of(graph: Graph, model: nn.Module | None, info: Mapping[str, Any]) -> BatchEvidence:
     """What is known of a loss's batch besides its graph."""
     calls = calls_behind(graph, model)
-    return Witnesses(
+    return BatchEvidence(
         info.get("batch_size"),
         _length(info.get("individual_losses")),
         tuple(dict.fromkeys(shape for call in calls for shape in call.shapes)),

@@ -124,13 +124,13 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        look = ggn_diagonal.look_at_rows
+        look = ggn_diagonal.plan_of_rows
 
         def counting(*arguments: Any) -> Any:
             self.count += 1
             return look(*arguments)
 
-        monkeypatch.setattr(ggn_diagonal, "look_at_rows", counting)
+        monkeypatch.setattr(ggn_diagonal, "plan_of_rows", counting)
 
 
 def test_each_structure_is_looked_at_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 import gradlens
 from gradlens import Cockpit, quantities
 from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.labels import MIXED, UNREADABLE, Source, Watched, read_labels
-from gradlens.per_sample.labelling.row_index import NOBODY
+from gradlens.per_sample.labelling.labels import (
+    MIXED,
+    UNREADABLE,
+    LabelledEdge,
+    Source,
+    read_labels,
+)
+from gradlens.per_sample.labelling.row_index import NO_SAMPLE
 from tests.cases.references import per_sample_gradients_of_losses
 
 PRECISIONS = [torch.float64, torch.float32, torch.bfloat16]
@@ -22,7 +28,7 @@ def labels_at_first_layer(losses: Tensor, samples: int) -> Tensor:
     """The label of each row of the lowest node with rows of its own."""
     graph = Graph(losses)
     lowest = next(n for n, kind in enumerate(graph.kinds) if kind == "AddmmBackward0")
-    watched = Watched((lowest, 0), (1,))
+    watched = LabelledEdge((lowest, 0), (1,))
     source = Source(graph.root, torch.arange(samples))
     return read_labels(graph, [source], [watched], samples)[watched]
 
@@ -62,7 +68,7 @@ def test_where_samples_meet(dtype: torch.dtype) -> None:
 def test_two_samples_that_share_a_row() -> None:
     outputs = perceptron(torch.float64)(torch.randn(4, 6, dtype=torch.float64))
     losses = outputs[[0, 1, 2, 2]].square().sum(1)
-    assert labels_at_first_layer(losses, 4).tolist() == [0, 1, MIXED, NOBODY]
+    assert labels_at_first_layer(losses, 4).tolist() == [0, 1, MIXED, NO_SAMPLE]
 
 
 def test_numbers_that_are_not_finite() -> None:

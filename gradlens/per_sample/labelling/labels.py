@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gradlens.per_sample.labelling.graph import Edge, Graph
-from gradlens.per_sample.labelling.row_index import NOBODY
+from gradlens.per_sample.labelling.row_index import NO_SAMPLE
 from gradlens.per_sample.operators.operator import accumulable
 
 MIXED = -2
@@ -51,7 +51,7 @@ HALF_SCALE = 2.0**6
 
 
 @dataclass(frozen=True)
-class Watched:
+class LabelledEdge:
     """An edge of a graph whose gradient is looked at, row by row.
 
     ``features`` are the axes that belong to a row; all others count rows.
@@ -80,9 +80,9 @@ class Source:
 
 
 def read_labels(
-    graph: Graph, sources: Sequence[Source], watched: Sequence[Watched], count: int
-) -> dict[Watched, Tensor]:
-    """Labels ``[*S]`` of the rows at watched edges: below ``count``, ``NOBODY`` or ``MIXED``.
+    graph: Graph, sources: Sequence[Source], watched: Sequence[LabelledEdge], count: int
+) -> dict[LabelledEdge, Tensor]:
+    """Labels ``[*S]`` of the rows at watched edges: below ``count``, ``NO_SAMPLE`` or ``MIXED``.
 
     Rows that no gradient comes to belong to nobody. Gradients of parameters stay as they are, and
     no more than the gradients at the lowest edges are held at a time. ``RuntimeError`` is that of
@@ -91,7 +91,7 @@ def read_labels(
     passes = _Passes(graph, sources, watched)
     plain = passes.run(lambda source, gradient: gradient)
     base = 2 * (HALF_EXPONENTS if passes.in_half else EXPONENTS)
-    labels: dict[Watched, Tensor] = {}
+    labels: dict[LabelledEdge, Tensor] = {}
     weight = 1
     while weight == 1 or weight < count:
         digit = partial(_times_digit, weight=weight, base=base)
@@ -103,18 +103,18 @@ def read_labels(
     return {watch: labels.get(watch, _nobody(graph, watch)) for watch in watched}
 
 
-def _nobody(graph: Graph, watch: Watched) -> Tensor:
+def _nobody(graph: Graph, watch: LabelledEdge) -> Tensor:
     """Labels of an edge that no gradient comes to."""
     shape = graph.shape(watch.edge)
     rows = [length for axis, length in enumerate(shape) if axis not in watch.features]
-    return torch.full(rows, NOBODY)
+    return torch.full(rows, NO_SAMPLE)
 
 
 def _combined(labels: Tensor, digits: Tensor, weight: int) -> Tensor:
     mixed = (labels == MIXED) | (digits == MIXED)
-    nobody = (labels == NOBODY) | (digits == NOBODY)
+    nobody = (labels == NO_SAMPLE) | (digits == NO_SAMPLE)
     unreadable = (labels == UNREADABLE) | (digits == UNREADABLE)
-    found = (labels + digits * weight).masked_fill(nobody, NOBODY).masked_fill(mixed, MIXED)
+    found = (labels + digits * weight).masked_fill(nobody, NO_SAMPLE).masked_fill(mixed, MIXED)
     return found.masked_fill(unreadable, UNREADABLE)
 
 
@@ -125,7 +125,7 @@ def _times_digit(source: Source, gradient: Tensor, weight: int, base: int) -> Te
     digits = (labels // weight) % base
     # Exponents on both sides of zero, so that gradients neither overflow nor vanish.
     factors = (digits // 2 - base // 4).double().exp2() * (1 - 2 * (digits % 2))
-    return gradient * factors.masked_fill(labels == NOBODY, POISON).to(gradient.dtype)
+    return gradient * factors.masked_fill(labels == NO_SAMPLE, POISON).to(gradient.dtype)
 
 
 def _digits(plain: Tensor, labelled: Tensor, base: int, tolerance: float) -> Tensor:
@@ -140,7 +140,7 @@ def _digits(plain: Tensor, labelled: Tensor, base: int, tolerance: float) -> Ten
     whole = known.all(-1) & (digits == digits[..., :1]).all(-1)
     found = digits[..., 0].nan_to_num_(0, 0, 0).long().masked_fill(~whole, MIXED)
     found = found.masked_fill(~(readable | nothing).all(-1), UNREADABLE)
-    return found.masked_fill(nothing.all(-1), NOBODY)
+    return found.masked_fill(nothing.all(-1), NO_SAMPLE)
 
 
 def _is_normal(sums: Tensor) -> Tensor:
@@ -173,7 +173,9 @@ def lowest(graph: Graph, numbers: Collection[int]) -> list[int]:
 class _Passes:
     """Backward passes from the same random gradient, which compare what arrives."""
 
-    def __init__(self, graph: Graph, sources: Sequence[Source], watched: Sequence[Watched]) -> None:
+    def __init__(
+        self, graph: Graph, sources: Sequence[Source], watched: Sequence[LabelledEdge]
+    ) -> None:
         self._graph = graph
         self._sources = sources
         reached = graph.below(source.edge[0] for source in sources)
@@ -183,15 +185,15 @@ class _Passes:
         on_cpu = all(_device(graph, source.edge).type == "cpu" for source in sources)
         self.tolerance = 0.0 if on_cpu and not self.in_half else NOT_EXACT
         self._weights: dict[tuple[int, torch.device], Tensor] = {}
-        self._by_node: dict[int, list[Watched]] = {}
+        self._by_node: dict[int, list[LabelledEdge]] = {}
         for watch in self._watched:
             self._by_node.setdefault(watch.edge[0], []).append(watch)
         numbers = lowest(graph, self._by_node.keys())
         self._lowest = [watch for number in numbers for watch in self._by_node[number]]
 
-    def run(self, change: Callable[[Source, Tensor], Tensor]) -> dict[Watched, Tensor]:
+    def run(self, change: Callable[[Source, Tensor], Tensor]) -> dict[LabelledEdge, Tensor]:
         """Sums over the rows of each watched edge, ``[*S, probes]``."""
-        sums: dict[Watched, Tensor] = {}
+        sums: dict[LabelledEdge, Tensor] = {}
         nodes = self._graph.nodes
         handles = [
             nodes[number].register_prehook(partial(self._pass_by, watches, sums))
@@ -215,8 +217,8 @@ class _Passes:
 
     def _pass_by(
         self,
-        watches: Sequence[Watched],
-        sums: dict[Watched, Tensor],
+        watches: Sequence[LabelledEdge],
+        sums: dict[LabelledEdge, Tensor],
         gradients: tuple[Tensor | None, ...],
     ) -> None:
         for watch in watches:
@@ -224,7 +226,7 @@ class _Passes:
             if gradient is not None:
                 sums[watch] = self._sums(watch, gradient)
 
-    def _sums(self, watch: Watched, gradient: Tensor) -> Tensor:
+    def _sums(self, watch: LabelledEdge, gradient: Tensor) -> Tensor:
         with torch.no_grad():
             dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
             rows = watch.rows(dense)

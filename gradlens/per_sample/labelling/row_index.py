@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-NOBODY = -1
+NO_SAMPLE = -1
 """Label of a row that has no gradient, and so belongs to no sample."""
 
 
@@ -16,7 +16,7 @@ NOBODY = -1
 class RowIndex:
     """The sample of each row: ``labels`` ``[*S]`` on the rows' device, from 0 to N - 1.
 
-    Rows that belong to ``NOBODY`` are left out of whatever is computed from the others.
+    Rows that belong to ``NO_SAMPLE`` are left out of whatever is computed from the others.
     """
 
     labels: Tensor
@@ -46,7 +46,7 @@ class RowIndex:
         if not len(labels) or len(labels) % self.samples:
             return []
         rows = len(labels) // self.samples
-        known = labels != NOBODY
+        known = labels != NO_SAMPLE
         found = []
         for inner in (n for n in range(1, rows + 1) if rows % n == 0):
             numbers = torch.arange(self.samples, device=labels.device)[None, :, None]
@@ -63,7 +63,7 @@ class RowIndex:
     @property
     def is_complete(self) -> bool:
         """Whether every row belongs to a sample."""
-        return not bool((self.labels == NOBODY).any())
+        return not bool((self.labels == NO_SAMPLE).any())
 
     def filled(self, some: bool = False) -> RowIndex:
         """With the rows of nobody given to the samples that their places say.
@@ -84,7 +84,7 @@ class RowIndex:
 
     @cached_property
     def _known(self) -> Tensor:
-        return self.labels.flatten() != NOBODY
+        return self.labels.flatten() != NO_SAMPLE
 
     @cached_property
     def _counts(self) -> Tensor:

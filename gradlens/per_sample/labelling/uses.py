@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from gradlens.per_sample.labelling.graph import Edge, Graph, Link, Use
-from gradlens.per_sample.labelling.labels import Watched
+from gradlens.per_sample.labelling.labels import LabelledEdge
 from gradlens.per_sample.labelling.node_kinds import (
     BROADCASTING,
     HIDING,
@@ -26,7 +26,7 @@ from gradlens.per_sample.labelling.node_kinds import (
     feature_axes,
     node_kind,
 )
-from gradlens.per_sample.labelling.row_index import NOBODY
+from gradlens.per_sample.labelling.row_index import NO_SAMPLE
 
 OPEN_NODES = 2
 """Nodes of parameters and of what may be data that are passed before one is taken for data."""
@@ -52,13 +52,13 @@ class Ways:
     """The ways of one parameter to the loss.
 
     ``uses`` are nodes whose rows belong to one sample each, ``mixed`` those at which samples have
-    met already, and ``unwatched`` those that have to be looked at. ``beside`` says that the loss
+    met already, and ``unlabelled`` those that have to be looked at. ``beside`` says that the loss
     depends on the parameter beside the samples, as a regulariser does.
     """
 
     uses: list[Use] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
-    unwatched: list[Watched] = field(default_factory=list)
+    unlabelled: list[LabelledEdge] = field(default_factory=list)
     beside: bool = False
 
 
@@ -97,7 +97,7 @@ class Finder:
         below = graph.below(edge[0] for edge in sources)
         self._above = set(range(len(graph))) - below
 
-    def ways(self, parameter: Tensor, labels: Mapping[Watched, Tensor] | None = None) -> Ways:
+    def ways(self, parameter: Tensor, labels: Mapping[LabelledEdge, Tensor] | None = None) -> Ways:
         """All ways of a parameter; without ``labels``, what has to be looked at first."""
         found = Ways()
         stack = [_Step(self._graph.leaves[id(parameter)])]
@@ -124,7 +124,7 @@ class Finder:
         consumer: int,
         place: int,
         output: int,
-        labels: Mapping[Watched, Tensor] | None,
+        labels: Mapping[LabelledEdge, Tensor] | None,
         found: Ways,
     ) -> _Step | None:
         """Where a way goes on behind a consumer; ``None`` if it ends there."""
@@ -149,7 +149,7 @@ class Finder:
             consumer if step.met is None else step.met,
         )
         if labels is None:
-            found.unwatched += self.watched_at(use)
+            found.unlabelled += self.edges_at(use)
             goes_on = step.open_nodes < OPEN_NODES and self._may_be_of_parameters(use)
             return onward if goes_on else None
         return self._judge(use, step, onward, labels, found)
@@ -159,20 +159,20 @@ class Finder:
         use: Use,
         step: _Step,
         onward: _Step,
-        labels: Mapping[Watched, Tensor],
+        labels: Mapping[LabelledEdge, Tensor],
         found: Ways,
     ) -> _Step | None:
         affordable = self._samples * step.largest <= SHARED_WORK * self._elements(use.node)
         worth = affordable or self._is_computed_weight(use)
         if worth:
-            watched = self.labelled(use, labels)
-            if watched and step.largest and not self._is_shared(use, labels[watched[0]]):
+            edges = self.labelled(use, labels)
+            if edges and step.largest and not self._is_shared(use, labels[edges[0]]):
                 found.mixed.append(onward.met or use.node)
                 return None
-            if watched:
+            if edges:
                 found.uses.append(use)
                 return None
-            found.unwatched += [w for w in self._all_watched_at(use) if w not in labels]
+            found.unlabelled += [e for e in self._all_edges_at(use) if e not in labels]
         if len(use.chain) < MAX_CHAIN:
             return onward
         found.mixed.append(onward.met or use.node)
@@ -191,7 +191,7 @@ class Finder:
             return False
         missing = len(self._graph.shape((use.node, 0))) - len(use.shape)
         own = (1,) * missing + use.shape
-        known = labels != NOBODY
+        known = labels != NO_SAMPLE
         most = labels.amax() if labels.numel() else labels
         counting = [
             axis
@@ -205,23 +205,23 @@ class Finder:
         is_weight = use.index in node_kind(self._graph.kinds[use.node]).weights
         return is_weight and not any(self._reads_data[link.node] for link in use.chain)
 
-    def labelled(self, use: Use, labels: Mapping[Watched, Tensor]) -> list[Watched]:
+    def labelled(self, use: Use, labels: Mapping[LabelledEdge, Tensor]) -> list[LabelledEdge]:
         """The labelled edges above a use; none if samples have met there."""
         for fine in (False, True):
-            watched = [w for w in self.watched_at(use, fine) if w in labels]
-            if watched and not any(bool((labels[w] < NOBODY).any()) for w in watched):
-                return watched
+            edges = [edge for edge in self.edges_at(use, fine) if edge in labels]
+            if edges and not any(bool((labels[edge] < NO_SAMPLE).any()) for edge in edges):
+                return edges
         return []
 
-    def _all_watched_at(self, use: Use) -> list[Watched]:
+    def _all_edges_at(self, use: Use) -> list[LabelledEdge]:
         small = self._elements(use.node) <= FINE_ELEMENTS
         fine = small and not LAYERS.match(self._graph.kinds[use.node])
-        return [*self.watched_at(use), *(self.watched_at(use, True) if fine else [])]
+        return [*self.edges_at(use), *(self.edges_at(use, True) if fine else [])]
 
-    def watched_at(self, use: Use, fine: bool = False) -> list[Watched]:
+    def edges_at(self, use: Use, fine: bool = False) -> list[LabelledEdge]:
         """The edges above a node, one for each of its outputs that is used."""
         return [
-            Watched((use.node, o), () if fine else self._features(use, (use.node, o)))
+            LabelledEdge((use.node, o), () if fine else self._features(use, (use.node, o)))
             for o in self._graph.outputs_of(use.node)
         ]
 

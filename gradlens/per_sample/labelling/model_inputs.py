@@ -17,7 +17,7 @@ from torch import Tensor
 from gradlens.hooks.model_calls import Given
 from gradlens.per_sample.labelling.graph import Graph, Use
 from gradlens.per_sample.labelling.node_kinds import node_kind
-from gradlens.per_sample.labelling.row_index import NOBODY
+from gradlens.per_sample.labelling.row_index import NO_SAMPLE
 from gradlens.per_sample.labelling.saved import recomputation
 
 MAX_ELEMENTS = 2**22
@@ -49,7 +49,7 @@ class ModelInputs:
         pairs = self._pairs(graph, uses)
         if pairs is None or not _one_to_one(pairs):
             return None
-        labels = torch.full((samples,), NOBODY)
+        labels = torch.full((samples,), NO_SAMPLE)
         known = pairs[:, (pairs >= 0).all(0)]
         labels[known[0]] = known[1]
         return labels if bool((labels >= 0).all()) else None
@@ -152,7 +152,7 @@ def _matched(read: Tensor, given: Tensor, samples: Tensor) -> Tensor | None:
     if any(key not in places for key in keys):
         return None
     found = torch.tensor([places[key] for key in keys], dtype=torch.long)
-    return torch.where(found < 0, NOBODY, samples[found.clamp(min=0)])
+    return torch.where(found < 0, NO_SAMPLE, samples[found.clamp(min=0)])
 
 
 def _one_to_one(pairs: Tensor) -> bool:
