@@ -11,6 +11,7 @@ from gradlens.history.view import View
 from gradlens.hooks.layer_calls import extend
 from gradlens.per_sample.context import per_sample_gradients
 from gradlens.per_sample.extension import PerSampleGradients
+from gradlens.per_sample.layer_rules import register_layer_rule
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.quantities.presets import configuration
 
@@ -29,6 +30,7 @@ __all__ = [
     "per_sample_gradients",
     "quantities",
     "recorders",
+    "register_layer_rule",
     "schedules",
     "signals",
 ]

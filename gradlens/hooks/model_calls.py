@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from gradlens.per_sample.labelling.graph import Graph
+from gradlens.per_sample.layer_rules import forget_layer_calls, record_layer_calls
 
 MAX_CALLS = 64
 """The latest calls that are kept: more than a step's loss is usually made of."""
@@ -151,6 +152,7 @@ def keep_calls(model: nn.Module) -> None:
         if not _hooks_of(module):
             module.register_forward_hook(ModelCalls(), with_kwargs=True)
         _hooks_of(module)[0].users += 1
+    record_layer_calls(model)
 
 
 def forget_calls(model: nn.Module) -> None:
@@ -162,3 +164,5 @@ def forget_calls(model: nn.Module) -> None:
         unused = [k for k, h in hooks.items() if isinstance(h, ModelCalls) and h.users <= 0]
         for key in unused:
             del module._forward_hooks[key], module._forward_hooks_with_kwargs[key]
+    if not _hooks_of(model):
+        forget_layer_calls(model)

@@ -91,10 +91,11 @@ class BackwardPass:
             return
         backward_pass = torch._C._current_graph_task_id()
         saved: dict[str, Tensor | None] = {}
+        by_rule: dict[str, Tensor] = {}
         kept = nullcontext() if self._model is None else buffers_kept(self._model)
         with torch.no_grad(), autocast_off(known), kept:
             for name, labelled in self._at.get(number, ()):
-                self._take(name, labelled, gradients, backward_pass, saved)
+                self._take(name, labelled, gradients, backward_pass, saved, by_rule)
 
     def _take(
         self,
@@ -103,6 +104,7 @@ class BackwardPass:
         gradients: Sequence[Tensor | None],
         backward_pass: int,
         saved: dict[str, Tensor | None],
+        by_rule: dict[str, Tensor],
     ) -> None:
         found = NodeGradient(
             self._graph,
@@ -114,6 +116,7 @@ class BackwardPass:
             labelled.fine,
             self._recomputed,
             saved,
+            by_rule,
         )
         try:
             operator = operator_of(found)

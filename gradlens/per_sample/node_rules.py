@@ -24,6 +24,7 @@ from gradlens.per_sample.labelling.graph import Graph, Link, Node, Use, is_pytho
 from gradlens.per_sample.labelling.node_kinds import CASTS, TRANSPOSE
 from gradlens.per_sample.labelling.row_index import RowIndex
 from gradlens.per_sample.labelling.saved import recomputation
+from gradlens.per_sample.layer_rules import layer_call
 from gradlens.per_sample.operators.convolution import Convolution, Geometry
 from gradlens.per_sample.operators.dense import Dense
 from gradlens.per_sample.operators.grouped import Grouped
@@ -41,8 +42,8 @@ class NodeGradient:
 
     ``rows`` say whose the rows of each output are, and ``features`` which axes belong to a row.
     ``fine`` says that each element is a row of its own, although the kind's rule has larger ones.
-    ``recomputed`` is a context for what was saved in checkpoints, and ``known`` keeps what has been
-    looked at there.
+    ``recomputed`` is a context for what was saved in checkpoints. ``known`` keeps what was read
+    there, and ``by_rule`` the result of a layer's rule, for all parameters at the node.
     """
 
     graph: Graph
@@ -54,6 +55,7 @@ class NodeGradient:
     fine: bool = False
     recomputed: AbstractContextManager[Any] = field(default_factory=nullcontext)
     known: dict[str, Tensor | None] = field(default_factory=dict)
+    by_rule: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def node(self) -> Node:
@@ -99,6 +101,8 @@ def operator_of(found: NodeGradient) -> GradientOperator | None:
     """
     if all(gradient is None for gradient in found.gradients):
         return None
+    if found.use.own_name:
+        return _by_layer_rule(found)
     rule = _RULES.get((found.graph.kinds[found.use.node], found.use.index), one_by_one)
     if found.fine or found.gradients[0] is None or found.gradients[0].is_complex():
         rule = one_by_one
@@ -106,6 +110,19 @@ def operator_of(found: NodeGradient) -> GradientOperator | None:
     # Autograd makes a gradient that nobody else holds a parameter's own, and users change that.
     operator.hold(found.gradients)
     return operator
+
+
+def _by_layer_rule(found: NodeGradient) -> Dense:
+    """The gradients of rows that the rule of a layer gives, summed for each sample."""
+    ((output, index),) = found.rows.items()
+    call, gradient = layer_call(found.node), found.gradients[output]
+    assert gradient is not None
+    rows_of_sample = -(-len(gradient) // found.samples)
+    _check_memory(found, (max(1, rows_of_sample), *found.use.shape))
+    if not found.by_rule:
+        found.by_rule.update(call.row_gradients(gradient))
+    rows = call.checked(found.use.own_name, found.by_rule, gradient)
+    return Dense(index.sum(rows), found.scale)
 
 
 def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> GradientOperator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, TypeAlias, cast
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from gradlens.per_sample.labelling.node_kinds import INDEXING, LEAF, holds_selection
+from gradlens.per_sample.layer_rules import layer_calls
 
 Node: TypeAlias = Any
 """A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't declare."""
@@ -32,13 +33,29 @@ class Link:
 class Use:
     """A node that computes with a parameter, as its input number ``index``.
 
-    ``shape`` is that input's; ``chain`` leads from it down to the parameter.
+    ``shape`` is that input's; ``chain`` leads from it down to the parameter. Where the node makes
+    the output of a layer that has a rule, ``own_name`` is the parameter's name in that layer.
     """
 
     node: int
     index: int
     shape: tuple[int, ...]
     chain: tuple[Link, ...]
+    own_name: str = ""
+
+
+@dataclass(frozen=True)
+class RuledCall:
+    """A call of a layer that has a rule: the node that made its output, by number.
+
+    ``origins`` are the nodes that made its inputs, and ``names`` the layer's own names of its
+    parameters, by the numbers of their leaves.
+    """
+
+    node: int
+    origins: tuple[int, ...]
+    names: tuple[tuple[int, str], ...]
+    rule: int
 
 
 class Graph:
@@ -118,19 +135,54 @@ class Graph:
             )
             for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True)
         ]
-        return hash((self.root, tuple(rows)))
+        return hash((self.root, tuple(rows), self.ruled_calls))
 
-    def below(self, start: Iterable[int]) -> set[int]:
-        """The nodes and all that they consume, directly or not."""
+    def below(self, start: Iterable[int], lowest: int = 0, stop: Collection[int] = ()) -> set[int]:
+        """The nodes and all that they consume, directly or not.
+
+        Nodes with smaller numbers than ``lowest``, and those to ``stop`` at, are left out.
+        """
         found: set[int] = set()
         stack = list(start)
         while stack:
             node = stack.pop()
-            if node in found:
+            if node in found or node < lowest or node in stop:
                 continue
             found.add(node)
             stack += [edge[0] for edge in self.children[node] if edge is not None]
         return found
+
+    @cached_property
+    def ruled_calls(self) -> tuple[RuledCall, ...]:
+        """Calls of layers that have a rule, whose output is all that is used of its node."""
+        calls = layer_calls(self.nodes)
+        if not calls:
+            return ()
+        numbers = {
+            node._sequence_nr(): number
+            for number, node in enumerate(self.nodes)
+            if self.kinds[number] != LEAF
+        }
+        return tuple(
+            RuledCall(
+                number,
+                tuple(sorted(numbers[origin] for origin in call.origins if origin in numbers)),
+                tuple(
+                    (self.leaves[id(parameter)], name)
+                    for name, parameter in call.parameters.items()
+                    if parameter in self
+                ),
+                id(call.rule),
+            )
+            for number, call in calls.items()
+            if self.outputs_of(number) == [call.output]
+        )
+
+    def inside(self, call: RuledCall) -> set[int]:
+        """The nodes of a call: those behind its output, but not behind its inputs."""
+        behind = self.below([call.node], stop=call.origins)
+        inner = {number for number in behind if self.kinds[number] != LEAF}
+        return inner - self.below(call.origins, lowest=min(inner, default=0))
 
     def of_parameters_alone(self) -> list[bool]:
         """Whether a node surely computes with parameters alone, by number.

@@ -239,7 +239,7 @@ class _Passes:
         key = (rows.shape[-1], rows.device)
         if key not in self._weights:
             generator = torch.Generator().manual_seed(rows.shape[-1])
-            self._weights[key] = _signed((rows.shape[-1], PROBES), generator).to(rows.device)
+            self._weights[key] = signed((rows.shape[-1], PROBES), generator).to(rows.device)
         return self._weights[key].to(rows.dtype)
 
     def _random(self, edge: Edge, generator: torch.Generator) -> Tensor:
@@ -247,13 +247,13 @@ class _Passes:
         metadata = self._graph.nodes[edge[0]]._input_metadata[edge[1]]
         shape = self._graph.shape(edge)
         rows, features = shape[:-1], shape[-1:]
-        first, second = _signed(rows, generator), _signed(features, generator)
+        first, second = signed(rows, generator), signed(features, generator)
         second = second * HALF_SCALE if self.in_half else second
         where = {"device": metadata.device, "dtype": metadata.dtype}
         return first.to(**where)[..., None] * second.to(**where) if rows else second.to(**where)
 
 
-def _signed(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+def signed(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Random numbers between 1/2 and 1 of either sign."""
     sizes = 0.5 + torch.rand(tuple(shape), generator=generator) / 2
     return sizes * (torch.randint(0, 2, tuple(shape), generator=generator) * 2 - 1)

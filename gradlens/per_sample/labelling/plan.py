@@ -66,6 +66,11 @@ class Plan:
         uses = [use for labelled in self.uses.values() for use in labelled]
         return all(index.is_balanced for use in uses for index in use.rows.values())
 
+    def without(self, reasons: Mapping[str, str]) -> Plan:
+        """The plan without some parameters, and why."""
+        uses = {name: each for name, each in self.uses.items() if name not in reasons}
+        return replace(self, uses=uses, unavailable={**self.unavailable, **reasons})
+
     def part(self, kept: Tensor) -> Plan:
         """The plan for some of the samples alone, in the order of ``kept``."""
         samples = len(kept)

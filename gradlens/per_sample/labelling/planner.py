@@ -28,6 +28,7 @@ from gradlens.per_sample.labelling.model_inputs import inputs_by_axis, reads_dat
 from gradlens.per_sample.labelling.node_kinds import HIDING, REENTRANT_CHECKPOINT, SYNCHRONISED
 from gradlens.per_sample.labelling.plan import LabelledUse, Plan, selections
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
+from gradlens.per_sample.labelling.rule_checks import disagreements
 from gradlens.per_sample.labelling.saved import is_recomputed
 from gradlens.per_sample.labelling.uses import Finder, Ways
 
@@ -206,7 +207,8 @@ class _Planner:
             for edge in normalised
             if _couples(labels.get(edge), self._candidate.samples)
         ]
-        return self._reusable(self._without_unknown_rows(self._settled(ways, labels, coupling)))
+        plan = self._without_unknown_rows(self._settled(ways, labels, coupling))
+        return self._reusable(self._with_checked_rules(plan))
 
     def _read(self, edges: Sequence[LabelledEdge]) -> dict[LabelledEdge, Tensor]:
         nodes = [self._graph.nodes[number] for number in self._normalising]
@@ -252,11 +254,23 @@ class _Planner:
             for use in plan.uses.get(name, ())
             if not all(index.is_complete for index in use.rows.values())
         ]
-        if not lost:
-            return plan
-        uses = {name: each for name, each in plan.uses.items() if name not in lost}
-        return replace(
-            plan, uses=uses, unavailable={**plan.unavailable, **dict.fromkeys(lost, NO_LABEL)}
+        return plan.without(dict.fromkeys(lost, NO_LABEL))
+
+    def _with_checked_rules(self, plan: Plan) -> Plan:
+        """Without parameters of layers whose rule disagrees with autograd."""
+        used = {use.use.node for uses in plan.uses.values() for use in uses if use.use.own_name}
+        reasons = {
+            call.node: disagreements(self._graph, call)
+            for call in self._graph.ruled_calls
+            if call.node in used
+        }
+        return plan.without(
+            {
+                name: reasons[use.use.node][use.use.own_name]
+                for name, uses in plan.uses.items()
+                for use in uses
+                if use.use.own_name in reasons.get(use.use.node, ())
+            }
         )
 
     def _reusable(self, plan: Plan) -> Plan:
@@ -302,6 +316,8 @@ class _Planner:
             return "" if way.uses else BESIDE
         if unreadable & set(way.mixed):
             return NOT_READABLE
+        if way.reason:
+            return way.reason
         if SYNCHRONISED in self._graph.kinds:
             return ACROSS_PROCESSES
         unknown = [self._graph.shape(s.edge) for s in self._sources if s.labels is None]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from gradlens.per_sample.batchnorm import uses_statistics
 from gradlens.per_sample.labelling.graph import Edge, Graph, Link, Use
 from gradlens.per_sample.labelling.labels import LabelledEdge
 from gradlens.per_sample.labelling.node_kinds import (
@@ -44,7 +45,16 @@ Computed weights may cost more: N of them are what their per-sample gradients ta
 """
 
 FINE_ELEMENTS = 2**20
-"""Elements of a node's output up to which each one may be looked at: 4 MiB in float32."""
+"""Elements of a node's output up to which each one may be labelled: 4 MiB in float32."""
+
+BESIDE_OUTPUT = (
+    "a layer with a rule computes something besides its output with it: return all that the loss "
+    "depends on as one tensor, or remove the layer's rule"
+)
+ROWS_OF_SEVERAL = (
+    "the rule of its layer takes the leading axis of the layer's output for rows, and some of "
+    "these rows belong to several samples: put the samples on that axis, or remove the rule"
+)
 
 
 @dataclass
@@ -60,6 +70,7 @@ class Ways:
     mixed: list[int] = field(default_factory=list)
     unlabelled: list[LabelledEdge] = field(default_factory=list)
     beside: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,16 +107,27 @@ class Finder:
         self._samples = samples
         below = graph.below(edge[0] for edge in sources)
         self._above = set(range(len(graph))) - below
+        inside = {call: graph.inside(call) for call in graph.ruled_calls if call.node in below}
+        self._ruled = {
+            call: inner
+            for call, inner in inside.items()
+            # A rule can't hold the statistics of a normalisation fixed.
+            if not any(uses_statistics(graph.nodes[number]) for number in inner)
+        }
 
     def ways(self, parameter: Tensor, labels: Mapping[LabelledEdge, Tensor] | None = None) -> Ways:
         """All ways of a parameter; without ``labels``, what has to be looked at first."""
         found = Ways()
-        stack = [_Step(self._graph.leaves[id(parameter)])]
+        leaf = self._graph.leaves[id(parameter)]
+        ruled = self._follow_in_ruled_calls(leaf, labels, found)
+        stack = [_Step(leaf)]
         steps = 0
         while stack:
             step = stack.pop()
             for consumer, place, output in self._graph.consumers[step.node]:
                 steps += 1
+                if step.node == leaf and consumer in ruled:
+                    continue
                 if consumer in self._above:
                     found.beside |= step.met is None
                     found.mixed += [] if step.met is None else [step.met]
@@ -117,6 +139,37 @@ class Finder:
                 found.mixed.append(step.node)
                 break
         return found
+
+    def _follow_in_ruled_calls(
+        self, leaf: int, labels: Mapping[LabelledEdge, Tensor] | None, found: Ways
+    ) -> set[int]:
+        """Add the uses of a parameter by layers that have a rule; returns these calls' nodes."""
+        calls = {call: dict(call.names) for call in self._ruled}
+        names = {call.node: own[leaf] for call, own in calls.items() if leaf in own}
+        inner = set[int]().union(*(self._ruled[call] for call in calls if call.node in names))
+        reached: set[int] = set()
+        waiting = [leaf] if inner else []
+        while waiting:
+            node = waiting.pop()
+            consumers = {consumer for consumer, _, _ in self._graph.consumers[node]}
+            if node != leaf and not consumers <= inner:
+                found.mixed.append(node)
+                found.reason = BESIDE_OUTPUT
+            new = (consumers & inner) - reached
+            reached |= new
+            waiting += new - names.keys()
+        for node in sorted(reached & names.keys()):
+            use = Use(node, 0, self._graph.shape((leaf, 0)), (), names[node])
+            edges = self.edges_at(use)
+            if labels is None or any(edge not in labels for edge in edges):
+                found.unlabelled += edges
+            elif self.labelled(use, labels):
+                found.uses.append(use)
+                continue
+            else:
+                found.reason = ROWS_OF_SEVERAL
+            found.mixed += [] if labels is None else [node]
+        return inner
 
     def _follow(
         self,
@@ -220,6 +273,7 @@ class Finder:
 
     def edges_at(self, use: Use, fine: bool = False) -> list[LabelledEdge]:
         """The edges above a node, one for each of its outputs that is used."""
+        fine = fine and not use.own_name
         return [
             LabelledEdge((use.node, o), () if fine else self._features(use, (use.node, o)))
             for o in self._graph.outputs_of(use.node)
@@ -227,6 +281,8 @@ class Finder:
 
     def _features(self, use: Use, edge: Edge) -> tuple[int, ...]:
         kind, dims = self._graph.kinds[use.node], len(self._graph.shape(edge))
+        if use.own_name:
+            return tuple(range(1, dims))
         return feature_axes(kind, use.index, dims)
 
     def _elements(self, node: int) -> int:
