@@ -93,7 +93,7 @@ class SamplesJacobians:
             return known
         with undisturbed(self._model), torch.enable_grad():
             plan = plan_of_rows(self._graph, parameters, len(self.ggn.outputs))
-        plans.remember(key, plan)
+        plans.store(key, plan)
         return plan
 
     def operators(self, start: Tensor, kept: Tensor | None = None) -> dict[str, GradientOperator]:

@@ -58,13 +58,13 @@ class BackwardPass:
             self._handles.append(node.register_prehook(partial(self._reach, number)))
 
     def stop(self) -> None:
-        """Remove the hooks and let go of the graph."""
+        """Remove the hooks and release the graph."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._at, self._graph = [], {}, Graph(torch.zeros(()))
 
     def run(self, outputs: Tensor, start: Tensor) -> None:
-        """A backward pass of its own from outputs, without the gradients of parameters."""
+        """Run a separate backward pass from outputs, without the gradients of parameters."""
         above = lowest(self._graph, set(self._at))
         nodes = self._graph.nodes
         edges = [(number, o) for number in above for o in self._graph.outputs_of(number)]
@@ -130,9 +130,9 @@ class BackwardPass:
 
 
 def autocast_off(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Precision as given, on the tensor's device."""
+    """A context without autocast on the tensor's device."""
     device = tensor.device.type
-    # Switching it off takes longer than asking.
+    # Switching autocast off takes longer than this check.
     if not torch.is_autocast_enabled(device):
         return nullcontext()
     return torch.autocast(device, enabled=False)

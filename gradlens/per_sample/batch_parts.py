@@ -79,8 +79,8 @@ def exchanged(
 ) -> list[BatchPart]:
     """The parts of all processes of a group, in the order of their ranks.
 
-    Factors of layers go over the wire, not the gradients that they stand for. All processes must
-    call this at the same steps.
+    The factors of structured gradients are exchanged, not the gradients themselves. All processes
+    must call this at the same steps.
     """
     buffer = io.BytesIO()
     torch.save(part, buffer)

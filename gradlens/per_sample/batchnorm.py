@@ -1,14 +1,14 @@
-"""Normalisation over the batch: what an per-sample gradient is where samples are coupled.
+"""Normalisation over the batch: what a per-sample gradient is where samples are coupled.
 
 In train mode a sample's output depends on the statistics of the whole batch, so its loss is not a
-function of that sample alone. What stands for gₙ then is a choice (``BatchNormPolicy``):
+function of that sample alone. ``BatchNormPolicy`` chooses what gₙ is then:
 
 - ``"coupled"``: the contribution that flows through sample n's activations, δₙ times its inputs.
   The contributions add up to the gradient that the optimizer gets, but those in front of a
-  normalisation contain what sample n does to the others through the statistics.
+  normalisation contain the effect of sample n on the others through the statistics.
 - ``"frozen"``: the gradient of ℓₙ with the batch's statistics taken for constants, as if the layer
   were in eval mode with these. A function of sample n alone, given the statistics; the mean is not
-  the gradient that the optimizer gets. Takes a backward pass of its own.
+  the gradient that the optimizer gets. It takes a backward pass of its own.
 - ``"skip"``: no value for parameters in front of a normalisation. Behind the last one, and for its
   own weight and bias, gₙ is the same under all three.
 """
@@ -94,9 +94,9 @@ def uses_statistics(node: Node) -> bool:
 def uncoupled_gradients(
     loss: Tensor, nodes: Sequence[Node], parameters: Mapping[str, nn.Parameter]
 ) -> None:
-    """A backward pass with frozen statistics, for those who listen; p.grad stays as it is.
+    """Run a backward pass with frozen statistics, for the hooks on the graph; keeps p.grad.
 
-    ``RuntimeError`` where there can't be one.
+    ``RuntimeError`` if the graph allows none.
     """
     if any(kind(node) == SYNCHRONISED for node in nodes):
         raise RuntimeError("they are those of all processes")

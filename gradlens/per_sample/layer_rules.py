@@ -84,7 +84,7 @@ class LayerCall:
 
     @property
     def title(self) -> str:
-        """What messages call the rule."""
+        """The name of the rule in messages."""
         rule = getattr(self.rule, "__qualname__", repr(self.rule))
         return f"the layer rule {rule} for {type(self.module()).__name__}"
 
@@ -166,7 +166,7 @@ def _record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], ou
 
 
 def _release(metadata: MutableMapping[str, Any], *gradients: object) -> None:
-    """Let go of a call's inputs after a backward pass that frees the graph's own tensors."""
+    """Release a call's inputs after a backward pass that frees the graph's own tensors."""
     if not torch._C._autograd._get_current_graph_task_keep_graph():
         metadata.pop(_CALL, None)
 

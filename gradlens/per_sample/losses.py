@@ -50,6 +50,6 @@ def _shares(module: _Loss, inputs: tuple[Any, ...]) -> Tensor | None:
     if elements.dim() == 0 or len(elements) != len(inputs[0]):
         return None
     shares = elements.flatten(1).sum(1) if elements.dim() > 1 else elements
-    # Means divide by what they like: elements, class weights, valid tokens.
+    # What a mean divides by depends on the loss: elements, class weights, valid tokens.
     sum_of_shares = shares.sum()
     return torch.where(sum_of_shares == 0, shares, shares * (total.sum() / sum_of_shares))

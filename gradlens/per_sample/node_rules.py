@@ -1,9 +1,9 @@
 """Per-sample gradients of a parameter at one node of a graph, by the kind of node.
 
-A rule gets the gradient at the node's output, with the sample of each of its rows, and what the
-node has saved; it gives an operator for the gradients of the parameter itself, behind the links
-between the two. ``one_by_one`` serves all kinds without a rule: backward of any node is linear in
-the gradient, so it is run with that of one sample at a time.
+A rule gets the gradient at the node's output, with the sample of each of its rows, and the tensors
+that the node has saved. It returns an operator for the gradients of the parameter itself, behind
+the links between the two. ``one_by_one`` is used for all kinds without a rule: a node's backward
+function is linear in the gradient, so it is run with the gradient of one sample at a time.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ MAX_BYTES = 2**31
 class NodeGradient:
     """The gradient at a node's outputs, ``None`` where the loss doesn't depend on one.
 
-    ``rows`` say whose the rows of each output are, and ``features`` which axes belong to a row.
-    ``fine`` says that each element is a row of its own, although the kind's rule has larger ones.
-    ``recomputed`` is a context for what was saved in checkpoints. ``known`` keeps what was read
-    there, and ``by_rule`` the result of a layer's rule, for all parameters at the node.
+    ``rows`` are the samples of each output's rows, and ``features`` the axes that belong to a row.
+    ``fine`` means that each element is a row of its own, although the kind's rule has larger ones.
+    ``recomputed`` is a context for reading tensors that checkpoints have saved. ``known`` keeps
+    these tensors, and ``by_rule`` the result of a layer's rule, for all parameters at the node.
     """
 
     graph: Graph
@@ -64,14 +64,14 @@ class NodeGradient:
 
     @property
     def gradient(self) -> Tensor:
-        """That at the only output; gradients that accumulate in single precision at least."""
+        """The gradient at the only output, detached."""
         gradient = self.gradients[0]
         assert gradient is not None
         return gradient.detach()
 
     @property
     def index(self) -> RowIndex:
-        """Whose the rows of the only output are."""
+        """The samples of the only output's rows."""
         return self.rows[0]
 
     @property
@@ -97,7 +97,7 @@ _Product: TypeAlias = Callable[[NodeGradient, Tensor, Tensor | None], GradientOp
 def operator_of(found: NodeGradient) -> GradientOperator | None:
     """Per-sample gradients by one use; ``None`` if no sample has a share in it.
 
-    ``UnavailableError`` says why there are none.
+    ``UnavailableError`` with the reason if there are none.
     """
     if all(gradient is None for gradient in found.gradients):
         return None
@@ -107,7 +107,7 @@ def operator_of(found: NodeGradient) -> GradientOperator | None:
     if found.fine or found.gradients[0] is None or found.gradients[0].is_complex():
         rule = one_by_one
     operator = rule(found)
-    # Autograd makes a gradient that nobody else holds a parameter's own, and users change that.
+    # Autograd makes a gradient without other references a parameter's grad, which users change.
     operator.hold(found.gradients)
     return operator
 
@@ -148,7 +148,7 @@ def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> Gradi
 def _product_of_columns(
     found: NodeGradient, delta: Tensor, inputs: Tensor | None
 ) -> GradientOperator:
-    """As ``_product``, with the factors in each other's place: the weight is on the other side."""
+    """As ``_product``, with the factors exchanged: the weight is on the other side."""
     assert inputs is not None
     return _product(found, inputs, delta)
 
@@ -167,7 +167,7 @@ def _batched_product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) 
 
 
 def _right_factor(product: _Product, name: str) -> Rule:
-    """The weight of ``inputs @ weight``; the node has saved the inputs under a name."""
+    """The rule for the weight of ``inputs @ weight``; ``name`` is that of the saved inputs."""
 
     def rule(found: NodeGradient) -> GradientOperator:
         delta = found.gradient * getattr(found.node, "_saved_alpha", 1)
@@ -177,7 +177,7 @@ def _right_factor(product: _Product, name: str) -> Rule:
 
 
 def _left_factor(product: _Product, name: str) -> Rule:
-    """The weight of ``weight @ inputs``, where samples are columns."""
+    """The rule for the weight of ``weight @ inputs``, where samples are columns."""
 
     def rule(found: NodeGradient) -> GradientOperator:
         inputs = found.saved(name)
@@ -349,7 +349,7 @@ def _times_vector(found: NodeGradient) -> GradientOperator:
 
 
 def one_by_one(found: NodeGradient) -> GradientOperator:
-    """Backward of the node with one sample's gradient at a time."""
+    """Run the node's backward function with one sample's gradient at a time."""
     _check_memory(found, found.use.shape)
     owners = sorted({sample for index in found.rows.values() for sample in index.owners})
     parts = {sample: _of_sample(found, sample) for sample in owners}
@@ -379,7 +379,7 @@ def _of_sample(found: NodeGradient, sample: int) -> tuple[Tensor | None, ...]:
 
 
 def _check_linear(found: NodeGradient, parts: Sequence[Tensor]) -> None:
-    """Backward of a function of the user's own may do anything with the gradient."""
+    """``UnavailableError`` if a user's backward function isn't linear in the gradient."""
     if not parts:
         return
     whole = _run(found.graph, Link(found.use.node, 0, found.use.index), found.gradients)
@@ -405,7 +405,7 @@ def _run_link(graph: Graph, link: Link, gradient: Tensor) -> Tensor:
 
 
 def _run(graph: Graph, link: Link, gradients: Sequence[Tensor | None]) -> Tensor:
-    """What a node makes of gradients at its outputs, for one of its inputs."""
+    """The gradient at one of a node's inputs, from gradients at its outputs."""
     node = graph.nodes[link.node]
     metadata = node._input_metadata
     given = [
@@ -417,8 +417,8 @@ def _run(graph: Graph, link: Link, gradients: Sequence[Tensor | None]) -> Tensor
         given = [_zeros(m) if g is None else g for g, m in zip(given, metadata, strict=True)]
     result = _called(node, given, link.input)
     if result is None and torch._C._current_graph_task_id() != -1:
-        # A node gives nothing that the backward pass under way wasn't asked for. A thread of its
-        # own takes part in none.
+        # A node computes no gradient that the current backward pass doesn't need. Another thread
+        # is in no backward pass.
         stream = torch.cuda.current_stream(like.device) if like.is_cuda else None
         with ThreadPoolExecutor(1) as thread:
             result = thread.submit(_called, node, given, link.input, stream).result()

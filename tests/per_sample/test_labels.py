@@ -78,7 +78,7 @@ def test_numbers_that_are_not_finite() -> None:
     assert labels_at_first_layer(losses, 3).tolist() == [0, UNREADABLE, 2]
 
 
-def test_a_look_leaves_no_trace() -> None:
+def test_labelled_passes_leave_no_trace() -> None:
     model = nn.Sequential(
         nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Dropout(), nn.Linear(12, 3)
     )
@@ -98,7 +98,7 @@ def test_a_look_leaves_no_trace() -> None:
     assert all(torch.equal(one, other) for one, other in zip(*states, strict=True))
 
 
-def test_a_plan_is_not_believed_where_rows_are_selected_by_other_numbers() -> None:
+def test_a_plan_is_not_kept_where_rows_are_selected_by_other_numbers() -> None:
     """The same shapes, and another permutation at each step."""
     torch.manual_seed(0)
     first, last = nn.Linear(4, 5).double(), nn.Linear(5, 3).double()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from gradlens.individual import operator as operator_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from gradlens.per_sample.labelling.graph import Graph
 from gradlens.per_sample.labelling.plan import Plan
 from gradlens.per_sample.labelling.planner import plan_of_rows
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
+from gradlens.per_sample.operators import operator as operator_module
 from gradlens.per_sample.operators.convolution import Convolution, Geometry
 from gradlens.per_sample.operators.dense import Dense
 from gradlens.per_sample.operators.grouped import Grouped
@@ -368,10 +368,10 @@ LABELS: dict[str, tuple[list[int], tuple[int, ...]]] = {
     "irregular": ([0, 2, 2, 1, 2, 0], (6,)),
     "irregular, in two axes": ([0, 2, 2, 1, 2, 0], (3, 2)),
     "a sample without rows": ([0, 2, 2, 0], (4,)),
-    "rows of nobody": ([1, NO_SAMPLE, 0, 2, NO_SAMPLE], (5,)),
-    "rows of nobody among others in order": ([0, 0, NO_SAMPLE, 1, 2, NO_SAMPLE], (6,)),
-    "as many rows of each, but nobody's": ([0, NO_SAMPLE, 1, NO_SAMPLE, 2, NO_SAMPLE], (3, 2)),
-    "of nobody at all": ([NO_SAMPLE] * 4, (4,)),
+    "rows of no sample": ([1, NO_SAMPLE, 0, 2, NO_SAMPLE], (5,)),
+    "rows of no sample among others in order": ([0, 0, NO_SAMPLE, 1, 2, NO_SAMPLE], (6,)),
+    "as many rows of each, and of no sample": ([0, NO_SAMPLE, 1, NO_SAMPLE, 2, NO_SAMPLE], (3, 2)),
+    "of no sample at all": ([NO_SAMPLE] * 4, (4,)),
     "no rows": ([], (0,)),
 }
 

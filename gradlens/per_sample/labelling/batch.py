@@ -13,8 +13,8 @@ class Batch:
     """The batch of one backward pass.
 
     ``samples`` is N, ``None`` where it isn't known, and ``known_by`` how it is known, or why it
-    isn't. ``loss_reduction`` says whether the loss is a mean or a sum over the samples; ``factor``
-    is what backward is called on, over the loss.
+    isn't. ``loss_reduction`` is whether the loss is a mean or a sum over the samples, and
+    ``factor`` the ratio of the tensor that backward is called on to the loss.
     """
 
     samples: int | None = None
@@ -24,6 +24,6 @@ class Batch:
 
     @property
     def scale(self) -> float:
-        """What a sample's contribution to the gradient is multiplied by to give gₙ."""
+        """The factor that makes gₙ of a sample's contribution to the gradient."""
         samples = (self.samples or 1) if self.loss_reduction == "mean" else 1
         return samples / self.factor if self.factor else float("nan")

@@ -1,4 +1,4 @@
-"""How many samples a batch may have, by all that is known of it.
+"""How many samples a batch may have, by all the evidence.
 
 The number of samples N is known at the loss and nowhere else. The evidence is the batch size that
 the user passes, per-sample losses, the rows of the loss's inputs, and what the model was called
@@ -121,19 +121,19 @@ def _leading(shapes: Sequence[tuple[int, ...]], axis: int) -> list[int]:
 
 
 def _may_be_either(inputs: LossInputs, evidence: BatchEvidence) -> bool:
-    """Whether the second axis of what the model was called with may count the samples, too."""
+    """Whether the second axis of the model's inputs may count the samples, too."""
     if evidence.calls != 1 or len(inputs.rows) != 1:
         return False
     (rows,) = inputs.rows
     second = [shape for shape in evidence.called_with if len(shape) > 1 and shape[1] == rows]
     if rows in _leading(evidence.called_with, 0) or not second:
         return False
-    # With one row in front, all rows belong to it, unless layers say that positions come first.
+    # With one row in front, all rows belong to it, unless layers have positions first.
     return rows == 1 or (second[0][0] == 1) == evidence.positions_first
 
 
 def _agreed(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Candidate]:
-    """What the model was called with, if the loss's inputs have as many rows."""
+    """The length of the model's inputs, if the loss's inputs have as many rows."""
     lengths = set(inputs.rows) | ({s[1] for s in inputs.shapes if len(s) > 2} if axis else set())
     # Vectors may be lists of all samples' elements, with the places where samples begin.
     tensors = [shape for shape in evidence.called_with if len(shape) > 1][:1]
@@ -142,19 +142,19 @@ def _agreed(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Cand
 
 
 def _called(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Candidate]:
-    """What the model was called with alone: the loss's rows have to be traced back to that."""
+    """The length of the model's inputs alone, to which the loss's rows have to be traced back."""
     called_with = _leading(evidence.called_with, axis)
-    # Some inputs are the same for all samples, but of several numbers none is certain.
+    # An input of length 1 is the same for all samples; several other lengths are ambiguous.
     if evidence.calls != 1 or len({n for n in called_with if n != 1}) > 1 or not called_with:
         return []
-    # Rows may be selected from samples; that another axis counts them takes all of them.
+    # The loss may have some of the samples' rows, but along the second axis only all of them.
     if axis == 1 and any(rows % max(called_with) for rows in inputs.rows):
         return []
     return [Candidate(max(called_with), axis, CALLED, axis)]
 
 
 def _by_loss_alone(inputs: LossInputs, evidence: BatchEvidence) -> list[Candidate]:
-    """The rows of the loss's inputs, of each of which the model may have got several."""
+    """The rows of the loss's inputs, for each of which the model may have got several."""
     called_with = _leading(evidence.called_with, 0)
     if len(inputs.rows) > 1 or not inputs.rows[0]:
         return []

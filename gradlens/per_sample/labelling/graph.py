@@ -22,7 +22,7 @@ Edge: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class Link:
-    """One node between a use and the parameter: which of its outputs and inputs are on the way."""
+    """One node between a use and the parameter, with its output and input on that path."""
 
     node: int
     output: int
@@ -61,7 +61,7 @@ class RuledCall:
 class Graph:
     """The nodes behind a tensor, numbered so that each comes after all that it consumes.
 
-    Nodes are held, since torch makes their Python objects on demand. ``children`` are the edges
+    The nodes' Python objects are kept, since torch makes them on demand. ``children`` are the edges
     that a node consumes, with ``None`` for inputs that need no gradient, and ``consumers`` are
     ``(consumer, number of its input, number of the output consumed)``. Graphs with the same ``key``
     have the same operations, shapes, integers and edges: only numbers in tensors differ.
@@ -81,13 +81,13 @@ class Graph:
         self.root: Edge = (len(self.nodes) - 1, tensor.output_nr)
 
     def _walk(self, root: Node) -> None:
-        stack, seen = [(root, False)], set()
+        stack, visited = [(root, False)], set()
         while stack:
             node, done = stack.pop()
             if done:
                 self._add(node)
-            elif node not in seen:
-                seen.add(node)
+            elif node not in visited:
+                visited.add(node)
                 stack.append((node, True))
                 stack += [(child, False) for child, _ in node.next_functions if child is not None]
 
@@ -115,7 +115,7 @@ class Graph:
         return len(self.nodes)
 
     def shape(self, edge: Edge) -> tuple[int, ...]:
-        """Shape of what flows along an edge."""
+        """Shape of the tensor along an edge in the forward pass."""
         return output_shape(self.nodes[edge[0]], edge[1])
 
     @cached_property
@@ -140,7 +140,7 @@ class Graph:
     def below(self, start: Iterable[int], lowest: int = 0, stop: Collection[int] = ()) -> set[int]:
         """The nodes and all that they consume, directly or not.
 
-        Nodes with smaller numbers than ``lowest``, and those to ``stop`` at, are left out.
+        Nodes with smaller numbers than ``lowest`` and those in ``stop`` are left out.
         """
         found: set[int] = set()
         stack = list(start)
@@ -185,9 +185,9 @@ class Graph:
         return inner - self.below(call.origins, lowest=min(inner, default=0))
 
     def of_parameters_alone(self) -> list[bool]:
-        """Whether a node surely computes with parameters alone, by number.
+        """Whether a node certainly computes with parameters alone, by number.
 
-        Data that needs no gradient has no edge, so only nodes without open inputs are sure.
+        Data that needs no gradient has no edge, so only nodes without open inputs are certain.
         """
         alone: list[bool] = []
         for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True):
@@ -199,7 +199,7 @@ class Graph:
         return alone
 
     def outputs_of(self, number: int) -> list[int]:
-        """The numbers of a node's outputs that others, or the graph's tensor, are made of."""
+        """The numbers of a node's outputs that other nodes use, or that are the graph's tensor."""
         outputs = {output for _, _, output in self.consumers[number]}
         if number == self.root[0]:
             outputs.add(self.root[1])
@@ -256,7 +256,7 @@ def _saved_names(type_: Hashable) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def integers_of(node: Node) -> tuple[Any, ...]:
-    """What a node has saved besides tensors: axes, offsets, sizes."""
+    """The values besides tensors that a node has saved: axes, offsets, sizes."""
     type_: Any = type(node)
     values = (getattr(node, name) for name in _saved_names(type_)[0])
     return tuple(value for value in values if isinstance(value, (int, tuple, bool)))

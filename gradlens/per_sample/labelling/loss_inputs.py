@@ -1,4 +1,4 @@
-"""Where a loss is computed from tensors with axes.
+"""The tensors with axes that a loss is computed from.
 
 The inputs of a loss are the edges of its graph behind which everything is summed up to numbers.
 Each of their rows belongs to a sample.
@@ -17,7 +17,7 @@ from gradlens.per_sample.labelling.node_kinds import LEAF
 class LossInputs:
     """The edges at which the loss is computed from tensors with axes, and their shapes.
 
-    ``connected`` says that they come from the same tensors, and so from the same samples.
+    ``connected`` means that they come from the same tensors, and so from the same samples.
     """
 
     edges: tuple[Edge, ...]
@@ -31,14 +31,14 @@ class LossInputs:
 
 
 def loss_inputs(graph: Graph, alone: Sequence[bool]) -> LossInputs:
-    """Where the loss is computed from, but for terms of parameters alone."""
+    """The inputs of a loss, without terms of parameters alone."""
     found: list[Edge] = []
-    seen, waiting = set(), [graph.root]
+    visited, waiting = set(), [graph.root]
     while waiting:
         edge = waiting.pop()
-        if edge in seen or alone[edge[0]]:
+        if edge in visited or alone[edge[0]]:
             continue
-        seen.add(edge)
+        visited.add(edge)
         if graph.kinds[edge[0]] == LEAF:
             continue
         if graph.shape(edge):
@@ -52,7 +52,7 @@ def loss_inputs(graph: Graph, alone: Sequence[bool]) -> LossInputs:
 
 
 def _are_connected(graph: Graph, edges: Sequence[Edge], alone: Sequence[bool]) -> bool:
-    """Whether what is behind each of several edges is behind another one, too."""
+    """Whether each of several edges has nodes behind it that are also behind another one."""
     behind = [{n for n in graph.below([edge[0]]) if not alone[n]} for edge in edges]
     together, apart = behind[:1], behind[1:]
     while apart:

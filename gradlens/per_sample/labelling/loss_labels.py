@@ -159,7 +159,7 @@ def _traced(
         if bool(((before != NO_SAMPLE) & (before != own[known])).any()):
             return None
         samples[labels[known]] = own[known]
-        # Rows of several samples would overwrite each other.
+        # A row of several samples would keep one of them.
         if bool((samples[labels[known]] != own[known]).any()):
             return None
     return samples.reshape(*rows, *[1] * (len(shape) - len(rows)))
@@ -173,12 +173,12 @@ def _selected_from(
     The number of selected elements, such as masked positions of a text, may be N by chance.
     """
     found: list[Edge] = []
-    seen, waiting = set(), [edge]
+    visited, waiting = set(), [edge]
     while waiting:
         above = waiting.pop()
-        if above in seen or alone[above[0]]:
+        if above in visited or alone[above[0]]:
             continue
-        seen.add(above)
+        visited.add(above)
         shape = graph.shape(above)
         selects = bool(SELECTING.match(graph.kinds[above[0]]))
         for below in graph.descend(above):
@@ -193,14 +193,14 @@ def _selected_from(
 def _nearest_with_axis(
     graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
 ) -> list[Edge]:
-    """The first edges behind an edge whose rows are the samples'."""
+    """The first edges behind an edge that have an axis of N entries."""
     found: list[Edge] = []
-    seen, waiting = set(), list(graph.descend(edge))
+    visited, waiting = set(), list(graph.descend(edge))
     while waiting:
         below = waiting.pop()
-        if below in seen or alone[below[0]] or graph.kinds[below[0]] == LEAF:
+        if below in visited or alone[below[0]] or graph.kinds[below[0]] == LEAF:
             continue
-        seen.add(below)
+        visited.add(below)
         shape = graph.shape(below)
         if shape and _along_axis(shape, candidate.samples, candidate.axis) is not None:
             found.append(below)

@@ -1,8 +1,8 @@
 """Whether labels agree with what the model was called with.
 
 Where an axis of positions has as many entries as there are samples, or as many positions as samples
-were selected by chance, the loss's rows alone don't say what they are. Layers that compute with the
-model's input itself do: the sample of each of its rows is known.
+were selected by chance, the loss's rows are ambiguous. Layers that compute with the model's input
+itself decide it, since the sample of each of its rows is known.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModelInputs:
     def order(
         self, graph: Graph, uses: Sequence[tuple[Use, Tensor]], samples: int
     ) -> Tensor | None:
-        """The label of each sample of the inputs, ``[N]``; ``None`` if that isn't known of all."""
+        """The label of each sample of the inputs, ``[N]``; ``None`` if some are unknown."""
         pairs = self._pairs(graph, uses)
         if pairs is None or not _one_to_one(pairs):
             return None
@@ -64,7 +64,7 @@ class ModelInputs:
         return torch.cat(pairs, dim=1) if pairs else None
 
     def _is_shared(self, graph: Graph, number: int, samples: int) -> bool:
-        """Whether a node that all samples are said to share computes with inputs of each."""
+        """Whether a node that all samples should share computes with the inputs of each."""
         read = _read_by(graph, number)
         given = None if read is None else self._by_storage(read)
         return given is not None and given.shape[self.axis] == samples
@@ -114,7 +114,7 @@ class ModelInputs:
 
 
 def reads_data(graph: Graph, model_inputs: Sequence[Given]) -> list[bool]:
-    """Whether a node is made of what the model was called with, by number."""
+    """Whether a node depends on the tensors that the model was called with, by number."""
     addresses = {given.storage for given in model_inputs}
     found: list[bool] = []
     for number, edges in enumerate(graph.children):
@@ -134,7 +134,7 @@ def _read_by(graph: Graph, number: int) -> Tensor | None:
 
 
 def _is_whole(read: Tensor, given: Given) -> bool:
-    """Whether what was read is what was given, element by element, but for its shape."""
+    """Whether a saved tensor is one of the model's inputs, element by element, reshaped or not."""
     if read.data_ptr() != given.address or read.numel() != prod(given.shape):
         return False
     same = (tuple(read.shape), read.stride()) == (given.shape, given.strides)
@@ -163,5 +163,5 @@ def _one_to_one(pairs: Tensor) -> bool:
 
 
 def inputs_by_axis(given: Sequence[Given], axis: int | None) -> ModelInputs | None:
-    """What is known of a model's inputs, if anything is."""
+    """A model's inputs, if they are known."""
     return ModelInputs(given, axis) if given and axis is not None else None

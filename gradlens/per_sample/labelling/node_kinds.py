@@ -1,4 +1,4 @@
-"""What is known of each kind of node, except for the rules of ``gradlens.per_sample.node_rules``.
+"""The properties of each kind of node, except for the rules of ``gradlens.per_sample.node_rules``.
 
 A kind is the name of a node's type, such as ``"AddmmBackward0"``. An unknown kind has none of the
 properties below: its rows are single elements, and its gradients are computed by running the node

@@ -1,8 +1,7 @@
-"""Finds how many samples a loss has, and at which nodes their gradients are apart.
+"""Finds the plan of a loss's graph by labelled backward passes.
 
-``plan_of`` reads off, for each parameter, the nodes at which the gradients of samples are still
-apart, and the sample of each of their rows. It takes labelled backward passes through the graph
-(``gradlens.per_sample.labelling.labels``).
+The passes (``gradlens.per_sample.labelling.labels``) give, for each parameter, the nodes at which
+the gradients of samples are still apart, and the sample of each of their rows.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ from gradlens.per_sample.labelling.saved import is_recomputed
 from gradlens.per_sample.labelling.uses import Finder, Ways
 
 MAX_ROUNDS = 3
-"""Labelled passes for one plan: the first labels the outputs of layers, further ones what is
-computed from parameters that all samples share."""
+"""Rounds of labelled passes for one plan: the first one is for the outputs of layers, further ones
+are for computations with parameters that all samples share."""
 
 _Labels: TypeAlias = tuple[tuple[int, ...] | None, ...]
 
@@ -369,14 +368,17 @@ NO_LABEL = (
 )
 UNUSED = "the loss doesn't depend on it, or in a way that autograd doesn't follow"
 BESIDE = "the loss depends on it in a way that no sample has a share in, as a regulariser does"
-HIDDEN = "a reentrant checkpoint hides whose gradients are whose: pass use_reentrant=False to it"
+HIDDEN = (
+    "a reentrant checkpoint hides which sample its gradients belong to: pass use_reentrant=False "
+    "to it"
+)
 COMPILED = (
     "its layer ran compiled, where per-sample gradients aren't visible: at tracked steps, run the "
     'forward pass inside torch.compiler.set_stance("force_eager")'
 )
 NOT_READABLE = (
     "the gradient in front of it has NaN, infinities, or numbers too small for its precision, so "
-    "that whose they are can't be read off"
+    "that the samples that they belong to can't be read off"
 )
 ACROSS_PROCESSES = (
     "it is in front of a normalisation with the statistics of all processes: use BatchNorm, or "
@@ -388,6 +390,6 @@ MEETING = (
     "attend to each other); if N = {samples} is wrong, pass batch_size=... to the context"
 )
 UNKNOWN_TERM = (
-    "a term of the loss is computed from a tensor of shape {shape}, whose rows can't be told apart "
-    "into {samples} samples, and it depends on this parameter"
+    "a term of the loss is computed from a tensor of shape {shape}, whose rows can't be divided "
+    "among {samples} samples, and it depends on this parameter"
 )

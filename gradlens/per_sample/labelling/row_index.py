@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 NO_SAMPLE = -1
-"""Label of a row that has no gradient, and so belongs to no sample."""
+"""Label of a row without gradient, which belongs to no sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowIndex:
     """The sample of each row: ``labels`` ``[*S]`` on the rows' device, from 0 to N - 1.
 
-    Rows that belong to ``NO_SAMPLE`` are left out of whatever is computed from the others.
+    Rows with the label ``NO_SAMPLE`` are left out of all results.
     """
 
     labels: Tensor
@@ -42,7 +42,7 @@ class RowIndex:
         return found[0] if found else None
 
     def _folds(self, labels: Tensor) -> list[tuple[int, int]]:
-        """All ``(a, b)`` that labels of known rows agree with."""
+        """All ``(a, b)`` that agree with the labels of known rows."""
         if not len(labels) or len(labels) % self.samples:
             return []
         rows = len(labels) // self.samples
@@ -66,10 +66,10 @@ class RowIndex:
         return not bool((self.labels == NO_SAMPLE).any())
 
     def filled(self, some: bool = False) -> RowIndex:
-        """With the rows of nobody given to the samples that their places say.
+        """With labels for rows of no sample, where these follow from the order of the others.
 
-        That is where rows of all samples are known, or of ``some`` of them, and agree with one
-        order of rows alone, such as all positions of the first sample, then of the second.
+        They do if rows of all samples, or of ``some`` of them, are known and agree with just one
+        order of rows, such as all positions of the first sample, then of the second.
         """
         least = min(2, self.samples) if some else self.samples
         if self.is_complete or len(self.owners) < least:

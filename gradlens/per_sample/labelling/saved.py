@@ -1,8 +1,8 @@
-"""Looking at what nodes have saved, also inside activation checkpoints.
+"""Reading the tensors that nodes have saved, also inside activation checkpoints.
 
-A checkpoint that isn't reentrant computes what its nodes have saved anew when it is asked for, and
-hands out each tensor once in a backward pass. Inside a group of its own, the same region can be
-computed once more for somebody else.
+A checkpoint that isn't reentrant recomputes the tensors that its nodes have saved when they are
+read, and returns each of them once in a backward pass. Inside another ``GraphExecGroup``, the same
+region can be recomputed once more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GROUP: Any = getattr(checkpoint, "GraphExecGroup", None)
 
 
 def recomputation() -> AbstractContextManager[Any]:
-    """A context in which checkpointed regions are computed once for all that is asked in it.
+    """A context in which each checkpointed region is recomputed once, for all reads in it.
 
     It can be entered several times.
     """
@@ -28,7 +28,7 @@ def recomputation() -> AbstractContextManager[Any]:
 
 
 def is_recomputed(node: Any) -> bool:
-    """Whether what a normalisation has saved is made when it is asked for, by a checkpoint."""
+    """Whether a checkpoint recomputes the tensors that a normalisation has saved."""
     if node._saved_running_mean is None:
         return False
     first, second = node._saved_result1, node._saved_result1

@@ -1,10 +1,10 @@
-"""Where in a loss's graph parameters meet samples.
+"""The nodes of a loss's graph at which parameters are used with data of samples.
 
-A parameter's gradient is the sum of what flows back through all nodes that it is used in. Behind a
-node that computes with parameters alone, such as a transposition, the gradients of all samples are
-summed up already; at a node whose rows belong to one sample each they are still apart. Wanted are
-nodes of the second kind on each way from the parameter to the loss. Which nodes may be is seen in
-the graph, and which are is read off by labels.
+A parameter's gradient is the sum of the gradients from all nodes that use it. At a node that
+computes with parameters alone, such as a transposition, the gradients of all samples are summed up
+already; at a node whose rows belong to one sample each they are still apart. On each path from the
+parameter to the loss, a node of the second kind is needed. The structure of the graph gives the
+candidates, and their labels decide.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ from gradlens.per_sample.labelling.node_kinds import (
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE
 
 OPEN_NODES = 2
-"""Nodes of parameters and of what may be data that are passed before one is taken for data."""
+"""Nodes with an input that may be data, or a parameter without edge, that are passed on a path
+before the first labels are read."""
 
 MAX_CHAIN = 32
 """Nodes between a parameter and the one at which samples are apart; more are not followed."""
 
 MAX_WAYS = 64
-"""Ways from a parameter to the loss; more are not followed."""
+"""Paths from a parameter to the loss; more are not followed."""
 
 SHARED_WORK = 4
-"""What nodes that all samples share may cost for N samples, over the node where they are apart.
+"""Bound on N times the elements of a node that all samples share, over those of the node at which
+they are apart.
 
-Computed weights may cost more: N of them are what their per-sample gradients take anyway.
+Computed weights may be larger: their per-sample gradients take N times their memory anyway.
 """
 
 FINE_ELEMENTS = 2**20
@@ -59,11 +61,11 @@ ROWS_OF_SEVERAL = (
 
 @dataclass
 class Ways:
-    """The ways of one parameter to the loss.
+    """The paths of one parameter to the loss.
 
     ``uses`` are nodes whose rows belong to one sample each, ``mixed`` those at which samples have
-    met already, and ``unlabelled`` those that have to be looked at. ``beside`` says that the loss
-    depends on the parameter beside the samples, as a regulariser does.
+    met already, for a ``reason`` if it is known, and ``unlabelled`` the edges that need labels.
+    ``beside`` means that the loss depends on the parameter beside the samples, as by a regulariser.
     """
 
     uses: list[Use] = field(default_factory=list)
@@ -75,7 +77,7 @@ class Ways:
 
 @dataclass(frozen=True)
 class _Step:
-    """A node on the way, how it was reached, and what was passed.
+    """A node on a path, how it was reached, and what was passed.
 
     ``largest`` is the number of elements of the largest node that may compute with data, 0 if there
     was none; ``met`` is the first node that was passed because samples have met there.
@@ -90,7 +92,7 @@ class _Step:
 
 
 class Finder:
-    """Follows parameters through a graph, with the labels that are known of it."""
+    """Follows parameters through a graph to the nodes that use them, by the known labels."""
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class Finder:
         samples: int,
         reads_data: Sequence[bool],
     ) -> None:
-        """``reads_data`` says of nodes whether they are made of what the model was called with."""
+        """``reads_data`` is whether a node depends on the model's inputs, by number."""
         self._graph = graph
         self._alone = alone
         self._reads_data = reads_data
@@ -116,7 +118,7 @@ class Finder:
         }
 
     def ways(self, parameter: Tensor, labels: Mapping[LabelledEdge, Tensor] | None = None) -> Ways:
-        """All ways of a parameter; without ``labels``, what has to be looked at first."""
+        """All paths of a parameter; without ``labels``, the edges that need labels first."""
         found = Ways()
         leaf = self._graph.leaves[id(parameter)]
         ruled = self._follow_in_ruled_calls(leaf, labels, found)
@@ -180,7 +182,7 @@ class Finder:
         labels: Mapping[LabelledEdge, Tensor] | None,
         found: Ways,
     ) -> _Step | None:
-        """Where a way goes on behind a consumer; ``None`` if it ends there."""
+        """The next step of a path behind a consumer; ``None`` if it ends there."""
         chain = step.chain
         if step.index is not None:
             chain = (Link(step.node, output, step.index), *chain)
@@ -234,8 +236,8 @@ class Finder:
     def _is_shared(self, use: Use, labels: Tensor) -> bool:
         """Whether a use's input is the same for all samples, rather than made of them.
 
-        It is where it is repeated along all axes that count samples, or multiplied by the rows of
-        each. Otherwise each sample has a share in it that others see, which couples them.
+        It is the same if it is repeated along all axes that count samples, or multiplied by the
+        rows of each. Otherwise it depends on samples, which couples those that use it.
         """
         kind = self._graph.kinds[use.node]
         if use.index in node_kind(kind).weights:
@@ -254,7 +256,7 @@ class Finder:
         return all(own[axis] == 1 for axis in counting)
 
     def _is_computed_weight(self, use: Use) -> bool:
-        """Whether a use's input is a weight that no sample has entered."""
+        """Whether a use's input is a weight that is computed without samples."""
         is_weight = use.index in node_kind(self._graph.kinds[use.node]).weights
         return is_weight and not any(self._reads_data[link.node] for link in use.chain)
 

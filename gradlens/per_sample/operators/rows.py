@@ -16,7 +16,7 @@ from gradlens.per_sample.operators.operator import (
 
 
 class IndexedRows(GradientOperator):
-    """gₙ has row ``indices[m]`` increased by ``delta[m]``, for every m that sample n owns.
+    """gₙ has row ``indices[m]`` increased by ``delta[m]``, for every m that belongs to sample n.
 
     ``indices`` and ``owners`` are ``[M]``, ``delta`` is ``[M, K]`` and the weight ``[R, K]``. Rows
     that a sample touches more than once are added up at construction.
