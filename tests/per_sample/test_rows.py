@@ -401,7 +401,7 @@ FRONT = {"first.weight", "first.bias", "inner.0.weight", "inner.0.bias"}
 @pytest.mark.parametrize("policy", ["coupled", "frozen", "skip"])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_normalisation_inside_a_checkpoint(reentrant: bool, policy: BatchNormPolicy) -> None:
-    """Running statistics are those of training without gradlens, whatever the labelled passes run again."""
+    """Running statistics are those of training without gradlens, whatever is run again."""
     plain, _ = trained(reentrant, None)
     model, cockpit = trained(reentrant, policy)
     for name, value in plain.state_dict().items():
