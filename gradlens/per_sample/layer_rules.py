@@ -33,11 +33,11 @@ def register_layer_rule(module_class: type[nn.Module], rule: LayerRule) -> Remov
     """Set the rule for per-sample gradients of a class of layers and its subclasses.
 
     ``rule(module, inputs, grad_output)`` returns the gradients of each row of the layer's output,
-    ``{name: [rows, *parameter.shape]}`` for each trainable parameter of the module itself. Rows are
-    the leading axis of ``grad_output``, the gradient ∂L/∂output. ``inputs`` are the arguments of
-    the call, first positional ones, then keyword ones, with tensors detached; half precisions come
-    as float32. Neither may be changed in place. Which sample a row belongs to isn't the rule's
-    concern: rows of the same sample are added up.
+    ``{name: [rows, *parameter.shape]}`` for each trainable parameter of the module itself; other
+    names are left out. Rows are the leading axis of ``grad_output``, the gradient ∂L/∂output.
+    ``inputs`` are the arguments of the call, first positional ones, then keyword ones, with tensors
+    detached; half precisions come as float32. Neither may be changed in place. The samples of the
+    rows are read off the loss's graph, and rows of the same sample are added up.
 
     The rule applies to models that are extended (``gradlens.extend``, ``Cockpit(model)``) after the
     registration, and to calls that return one tensor. It is checked against autograd, and the
@@ -95,27 +95,26 @@ class LayerCall:
             raise UnavailableError(f"{self.title} can't be applied: {OVERWRITTEN}")
         inputs = tree_map_only(Tensor, _accumulable, self.inputs)
         device = grad_output.device.type
+        if not len(grad_output):  # as of an expert that gets no rows
+            return {n: grad_output.new_zeros(0, *p.shape) for n, p in self.parameters.items()}
         try:
             with torch.no_grad(), torch.autocast(device, enabled=False):
-                found = dict(self.rule(module, inputs, _accumulable(grad_output)))
+                return dict(self.rule(module, inputs, _accumulable(grad_output)))
         except Exception as error:  # the user's backward pass goes on
             raise UnavailableError(
                 f"{self.title} raised {type(error).__name__}: {error}; {REMEDY}"
             ) from error
-        unknown = [repr(name) for name in found if name not in module._parameters]
-        if unknown:
-            raise UnavailableError(
-                f"{self.title} gives gradients of {', '.join(unknown)}, but the layer's own "
-                f"parameters are {', '.join(map(repr, self.parameters))}; {REMEDY}"
-            )
-        return found
 
     def checked(self, name: str, found: Mapping[str, Tensor], grad_output: Tensor) -> Tensor:
         """The rule's gradients of one parameter; ``UnavailableError`` if their shape is wrong."""
         gradients = found.get(name)
         expected = (len(grad_output), *self.parameters[name].shape)
         if not isinstance(gradients, Tensor) or gradients.layout != torch.strided:
-            raise UnavailableError(f"{self.title} gives no gradients of {name!r}; {REMEDY}")
+            given = ", ".join(repr(key) for key, each in found.items() if isinstance(each, Tensor))
+            raise UnavailableError(
+                f"{self.title} gives no gradients of {name!r}, only of {given or 'nothing'}; "
+                f"{REMEDY}"
+            )
         if tuple(gradients.shape) != expected:
             raise UnavailableError(
                 f"{self.title} gives gradients of {name!r} of shape {list(gradients.shape)}, which "

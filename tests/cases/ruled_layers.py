@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from gradlens.per_sample.layer_rules import LayerRule
 from tests.cases.row_cases import (
@@ -124,6 +125,15 @@ class Pair(OwnLinear):
     def forward(self, x: Tensor, times: float = 1.0) -> Any:
         outputs = super().forward(x, times)
         return outputs, outputs.tanh()
+
+
+def linear(module: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> dict[str, Tensor]:
+    return {"weight": grad_output[:, :, None] * inputs[0][:, None], "bias": grad_output}
+
+
+def parametrised() -> nn.Module:
+    """The first layer's rule gives its bias alone, since its weight is computed."""
+    return nn.Sequential(weight_norm(nn.Linear(D, H)), nn.Tanh(), nn.Linear(H, C))
 
 
 # What networks do with the layer.
@@ -260,6 +270,17 @@ RULED_CASES = {
             of_all,
         )
     ),
+    "no rows": RuledCase(
+        RowCase(
+            lambda: Net(routed, own=OwnLinear(), other=OwnLinear(), head=nn.Linear(H, C)),
+            lambda: (randn(N, 6, D).abs(), classes(N)),
+            cross_entropy,
+            of_all,
+        )
+    ),
+    "a parametrised weight": RuledCase(
+        RowCase(parametrised, vectors, cross_entropy), {nn.Linear: linear}
+    ),
     "a subclass": RuledCase(RowCase(with_head(once, Plain), vectors, cross_entropy)),
     "the nearest class": RuledCase(
         RowCase(with_head(once, Subclass), vectors, cross_entropy),
@@ -367,7 +388,11 @@ WRONG_RULES: dict[str, tuple[LayerRule, tuple[str, ...], str]] = {
     ),
     "no tensor": (changed(bias=lambda rows: 0.0), ("own.bias",), "no gradients of 'bias'"),
     "a parameter without": (without_bias, ("own.bias",), "gives no gradients of 'bias'"),
-    "an unknown name": (misspelled, OWN, "gives gradients of 'wieght', but the layer's own param"),
+    "an unknown name": (
+        misspelled,
+        OWN,
+        r"no gradients of '\w+', only of 'wieght'",
+    ),
     "an exception": (raising, OWN, "raising for OwnLinear raised ValueError: no such kernel"),
     "nothing": (nothing, OWN, "nothing for OwnLinear raised TypeError"),
 }
