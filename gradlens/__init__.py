@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gradlens.history.undefined import Undefined
     from gradlens.history.view import View
     from gradlens.hooks.layer_hooks import extend
+    from gradlens.hooks.layer_rules import register_layer_rule
     from gradlens.per_sample.context import per_sample_gradients
     from gradlens.per_sample.extension import PerSampleGradients
     from gradlens.plotting.loading import load_run
@@ -53,6 +54,7 @@ __all__ = [
     "quantities",
     "recorders",
     "reductions",
+    "register_layer_rule",
     "schedules",
     "signals",
 ]
@@ -71,6 +73,7 @@ _DEFINED_IN = {
     "from_taiyi": "gradlens.compat.taiyi",
     "load_run": "gradlens.plotting.loading",
     "per_sample_gradients": "gradlens.per_sample.context",
+    "register_layer_rule": "gradlens.hooks.layer_rules",
 }
 """The module that defines each public name; the other public names are modules themselves."""
 

@@ -27,7 +27,7 @@ BELOW = {
     "gradlens.numerics": ("gradlens.history",),
     "gradlens.per_sample.operators": ("gradlens.numerics",),
     "gradlens.reductions": ("gradlens.per_sample.operators",),
-    "gradlens.hooks": (),
+    "gradlens.hooks": ("gradlens.numerics",),
     "gradlens.per_sample": ("gradlens.hooks", "gradlens.reductions"),
     "gradlens.signals": ("gradlens.hooks", "gradlens.numerics"),
     "gradlens.recorders": ("gradlens.signals",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import distributed as dist
 
-from gradlens.per_sample.batch_parts import Share, exchanged, joined
+from gradlens.per_sample.batch_parts import BatchPart, exchanged, joined
 from gradlens.per_sample.gradients import Setting
 
 
@@ -21,7 +21,7 @@ class BatchAssembly:
     ) -> None:
         self._setting = setting
         self._group = group
-        self._parts: list[Share] = []
+        self._parts: list[BatchPart] = []
         self._step: int | None = None
 
     def begin_step(self, global_step: int) -> str:
@@ -42,7 +42,7 @@ class BatchAssembly:
         """Whether this process writes files for its group."""
         return self._group is None or dist.get_rank(self._group) == 0
 
-    def add(self, part: Share) -> None:
+    def add(self, part: BatchPart) -> None:
         """Keep a part."""
         self._parts.append(part)
 
@@ -50,7 +50,7 @@ class BatchAssembly:
         """Drop all parts."""
         self._parts.clear()
 
-    def whole(self) -> Share:
+    def whole(self) -> BatchPart:
         """The parts as one; all processes must call it at the same steps."""
         parts, self._parts = self._parts, []
         loss_reduction = self._setting.loss_reduction

@@ -14,11 +14,11 @@ from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.model import compiled_prefixes
 from gradlens.history.coverage import Coverage, few
 from gradlens.hooks.backward_call import BackwardCall
-from gradlens.per_sample.batch_parts import Share
+from gradlens.per_sample.batch_parts import BatchPart
 from gradlens.per_sample.context import UNSEEN
 from gradlens.per_sample.gradients import Gradients, Setting
 from gradlens.per_sample.labelling.batch import Batch
-from gradlens.per_sample.labelling.plan import COMPILED
+from gradlens.per_sample.labelling.planner import COMPILED
 from gradlens.per_sample.reducing import Reducer
 from gradlens.reductions import Reduction
 
@@ -46,7 +46,7 @@ class StepGradients:
         self._is_part = assembly.has_parts(accumulating)
         self._accumulating = accumulating
         self.labelling_seconds = 0.0
-        self.whole: Share | None = None
+        self.whole: BatchPart | None = None
         self._gradients = Gradients(setting, info)
         self.reducer = Reducer(
             setting.parameters,
@@ -84,7 +84,7 @@ class StepGradients:
     def _timed(self, begin: Callable[[Tensor], None], tensor: Tensor) -> None:
         start = time.perf_counter()
         begin(tensor)
-        if self._gradients.looked:
+        if self._gradients.labelled:
             self.labelling_seconds += time.perf_counter() - start
 
     def finish(self, individual_losses: Tensor | None) -> None:
@@ -97,9 +97,9 @@ class StepGradients:
             self.whole = self._assembly.whole()
             self.reducer.take_joined(self.whole.operators)
 
-    def _part(self, individual_losses: Tensor | None) -> Share:
+    def _part(self, individual_losses: Tensor | None) -> BatchPart:
         batch, loss = self._gradients.batch, self._info.get("loss")
-        return Share(
+        return BatchPart(
             batch.samples,
             batch.factor,
             None if loss is None else float(loss.detach()),

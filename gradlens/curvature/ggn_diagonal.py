@@ -16,14 +16,16 @@ from torch import Tensor, nn
 
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.hooks.undisturbed import undisturbed
+from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.backward_pass import BackwardPass
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.gradients import Plans
 from gradlens.per_sample.labelling.batch import Batch
 from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.plan import Plan, look_at_rows
-from gradlens.per_sample.operators.operator import GradientOperator, accumulable
+from gradlens.per_sample.labelling.plan import Plan
+from gradlens.per_sample.labelling.planner import plan_of_rows
+from gradlens.per_sample.operators.operator import GradientOperator
 
 MAX_OUTPUTS = 256
 """Outputs K of each sample up to which a root of the loss's Hessian is computed.
@@ -102,8 +104,8 @@ class SamplesJacobians:
         if known is not None:
             return known
         with undisturbed(self._model), torch.enable_grad():
-            plan = look_at_rows(self._graph, parameters, len(self.ggn.outputs))
-        plans.remember(key, plan)
+            plan = plan_of_rows(self._graph, parameters, len(self.ggn.outputs))
+        plans.store(key, plan)
         return plan
 
     def operators(self, start: Tensor, kept: Tensor | None = None) -> dict[str, GradientOperator]:

@@ -30,10 +30,10 @@ from gradlens.curvature.loss_diagonal import (
 from gradlens.curvature.network_outputs import note_on_bypass, outputs_of_calls, passed_outputs
 from gradlens.curvature.probes import private_random_numbers
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.gradients import Plans, witnesses_of
-from gradlens.per_sample.labelling.batch import Batch, LossReduction, UnknownBatchError
+from gradlens.per_sample.gradients import Plans, evidence_of
+from gradlens.per_sample.labelling.batch import Batch, LossReduction
 from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.plan import samples_of
+from gradlens.per_sample.labelling.planner import samples_of
 
 
 @final
@@ -103,10 +103,10 @@ class LossCurvature:
         if self._loss_reduction == "mean":
             return Batch()
         graph = Graph(self.loss)
-        witnesses = witnesses_of(graph, self._model, {"batch_size": self._batch_size})
+        evidence = evidence_of(graph, self._model, {"batch_size": self._batch_size})
         try:
-            return Batch(samples_of(graph, witnesses), loss_reduction="sum")
-        except UnknownBatchError as reason:
+            return Batch(samples_of(graph, evidence), loss_reduction="sum")
+        except UnavailableError as reason:
             raise ValueError(
                 f"the curvature of a sum loss is divided by the number of samples: {reason}"
             ) from reason

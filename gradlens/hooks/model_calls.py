@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradlens.hooks.layer_rules import forget_layer_calls, record_layer_calls
 from gradlens.hooks.torch_private import (
     forward_hooks,
     remove_forward_hook,
@@ -154,6 +155,7 @@ def keep_calls(model: nn.Module) -> None:
         if not _hooks_of(module):
             module.register_forward_hook(ModelCalls(), with_kwargs=True)
         _hooks_of(module)[0].users += 1
+    record_layer_calls(model)
 
 
 def forget_calls(model: nn.Module) -> None:
@@ -163,3 +165,5 @@ def forget_calls(model: nn.Module) -> None:
             hook.users -= 1
             if hook.users <= 0:
                 remove_forward_hook(module, hook)
+    if not _hooks_of(model):
+        forget_layer_calls(model)

@@ -26,9 +26,9 @@ from torch.nn.modules.pooling import (
     _MaxPoolNd,
 )
 from torch.utils import checkpoint
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-__all__ = ["tree_flatten", "tree_leaves", "tree_unflatten"]
+__all__ = ["tree_flatten", "tree_leaves", "tree_map_only", "tree_unflatten"]
 """The leaves of nested containers, and containers of other leaves.
 
 Containers that other libraries have registered with torch are included, such as the outputs of

@@ -14,13 +14,14 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.hooks.torch_private import backward_pass_id, output_metadata
 from gradlens.hooks.undisturbed import buffers_kept
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch
 from gradlens.per_sample.labelling.graph import Graph
 from gradlens.per_sample.labelling.labels import lowest
 from gradlens.per_sample.labelling.plan import LabelledUse, Plan
 from gradlens.per_sample.labelling.saved import recomputation
-from gradlens.per_sample.node_rules import NodeGradient, UnavailableError, operator_of
+from gradlens.per_sample.node_rules import NodeGradient, operator_of
 
 
 class BackwardPass:
@@ -58,13 +59,13 @@ class BackwardPass:
             self._handles.append(node.register_prehook(partial(self._reach, number)))
 
     def stop(self) -> None:
-        """Remove the hooks and let go of the graph."""
+        """Remove the hooks and release the graph."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._at, self._graph = [], {}, Graph(torch.zeros(()))
 
     def run(self, outputs: Tensor, start: Tensor) -> None:
-        """A backward pass of its own from outputs, without the gradients of parameters."""
+        """Run a separate backward pass from outputs, without the gradients of parameters."""
         above = lowest(self._graph, set(self._at))
         nodes = self._graph.nodes
         edges = [(number, o) for number in above for o in self._graph.outputs_of(number)]
@@ -91,10 +92,11 @@ class BackwardPass:
             return
         backward_pass = backward_pass_id()
         saved: dict[str, Tensor | None] = {}
+        by_rule: dict[str, Tensor] = {}
         kept = nullcontext() if self._model is None else buffers_kept(self._model)
         with torch.no_grad(), autocast_off(known), kept:
             for name, labelled in self._at.get(number, ()):
-                self._take(name, labelled, gradients, backward_pass, saved)
+                self._take(name, labelled, gradients, backward_pass, saved, by_rule)
 
     def _take(
         self,
@@ -103,6 +105,7 @@ class BackwardPass:
         gradients: Sequence[Tensor | None],
         backward_pass: int,
         saved: dict[str, Tensor | None],
+        by_rule: dict[str, Tensor],
     ) -> None:
         found = NodeGradient(
             self._graph,
@@ -114,6 +117,7 @@ class BackwardPass:
             labelled.fine,
             self._recomputed,
             saved,
+            by_rule,
         )
         try:
             operator = operator_of(found)
@@ -127,9 +131,9 @@ class BackwardPass:
 
 
 def autocast_off(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Precision as given, on the tensor's device."""
+    """A context without autocast on the tensor's device."""
     device = tensor.device.type
-    # Switching it off takes longer than asking.
+    # Switching autocast off takes longer than this check.
     if not torch.is_autocast_enabled(device):
         return nullcontext()
     return torch.autocast(device, enabled=False)

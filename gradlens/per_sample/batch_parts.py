@@ -21,11 +21,11 @@ from gradlens.per_sample.operators.operator import GradientOperator
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one backward pass has given.
+class BatchPart:
+    """The results of one backward pass.
 
     ``weight`` is the factor that backward was called with, ``loss`` Lᵢ and ``individual_losses``
-    ℓₙ ``[Nᵢ]``. ``missing`` says why parameters have no operator.
+    ℓₙ ``[Nᵢ]``. ``missing`` are the reasons why parameters have no operator.
     """
 
     batch_size: int | None
@@ -37,54 +37,56 @@ class Share:
     coupling: frozenset[str] = frozenset()
 
 
-def joined(shares: Sequence[Share], loss_reduction: LossReduction) -> Share:
-    """All shares as one. A parameter that one of them misses is missing."""
-    sizes = [share.batch_size or 0 for share in shares]
-    factors = [1.0] * len(shares)
-    weights = [1.0] * len(shares)
+def joined(parts: Sequence[BatchPart], loss_reduction: LossReduction) -> BatchPart:
+    """All parts as one. A parameter is missing if it is missing in one of them."""
+    sizes = [part.batch_size or 0 for part in parts]
+    factors = [1.0] * len(parts)
+    weights = [1.0] * len(parts)
     if loss_reduction == "mean":
-        total = sum(share.weight for share in shares)
-        weights = [share.weight / total for share in shares]
+        total = sum(part.weight for part in parts)
+        weights = [part.weight / total for part in parts]
         factors = [
             sum(sizes) * weight / size if size else 1.0
             for weight, size in zip(weights, sizes, strict=True)
         ]
-    missing = {name: reason for share in shares for name, reason in share.missing.items()}
-    everywhere = [n for n in shares[0].operators if all(n in s.operators for s in shares)]
-    return Share(
+    missing = {name: reason for part in parts for name, reason in part.missing.items()}
+    everywhere = [n for n in parts[0].operators if all(n in s.operators for s in parts)]
+    return BatchPart(
         sum(sizes) or None,
         1.0,
-        _joined_loss(shares, weights),
-        _joined_losses(shares, factors),
-        {n: Joined([share.operators[n] for share in shares], factors) for n in everywhere},
+        _joined_loss(parts, weights),
+        _joined_losses(parts, factors),
+        {n: Joined([part.operators[n] for part in parts], factors) for n in everywhere},
         missing,
-        frozenset().union(*(share.coupling for share in shares)),
+        frozenset().union(*(part.coupling for part in parts)),
     )
 
 
-def _joined_loss(shares: Sequence[Share], weights: Sequence[float]) -> float | None:
-    pairs = zip(shares, weights, strict=True)
-    known = [weight * share.loss for share, weight in pairs if share.loss is not None]
-    return sum(known) if len(known) == len(shares) else None
+def _joined_loss(parts: Sequence[BatchPart], weights: Sequence[float]) -> float | None:
+    pairs = zip(parts, weights, strict=True)
+    known = [weight * part.loss for part, weight in pairs if part.loss is not None]
+    return sum(known) if len(known) == len(parts) else None
 
 
-def _joined_losses(shares: Sequence[Share], factors: Sequence[float]) -> Tensor | None:
-    pairs = zip(shares, factors, strict=True)
+def _joined_losses(parts: Sequence[BatchPart], factors: Sequence[float]) -> Tensor | None:
+    pairs = zip(parts, factors, strict=True)
     known = [f * s.individual_losses for s, f in pairs if s.individual_losses is not None]
-    return torch.cat(known) if len(known) == len(shares) else None
+    return torch.cat(known) if len(known) == len(parts) else None
 
 
-def exchanged(share: Share, device: torch.device, group: dist.ProcessGroup | None) -> list[Share]:
-    """The shares of all processes of a group, in the order of their ranks.
+def exchanged(
+    part: BatchPart, device: torch.device, group: dist.ProcessGroup | None
+) -> list[BatchPart]:
+    """The parts of all processes of a group, in the order of their ranks.
 
-    Factors of layers go over the wire, not the gradients that they stand for. All processes must
-    call this at the same steps.
+    The factors of structured gradients are exchanged, not the gradients themselves. All processes
+    must call this at the same steps.
     """
     buffer = io.BytesIO()
-    torch.save(share, buffer)
+    torch.save(part, buffer)
     everyone: list[bytes | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, buffer.getvalue(), group=group)
-    # Each process has written its own, and trusts the others.
+    # The data comes from the processes of the same training, so unpickling it is safe.
     return [
         torch.load(io.BytesIO(data or b""), map_location=device, weights_only=False)
         for data in everyone

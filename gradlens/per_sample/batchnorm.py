@@ -1,14 +1,14 @@
 """Normalisation over the batch: what a per-sample gradient is where samples are coupled.
 
 In train mode a sample's output depends on the statistics of the whole batch, so its loss is not a
-function of that sample alone. What stands for gₙ then is a choice (``BatchNormPolicy``):
+function of that sample alone. ``BatchNormPolicy`` chooses what gₙ is then:
 
 - ``"coupled"``: the contribution that flows through sample n's activations, δₙ times its inputs.
   The contributions add up to the gradient that the optimizer gets, but those in front of a
-  normalisation contain what sample n does to the others through the statistics.
+  normalisation contain the effect of sample n on the others through the statistics.
 - ``"frozen"``: the gradient of ℓₙ with the batch's statistics taken for constants, as if the layer
   were in eval mode with these. A function of sample n alone, given the statistics; the mean is not
-  the gradient that the optimizer gets. Takes a backward pass of its own.
+  the gradient that the optimizer gets. It takes a backward pass of its own.
 - ``"skip"``: no value for parameters in front of a normalisation. Behind the last one, and for its
   own weight and bias, gₙ is the same under all three.
 """
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from gradlens.hooks.torch_private import saved
 from gradlens.per_sample.labelling.graph import Graph, Node, kind
+from gradlens.per_sample.labelling.node_kinds import CHANNEL_NORMALISATION, SYNCHRONISED
 from gradlens.per_sample.labelling.saved import recomputation
 
 BatchNormPolicy: TypeAlias = Literal["coupled", "frozen", "skip"]
@@ -35,9 +36,6 @@ NOT_FROZEN = (
     "it is in front of a normalisation over the batch whose statistics can't be frozen ({reason}): "
     'use batchnorm="coupled" or "skip"'
 )
-
-SYNCHRONISED = "SyncBatchNormBackward"
-_KINDS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
 
 def check_batchnorm(policy: str) -> None:
@@ -91,15 +89,15 @@ def _frozen(
 
 def uses_statistics(node: Node) -> bool:
     """Whether a node computes statistics of its input and normalises with them, by channel."""
-    return kind(node).startswith(_KINDS) and bool(saved(node, "training"))
+    return bool(CHANNEL_NORMALISATION.match(kind(node)) and saved(node, "training"))
 
 
 def uncoupled_gradients(
     loss: Tensor, nodes: Sequence[Node], parameters: Mapping[str, nn.Parameter]
 ) -> None:
-    """A backward pass with frozen statistics, for those who listen; p.grad stays as it is.
+    """Run a backward pass with frozen statistics, for the hooks on the graph; keeps p.grad.
 
-    ``RuntimeError`` where there can't be one.
+    ``RuntimeError`` if the graph allows none.
     """
     if any(kind(node) == SYNCHRONISED for node in nodes):
         raise RuntimeError("they are those of all processes")

@@ -1,4 +1,4 @@
-"""What a backward pass has given: one operator for each use of a parameter."""
+"""The results of a backward pass: one operator for each use of a parameter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Collector:
 
     A gradient that the user asks for inside the context, without accumulating it into the
     parameters, must not be mixed with the one that is, so each backward pass is kept apart.
-    ``unavailable`` says why parameters have no operator.
+    ``unavailable`` are the reasons why parameters have no operator.
     """
 
     def __init__(self, unavailable: Mapping[str, str]) -> None:
@@ -21,15 +21,15 @@ class Collector:
         self._uses: dict[str, dict[int, list[GradientOperator]]] = {}
 
     def receive(self, name: str, backward_pass: int, operator: GradientOperator) -> None:
-        """Take in one use of a parameter."""
+        """Add one use of a parameter."""
         self._uses.setdefault(name, {}).setdefault(backward_pass, []).append(operator)
 
     def refuse(self, name: str, reason: str) -> None:
-        """Give no gradients of a parameter, and say why."""
+        """Refuse a parameter's gradients, for a reason."""
         self.unavailable[name] = reason
 
     def refuse_all(self, names: Iterable[str], reason: str) -> None:
-        """The same for several."""
+        """Refuse several parameters' gradients, for the same reason."""
         self.unavailable |= dict.fromkeys(names, reason)
 
     @property
@@ -52,9 +52,9 @@ class Collector:
         return summed(uses) if uses and name not in self.unavailable else None
 
     def drop(self, name: str) -> None:
-        """Let go of a parameter's operators."""
+        """Release a parameter's operators."""
         self._uses.pop(name, None)
 
     def clear(self) -> None:
-        """Let go of all operators."""
+        """Release all operators."""
         self._uses.clear()

@@ -18,11 +18,11 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     """Per-sample gradients of the backward pass inside the context, by parameter name.
 
     The operators stay valid after the context, and keep the layers' inputs and output gradients
-    alive as long as they are. Without ``loss``, it is what ``backward`` is called on; it has to be
-    passed if that is a multiple of it, or if backward is run by other means than
-    ``loss.backward()``. ``batch_size`` is needed where the number of samples can't be read off the
-    loss. ``batchnorm`` says what a gradient is where samples are coupled
-    (``gradlens.per_sample.batchnorm``). ``KeyError`` says why a parameter has none.
+    alive. Without ``loss``, the loss is the tensor whose ``backward`` is called; pass it if that is
+    a multiple of the loss, or if backward is run by other means than ``loss.backward()``.
+    ``batch_size`` is needed where the number of samples can't be read off the loss. ``batchnorm``
+    chooses what a gradient is where samples are coupled (``gradlens.per_sample.batchnorm``). A
+    parameter without gradients raises a ``KeyError`` with the reason.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from gradlens.per_sample.backward_pass import BackwardPass
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
 from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.plan import look_at_rows
+from gradlens.per_sample.labelling.planner import plan_of_rows
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.operators.summed import summed
 
@@ -25,10 +25,10 @@ class PerSampleGradients(FirstOrderBackpropExtension):
     """BackPACK extension that yields one structured operator for each parameter.
 
     Inside ``with backpack(PerSampleGradients()):`` each parameter of an extended model gets its
-    operator as ``parameter.per_sample_gradients``. BackPACK shows an extension one layer at a time,
-    so the rows along the layer's batch axis are taken for the samples of the batch. Within a
-    cockpit the extension says that a quantity needs per-sample gradients, which are found from the
-    loss's graph, and nothing is stored on parameters.
+    operator as ``parameter.per_sample_gradients``. BackPACK calls an extension for one layer at a
+    time, so the rows along the layer's batch axis are taken for the samples of the batch. Within a
+    cockpit, a quantity returns this extension to request per-sample gradients; they are found from
+    the loss's graph, and nothing is stored on parameters.
     """
 
     def __init__(self, loss_reduction: LossReduction = "mean") -> None:
@@ -46,7 +46,7 @@ class PerSampleGradients(FirstOrderBackpropExtension):
     def _operators(
         self, module: nn.Module, inputs: tuple[Any, ...], g_out: tuple[Tensor | None, ...]
     ) -> dict[str, GradientOperator]:
-        """By running the layer once more, and backward through it alone."""
+        """Run the layer once more, and a backward pass through it alone."""
         parameters = own_parameters(module)
         arguments = [x.detach() if isinstance(x, Tensor) else x for x in inputs]
         with torch.enable_grad():
@@ -57,7 +57,7 @@ class PerSampleGradients(FirstOrderBackpropExtension):
             return {}
         output, gradient = pairs[0]
         graph, axis = Graph(output), batch_axis(module)
-        plan = look_at_rows(graph, parameters, output.shape[axis], axis)
+        plan = plan_of_rows(graph, parameters, output.shape[axis], axis)
         collector = Collector(plan.unavailable)
         batch = Batch(plan.samples, plan.known_by, self._loss_reduction)
         BackwardPass(graph, plan, batch, collector).run(output, gradient)

@@ -25,42 +25,43 @@ from gradlens.per_sample.batchnorm import (
     uncoupled_gradients,
 )
 from gradlens.per_sample.collector import Collector
-from gradlens.per_sample.labelling.batch import Batch, LossReduction, Witnesses, loss_inputs
-from gradlens.per_sample.labelling.graph import LEAF, Graph, Node
-from gradlens.per_sample.labelling.plan import Plan, look_at
+from gradlens.per_sample.labelling.batch import Batch, LossReduction
+from gradlens.per_sample.labelling.candidates import BatchEvidence
+from gradlens.per_sample.labelling.graph import Graph, Node
+from gradlens.per_sample.labelling.loss_inputs import loss_inputs
+from gradlens.per_sample.labelling.node_kinds import LEAF
+from gradlens.per_sample.labelling.plan import Plan
+from gradlens.per_sample.labelling.planner import plan_of
 
 
 @dataclass
 class Plans:
-    """What looks have shown, by the structure of the graph.
-
-    ``steps`` counts how often a structure has come.
-    """
+    """Plans by the structure of the graph; ``steps`` counts the graphs of each structure."""
 
     found: dict[int, Plan] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
 
     def of(self, graph: Graph, key: int) -> Plan | None:
-        """What is known of a graph; ``None`` if a look is due.
+        """The plan of a graph; ``None`` if labelled passes are due.
 
-        One is due at the first, second, fourth, eighth step of a structure and so on, whenever
-        what was seen doesn't hold for other numbers, and where some gradients were zero.
+        They are due at the first, second, fourth, eighth step of a structure and so on, where the
+        plan doesn't hold for other numbers, and where some gradients were zero.
         """
         self.steps[key] = self.steps.get(key, 0) + 1
         plan = self.found.get(key)
         due = self.steps[key].bit_count() == 1
         return None if plan is None or due or not plan.holds_for(graph) else plan
 
-    def remember(self, key: int, plan: Plan) -> None:
-        """Take in what a look has shown."""
+    def store(self, key: int, plan: Plan) -> None:
+        """Keep a plan for graphs of the same structure."""
         self.found[key] = plan
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same at all steps; ``plans`` are appended to.
+    """What is the same at all steps; only ``plans`` grow.
 
-    ``called`` is what the user calls: the model itself, or what ``torch.compile`` has made of it.
+    ``called`` is the module that the user calls: the model itself, or ``torch.compile``'s wrapper.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -80,7 +81,7 @@ class Gradients:
     """Per-sample gradients of the backward pass of one loss.
 
     They are in ``collector`` as soon as backward has passed the nodes that parameters are used in.
-    ``looked`` says whether that took a look at the graph.
+    ``labelled`` is whether that took labelled passes through the graph.
     """
 
     def __init__(self, setting: Setting, info: Mapping[str, Any]) -> None:
@@ -88,7 +89,7 @@ class Gradients:
         self.batch = Batch(loss_reduction=setting.loss_reduction)
         self.coupling: frozenset[str] = frozenset()
         self.beside: tuple[str, ...] = ()
-        self.looked = False
+        self.labelled = False
         self.closed = False
         self._setting = setting
         self._info = info
@@ -116,7 +117,7 @@ class Gradients:
             self._begin(loss, tensor)
 
     def begin(self, loss: Tensor) -> None:
-        """Look at the graph of the loss that the user has passed, and set hooks on its nodes."""
+        """Find the plan of the loss that the user has passed, and set hooks on its graph."""
         self._given = True
         self._begin(loss, loss)
 
@@ -138,21 +139,21 @@ class Gradients:
 
     def _plan(self, graph: Graph) -> Plan:
         setting = self._setting
-        witnesses = witnesses_of(graph, setting.called or setting.model, self._info)
-        key = hash((graph.key(setting.names), witnesses))
+        evidence = evidence_of(graph, setting.called or setting.model, self._info)
+        key = hash((graph.key(setting.names), evidence))
         known = setting.plans.of(graph, key)
         if known is not None:
             return known
-        self.looked = True
-        # BackPACK's own hooks run in these passes, too; they must keep what they store.
+        self.labelled = True
+        # BackPACK's own hooks run in these passes, too, and must not release what they store.
         with backpack(retain_graph=True), undisturbed(setting.model), torch.enable_grad():
-            plan = look_at(
+            plan = plan_of(
                 graph,
                 setting.parameters,
-                witnesses,
+                evidence,
                 inputs_of(graph, setting.called or setting.model),
             )
-        setting.plans.remember(key, plan)
+        setting.plans.store(key, plan)
         return plan
 
     def _take_in(self, graph: Graph, plan: Plan) -> None:
@@ -190,12 +191,12 @@ class Gradients:
         """∂(what backward is called on)/∂loss, a factor that gₙ must not contain."""
         if self._pass is None or self._pass.paused:
             return
-        # All else waits for the loss's gradient, so on a GPU this costs no more than a launch.
+        # Nothing else can run before the loss's gradient, so on a GPU this costs one kernel launch.
         self.batch = replace(self.batch, factor=float(gradient.detach().sum()))
         self._pass.batch = self.batch
 
     def end(self) -> None:
-        """Remove all hooks, and let go of the graph."""
+        """Remove all hooks, and release the graph."""
         if self._handle is not None:
             self._handle.remove()
         if self._pass is not None:
@@ -204,10 +205,10 @@ class Gradients:
         self._handle = self._pass = None
 
 
-def witnesses_of(graph: Graph, model: nn.Module | None, info: Mapping[str, Any]) -> Witnesses:
+def evidence_of(graph: Graph, model: nn.Module | None, info: Mapping[str, Any]) -> BatchEvidence:
     """What is known of a loss's batch besides its graph."""
     calls = calls_behind(graph.nodes, model)
-    return Witnesses(
+    return BatchEvidence(
         info.get("batch_size"),
         _length(info.get("individual_losses")),
         tuple(dict.fromkeys(shape for call in calls for shape in call.shapes)),
@@ -222,7 +223,7 @@ def inputs_of(graph: Graph, model: nn.Module | None) -> list[Given]:
 
 
 def _statistics_kept(model: nn.Module | None) -> Any:
-    """Inside a checkpoint, a look at what is saved runs layers again, which may count."""
+    """A context for reading what checkpoints save, which runs normalisation layers again."""
     has_buffers = model is not None and any(isinstance(m, BatchNorm) for m in model.modules())
     return buffers_kept(model) if has_buffers else nullcontext()
 

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from gradlens.hooks.layer_calls import LossExtension, stored_inputs
 from gradlens.hooks.plain_copy import without_hooks
 from gradlens.hooks.torch_private import LossModule
-from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.per_sample.labelling.batch import Batch, LossReduction
 
 
 class PerSampleLosses(LossExtension):
     """BackPACK extension that finds ℓₙ when backprop passes a loss module that has been extended.
 
     ``values`` is ``[N]``: N times sample n's contribution to a mean loss, that contribution itself
-    under a sum loss; ``None`` while no loss module with one loss for each sample has been seen.
+    under a sum loss; ``None`` while no loss module with one loss for each sample has been called.
     Several loss modules add up.
     """
 
@@ -34,8 +34,8 @@ class PerSampleLosses(LossExtension):
             shares = _shares(module, stored_inputs(module))
             if shares is None:
                 return
-            factor = len(shares) if self._loss_reduction == "mean" else 1
-            values = shares * g_out[0].sum() * factor
+            batch = Batch(len(shares), loss_reduction=self._loss_reduction)
+            values = shares * g_out[0].sum() * batch.scale
             fits = self.values is not None and len(self.values) == len(values)
             self.values = self.values + values if fits else values  # type: ignore[operator]
 
@@ -50,6 +50,6 @@ def _shares(module: LossModule, inputs: tuple[Any, ...]) -> Tensor | None:
     if elements.dim() == 0 or len(elements) != len(inputs[0]):
         return None
     shares = elements.flatten(1).sum(1) if elements.dim() > 1 else elements
-    # Means divide by what they like: elements, class weights, valid tokens.
+    # What a mean divides by depends on the loss: elements, class weights, valid tokens.
     sum_of_shares = shares.sum()
     return torch.where(sum_of_shares == 0, shares, shares * (total.sum() / sum_of_shares))

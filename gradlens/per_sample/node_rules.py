@@ -1,9 +1,9 @@
 """Per-sample gradients of a parameter at one node of a graph, by the kind of node.
 
-A rule gets the gradient at the node's output, with the sample of each of its rows, and what the
-node has saved; it gives an operator for the gradients of the parameter itself, behind the links
-between the two. ``one_by_one`` serves all kinds without a rule: backward of any node is linear in
-the gradient, so it is run with that of one sample at a time.
+A rule gets the gradient at the node's output, with the sample of each of its rows, and the tensors
+that the node has saved. It returns an operator for the gradients of the parameter itself, behind
+the links between the two. ``one_by_one`` is used for all kinds without a rule: a node's backward
+function is linear in the gradient, so it is run with the gradient of one sample at a time.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from gradlens.hooks.layer_rules import layer_call
 from gradlens.hooks.torch_private import in_backward_pass, output_metadata, saved
+from gradlens.numerics.precision import accumulable
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.labelling.graph import Graph, Link, Node, Use, is_python_function
+from gradlens.per_sample.labelling.node_kinds import CASTS, TRANSPOSE
 from gradlens.per_sample.labelling.row_index import RowIndex
 from gradlens.per_sample.labelling.saved import recomputation
 from gradlens.per_sample.operators.convolution import Convolution, Geometry
 from gradlens.per_sample.operators.dense import Dense
 from gradlens.per_sample.operators.grouped import Grouped
-from gradlens.per_sample.operators.operator import GradientOperator, accumulable
+from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.per_sample.operators.rows import IndexedRows
 
@@ -34,18 +38,14 @@ MAX_BYTES = 2**31
 """More memory than this is not taken for the per-sample gradients of one use."""
 
 
-class UnavailableError(Exception):
-    """Why there are no per-sample gradients by a use of a parameter."""
-
-
 @dataclass(frozen=True)
 class NodeGradient:
     """The gradient at a node's outputs, ``None`` where the loss doesn't depend on one.
 
-    ``rows`` say whose the rows of each output are, and ``features`` which axes belong to a row.
-    ``fine`` says that each element is a row of its own, although the kind's rule has larger ones.
-    ``recomputed`` is a context for what was saved in checkpoints, and ``known`` keeps what has been
-    looked at there.
+    ``rows`` are the samples of each output's rows, and ``features`` the axes that belong to a row.
+    ``fine`` means that each element is a row of its own, although the kind's rule has larger ones.
+    ``recomputed`` is a context for reading tensors that checkpoints have saved. ``known`` keeps
+    these tensors, and ``by_rule`` the result of a layer's rule, for all parameters at the node.
     """
 
     graph: Graph
@@ -57,6 +57,7 @@ class NodeGradient:
     fine: bool = False
     recomputed: AbstractContextManager[Any] = field(default_factory=nullcontext)
     known: dict[str, Tensor | None] = field(default_factory=dict)
+    by_rule: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def node(self) -> Node:
@@ -65,14 +66,14 @@ class NodeGradient:
 
     @property
     def gradient(self) -> Tensor:
-        """That at the only output; gradients that accumulate in single precision at least."""
+        """The gradient at the only output, detached."""
         gradient = self.gradients[0]
         assert gradient is not None
         return gradient.detach()
 
     @property
     def index(self) -> RowIndex:
-        """Whose the rows of the only output are."""
+        """The samples of the only output's rows."""
         return self.rows[0]
 
     @property
@@ -98,17 +99,32 @@ _Product: TypeAlias = Callable[[NodeGradient, Tensor, Tensor | None], GradientOp
 def operator_of(found: NodeGradient) -> GradientOperator | None:
     """Per-sample gradients by one use; ``None`` if no sample has a share in it.
 
-    ``UnavailableError`` says why there are none.
+    ``UnavailableError`` with the reason if there are none.
     """
     if all(gradient is None for gradient in found.gradients):
         return None
+    if found.use.own_name:
+        return _by_layer_rule(found)
     rule = _RULES.get((found.graph.kinds[found.use.node], found.use.index), one_by_one)
     if found.fine or found.gradients[0] is None or found.gradients[0].is_complex():
         rule = one_by_one
     operator = rule(found)
-    # Autograd makes a gradient that nobody else holds a parameter's own, and users change that.
+    # Autograd makes a gradient without other references a parameter's grad, which users change.
     operator.hold(found.gradients)
     return operator
+
+
+def _by_layer_rule(found: NodeGradient) -> Dense:
+    """The gradients of rows that the rule of a layer gives, summed for each sample."""
+    ((output, index),) = found.rows.items()
+    call, gradient = layer_call(found.node), found.gradients[output]
+    assert gradient is not None
+    rows_of_sample = -(-len(gradient) // found.samples)
+    _check_memory(found, (max(1, rows_of_sample), *found.use.shape))
+    if not found.by_rule:
+        found.by_rule.update(call.row_gradients(gradient))
+    rows = call.checked(found.use.own_name, found.by_rule, gradient)
+    return Dense(index.sum(rows), found.scale)
 
 
 def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> GradientOperator:
@@ -119,11 +135,11 @@ def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> Gradi
     if inputs.untyped_storage().data_ptr() in found.graph.storages:
         inputs = inputs.clone()  # the optimizer changes parameters before updates are projected on
     kinds = [found.graph.kinds[link.node] for link in found.use.chain]
-    if not set(kinds) <= _TRANSPOSING:
+    if not set(kinds) <= CASTS | {TRANSPOSE}:
         left, right = accumulable(index.split(inputs)), accumulable(index.split(delta))
         _check_memory(found, found.use.shape)
         return _down(found, left.mT @ right.to(left.dtype))
-    flipped = kinds.count("TBackward0") % 2 == 1
+    flipped = kinds.count(TRANSPOSE) % 2 == 1
     first, second = (delta, inputs) if flipped else (inputs, delta)
     left, right = index.split(first), index.split(second)
     if left.shape[1] == 1:
@@ -134,7 +150,7 @@ def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> Gradi
 def _product_of_columns(
     found: NodeGradient, delta: Tensor, inputs: Tensor | None
 ) -> GradientOperator:
-    """As ``_product``, with the factors in each other's place: the weight is on the other side."""
+    """As ``_product``, with the factors exchanged: the weight is on the other side."""
     assert inputs is not None
     return _product(found, inputs, delta)
 
@@ -153,7 +169,7 @@ def _batched_product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) 
 
 
 def _right_factor(product: _Product, name: str) -> Rule:
-    """The weight of ``inputs @ weight``; the node has saved the inputs under a name."""
+    """The rule for the weight of ``inputs @ weight``; ``name`` is that of the saved inputs."""
 
     def rule(found: NodeGradient) -> GradientOperator:
         delta = found.gradient * saved(found.node, "alpha", 1)
@@ -163,7 +179,7 @@ def _right_factor(product: _Product, name: str) -> Rule:
 
 
 def _left_factor(product: _Product, name: str) -> Rule:
-    """The weight of ``weight @ inputs``, where samples are columns."""
+    """The rule for the weight of ``weight @ inputs``, where samples are columns."""
 
     def rule(found: NodeGradient) -> GradientOperator:
         inputs = found.saved(name)
@@ -224,7 +240,7 @@ def _convolution(found: NodeGradient) -> GradientOperator:
 
 def _is_cast(found: NodeGradient) -> bool:
     kinds = {found.graph.kinds[link.node] for link in found.use.chain}
-    return kinds <= {"ToCopyBackward0", "AliasBackward0"}
+    return kinds <= CASTS
 
 
 def _convolution_bias(found: NodeGradient) -> GradientOperator:
@@ -335,7 +351,7 @@ def _times_vector(found: NodeGradient) -> GradientOperator:
 
 
 def one_by_one(found: NodeGradient) -> GradientOperator:
-    """Backward of the node with one sample's gradient at a time."""
+    """Run the node's backward function with one sample's gradient at a time."""
     _check_memory(found, found.use.shape)
     owners = sorted({sample for index in found.rows.values() for sample in index.owners})
     parts = {sample: _of_sample(found, sample) for sample in owners}
@@ -365,7 +381,7 @@ def _of_sample(found: NodeGradient, sample: int) -> tuple[Tensor | None, ...]:
 
 
 def _check_linear(found: NodeGradient, parts: Sequence[Tensor]) -> None:
-    """Backward of a function of the user's own may do anything with the gradient."""
+    """``UnavailableError`` if a user's backward function isn't linear in the gradient."""
     if not parts:
         return
     whole = _run(found.graph, Link(found.use.node, 0, found.use.index), found.gradients)
@@ -391,7 +407,7 @@ def _run_link(graph: Graph, link: Link, gradient: Tensor) -> Tensor:
 
 
 def _run(graph: Graph, link: Link, gradients: Sequence[Tensor | None]) -> Tensor:
-    """What a node makes of gradients at its outputs, for one of its inputs."""
+    """The gradient at one of a node's inputs, from gradients at its outputs."""
     node = graph.nodes[link.node]
     metadata = output_metadata(node)
     given = [
@@ -403,8 +419,8 @@ def _run(graph: Graph, link: Link, gradients: Sequence[Tensor | None]) -> Tensor
         given = [_zeros(m) if g is None else g for g, m in zip(given, metadata, strict=True)]
     result = _called(node, given, link.input)
     if result is None and in_backward_pass():
-        # A node gives nothing that the backward pass under way wasn't asked for. A thread of its
-        # own takes part in none.
+        # A node computes no gradient that the current backward pass doesn't need. Another thread
+        # is in no backward pass.
         stream = torch.cuda.current_stream(like.device) if like.is_cuda else None
         with ThreadPoolExecutor(1) as thread:
             result = thread.submit(_called, node, given, link.input, stream).result()
@@ -470,9 +486,6 @@ def _check_memory(found: NodeGradient, shape: Sequence[int]) -> None:
     if size > MAX_BYTES:
         raise UnavailableError(f"its per-sample gradients would take {size / 2**30:.1f} GiB")
 
-
-_TRANSPOSING = {"TBackward0", "ToCopyBackward0", "AliasBackward0"}
-"""Links through which a structured gradient goes as it is, or transposed."""
 
 _RULES: dict[tuple[str, int], Rule] = {
     ("AddmmBackward0", 0): _matrix_bias,

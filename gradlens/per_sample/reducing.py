@@ -1,4 +1,4 @@
-"""Reduces each parameter's per-sample gradients during a backward pass, once they are whole."""
+"""Reduces each parameter's per-sample gradients during a backward pass, once they are complete."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Reducer:
             self.retained[name] = self._lasting(gradients)
 
     def _lasting(self, gradients: ParameterGradients) -> GradientOperator:
-        """What gives projections after the update at least cost."""
+        """The operator that gives projections after the update at the least cost."""
         elements = gradients.elements
         needed = elements.batch_size * elements.shape.numel() * elements.dtype.itemsize
         if elements is not gradients.individual and needed <= self._may_retain:
@@ -101,7 +101,7 @@ class Reducer:
         return gradients.individual
 
     def take_joined(self, operators: Mapping[str, GradientOperator]) -> None:
-        """Reduce the whole batch instead of the part that was seen."""
+        """Reduce the whole batch instead of the part of this backward pass."""
         self._waits, self.waiting, self.covered = False, {}, set()
         for name, operator in operators.items():
             with torch.no_grad(), autocast_off(self._parameters[name]):
@@ -123,7 +123,7 @@ class Reducer:
         self._remove_hooks()
 
     def stop(self) -> None:
-        """Remove hooks and let go of all gradients."""
+        """Remove hooks and release all gradients."""
         self._remove_hooks()
         self.collector.clear()
         self.retained, self.waiting = {}, {}

@@ -1,4 +1,4 @@
-"""Networks in which it isn't obvious whose row is whose."""
+"""Networks in which it isn't obvious which sample a row belongs to."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.nn.utils import parametrizations
-
-# transformers imports torchvision wherever it is installed, and some builds of that don't match
-# the CPU build of torch; nothing here needs it.
-sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
 
 Batch = dict[str, Tensor]
 

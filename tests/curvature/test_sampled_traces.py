@@ -124,13 +124,13 @@ class Labellings:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        label = ggn_diagonal.look_at_rows
+        label = ggn_diagonal.plan_of_rows
 
         def counting(*arguments: Any) -> Any:
             self.count += 1
             return label(*arguments)
 
-        monkeypatch.setattr(ggn_diagonal, "look_at_rows", counting)
+        monkeypatch.setattr(ggn_diagonal, "plan_of_rows", counting)
 
 
 def test_each_structure_is_labelled_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,8 +204,8 @@ def test_policies_without_the_loss(policy: Any) -> None:
     for known in (True, False):
         model.zero_grad()
         loss = losses_of(model, x, y).mean()
-        told = loss if known else None
-        with gradlens.per_sample_gradients(model, loss=told, batchnorm=policy) as g:
+        passed = loss if known else None
+        with gradlens.per_sample_gradients(model, loss=passed, batchnorm=policy) as g:
             loss.backward()
         found.append({name: operator.dense() for name, operator in g.items()})
     assert found[0].keys() == found[1].keys()

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 import gradlens
 from gradlens import Cockpit, quantities
 from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.labels import MIXED, UNREADABLE, Source, Watched, read_labels
-from gradlens.per_sample.labelling.row_index import NOBODY
+from gradlens.per_sample.labelling.labels import (
+    MIXED,
+    UNREADABLE,
+    LabelledEdge,
+    Source,
+    read_labels,
+)
+from gradlens.per_sample.labelling.row_index import NO_SAMPLE
 from tests.cases.references import per_sample_gradients_of_losses
 
 PRECISIONS = [torch.float64, torch.float32, torch.bfloat16]
@@ -22,7 +28,7 @@ def labels_at_first_layer(losses: Tensor, samples: int) -> Tensor:
     """The label of each row of the lowest node with rows of its own."""
     graph = Graph(losses)
     lowest = next(n for n, kind in enumerate(graph.kinds) if kind == "AddmmBackward0")
-    watched = Watched((lowest, 0), (1,))
+    watched = LabelledEdge((lowest, 0), (1,))
     source = Source(graph.root, torch.arange(samples))
     return read_labels(graph, [source], [watched], samples)[watched]
 
@@ -62,7 +68,7 @@ def test_where_samples_meet(dtype: torch.dtype) -> None:
 def test_two_samples_that_share_a_row() -> None:
     outputs = perceptron(torch.float64)(torch.randn(4, 6, dtype=torch.float64))
     losses = outputs[[0, 1, 2, 2]].square().sum(1)
-    assert labels_at_first_layer(losses, 4).tolist() == [0, 1, MIXED, NOBODY]
+    assert labels_at_first_layer(losses, 4).tolist() == [0, 1, MIXED, NO_SAMPLE]
 
 
 def test_numbers_that_are_not_finite() -> None:
@@ -72,7 +78,7 @@ def test_numbers_that_are_not_finite() -> None:
     assert labels_at_first_layer(losses, 3).tolist() == [0, UNREADABLE, 2]
 
 
-def test_a_look_leaves_no_trace() -> None:
+def test_labelled_passes_leave_no_trace() -> None:
     model = nn.Sequential(
         nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Dropout(), nn.Linear(12, 3)
     )
@@ -92,7 +98,7 @@ def test_a_look_leaves_no_trace() -> None:
     assert all(torch.equal(one, other) for one, other in zip(*states, strict=True))
 
 
-def test_a_plan_is_not_believed_where_rows_are_selected_by_other_numbers() -> None:
+def test_a_plan_is_not_kept_where_rows_are_selected_by_other_numbers() -> None:
     """The same shapes, and another permutation at each step."""
     torch.manual_seed(0)
     first, last = nn.Linear(4, 5).double(), nn.Linear(5, 3).double()

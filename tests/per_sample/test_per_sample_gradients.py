@@ -15,8 +15,9 @@ from gradlens.per_sample.backward_pass import BackwardPass
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
 from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.plan import Plan, look_at_rows
-from gradlens.per_sample.labelling.row_index import NOBODY, RowIndex
+from gradlens.per_sample.labelling.plan import Plan
+from gradlens.per_sample.labelling.planner import plan_of_rows
+from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
 from gradlens.per_sample.operators import operator as operator_module
 from gradlens.per_sample.operators.convolution import Convolution, Geometry
 from gradlens.per_sample.operators.dense import Dense
@@ -367,10 +368,10 @@ LABELS: dict[str, tuple[list[int], tuple[int, ...]]] = {
     "irregular": ([0, 2, 2, 1, 2, 0], (6,)),
     "irregular, in two axes": ([0, 2, 2, 1, 2, 0], (3, 2)),
     "a sample without rows": ([0, 2, 2, 0], (4,)),
-    "rows of nobody": ([1, NOBODY, 0, 2, NOBODY], (5,)),
-    "rows of nobody among others in order": ([0, 0, NOBODY, 1, 2, NOBODY], (6,)),
-    "as many rows of each, but nobody's": ([0, NOBODY, 1, NOBODY, 2, NOBODY], (3, 2)),
-    "of nobody at all": ([NOBODY] * 4, (4,)),
+    "rows of no sample": ([1, NO_SAMPLE, 0, 2, NO_SAMPLE], (5,)),
+    "rows of no sample among others in order": ([0, 0, NO_SAMPLE, 1, 2, NO_SAMPLE], (6,)),
+    "as many rows of each, and of no sample": ([0, NO_SAMPLE, 1, NO_SAMPLE, 2, NO_SAMPLE], (3, 2)),
+    "of no sample at all": ([NO_SAMPLE] * 4, (4,)),
     "no rows": ([], (0,)),
 }
 
@@ -407,8 +408,8 @@ def test_rows_of_samples(name: str) -> None:
     index = index_of(name)
     assert_splits(index)
     flat = index.labels.flatten().tolist()
-    assert index.owners == sorted(set(flat) - {NOBODY})
-    assert index.is_complete == (NOBODY not in flat)
+    assert index.owners == sorted(set(flat) - {NO_SAMPLE})
+    assert index.is_complete == (NO_SAMPLE not in flat)
     for sample in range(3):
         assert torch.equal(index.of_sample(sample), index.labels == sample)
 
@@ -416,26 +417,26 @@ def test_rows_of_samples(name: str) -> None:
 @given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
 def test_rows_of_any_samples(samples: int, shape: list[int], data: st.DataObject) -> None:
     rows = torch.Size(shape).numel()
-    drawn = data.draw(st.lists(st.integers(NOBODY, samples - 1), min_size=rows, max_size=rows))
+    drawn = data.draw(st.lists(st.integers(NO_SAMPLE, samples - 1), min_size=rows, max_size=rows))
     index = RowIndex(torch.tensor(drawn).reshape(shape), samples)
     assert_splits(index)
     filled = index.filled().labels
-    known = index.labels != NOBODY
+    known = index.labels != NO_SAMPLE
     assert torch.equal(filled[known], index.labels[known])
 
 
 @pytest.mark.parametrize(
     ("samples", "labels", "filled"),
     [
-        (3, [0, 0, 1, NOBODY, 2, 2], [0, 0, 1, 1, 2, 2]),
-        (3, [0, 1, 2, NOBODY, 1, 2], [0, 1, 2, 0, 1, 2]),
-        (3, [[0, NOBODY], [1, 1], [NOBODY, 2]], [[0, 0], [1, 1], [2, 2]]),
-        (2, [0, NOBODY, 1, NOBODY], [0, 0, 1, 1]),
+        (3, [0, 0, 1, NO_SAMPLE, 2, 2], [0, 0, 1, 1, 2, 2]),
+        (3, [0, 1, 2, NO_SAMPLE, 1, 2], [0, 1, 2, 0, 1, 2]),
+        (3, [[0, NO_SAMPLE], [1, 1], [NO_SAMPLE, 2]], [[0, 0], [1, 1], [2, 2]]),
+        (2, [0, NO_SAMPLE, 1, NO_SAMPLE], [0, 0, 1, 1]),
         # A sample is missing, no order is left, more than one is, rows aren't as many for each.
-        (3, [0, 0, 1, 1, NOBODY, NOBODY], [0, 0, 1, 1, NOBODY, NOBODY]),
-        (3, [0, 2, 1, NOBODY, 1, 2], [0, 2, 1, NOBODY, 1, 2]),
-        (2, [0, NOBODY, NOBODY, 1], [0, NOBODY, NOBODY, 1]),
-        (3, [0, 1, 2, NOBODY], [0, 1, 2, NOBODY]),
+        (3, [0, 0, 1, 1, NO_SAMPLE, NO_SAMPLE], [0, 0, 1, 1, NO_SAMPLE, NO_SAMPLE]),
+        (3, [0, 2, 1, NO_SAMPLE, 1, 2], [0, 2, 1, NO_SAMPLE, 1, 2]),
+        (2, [0, NO_SAMPLE, NO_SAMPLE, 1], [0, NO_SAMPLE, NO_SAMPLE, 1]),
+        (3, [0, 1, 2, NO_SAMPLE], [0, 1, 2, NO_SAMPLE]),
     ],
 )
 def test_rows_without_gradient_are_given_to_whom_their_places_say(
@@ -464,7 +465,7 @@ def test_some_of_the_samples(name: str, kept: list[int]) -> None:
     model = NETWORKS[name].build().double()
     outputs = model(NETWORKS[name].inputs(6))
     parameters = dict(model.named_parameters())
-    plan = look_at_rows(Graph(outputs), parameters, 6)
+    plan = plan_of_rows(Graph(outputs), parameters, 6)
     assert not plan.unavailable
     whole = operators(plan, outputs, parameters)
     part = operators(plan.part(torch.tensor(kept)), outputs, parameters)

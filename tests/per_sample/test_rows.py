@@ -1,4 +1,4 @@
-"""Whose row is whose: the gradient of each sample, or a reason why there is none."""
+"""The gradient of each sample in networks with unusual rows, or a reason why there is none."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.cases.row_cases import ROW_CASES, Batch, Net, RowCase, mlp, position_
 from tests.cases.whole_networks import WHOLE_NETWORKS
 
 STEPS = 5
-"""Of which the first, the second and the fourth look at the graph."""
+"""Of which the first, the second and the fourth take labelled passes."""
 
 
 def reference(case: RowCase, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ def test_rows_of_samples(name: str) -> None:
 
 @pytest.mark.parametrize("name", ROW_CASES)
 def test_rows_of_samples_of_a_model_that_was_never_extended(name: str) -> None:
-    """Nobody has seen what it was called with, so some have a reason instead of a gradient."""
+    """Its calls aren't recorded, so some parameters have a reason instead of a gradient."""
     torch.manual_seed(0)
     case = ROW_CASES[name]
     model = case.model()
@@ -94,7 +94,7 @@ def norm_test(cockpit: gradlens.Cockpit, case: RowCase, batch: Batch, step: int)
 
 
 @pytest.mark.parametrize("name", ROW_CASES)
-def test_what_is_remembered_is_what_a_look_finds(name: str) -> None:
+def test_a_plan_that_is_kept_is_the_one_that_labelled_passes_find(name: str) -> None:
     torch.manual_seed(0)
     case = ROW_CASES[name]
     model = case.model()
@@ -111,7 +111,7 @@ def test_what_is_remembered_is_what_a_look_finds(name: str) -> None:
             assert value == pytest.approx(expected, rel=1e-12)
 
 
-def test_other_shapes_are_looked_at_anew() -> None:
+def test_other_shapes_have_plans_of_their_own() -> None:
     torch.manual_seed(0)
     model = gradlens.extend(position_bias().double())
     gradients = gradlens.per_sample_gradients(model)
@@ -176,7 +176,7 @@ def test_takes_ever_fewer_passes_more() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*per-sample gradients cover")
-def test_what_is_unfrozen_is_looked_at_at_once() -> None:
+def test_what_is_unfrozen_has_a_new_plan_at_once() -> None:
     torch.manual_seed(0)
     model = Counting().double()
     cockpit = gradlens.Cockpit(model, [NormTest()])
@@ -186,7 +186,7 @@ def test_what_is_unfrozen_is_looked_at_at_once() -> None:
 
     CountedPasses.count = 0
     tracked(cockpit, [randn(5, 5).requires_grad_() for _ in range(7)], freeze)
-    assert CountedPasses.count == 7 + 2  # the looks before had no reason to come here
+    assert CountedPasses.count == 7 + 2  # the passes before had no reason to come here
     assert cockpit.coverage().share == 1
 
 
@@ -243,7 +243,7 @@ FOLDED = ["frames of films", "frames of films, time first", "windows", "twins"]
 
 
 @pytest.mark.parametrize("name", FOLDED)
-def test_folded_samples_at_steps_without_a_look(name: str) -> None:
+def test_folded_samples_at_steps_without_labelled_passes(name: str) -> None:
     torch.manual_seed(0)
     network = WHOLE_NETWORKS[name]
     model = network.build().double()
@@ -401,7 +401,7 @@ FRONT = {"first.weight", "first.bias", "inner.0.weight", "inner.0.bias"}
 @pytest.mark.parametrize("policy", ["coupled", "frozen", "skip"])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_normalisation_inside_a_checkpoint(reentrant: bool, policy: BatchNormPolicy) -> None:
-    """Running statistics are those of training without gradlens, whatever is looked at."""
+    """Running statistics are those of training without gradlens, whatever is run again."""
     plain, _ = trained(reentrant, None)
     model, cockpit = trained(reentrant, policy)
     for name, value in plain.state_dict().items():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from gradlens.hooks.torch_private import output_metadata, saved, saved_names
+from gradlens.hooks.layer_rules import layer_calls
+from gradlens.hooks.torch_private import output_metadata, saved, saved_names, sequence_number
+from gradlens.per_sample.labelling.node_kinds import INDEXING, LEAF, holds_selection
 
 Node: TypeAlias = Any
 """A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't declare."""
@@ -22,7 +23,7 @@ Edge: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True)
 class Link:
-    """One node between a use and the parameter: which of its outputs and inputs are on the way."""
+    """One node between a use and the parameter, with its output and input on that path."""
 
     node: int
     output: int
@@ -33,19 +34,35 @@ class Link:
 class Use:
     """A node that computes with a parameter, as its input number ``index``.
 
-    ``shape`` is that input's; ``chain`` leads from it down to the parameter.
+    ``shape`` is that input's; ``chain`` leads from it down to the parameter. Where the node makes
+    the output of a layer that has a rule, ``own_name`` is the parameter's name in that layer.
     """
 
     node: int
     index: int
     shape: tuple[int, ...]
     chain: tuple[Link, ...]
+    own_name: str = ""
+
+
+@dataclass(frozen=True)
+class RuledCall:
+    """A call of a layer that has a rule: the node that made its output, by number.
+
+    ``origins`` are the nodes that made its inputs, and ``names`` the layer's own names of its
+    parameters, by the numbers of their leaves.
+    """
+
+    node: int
+    origins: tuple[int, ...]
+    names: tuple[tuple[int, str], ...]
+    rule: int
 
 
 class Graph:
     """The nodes behind a tensor, numbered so that each comes after all that it consumes.
 
-    Nodes are held, since torch makes their Python objects on demand. ``children`` are the edges
+    The nodes' Python objects are kept, since torch makes them on demand. ``children`` are the edges
     that a node consumes, with ``None`` for inputs that need no gradient, and ``consumers`` are
     ``(consumer, number of its input, number of the output consumed)``. Graphs with the same ``key``
     have the same operations, shapes, integers and edges: only numbers in tensors differ.
@@ -65,13 +82,13 @@ class Graph:
         self.root: Edge = (len(self.nodes) - 1, tensor.output_nr)
 
     def _walk(self, root: Node) -> None:
-        stack, seen = [(root, False)], set()
+        stack, visited = [(root, False)], set()
         while stack:
             node, done = stack.pop()
             if done:
                 self._add(node)
-            elif node not in seen:
-                seen.add(node)
+            elif node not in visited:
+                visited.add(node)
                 stack.append((node, True))
                 stack += [(child, False) for child, _ in node.next_functions if child is not None]
 
@@ -99,7 +116,7 @@ class Graph:
         return len(self.nodes)
 
     def shape(self, edge: Edge) -> tuple[int, ...]:
-        """Shape of what flows along an edge."""
+        """Shape of the tensor along an edge in the forward pass."""
         return output_shape(self.nodes[edge[0]], edge[1])
 
     @cached_property
@@ -119,24 +136,59 @@ class Graph:
             )
             for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True)
         ]
-        return hash((self.root, tuple(rows)))
+        return hash((self.root, tuple(rows), self.ruled_calls))
 
-    def below(self, start: Iterable[int]) -> set[int]:
-        """The nodes and all that they consume, directly or not."""
+    def below(self, start: Iterable[int], lowest: int = 0, stop: Collection[int] = ()) -> set[int]:
+        """The nodes and all that they consume, directly or not.
+
+        Nodes with smaller numbers than ``lowest`` and those in ``stop`` are left out.
+        """
         found: set[int] = set()
         stack = list(start)
         while stack:
             node = stack.pop()
-            if node in found:
+            if node in found or node < lowest or node in stop:
                 continue
             found.add(node)
             stack += [edge[0] for edge in self.children[node] if edge is not None]
         return found
 
-    def of_parameters_alone(self) -> list[bool]:
-        """Whether a node surely computes with parameters alone, by number.
+    @cached_property
+    def ruled_calls(self) -> tuple[RuledCall, ...]:
+        """Calls of layers that have a rule, whose output is all that is used of its node."""
+        calls = layer_calls(self.nodes)
+        if not calls:
+            return ()
+        numbers = {
+            sequence_number(node): number
+            for number, node in enumerate(self.nodes)
+            if self.kinds[number] != LEAF
+        }
+        return tuple(
+            RuledCall(
+                number,
+                tuple(sorted(numbers[origin] for origin in call.origins if origin in numbers)),
+                tuple(
+                    (self.leaves[id(parameter)], name)
+                    for name, parameter in call.parameters.items()
+                    if parameter in self
+                ),
+                id(call.rule),
+            )
+            for number, call in calls.items()
+            if self.outputs_of(number) == [call.output]
+        )
 
-        Data that needs no gradient has no edge, so only nodes without open inputs are sure.
+    def inside(self, call: RuledCall) -> set[int]:
+        """The nodes of a call: those behind its output, but not behind its inputs."""
+        behind = self.below([call.node], stop=call.origins)
+        inner = {number for number in behind if self.kinds[number] != LEAF}
+        return inner - self.below(call.origins, lowest=min(inner, default=0))
+
+    def of_parameters_alone(self) -> list[bool]:
+        """Whether a node certainly computes with parameters alone, by number.
+
+        Data that needs no gradient has no edge, so only nodes without open inputs are certain.
         """
         alone: list[bool] = []
         for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True):
@@ -148,7 +200,7 @@ class Graph:
         return alone
 
     def outputs_of(self, number: int) -> list[int]:
-        """The numbers of a node's outputs that others, or the graph's tensor, are made of."""
+        """The numbers of a node's outputs that other nodes use, or that are the graph's tensor."""
         outputs = {output for _, _, output in self.consumers[number]}
         if number == self.root[0]:
             outputs.add(self.root[1])
@@ -157,12 +209,6 @@ class Graph:
     def descend(self, edge: Edge) -> Iterator[Edge]:
         """The edges that the node of an edge consumes."""
         return (child for child in self.children[edge[0]] if child is not None)
-
-
-LEAF = "AccumulateGrad"
-
-INDEXING = re.compile(r"Index|Embedding|Gather|Scatter|Masked|Where|Take|Repeat|Expand|Checkpoint")
-"""Kinds of nodes that bring in data, or the number of samples, without having an edge for it."""
 
 
 @cache
@@ -203,40 +249,19 @@ def is_python_function(node: Node) -> bool:
 
 
 def integers_of(node: Node) -> tuple[Any, ...]:
-    """What a node has saved besides tensors: axes, offsets, sizes."""
+    """The values besides tensors that a node has saved: axes, offsets, sizes."""
     type_: Any = type(node)
     values = (saved(node, name) for name in saved_names(type_)[0])
     return tuple(value for value in values if isinstance(value, (int, tuple, bool)))
 
 
-_SELECTS = re.compile(r"index|indices|repeats|batch_sizes|offsets|sorter")
-_ALSO_SELECTS = {
-    "MaskedSelectBackward0": "mask",
-    "MaskedScatterBackward0": "mask",
-    "PackPaddedSequenceBackward0": "result1",
-}
-_REDUCTIONS = re.compile(r"^(Fractional|Adaptive)?Max|^Min|^Amax|^Amin|^Median|^NanMedian|^Mode")
-"""Kinds whose saved places are those of an extremum along an axis, which moves no row."""
-
-
 def selections_of(node: Node) -> list[Tensor]:
     """The numbers by which a node selects rows, such as indices; detached."""
-    kind_ = kind(node)
     if is_python_function(node):
         kept = [each for each in node.saved_tensors if each is not None]
         held = [each for each in vars(node).values() if isinstance(each, Tensor)]
         return [each.detach() for each in (*kept, *held) if not each.is_floating_point()]
-    if _REDUCTIONS.search(kind_):
-        return []
-    type_: Any = type(node)
-    wanted = [
-        name
-        for name in saved_names(type_)[1]
-        if _SELECTS.search(name) or _ALSO_SELECTS.get(kind_) == name
-    ]
-    found: list[Tensor] = []
-    for name in wanted:
-        value = saved(node, name)
-        several: Sequence[Any] = value if isinstance(value, (tuple, list)) else [value]
-        found += [each.detach() for each in several if isinstance(each, Tensor)]
-    return found
+    kind_, type_ = kind(node), cast(Any, type(node))
+    values = [saved(node, n) for n in saved_names(type_)[1] if holds_selection(kind_, n)]
+    several = [each if isinstance(each, (tuple, list)) else [each] for each in values]
+    return [each.detach() for group in several for each in group if isinstance(each, Tensor)]

@@ -20,40 +20,40 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gradlens.hooks.torch_private import output_metadata
+from gradlens.numerics.precision import accumulable
 from gradlens.per_sample.labelling.graph import Edge, Graph
-from gradlens.per_sample.labelling.row_index import NOBODY
-from gradlens.per_sample.operators.operator import accumulable
+from gradlens.per_sample.labelling.row_index import NO_SAMPLE
 
 MIXED = -2
-"""What is read off at a row in which several samples meet."""
+"""Label of a row in which several samples meet."""
 
 UNREADABLE = -3
-"""What is read off at a row whose numbers aren't finite, or too small for their precision."""
+"""Label of a row whose numbers aren't finite, or too small for their precision."""
 
 POISON = 1.375
-"""A factor that is no power of two: whatever it reaches belongs to no sample."""
+"""A factor that is no power of two: rows that it reaches belong to no sample."""
 
 EXPONENTS = 64
-"""Exponents of two that are used as factors, of the 252 that float32 and bfloat16 have: the others
+"""Exponents of two that are used as factors, of the 252 that float32 and bfloat16 have. The others
 are left for the gradients themselves, between 1e-28 and 1e28."""
 
 HALF_EXPONENTS = 4
 """The same in float16, which has 30."""
 
 PROBES = 2
-"""Sums that stand for a row, so that a chance power of two must come twice."""
+"""Sums over each row that are compared; a chance power of two would have to occur in each."""
 
 NOT_EXACT = 1e-3
-"""Relative differences that kernels with atomics may have, off a CPU, and small numbers of float16,
-which lose digits below 6e-5; labels are octaves apart."""
+"""Relative differences that are allowed off a CPU, where kernels use atomics, and in float16, whose
+numbers lose digits below 6e-5. Labels differ by a factor of two or more."""
 
 HALF_SCALE = 2.0**6
-"""What keeps gradients in float16 between 6e-5 and 65504, as a ``GradScaler`` does."""
+"""A factor that keeps gradients in float16 between 6e-5 and 65504, as a ``GradScaler`` does."""
 
 
 @dataclass(frozen=True)
-class Watched:
-    """An edge of a graph whose gradient is looked at, row by row.
+class LabelledEdge:
+    """An edge of a graph, the rows of whose gradient get labels.
 
     ``features`` are the axes that belong to a row; all others count rows.
     """
@@ -73,7 +73,7 @@ class Source:
     """Where labels start: an edge of the loss's graph, and the samples of its rows.
 
     ``labels`` has as many axes as the edge's shape, some of length 1; ``None`` if the rows' samples
-    aren't known, in which case whatever they reach belongs to nobody.
+    aren't known, in which case the rows that they reach get the label ``MIXED``.
     """
 
     edge: Edge
@@ -81,41 +81,41 @@ class Source:
 
 
 def read_labels(
-    graph: Graph, sources: Sequence[Source], watched: Sequence[Watched], count: int
-) -> dict[Watched, Tensor]:
-    """Labels ``[*S]`` of the rows at watched edges: below ``count``, ``NOBODY`` or ``MIXED``.
+    graph: Graph, sources: Sequence[Source], labelled: Sequence[LabelledEdge], count: int
+) -> dict[LabelledEdge, Tensor]:
+    """Labels ``[*S]`` of the rows at edges: below ``count``, or one of the negative constants.
 
-    Rows that no gradient comes to belong to nobody. Gradients of parameters stay as they are, and
-    no more than the gradients at the lowest edges are held at a time. ``RuntimeError`` is that of
-    a graph that allows no backward pass besides the user's own.
+    Rows without gradient get ``NO_SAMPLE``. Gradients of parameters stay as they are, and
+    only the gradients at the lowest edges are in memory at the same time. ``RuntimeError`` if the
+    graph allows no backward pass besides the user's own.
     """
-    passes = _Passes(graph, sources, watched)
+    passes = _Passes(graph, sources, labelled)
     plain = passes.run(lambda source, gradient: gradient)
     base = 2 * (HALF_EXPONENTS if passes.in_half else EXPONENTS)
-    labels: dict[Watched, Tensor] = {}
+    labels: dict[LabelledEdge, Tensor] = {}
     weight = 1
     while weight == 1 or weight < count:
         digit = partial(_times_digit, weight=weight, base=base)
-        for watch, sums in passes.run(digit).items():
-            found = _digits(plain[watch], sums, base, passes.tolerance)
-            before = labels.get(watch)
-            labels[watch] = found if before is None else _combined(before, found, weight)
+        for edge, sums in passes.run(digit).items():
+            found = _digits(plain[edge], sums, base, passes.tolerance)
+            before = labels.get(edge)
+            labels[edge] = found if before is None else _combined(before, found, weight)
         weight *= base
-    return {watch: labels.get(watch, _nobody(graph, watch)) for watch in watched}
+    return {edge: labels.get(edge, _without_gradient(graph, edge)) for edge in labelled}
 
 
-def _nobody(graph: Graph, watch: Watched) -> Tensor:
-    """Labels of an edge that no gradient comes to."""
-    shape = graph.shape(watch.edge)
-    rows = [length for axis, length in enumerate(shape) if axis not in watch.features]
-    return torch.full(rows, NOBODY)
+def _without_gradient(graph: Graph, labelled: LabelledEdge) -> Tensor:
+    """Labels of an edge without gradient."""
+    shape = graph.shape(labelled.edge)
+    rows = [length for axis, length in enumerate(shape) if axis not in labelled.features]
+    return torch.full(rows, NO_SAMPLE)
 
 
 def _combined(labels: Tensor, digits: Tensor, weight: int) -> Tensor:
     mixed = (labels == MIXED) | (digits == MIXED)
-    nobody = (labels == NOBODY) | (digits == NOBODY)
+    nothing = (labels == NO_SAMPLE) | (digits == NO_SAMPLE)
     unreadable = (labels == UNREADABLE) | (digits == UNREADABLE)
-    found = (labels + digits * weight).masked_fill(nobody, NOBODY).masked_fill(mixed, MIXED)
+    found = (labels + digits * weight).masked_fill(nothing, NO_SAMPLE).masked_fill(mixed, MIXED)
     return found.masked_fill(unreadable, UNREADABLE)
 
 
@@ -126,7 +126,7 @@ def _times_digit(source: Source, gradient: Tensor, weight: int, base: int) -> Te
     digits = (labels // weight) % base
     # Exponents on both sides of zero, so that gradients neither overflow nor vanish.
     factors = (digits // 2 - base // 4).double().exp2() * (1 - 2 * (digits % 2))
-    return gradient * factors.masked_fill(labels == NOBODY, POISON).to(gradient.dtype)
+    return gradient * factors.masked_fill(labels == NO_SAMPLE, POISON).to(gradient.dtype)
 
 
 def _digits(plain: Tensor, labelled: Tensor, base: int, tolerance: float) -> Tensor:
@@ -141,7 +141,7 @@ def _digits(plain: Tensor, labelled: Tensor, base: int, tolerance: float) -> Ten
     whole = known.all(-1) & (digits == digits[..., :1]).all(-1)
     found = digits[..., 0].nan_to_num_(0, 0, 0).long().masked_fill(~whole, MIXED)
     found = found.masked_fill(~(readable | nothing).all(-1), UNREADABLE)
-    return found.masked_fill(nothing.all(-1), NOBODY)
+    return found.masked_fill(nothing.all(-1), NO_SAMPLE)
 
 
 def _is_normal(sums: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ def _device(graph: Graph, edge: Edge) -> torch.device:
 
 
 def lowest(graph: Graph, numbers: Collection[int]) -> list[int]:
-    """The nodes that autograd doesn't pass on its way to others, so that it has to be asked."""
+    """The nodes behind which there is none of the others: the inputs of ``autograd.grad``."""
     above: list[bool] = []
     for edges in graph.children:
         below = (edge[0] for edge in edges if edge is not None)
@@ -172,63 +172,65 @@ def lowest(graph: Graph, numbers: Collection[int]) -> list[int]:
 
 
 class _Passes:
-    """Backward passes from the same random gradient, which compare what arrives."""
+    """Backward passes from the same random gradient, with sums over the rows at labelled edges."""
 
-    def __init__(self, graph: Graph, sources: Sequence[Source], watched: Sequence[Watched]) -> None:
+    def __init__(
+        self, graph: Graph, sources: Sequence[Source], labelled: Sequence[LabelledEdge]
+    ) -> None:
         self._graph = graph
         self._sources = sources
         reached = graph.below(source.edge[0] for source in sources)
-        self._watched = [watch for watch in watched if watch.edge[0] in reached]
-        edges = [*(s.edge for s in sources), *(w.edge for w in self._watched)]
+        reachable = [each for each in labelled if each.edge[0] in reached]
+        edges = [*(s.edge for s in sources), *(each.edge for each in reachable)]
         self.in_half = any(_dtype(graph, edge) == torch.float16 for edge in edges)
         on_cpu = all(_device(graph, source.edge).type == "cpu" for source in sources)
         self.tolerance = 0.0 if on_cpu and not self.in_half else NOT_EXACT
         self._weights: dict[tuple[int, torch.device], Tensor] = {}
-        self._by_node: dict[int, list[Watched]] = {}
-        for watch in self._watched:
-            self._by_node.setdefault(watch.edge[0], []).append(watch)
+        self._by_node: dict[int, list[LabelledEdge]] = {}
+        for each in reachable:
+            self._by_node.setdefault(each.edge[0], []).append(each)
         numbers = lowest(graph, self._by_node.keys())
-        self._lowest = [watch for number in numbers for watch in self._by_node[number]]
+        self._lowest = [each for number in numbers for each in self._by_node[number]]
 
-    def run(self, change: Callable[[Source, Tensor], Tensor]) -> dict[Watched, Tensor]:
-        """Sums over the rows of each watched edge, ``[*S, probes]``."""
-        sums: dict[Watched, Tensor] = {}
+    def run(self, change: Callable[[Source, Tensor], Tensor]) -> dict[LabelledEdge, Tensor]:
+        """Sums over the rows of each labelled edge, ``[*S, probes]``."""
+        sums: dict[LabelledEdge, Tensor] = {}
         nodes = self._graph.nodes
         handles = [
-            nodes[number].register_prehook(partial(self._pass_by, watches, sums))
-            for number, watches in self._by_node.items()
+            nodes[number].register_prehook(partial(self._take_sums, labelled, sums))
+            for number, labelled in self._by_node.items()
         ]
         generator = torch.Generator().manual_seed(0)
         edges = [GradientEdge(nodes[s.edge[0]], s.edge[1]) for s in self._sources]
         starts = [change(s, self._random(s.edge, generator)) for s in self._sources]
-        asked = [GradientEdge(nodes[w.edge[0]], w.edge[1]) for w in self._lowest]
+        ends = [GradientEdge(nodes[each.edge[0]], each.edge[1]) for each in self._lowest]
         try:
-            if not asked:
+            if not ends:
                 return sums
-            found = torch.autograd.grad(edges, asked, starts, retain_graph=True, allow_unused=True)
+            found = torch.autograd.grad(edges, ends, starts, retain_graph=True, allow_unused=True)
         finally:
             for handle in handles:
                 handle.remove()
-        for watch, gradient in zip(self._lowest, found, strict=True):
+        for each, gradient in zip(self._lowest, found, strict=True):
             if gradient is not None:
-                sums[watch] = self._sums(watch, gradient)
+                sums[each] = self._sums(each, gradient)
         return sums
 
-    def _pass_by(
+    def _take_sums(
         self,
-        watches: Sequence[Watched],
-        sums: dict[Watched, Tensor],
+        labelled: Sequence[LabelledEdge],
+        sums: dict[LabelledEdge, Tensor],
         gradients: tuple[Tensor | None, ...],
     ) -> None:
-        for watch in watches:
-            gradient = gradients[watch.edge[1]]
+        for each in labelled:
+            gradient = gradients[each.edge[1]]
             if gradient is not None:
-                sums[watch] = self._sums(watch, gradient)
+                sums[each] = self._sums(each, gradient)
 
-    def _sums(self, watch: Watched, gradient: Tensor) -> Tensor:
+    def _sums(self, labelled: LabelledEdge, gradient: Tensor) -> Tensor:
         with torch.no_grad():
             dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
-            rows = watch.rows(dense)
+            rows = labelled.rows(dense)
             rows = torch.view_as_real(rows).flatten(-2) if rows.is_complex() else accumulable(rows)
             if rows.shape[-1] == 1:
                 return rows.clone()
@@ -238,7 +240,7 @@ class _Passes:
         key = (rows.shape[-1], rows.device)
         if key not in self._weights:
             generator = torch.Generator().manual_seed(rows.shape[-1])
-            self._weights[key] = _signed((rows.shape[-1], PROBES), generator).to(rows.device)
+            self._weights[key] = signed((rows.shape[-1], PROBES), generator).to(rows.device)
         return self._weights[key].to(rows.dtype)
 
     def _random(self, edge: Edge, generator: torch.Generator) -> Tensor:
@@ -246,13 +248,13 @@ class _Passes:
         metadata = output_metadata(self._graph.nodes[edge[0]])[edge[1]]
         shape = self._graph.shape(edge)
         rows, features = shape[:-1], shape[-1:]
-        first, second = _signed(rows, generator), _signed(features, generator)
+        first, second = signed(rows, generator), signed(features, generator)
         second = second * HALF_SCALE if self.in_half else second
         where = {"device": metadata.device, "dtype": metadata.dtype}
         return first.to(**where)[..., None] * second.to(**where) if rows else second.to(**where)
 
 
-def _signed(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+def signed(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Random numbers between 1/2 and 1 of either sign."""
     sizes = 0.5 + torch.rand(tuple(shape), generator=generator) / 2
     return sizes * (torch.randint(0, 2, tuple(shape), generator=generator) * 2 - 1)

@@ -8,15 +8,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-NOBODY = -1
-"""Label of a row that has no gradient, and so belongs to no sample."""
+NO_SAMPLE = -1
+"""Label of a row without gradient, which belongs to no sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowIndex:
     """The sample of each row: ``labels`` ``[*S]`` on the rows' device, from 0 to N - 1.
 
-    Rows that belong to ``NOBODY`` are left out of whatever is computed from the others.
+    Rows with the label ``NO_SAMPLE`` are left out of all results.
     """
 
     labels: Tensor
@@ -42,11 +42,11 @@ class RowIndex:
         return found[0] if found else None
 
     def _folds(self, labels: Tensor) -> list[tuple[int, int]]:
-        """All ``(a, b)`` that labels of known rows agree with."""
+        """All ``(a, b)`` that agree with the labels of known rows."""
         if not len(labels) or len(labels) % self.samples:
             return []
         rows = len(labels) // self.samples
-        known = labels != NOBODY
+        known = labels != NO_SAMPLE
         found = []
         for inner in (n for n in range(1, rows + 1) if rows % n == 0):
             numbers = torch.arange(self.samples, device=labels.device)[None, :, None]
@@ -63,13 +63,13 @@ class RowIndex:
     @property
     def is_complete(self) -> bool:
         """Whether every row belongs to a sample."""
-        return not bool((self.labels == NOBODY).any())
+        return not bool((self.labels == NO_SAMPLE).any())
 
     def filled(self, some: bool = False) -> RowIndex:
-        """With the rows of nobody given to the samples that their places say.
+        """With labels for rows of no sample, where these follow from the order of the others.
 
-        That is where rows of all samples are known, or of ``some`` of them, and agree with one
-        order of rows alone, such as all positions of the first sample, then of the second.
+        They do if rows of all samples, or of ``some`` of them, are known and agree with just one
+        order of rows, such as all positions of the first sample, then of the second.
         """
         least = min(2, self.samples) if some else self.samples
         if self.is_complete or len(self.owners) < least:
@@ -84,7 +84,7 @@ class RowIndex:
 
     @cached_property
     def _known(self) -> Tensor:
-        return self.labels.flatten() != NOBODY
+        return self.labels.flatten() != NO_SAMPLE
 
     @cached_property
     def _counts(self) -> Tensor:

@@ -1,8 +1,8 @@
-"""Looking at what nodes have saved, also inside activation checkpoints.
+"""Reading the tensors that nodes have saved, also inside activation checkpoints.
 
-A checkpoint that isn't reentrant computes what its nodes have saved anew when it is asked for, and
-hands out each tensor once in a backward pass. Inside a group of its own, the same region can be
-computed once more for somebody else.
+A checkpoint that isn't reentrant recomputes the tensors that its nodes have saved when they are
+read, and returns each of them once in a backward pass. Inside another ``GraphExecGroup``, the same
+region can be recomputed once more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gradlens.hooks.torch_private import checkpoint_group, saved
 
 
 def recomputation() -> AbstractContextManager[Any]:
-    """A context in which checkpointed regions are computed once for all that is asked in it.
+    """A context in which each checkpointed region is recomputed once, for all reads in it.
 
     It can be entered several times.
     """
@@ -22,7 +22,7 @@ def recomputation() -> AbstractContextManager[Any]:
 
 
 def is_recomputed(node: Any) -> bool:
-    """Whether what a normalisation has saved is made when it is asked for, by a checkpoint."""
+    """Whether a checkpoint recomputes the tensors that a normalisation has saved."""
     if saved(node, "running_mean") is None:
         return False
     first, second = saved(node, "result1"), saved(node, "result1")

@@ -1,107 +1,83 @@
-"""Where in a loss's graph parameters meet samples.
+"""The nodes of a loss's graph at which parameters are used with data of samples.
 
-A parameter's gradient is the sum of what flows back through all nodes that it is used in. Behind a
-node that computes with parameters alone, such as a transposition, the gradients of all samples are
-summed up already; at a node whose rows belong to one sample each they are still apart. Wanted are
-nodes of the second kind on each way from the parameter to the loss. Which nodes may be is seen in
-the graph, and which are is read off by labels.
+A parameter's gradient is the sum of the gradients from all nodes that use it. At a node that
+computes with parameters alone, such as a transposition, the gradients of all samples are summed up
+already; at a node whose rows belong to one sample each they are still apart. On each path from the
+parameter to the loss, a node of the second kind is needed. The structure of the graph gives the
+candidates, and their labels decide.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from gradlens.per_sample.labelling.graph import INDEXING, Edge, Graph, Link, Use
-from gradlens.per_sample.labelling.labels import Watched
-from gradlens.per_sample.labelling.row_index import NOBODY
-
-_FEATURES: Mapping[str, Mapping[int, tuple[int, ...]]] = {
-    "AddmmBackward0": {0: (1,), 1: (0,), 2: (1,)},
-    "MmBackward0": {0: (0,), 1: (1,)},
-    "BmmBackward0": {0: (1,), 1: (2,)},
-    "BaddbmmBackward0": {0: (2,), 1: (1,), 2: (2,)},
-}
-"""Axes of a product's output that belong to one row, by the number of the parameter's input."""
-
-_BY_IMAGE = re.compile(r"^(Convolution|NativeGroupNorm)")
-_BY_CHANNEL = re.compile(r"^(Native|Cudnn|Miopen)BatchNorm")
-_BY_LAST_AXIS = re.compile(
-    r"^(NativeLayerNorm|FusedRmsNorm|Embedding|Add|Sub|Mul|Div|Expand|Repeat|Cat|Stack|Where|Index"
-    r"|MkldnnRnn|CudnnRnn|Trilinear)"
+from gradlens.per_sample.batchnorm import uses_statistics
+from gradlens.per_sample.labelling.graph import Edge, Graph, Link, Use
+from gradlens.per_sample.labelling.labels import LabelledEdge
+from gradlens.per_sample.labelling.node_kinds import (
+    BROADCASTING,
+    HIDING,
+    INDEXING,
+    LAYERS,
+    VIEWS,
+    feature_axes,
+    node_kind,
 )
-_LAYERS = re.compile(
-    r"^(Addmm|Mm|Bmm|Baddbmm|Mv|Convolution|NativeGroupNorm|NativeLayerNorm|FusedRmsNorm|MkldnnRnn"
-    r"|CudnnRnn|Trilinear|EmbeddingBag|(Native|Cudnn|Miopen)BatchNorm)"
-)
-"""Kinds that compute with parameters and data, unless nothing but parameters enters."""
-
-_VIEWS = re.compile(
-    r"^(T|Alias|ToCopy|View|UnsafeView|ReshapeAlias|Permute|Transpose|Squeeze|Unsqueeze|Clone|"
-    r"Slice|Select|Split|SplitWithSizes|Unbind|AsStrided|Diagonal|Detach|Neg|Flip|Roll)Backward\d*$"
-)
-"""Kinds whose output has nothing but the elements of their only input."""
-
-HIDING = ("CheckpointFunctionBackward", "CompiledFunctionBackward")
-"""Nodes that allow no backward pass besides the user's own, and hide what they are made of."""
+from gradlens.per_sample.labelling.row_index import NO_SAMPLE
 
 OPEN_NODES = 2
-"""Nodes of parameters and of what may be data that are passed before one is taken for data."""
+"""Nodes with an input that may be data, or a parameter without edge, that are passed on a path
+before the first labels are read."""
 
 MAX_CHAIN = 32
 """Nodes between a parameter and the one at which samples are apart; more are not followed."""
 
 MAX_WAYS = 64
-"""Ways from a parameter to the loss; more are not followed."""
+"""Paths from a parameter to the loss; more are not followed."""
 
 SHARED_WORK = 4
-"""What nodes that all samples share may cost for N samples, over the node where they are apart.
+"""Bound on N times the elements of a node that all samples share, over those of the node at which
+they are apart.
 
-Computed weights may cost more: N of them are what their per-sample gradients take anyway.
+Computed weights may be larger: their per-sample gradients take N times their memory anyway.
 """
 
-_BROADCASTING = re.compile(r"^(Add|Sub|Mul|Div|Expand|Repeat|Where|Maximum|Minimum)Backward")
-"""Kinds that repeat a smaller input for each row."""
-
-_WEIGHTS: Mapping[str, tuple[int, ...]] = {
-    "AddmmBackward0": (0, 1, 2),
-    "MmBackward0": (0, 1),
-    "BmmBackward0": (0, 1),
-    "ConvolutionBackward0": (1, 2),
-    "EmbeddingBackward0": (0,),
-    "EmbeddingBagBackward0": (0,),
-    "NativeLayerNormBackward0": (1, 2),
-    "NativeGroupNormBackward0": (1, 2),
-    "NativeBatchNormBackward0": (1, 2),
-}
-"""Numbers of inputs that are weights, the same for all rows."""
-
 FINE_ELEMENTS = 2**20
-"""Elements of a node's output up to which each one may be looked at: 4 MiB in float32."""
+"""Elements of a node's output up to which each one may be labelled: 4 MiB in float32."""
+
+BESIDE_OUTPUT = (
+    "a layer with a rule computes something besides its output with it: return all that the loss "
+    "depends on as one tensor, or remove the layer's rule"
+)
+ROWS_OF_SEVERAL = (
+    "the rule of its layer takes the leading axis of the layer's output for rows, and some of "
+    "these rows belong to several samples: put the samples on that axis, or remove the rule"
+)
 
 
 @dataclass
 class Ways:
-    """The ways of one parameter to the loss.
+    """The paths of one parameter to the loss.
 
     ``uses`` are nodes whose rows belong to one sample each, ``mixed`` those at which samples have
-    met already, and ``unwatched`` those that have to be looked at. ``beside`` says that the loss
-    depends on the parameter beside the samples, as a regulariser does.
+    met already, for a ``reason`` if it is known, and ``unlabelled`` the edges that need labels.
+    ``beside`` means that the loss depends on the parameter beside the samples, as by a regulariser.
     """
 
     uses: list[Use] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
-    unwatched: list[Watched] = field(default_factory=list)
+    unlabelled: list[LabelledEdge] = field(default_factory=list)
     beside: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A node on the way, how it was reached, and what was passed.
+    """A node on a path, how it was reached, and what was passed.
 
     ``largest`` is the number of elements of the largest node that may compute with data, 0 if there
     was none; ``met`` is the first node that was passed because samples have met there.
@@ -116,7 +92,7 @@ class _Step:
 
 
 class Finder:
-    """Follows parameters through a graph, with the labels that are known of it."""
+    """Follows parameters through a graph to the nodes that use them, by the known labels."""
 
     def __init__(
         self,
@@ -126,23 +102,34 @@ class Finder:
         samples: int,
         reads_data: Sequence[bool],
     ) -> None:
-        """``reads_data`` says of nodes whether they are made of what the model was called with."""
+        """``reads_data`` is whether a node depends on the model's inputs, by number."""
         self._graph = graph
         self._alone = alone
         self._reads_data = reads_data
         self._samples = samples
         below = graph.below(edge[0] for edge in sources)
         self._above = set(range(len(graph))) - below
+        inside = {call: graph.inside(call) for call in graph.ruled_calls if call.node in below}
+        self._ruled = {
+            call: inner
+            for call, inner in inside.items()
+            # A rule can't hold the statistics of a normalisation fixed.
+            if not any(uses_statistics(graph.nodes[number]) for number in inner)
+        }
 
-    def ways(self, parameter: Tensor, labels: Mapping[Watched, Tensor] | None = None) -> Ways:
-        """All ways of a parameter; without ``labels``, what has to be looked at first."""
+    def ways(self, parameter: Tensor, labels: Mapping[LabelledEdge, Tensor] | None = None) -> Ways:
+        """All paths of a parameter; without ``labels``, the edges that need labels first."""
         found = Ways()
-        stack = [_Step(self._graph.leaves[id(parameter)])]
+        leaf = self._graph.leaves[id(parameter)]
+        ruled = self._follow_in_ruled_calls(leaf, labels, found)
+        stack = [_Step(leaf)]
         steps = 0
         while stack:
             step = stack.pop()
             for consumer, place, output in self._graph.consumers[step.node]:
                 steps += 1
+                if step.node == leaf and consumer in ruled:
+                    continue
                 if consumer in self._above:
                     found.beside |= step.met is None
                     found.mixed += [] if step.met is None else [step.met]
@@ -155,16 +142,47 @@ class Finder:
                 break
         return found
 
+    def _follow_in_ruled_calls(
+        self, leaf: int, labels: Mapping[LabelledEdge, Tensor] | None, found: Ways
+    ) -> set[int]:
+        """Add the uses of a parameter by layers that have a rule; returns these calls' nodes."""
+        calls = {call: dict(call.names) for call in self._ruled}
+        names = {call.node: own[leaf] for call, own in calls.items() if leaf in own}
+        inner = set[int]().union(*(self._ruled[call] for call in calls if call.node in names))
+        reached: set[int] = set()
+        waiting = [leaf] if inner else []
+        while waiting:
+            node = waiting.pop()
+            consumers = {consumer for consumer, _, _ in self._graph.consumers[node]}
+            if node != leaf and not consumers <= inner:
+                found.mixed.append(node)
+                found.reason = BESIDE_OUTPUT
+            new = (consumers & inner) - reached
+            reached |= new
+            waiting += new - names.keys()
+        for node in sorted(reached & names.keys()):
+            use = Use(node, 0, self._graph.shape((leaf, 0)), (), names[node])
+            edges = self.edges_at(use)
+            if labels is None or any(edge not in labels for edge in edges):
+                found.unlabelled += edges
+            elif self.labelled(use, labels):
+                found.uses.append(use)
+                continue
+            else:
+                found.reason = ROWS_OF_SEVERAL
+            found.mixed += [] if labels is None else [node]
+        return inner
+
     def _follow(
         self,
         step: _Step,
         consumer: int,
         place: int,
         output: int,
-        labels: Mapping[Watched, Tensor] | None,
+        labels: Mapping[LabelledEdge, Tensor] | None,
         found: Ways,
     ) -> _Step | None:
-        """Where a way goes on behind a consumer; ``None`` if it ends there."""
+        """The next step of a path behind a consumer; ``None`` if it ends there."""
         chain = step.chain
         if step.index is not None:
             chain = (Link(step.node, output, step.index), *chain)
@@ -176,7 +194,7 @@ class Finder:
         use = Use(consumer, place, self._graph.shape((step.node, output)), chain)
         kind = self._graph.kinds[consumer]
         grows = self._elements(consumer) > math.prod(use.shape)
-        grows = grows or bool(_LAYERS.match(kind) or INDEXING.search(kind))
+        grows = grows or bool(LAYERS.match(kind) or INDEXING.search(kind))
         onward = _Step(
             consumer,
             place,
@@ -186,7 +204,7 @@ class Finder:
             consumer if step.met is None else step.met,
         )
         if labels is None:
-            found.unwatched += self.watched_at(use)
+            found.unlabelled += self.edges_at(use)
             goes_on = step.open_nodes < OPEN_NODES and self._may_be_of_parameters(use)
             return onward if goes_on else None
         return self._judge(use, step, onward, labels, found)
@@ -196,20 +214,20 @@ class Finder:
         use: Use,
         step: _Step,
         onward: _Step,
-        labels: Mapping[Watched, Tensor],
+        labels: Mapping[LabelledEdge, Tensor],
         found: Ways,
     ) -> _Step | None:
         affordable = self._samples * step.largest <= SHARED_WORK * self._elements(use.node)
         worth = affordable or self._is_computed_weight(use)
         if worth:
-            watched = self.labelled(use, labels)
-            if watched and step.largest and not self._is_shared(use, labels[watched[0]]):
+            edges = self.labelled(use, labels)
+            if edges and step.largest and not self._is_shared(use, labels[edges[0]]):
                 found.mixed.append(onward.met or use.node)
                 return None
-            if watched:
+            if edges:
                 found.uses.append(use)
                 return None
-            found.unwatched += [w for w in self._all_watched_at(use) if w not in labels]
+            found.unlabelled += [e for e in self._all_edges_at(use) if e not in labels]
         if len(use.chain) < MAX_CHAIN:
             return onward
         found.mixed.append(onward.met or use.node)
@@ -218,17 +236,17 @@ class Finder:
     def _is_shared(self, use: Use, labels: Tensor) -> bool:
         """Whether a use's input is the same for all samples, rather than made of them.
 
-        It is where it is repeated along all axes that count samples, or multiplied by the rows of
-        each. Otherwise each sample has a share in it that others see, which couples them.
+        It is the same if it is repeated along all axes that count samples, or multiplied by the
+        rows of each. Otherwise it depends on samples, which couples those that use it.
         """
         kind = self._graph.kinds[use.node]
-        if use.index in _WEIGHTS.get(kind, ()):
+        if use.index in node_kind(kind).weights:
             return self._is_computed_weight(use)
-        if not _BROADCASTING.match(kind):
+        if not BROADCASTING.match(kind):
             return False
         missing = len(self._graph.shape((use.node, 0))) - len(use.shape)
         own = (1,) * missing + use.shape
-        known = labels != NOBODY
+        known = labels != NO_SAMPLE
         most = labels.amax() if labels.numel() else labels
         counting = [
             axis
@@ -238,52 +256,47 @@ class Finder:
         return all(own[axis] == 1 for axis in counting)
 
     def _is_computed_weight(self, use: Use) -> bool:
-        """Whether a use's input is a weight that no sample has entered."""
-        is_weight = use.index in _WEIGHTS.get(self._graph.kinds[use.node], ())
+        """Whether a use's input is a weight that is computed without samples."""
+        is_weight = use.index in node_kind(self._graph.kinds[use.node]).weights
         return is_weight and not any(self._reads_data[link.node] for link in use.chain)
 
-    def labelled(self, use: Use, labels: Mapping[Watched, Tensor]) -> list[Watched]:
+    def labelled(self, use: Use, labels: Mapping[LabelledEdge, Tensor]) -> list[LabelledEdge]:
         """The labelled edges above a use; none if samples have met there."""
         for fine in (False, True):
-            watched = [w for w in self.watched_at(use, fine) if w in labels]
-            if watched and not any(bool((labels[w] < NOBODY).any()) for w in watched):
-                return watched
+            edges = [edge for edge in self.edges_at(use, fine) if edge in labels]
+            if edges and not any(bool((labels[edge] < NO_SAMPLE).any()) for edge in edges):
+                return edges
         return []
 
-    def _all_watched_at(self, use: Use) -> list[Watched]:
+    def _all_edges_at(self, use: Use) -> list[LabelledEdge]:
         small = self._elements(use.node) <= FINE_ELEMENTS
-        fine = small and not _LAYERS.match(self._graph.kinds[use.node])
-        return [*self.watched_at(use), *(self.watched_at(use, True) if fine else [])]
+        fine = small and not LAYERS.match(self._graph.kinds[use.node])
+        return [*self.edges_at(use), *(self.edges_at(use, True) if fine else [])]
 
-    def watched_at(self, use: Use, fine: bool = False) -> list[Watched]:
+    def edges_at(self, use: Use, fine: bool = False) -> list[LabelledEdge]:
         """The edges above a node, one for each of its outputs that is used."""
+        fine = fine and not use.own_name
         return [
-            Watched((use.node, o), () if fine else self._features(use, (use.node, o)))
+            LabelledEdge((use.node, o), () if fine else self._features(use, (use.node, o)))
             for o in self._graph.outputs_of(use.node)
         ]
 
     def _features(self, use: Use, edge: Edge) -> tuple[int, ...]:
         kind, dims = self._graph.kinds[use.node], len(self._graph.shape(edge))
-        if kind in _FEATURES:
-            return _FEATURES[kind].get(use.index, ())
-        if _BY_IMAGE.match(kind):
+        if use.own_name:
             return tuple(range(1, dims))
-        if _BY_CHANNEL.match(kind):
-            return tuple(range(2, dims))
-        if kind == "EmbeddingBackward0":
-            return (dims - 1,)
-        return (dims - 1,) if _BY_LAST_AXIS.match(kind) and dims > 1 else ()
+        return feature_axes(kind, use.index, dims)
 
     def _elements(self, node: int) -> int:
         shapes = [self._graph.shape((node, output)) for output in self._graph.outputs_of(node)]
         return max(math.prod(shape) for shape in shapes)
 
     def _is_view(self, node: int) -> bool:
-        return bool(_VIEWS.match(self._graph.kinds[node]))
+        return bool(VIEWS.match(self._graph.kinds[node]))
 
     def _may_be_of_parameters(self, use: Use) -> bool:
         """Whether nothing but parameters enters a node by its edges, and it is no layer."""
-        if _LAYERS.match(self._graph.kinds[use.node]):
+        if LAYERS.match(self._graph.kinds[use.node]):
             return False
         return all(self._is_of_parameters(edge) for edge in self._graph.children[use.node])
 

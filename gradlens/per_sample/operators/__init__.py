@@ -1,1 +1,1 @@
-"""Per-sample gradients of one parameter, in the structured forms that layers give them."""
+"""Per-sample gradients of one parameter, in the structured forms that layers lead to."""

@@ -25,7 +25,7 @@ class Geometry:
 
 
 class Convolution(GradientOperator):
-    """gₙ = Σₛ δₙₛ xₙₛᵀ over output positions s, where xₙₛ is the patch that s has seen.
+    """gₙ = Σₛ δₙₛ xₙₛᵀ over output positions s, where xₙₛ is the patch that s is computed from.
 
     ``delta`` is ``[N, R, *S]``, ``inputs`` the padded input ``[N, C, *L]``; the weight has shape
     ``[R, C/groups, *kernel]``. For a transposed convolution the two swap roles. Patches are cut
@@ -112,7 +112,7 @@ class Convolution(GradientOperator):
 
 
 def _reached(inputs: Tensor, geometry: Geometry, positions: tuple[int, ...]) -> Tensor:
-    """The part of the padded input that the output positions have seen."""
+    """The part of the padded input that the output positions are computed from."""
     for axis, (kernel, stride, dilation) in enumerate(
         zip(geometry.kernel, geometry.stride, geometry.dilation, strict=True), start=2
     ):

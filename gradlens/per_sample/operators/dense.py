@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from gradlens.numerics.norms import dots, products_of_pairs, squared_row_norms
+from gradlens.numerics.precision import accumulable
 from gradlens.per_sample.operators.operator import (
     GradientOperator,
-    accumulable,
 )
 
 

@@ -1,6 +1,6 @@
 """The interface of structured per-sample gradients.
 
-Throughout, a parameter of shape ``P`` is seen as a matrix of R rows (its first axis) and K columns
+Throughout, a parameter of shape ``P`` is taken as a matrix of R rows (its first axis) and K columns
 (all other axes together); scalars and vectors have K = 1.
 """
 
@@ -57,14 +57,14 @@ class GradientOperator(ABC):
     """Per-sample gradients gₙ ``[N, *P]`` of one parameter, without building them.
 
     gₙ is N times sample n's contribution to a mean loss, or that contribution itself under a sum
-    loss; ``scale`` holds this factor, so no caller ever sees another scaling. All results are of
+    loss; ``scale`` is this factor, so callers get no other scaling. All results are of
     the operator's ``dtype``: that of the factors, except that half precisions accumulate in
     float32.
 
-    A subclass states ``_block``. Everything else follows from it piece by piece; the other private
-    methods are there to be replaced where the structure offers something cheaper. They see
-    unscaled gradients as ``[N, R, K]``. With ``makes_blocks``, those of ``_block`` are new tensors
-    each time, and are scaled in place.
+    A subclass defines ``_block``. Everything else follows from it piece by piece; a subclass may
+    override the other private methods where its structure allows something cheaper. They compute
+    with unscaled gradients as ``[N, R, K]``. With ``makes_blocks``, results of ``_block`` are new
+    tensors each time, and are scaled in place.
     """
 
     makes_blocks: ClassVar[bool] = False
@@ -92,9 +92,10 @@ class GradientOperator(ABC):
 
     @final
     def hold(self, tensors: tuple[Tensor | None, ...]) -> None:
-        """Keep others from changing tensors that the operator is made of.
+        """Keep references to tensors, so that the ones that the operator is made of don't change.
 
-        Autograd makes a gradient that nobody else refers to the parameter's own.
+        Autograd makes a gradient without other references the parameter's own ``grad``, which the
+        user may change.
         """
         self._held = tensors
 
@@ -210,7 +211,7 @@ class GradientOperator(ABC):
             cells = second.compact_cells(companions)
             return counts_of_2d(self._tally_2d(grid, cells, second.size, max_bytes))
 
-    # To be stated, or replaced, by subclasses.
+    # Defined, or overridden, by subclasses.
 
     @abstractmethod
     def _block(self, samples: slice, rows: slice) -> Tensor:
@@ -342,9 +343,3 @@ def slices(length: int, step: int) -> list[slice]:
     """Consecutive slices that cover ``range(length)``, ``step`` (at least one) long each."""
     step = max(int(step), 1)
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
-
-
-def accumulable(tensor: Tensor) -> Tensor:
-    """Detached, and in float32 where sums in the tensor's own precision would lose digits."""
-    tensor = tensor.detach()
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

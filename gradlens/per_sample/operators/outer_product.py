@@ -7,10 +7,10 @@ from torch import Tensor
 
 from gradlens.numerics.histograms import CHUNK, Grid, add_weights, count
 from gradlens.numerics.norms import squared_row_norms
+from gradlens.numerics.precision import accumulable
 from gradlens.per_sample.operators.operator import (
     PIECE_BYTES,
     GradientOperator,
-    accumulable,
     slices,
 )
 from gradlens.per_sample.operators.tail import Tail
@@ -75,7 +75,7 @@ class OuterProduct(GradientOperator):
             return super()._abs_max()
         large, small = _extremes(self._delta)
         other_large, other_small = _extremes(self._inputs)
-        # Rounding keeps order. Zero times infinity is NaN, which the small ones give away.
+        # Rounding keeps order. Zero times infinity is NaN, which shows in the small products.
         products = torch.cat([large * other_large, large * other_small, small * other_large])
         return (products * abs(self.scale)).amax()
 
@@ -123,7 +123,7 @@ class OuterProduct(GradientOperator):
         return (positive, other_below_zero), (below_zero, other_positive)
 
     def _tail(self, grid: Grid) -> Tail:
-        """All elements but those whose factors' signs tell their cell."""
+        """All elements but those whose cell follows from their factors' signs."""
         return Tail(self._delta, self._inputs, self.scale, grid.centre)
 
     @property

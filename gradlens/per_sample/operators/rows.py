@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.norms import products_of_pairs, squared_row_norms
+from gradlens.numerics.precision import accumulable
 from gradlens.per_sample.operators.operator import (
     PIECE_BYTES,
     GradientOperator,
-    accumulable,
     slices,
 )
 
 
 class IndexedRows(GradientOperator):
-    """gₙ has row ``indices[m]`` increased by ``delta[m]``, for every m that sample n owns.
+    """gₙ has row ``indices[m]`` increased by ``delta[m]``, for every m that belongs to sample n.
 
     ``indices`` and ``owners`` are ``[M]``, ``delta`` is ``[M, K]`` and the weight ``[R, K]``. Rows
     that a sample touches more than once are added up at construction.

@@ -1,4 +1,4 @@
-"""Per-sample gradients that are computed once, for all that is asked of them."""
+"""Per-sample gradients that are computed once for several results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Stored(GradientOperator):
     """Another operator's gₙ, as the pieces of whole samples that it computes them in.
 
     Pieces rather than one tensor, since memory of their size is used again, while that of a large
-    tensor is got from the system page by page, which takes longer than the computation.
+    tensor is allocated by the system page by page, which takes longer than the computation.
     """
 
     def __init__(self, individual: GradientOperator, piece_bytes: int = PIECE_BYTES) -> None:

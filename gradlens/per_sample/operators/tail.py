@@ -14,7 +14,7 @@ from torch import Tensor
 class Block:
     """Some elements of δₙ xₙᵀ: ``values`` ``[b, m]``, δ's index ``row`` ``[b]``, x's ``column``.
 
-    ``opposite`` tells whether the two factors have opposite signs; ``column`` is ``[b, m]``.
+    ``opposite`` is whether the two factors have opposite signs; ``column`` is ``[b, m]``.
     """
 
     values: Tensor
@@ -29,8 +29,8 @@ class Tail:
 
     δ is ``[N, R]``, x ``[N, K]``. Some smaller elements are among them, and all whose sign is lost
     because they underflow. Both factors are sorted by size, so that each element of δ takes a
-    leading part of x; elements of δ that take about as much form a block. There are ``at_most``
-    elements, to judge before sorting.
+    leading part of x; elements of δ that take about as much form a block. ``at_most`` is a bound on
+    the number of elements that is found before sorting.
     """
 
     def __init__(self, delta: Tensor, inputs: Tensor, scale: float, threshold: float) -> None:

@@ -1,8 +1,8 @@
 """Whether labels agree with what the model was called with.
 
 Where an axis of positions has as many entries as there are samples, or as many positions as samples
-were selected by chance, the loss's rows alone don't say what they are. Layers that compute with the
-model's input itself do: the sample of each of its rows is known.
+were selected by chance, the loss's rows are ambiguous. Layers that compute with the model's input
+itself decide it, since the sample of each of its rows is known.
 """
 
 from __future__ import annotations
@@ -17,24 +17,12 @@ from torch import Tensor
 from gradlens.hooks.model_calls import Given
 from gradlens.hooks.torch_private import saved
 from gradlens.per_sample.labelling.graph import Graph, Use
-from gradlens.per_sample.labelling.row_index import NOBODY
+from gradlens.per_sample.labelling.node_kinds import node_kind
+from gradlens.per_sample.labelling.row_index import NO_SAMPLE
 from gradlens.per_sample.labelling.saved import recomputation
 
 MAX_ELEMENTS = 2**22
 """Larger tensors, of 16 MiB in single precision, aren't searched for the model's input."""
-
-READS = {
-    "AddmmBackward0": "mat1",
-    "MmBackward0": "self",
-    "BmmBackward0": "self",
-    "ConvolutionBackward0": "input",
-    "EmbeddingBackward0": "indices",
-    "EmbeddingBagBackward0": "indices",
-    "NativeLayerNormBackward0": "input",
-    "MkldnnRnnLayerBackward0": "input",
-    "MulBackward0": "self",
-}
-"""Under which names kinds of nodes have saved what they compute with."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +46,11 @@ class ModelInputs:
     def order(
         self, graph: Graph, uses: Sequence[tuple[Use, Tensor]], samples: int
     ) -> Tensor | None:
-        """The label of each sample of the inputs, ``[N]``; ``None`` if that isn't known of all."""
+        """The label of each sample of the inputs, ``[N]``; ``None`` if some are unknown."""
         pairs = self._pairs(graph, uses)
         if pairs is None or not _one_to_one(pairs):
             return None
-        labels = torch.full((samples,), NOBODY)
+        labels = torch.full((samples,), NO_SAMPLE)
         known = pairs[:, (pairs >= 0).all(0)]
         labels[known[0]] = known[1]
         return labels if bool((labels >= 0).all()) else None
@@ -77,7 +65,7 @@ class ModelInputs:
         return torch.cat(pairs, dim=1) if pairs else None
 
     def _is_shared(self, graph: Graph, number: int, samples: int) -> bool:
-        """Whether a node that all samples are said to share computes with inputs of each."""
+        """Whether a node that all samples should share computes with the inputs of each."""
         read = _read_by(graph, number)
         given = None if read is None else self._by_storage(read)
         return given is not None and given.shape[self.axis] == samples
@@ -127,7 +115,7 @@ class ModelInputs:
 
 
 def reads_data(graph: Graph, model_inputs: Sequence[Given]) -> list[bool]:
-    """Whether a node is made of what the model was called with, by number."""
+    """Whether a node depends on the tensors that the model was called with, by number."""
     addresses = {given.storage for given in model_inputs}
     found: list[bool] = []
     for number, edges in enumerate(graph.children):
@@ -138,8 +126,8 @@ def reads_data(graph: Graph, model_inputs: Sequence[Given]) -> list[bool]:
 
 
 def _read_by(graph: Graph, number: int) -> Tensor | None:
-    name = READS.get(graph.kinds[number])
-    if name is None:
+    name = node_kind(graph.kinds[number]).data
+    if not name:
         return None
     with recomputation():
         read: Tensor | None = saved(graph.nodes[number], name)
@@ -147,7 +135,7 @@ def _read_by(graph: Graph, number: int) -> Tensor | None:
 
 
 def _is_whole(read: Tensor, given: Given) -> bool:
-    """Whether what was read is what was given, element by element, but for its shape."""
+    """Whether a saved tensor is one of the model's inputs, element by element, reshaped or not."""
     if read.data_ptr() != given.address or read.numel() != prod(given.shape):
         return False
     same = (tuple(read.shape), read.stride()) == (given.shape, given.strides)
@@ -165,7 +153,7 @@ def _matched(read: Tensor, given: Tensor, samples: Tensor) -> Tensor | None:
     if any(key not in places for key in keys):
         return None
     found = torch.tensor([places[key] for key in keys], dtype=torch.long)
-    return torch.where(found < 0, NOBODY, samples[found.clamp(min=0)])
+    return torch.where(found < 0, NO_SAMPLE, samples[found.clamp(min=0)])
 
 
 def _one_to_one(pairs: Tensor) -> bool:
@@ -176,5 +164,5 @@ def _one_to_one(pairs: Tensor) -> bool:
 
 
 def inputs_by_axis(given: Sequence[Given], axis: int | None) -> ModelInputs | None:
-    """What is known of a model's inputs, if anything is."""
+    """A model's inputs, if they are known."""
     return ModelInputs(given, axis) if given and axis is not None else None

@@ -1,0 +1,395 @@
+"""Finds the plan of a loss's graph by labelled backward passes.
+
+The passes (``gradlens.per_sample.labelling.labels``) give, for each parameter, the nodes at which
+the gradients of samples are still apart, and the sample of each of their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from gradlens.history.coverage import few
+from gradlens.hooks.model_calls import Given
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.per_sample.batchnorm import in_front_of, statistics_frozen, uses_statistics
+from gradlens.per_sample.labelling.candidates import BatchEvidence, Candidate, candidates_of
+from gradlens.per_sample.labelling.graph import Graph, Use
+from gradlens.per_sample.labelling.labels import UNREADABLE, LabelledEdge, Source, read_labels
+from gradlens.per_sample.labelling.loss_inputs import LossInputs, loss_inputs
+from gradlens.per_sample.labelling.loss_labels import labelled_inputs
+from gradlens.per_sample.labelling.model_inputs import inputs_by_axis, reads_data
+from gradlens.per_sample.labelling.node_kinds import HIDING, REENTRANT_CHECKPOINT, SYNCHRONISED
+from gradlens.per_sample.labelling.plan import LabelledUse, Plan, selections
+from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
+from gradlens.per_sample.labelling.rule_checks import disagreements
+from gradlens.per_sample.labelling.saved import is_recomputed
+from gradlens.per_sample.labelling.uses import Finder, Ways
+
+MAX_ROUNDS = 3
+"""Rounds of labelled passes for one plan: the first one is for the outputs of layers, further ones
+are for computations with parameters that all samples share."""
+
+_Labels: TypeAlias = tuple[tuple[int, ...] | None, ...]
+
+
+@dataclass(frozen=True)
+class _LossGraph:
+    """A loss's graph, the model's parameters, and the tensors that the model was called with."""
+
+    graph: Graph
+    parameters: Mapping[str, nn.Parameter]
+    model_inputs: Sequence[Given] = ()
+
+    @cached_property
+    def alone(self) -> list[bool]:
+        """Whether a node computes with parameters alone, by number."""
+        return self.graph.of_parameters_alone()
+
+    @cached_property
+    def inputs(self) -> LossInputs:
+        """The edges at which the loss is computed from tensors with axes."""
+        return loss_inputs(self.graph, self.alone)
+
+    @cached_property
+    def reads_data(self) -> list[bool]:
+        """Whether a node computes with what the model was called with, by number."""
+        return reads_data(self.graph, self.model_inputs)
+
+
+def plan_of(
+    graph: Graph,
+    parameters: Mapping[str, nn.Parameter],
+    evidence: BatchEvidence,
+    model_inputs: Sequence[Given] = (),
+) -> Plan:
+    """The plan of a loss's graph.
+
+    ``model_inputs`` are the tensors that the model was called with, which decide where two axes
+    have N entries. Gradients of parameters stay as they are.
+    """
+    loss = _LossGraph(graph, parameters, model_inputs)
+    try:
+        candidates = candidates_of(loss.inputs, evidence)
+    except UnavailableError as reason:
+        return _nothing(parameters, str(reason))
+    plans: list[Plan] = []
+    tried: set[_Labels] = set()
+    reasons: list[str] = []
+    for candidate in candidates:
+        if candidate.samples == 1 and plans:
+            continue  # a single sample has all rows, whatever they are
+        try:
+            plan = _plan_for(candidate, loss, tried)
+        except UnavailableError as reason:
+            reasons.append(str(reason))
+        except RuntimeError as error:  # of a graph that allows no pass besides the user's own
+            reasons.append(NO_PASS.format(error=(str(error).splitlines() or [""])[0]))
+        else:
+            if plan is not None and not plan.unavailable:
+                return plan
+            plans += [] if plan is None else [plan]
+    if len(plans) > 1:
+        return _nothing(parameters, AMBIGUOUS.format(numbers=_either(plans)))
+    return plans[0] if plans else _nothing(parameters, "".join(reasons[:1]))
+
+
+def _plan_for(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> Plan | None:
+    """The plan for one number of samples; ``None`` if another candidate has the same labels.
+
+    ``UnavailableError`` if the candidate contradicts what the model was called with.
+    """
+    found = labelled_inputs(loss.graph, loss.inputs, loss.alone, candidate)
+    labels = tuple(
+        None if source.labels is None else tuple(source.labels.flatten().tolist())
+        for source in found.sources
+    )
+    if labels in tried:
+        return None
+    tried.add(labels)
+    plan = _Planner(loss, candidate, found.sources).plan()
+    if candidate.rows_together > 1 and (plan.unavailable or not plan.is_balanced):
+        return None  # rows of the model that none of the loss's came from
+    inputs = inputs_by_axis(loss.model_inputs, candidate.input_axis)
+    uses = _labels_of_uses(plan)
+    agree = inputs.agree(loss.graph, uses, candidate.samples) if inputs else None
+    if agree is False or (agree is None and found.ambiguous):
+        raise UnavailableError(OTHER_AXIS.format(samples=candidate.samples))
+    order = inputs.order(loss.graph, uses, candidate.samples) if inputs and found.in_parts else None
+    return plan if order is None else plan.part(order)
+
+
+def _labels_of_uses(plan: Plan) -> list[tuple[Use, Tensor]]:
+    labelled = (use for uses in plan.uses.values() for use in uses)
+    return [(use.use, use.rows[0].labels) for use in labelled if 0 in use.rows]
+
+
+def _either(plans: Sequence[Plan]) -> str:
+    return " or ".join(dict.fromkeys(f"{plan.samples}, by {plan.known_by}" for plan in plans))
+
+
+def _nothing(parameters: Iterable[str], reason: str) -> Plan:
+    return Plan(None, reason, unavailable=dict.fromkeys(parameters, reason))
+
+
+def plan_of_rows(
+    graph: Graph, parameters: Mapping[str, nn.Parameter], samples: int, axis: int = 0
+) -> Plan:
+    """The plan of a graph of outputs, one of whose axes counts the samples."""
+    shape = [1] * len(graph.shape(graph.root))
+    shape[axis] = samples
+    source = Source(graph.root, torch.arange(samples).reshape(shape))
+    candidate = Candidate(samples, axis, "the rows of the outputs")
+    return _Planner(_LossGraph(graph, parameters), candidate, [source]).plan()
+
+
+def samples_of(graph: Graph, evidence: BatchEvidence) -> int:
+    """The number of samples of a loss; ``UnavailableError`` if it isn't known."""
+    alone = graph.of_parameters_alone()
+    inputs = loss_inputs(graph, alone)
+    reasons: list[UnavailableError] = []
+    for candidate in candidates_of(inputs, evidence):
+        try:
+            labelled_inputs(graph, inputs, alone, candidate)
+        except UnavailableError as reason:
+            reasons.append(reason)
+        else:
+            return candidate.samples
+    raise reasons[0]
+
+
+class _Planner:
+    """Finds the plan for one candidate number of samples."""
+
+    def __init__(self, loss: _LossGraph, candidate: Candidate, sources: Sequence[Source]) -> None:
+        graph = self._graph = loss.graph
+        self._parameters = loss.parameters
+        self._candidate = candidate
+        self._sources = sources
+        self._inside = {
+            n: p for n, p in loss.parameters.items() if p in graph and not p.is_complex()
+        }
+        edges = [source.edge for source in sources]
+        self._finder = Finder(graph, loss.alone, edges, candidate.samples, loss.reads_data)
+        self._hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind in HIDING)
+        self._normalising = [
+            number
+            for number, node in enumerate(graph.nodes)
+            if uses_statistics(node) and number not in self._hidden and self._has_images(number)
+        ]
+
+    def _has_images(self, number: int) -> bool:
+        """False for instance normalisation, which normalises channels ``[1, N·C]`` of samples."""
+        return self._candidate.samples > 1 and self._graph.shape((number, 0))[0] > 1
+
+    def plan(self) -> Plan:
+        """The plan, from as many labelled passes as it takes."""
+        normalised = [_by_channel(self._graph, number) for number in self._normalising]
+        ways = {name: self._finder.ways(p) for name, p in self._inside.items()}
+        new = [*normalised, *(edge for way in ways.values() for edge in way.unlabelled)]
+        labels: dict[LabelledEdge, Tensor] = {}
+        for _ in range(MAX_ROUNDS):
+            unique = [edge for edge in dict.fromkeys(new) if edge not in labels]
+            new = [edge for edge in unique if edge.edge[0] not in self._hidden]
+            if not new:
+                break
+            labels |= self._read(new)
+            ways = {name: self._finder.ways(p, labels) for name, p in self._inside.items()}
+            new = [edge for way in ways.values() if way.mixed for edge in way.unlabelled]
+        coupling = [
+            edge.edge[0]
+            for edge in normalised
+            if _couples(labels.get(edge), self._candidate.samples)
+        ]
+        plan = self._without_unknown_rows(self._settled(ways, labels, coupling))
+        return self._reusable(self._with_checked_rules(plan))
+
+    def _read(self, edges: Sequence[LabelledEdge]) -> dict[LabelledEdge, Tensor]:
+        nodes = [self._graph.nodes[number] for number in self._normalising]
+        with statistics_frozen(nodes):
+            return read_labels(self._graph, self._sources, edges, self._candidate.samples)
+
+    def _settled(
+        self,
+        ways: Mapping[str, Ways],
+        labels: Mapping[LabelledEdge, Tensor],
+        coupling: Sequence[int],
+    ) -> Plan:
+        indices: dict[LabelledEdge, RowIndex] = {}
+        unmixed = [(name, way) for name, way in ways.items() if not way.mixed]
+        apart = {use.node: name for name, way in unmixed for use in way.uses}
+        unreadable = {
+            edge.edge[0] for edge, each in labels.items() if bool((each == UNREADABLE).any())
+        }
+        reasons = {n: self._reason(n, ways.get(n), apart, unreadable) for n in self._parameters}
+        return Plan(
+            self._candidate.samples,
+            self._candidate.known_by,
+            {
+                name: tuple(self._labelled(use, labels, indices) for use in ways[name].uses)
+                for name, reason in reasons.items()
+                if not reason
+            },
+            {name: reason for name, reason in reasons.items() if reason},
+            tuple(name for name, way in ways.items() if way.beside),
+            tuple(coupling),
+            any(is_recomputed(node) for node in self._graph.nodes if uses_statistics(node)),
+        )
+
+    def _without_unknown_rows(self, plan: Plan) -> Plan:
+        """Without parameters in front of a normalisation some of whose rows have no label.
+
+        They have no gradient while the statistics are held fixed, but may have one through these.
+        """
+        front = in_front_of(plan.coupling, self._graph, self._parameters)
+        lost = [
+            name
+            for name in front
+            for use in plan.uses.get(name, ())
+            if not all(index.is_complete for index in use.rows.values())
+        ]
+        return plan.without(dict.fromkeys(lost, NO_LABEL))
+
+    def _with_checked_rules(self, plan: Plan) -> Plan:
+        """Without parameters of layers whose rule disagrees with autograd."""
+        used = {use.use.node for uses in plan.uses.values() for use in uses if use.use.own_name}
+        reasons = {
+            call.node: disagreements(self._graph, call)
+            for call in self._graph.ruled_calls
+            if call.node in used
+        }
+        return plan.without(
+            {
+                name: reasons[use.use.node][use.use.own_name]
+                for name, uses in plan.uses.items()
+                for use in uses
+                if use.use.own_name in reasons.get(use.use.node, ())
+            }
+        )
+
+    def _reusable(self, plan: Plan) -> Plan:
+        """The plan for all graphs of the same structure, if it is certain to hold for them.
+
+        It does if each sample has as many rows everywhere. Otherwise a row that all samples share
+        may seem to be of one, if those of the others have no gradient by chance.
+        """
+        if "CopySlices" in self._graph.kinds or not plan.is_balanced:
+            return plan
+        found = tuple(each.clone() for each in selections(self._graph, plan))
+        return replace(plan, holds=True, selections=found)
+
+    def _labelled(
+        self, use: Use, labels: Mapping[LabelledEdge, Tensor], indices: dict[LabelledEdge, RowIndex]
+    ) -> LabelledUse:
+        edges = self._finder.labelled(use, labels)
+        for edge in edges:
+            if edge not in indices:
+                found = RowIndex(labels[edge], self._candidate.samples)
+                # In front of statistics that are held fixed, rows without gradient may get one.
+                indices[edge] = found.filled(some=bool(self._normalising))
+        fine = edges != self._finder.edges_at(use)
+        return LabelledUse(
+            use,
+            {edge.edge[1]: indices[edge] for edge in edges},
+            {edge.edge[1]: edge.features for edge in edges},
+            fine and edges == self._finder.edges_at(use, True),
+        )
+
+    def _reason(
+        self, name: str, way: Ways | None, apart: Mapping[int, str], unreadable: Set[int]
+    ) -> str:
+        """Why a parameter has no per-sample gradients; empty if it has."""
+        if self._parameters[name].is_complex():
+            return COMPLEX
+        hidden = HIDDEN if REENTRANT_CHECKPOINT in self._graph.kinds else COMPILED
+        if way is None:
+            return UNUSED if set(HIDING).isdisjoint(self._graph.kinds) else hidden
+        if self._hidden & {*way.mixed, *(use.node for use in way.uses)}:
+            return hidden
+        if not way.mixed:
+            return "" if way.uses else BESIDE
+        if unreadable & set(way.mixed):
+            return NOT_READABLE
+        if way.reason:
+            return way.reason
+        if SYNCHRONISED in self._graph.kinds:
+            return ACROSS_PROCESSES
+        unknown = [self._graph.shape(s.edge) for s in self._sources if s.labels is None]
+        if unknown:
+            return UNKNOWN_TERM.format(shape=list(unknown[0]), samples=self._candidate.samples)
+        behind = self._first_behind(way.mixed[0], apart)
+        return MEETING.format(behind=few(behind) or "the loss", samples=self._candidate.samples)
+
+    def _first_behind(self, node: int, apart: Mapping[int, str]) -> list[str]:
+        """The parameters of the first nodes towards the loss at which samples are apart."""
+        found: dict[str, None] = {}
+        reached, waiting = {node}, [node]
+        while waiting:
+            for consumer, _, _ in self._graph.consumers[waiting.pop()]:
+                if consumer in apart:
+                    found[apart[consumer]] = None
+                elif consumer not in reached:
+                    reached.add(consumer)
+                    waiting.append(consumer)
+        return list(found)
+
+
+def _by_channel(graph: Graph, number: int) -> LabelledEdge:
+    """The output of a normalisation of channels, with a row for each image and channel."""
+    return LabelledEdge((number, 0), tuple(range(2, len(graph.shape((number, 0))))))
+
+
+def _couples(labels: Tensor | None, samples: int) -> bool:
+    """Whether some channel of a normalisation over ``[B, C]`` has rows of several samples."""
+    if labels is None or samples == 1 or not labels.numel():
+        return False
+    return bool((labels < NO_SAMPLE).any() | (labels.amax(0) != labels.amin(0)).any())
+
+
+AMBIGUOUS = (
+    "samples meet in the network whichever axis counts them, so that the number of samples isn't "
+    "certain ({numbers}): pass batch_size=... to the context"
+)
+OTHER_AXIS = (
+    "more than one axis, or a selection of rows, has {samples} entries in the tensors that the "
+    "loss is computed from, so that it isn't certain which of them are the samples: use a batch of "
+    "another size, or compute the loss from a tensor with one row for each sample"
+)
+NO_PASS = "no backward pass besides the user's own is possible ({error})"
+COMPLEX = "it is complex"
+NO_LABEL = (
+    "it is in front of a normalisation over the batch, and some of its rows get their gradient "
+    "from the statistics alone, which are of all samples"
+)
+UNUSED = "the loss doesn't depend on it, or in a way that autograd doesn't follow"
+BESIDE = "the loss depends on it in a way that no sample has a share in, as a regulariser does"
+HIDDEN = (
+    "a reentrant checkpoint hides which sample its gradients belong to: pass use_reentrant=False "
+    "to it"
+)
+COMPILED = (
+    "its layer ran compiled, where per-sample gradients aren't visible: at tracked steps, run the "
+    'forward pass inside torch.compiler.set_stance("force_eager")'
+)
+NOT_READABLE = (
+    "the gradient in front of it has NaN, infinities, or numbers too small for its precision, so "
+    "that the samples that they belong to can't be read off"
+)
+ACROSS_PROCESSES = (
+    "it is in front of a normalisation with the statistics of all processes: use BatchNorm, or "
+    "eval mode"
+)
+MEETING = (
+    "samples meet between it and {behind}: its gradient comes from rows that several of the "
+    "{samples} samples depend on (they are normalised together, compared with each other, or "
+    "attend to each other); if N = {samples} is wrong, pass batch_size=... to the context"
+)
+UNKNOWN_TERM = (
+    "a term of the loss is computed from a tensor of shape {shape}, whose rows can't be divided "
+    "among {samples} samples, and it depends on this parameter"
+)

@@ -1,0 +1,317 @@
+"""Per-sample gradients by rules for layers, against one backward pass for each sample."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import re
+import warnings
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+import gradlens
+from gradlens import quantities, register_layer_rule
+from gradlens.per_sample import node_rules
+from gradlens.per_sample.batchnorm import BatchNormPolicy
+from tests.cases.references import per_sample_gradients_of_losses, without_hooks
+from tests.cases.row_cases import Batch, C, D, H, N, RowCase, cross_entropy, randn, vectors
+from tests.cases.ruled_layers import (
+    RULED_CASES,
+    WRONG_RULES,
+    Normalised,
+    OwnLinear,
+    Product,
+    once,
+    own_linear,
+    with_head,
+)
+
+STEPS = 5
+"""Of which the first, the second and the fourth take labelled passes."""
+
+
+def reference(case: RowCase, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """One backward pass for each sample."""
+    losses = [case.of_sample(model, batch, n) for n in range(case.samples)]
+    return per_sample_gradients_of_losses(torch.stack(losses), model)
+
+
+def assert_right(case: RowCase, rules: Any) -> None:
+    """What there is is right, and the rest is refused with the reason, at each step."""
+    torch.manual_seed(0)
+    model = case.model()
+    plain = without_hooks(model)
+    with ExitStack() as stack:
+        for module_class, rule in rules.items():
+            stack.enter_context(register_layer_rule(module_class, rule))
+        gradients = gradlens.per_sample_gradients(
+            gradlens.extend(model), batch_size=case.batch_size
+        )
+        everything = {name for name, _ in model.named_parameters()}
+        missing = {name for name in everything if name.startswith(case.refused)}
+        for _ in range(STEPS):
+            batch = case.batch()
+            with gradients:
+                case.loss(model, batch).backward()
+            assert set(gradients) == everything - missing
+            for name in missing:
+                with pytest.raises(KeyError) as raised:
+                    gradients[name]
+                assert re.search(case.reason, raised.value.args[0])
+            expected = reference(case, plain, batch)
+            for name in gradients:
+                found = gradients[name].dense()
+                torch.testing.assert_close(found, expected[name], rtol=1e-9, atol=1e-12)
+
+
+class Applied:
+    """How often a rule gave the gradients of a parameter."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        by_layer_rule = node_rules._by_layer_rule
+
+        def counting(found: Any) -> Any:
+            self.count += 1
+            return by_layer_rule(found)
+
+        monkeypatch.setattr(node_rules, "_by_layer_rule", counting)
+
+
+@pytest.mark.parametrize("name", RULED_CASES)
+def test_layers_with_a_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = RULED_CASES[name]
+    applied = Applied(monkeypatch)
+    assert_right(case.network, case.rules)
+    assert (applied.count > 0) == case.applied
+
+
+@pytest.mark.parametrize("name", WRONG_RULES)
+def test_rules_with_an_error(name: str) -> None:
+    """Only the parameters that they are wrong about are refused; backward goes on."""
+    rule, refused, reason = WRONG_RULES[name]
+    case = RowCase(with_head(once), vectors, cross_entropy, refused=refused, reason=reason)
+    assert_right(case, {OwnLinear: rule})
+
+
+BATCHNORMS: dict[str, Callable[[], tuple[nn.Module, ...]]] = {
+    "behind": lambda: (OwnLinear(D, H), nn.BatchNorm1d(H)),
+    "in front": lambda: (nn.Linear(D, D), nn.BatchNorm1d(D), OwnLinear(D, H)),
+    "inside": lambda: (Normalised(D, H),),
+}
+
+
+def tracked(place: str, policy: BatchNormPolicy, rule: Any) -> gradlens.Cockpit:
+    torch.manual_seed(0)
+    layers = *BATCHNORMS[place](), nn.Tanh(), nn.Linear(H, C)
+    with ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        if rule is not None:
+            stack.enter_context(register_layer_rule(OwnLinear, rule))
+        model = nn.Sequential(*layers).double()
+        cockpit = gradlens.Cockpit(model, [quantities.NormTest()], batchnorm=policy)
+        for step in range(3):
+            model.zero_grad()
+            loss = F.cross_entropy(model(randn(N, D)), torch.arange(N) % C)
+            with cockpit(step, loss=loss):
+                loss.backward()
+    return cockpit
+
+
+@pytest.mark.parametrize("policy", ["coupled", "frozen", "skip"])
+@pytest.mark.parametrize("place", BATCHNORMS)
+def test_with_a_normalisation(place: str, policy: BatchNormPolicy) -> None:
+    """The same as without a rule, under each policy."""
+    by_rule, automatic = tracked(place, policy, own_linear), tracked(place, policy, None)
+    assert by_rule.coverage() == automatic.coverage()
+    for step in range(3):
+        found, expected = (each.history["NormTest"][step] for each in (by_rule, automatic))
+        assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_fewer_backward_calls_than_samples() -> None:
+    """The automatic way runs the function once for each sample."""
+    calls = []
+    for rules in ({}, {OwnLinear: own_linear}):
+        Product.calls = 0
+        assert_right(RowCase(with_head(once), vectors, cross_entropy), rules)
+        calls.append(Product.calls)
+    assert calls[0] - calls[1] > STEPS * (N - 1)
+
+
+def trained(track: bool) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = with_head(once)()
+    optimizer = torch.optim.Adam(model.parameters())
+    every = [quantities.NormTest(), quantities.GradHist2d(), quantities.GradNoiseScale()]
+    cockpit = gradlens.Cockpit(model, every) if track else None
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(torch.randn(N, D)), torch.arange(N) % C)
+        if cockpit is None:
+            loss.backward()
+        else:
+            with cockpit(step, loss=loss, optimizer=optimizer):
+                loss.backward()
+        optimizer.step()
+    if cockpit is not None:
+        assert cockpit.coverage().share == 1
+    return [*model.parameters(), torch.get_rng_state()]
+
+
+def test_training_is_the_same() -> None:
+    with register_layer_rule(OwnLinear, own_linear):
+        found = trained(True)
+    for one, other in zip(found, trained(False), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_low_precision(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = with_head(once)().to(dtype)
+    with register_layer_rule(OwnLinear, own_linear):
+        outputs = gradlens.extend(model)(torch.randn(N, D, dtype=dtype)).float()
+        losses = F.cross_entropy(outputs, torch.arange(N) % C, reduction="none")
+        expected = per_sample_gradients_of_losses(losses, model)
+        with gradlens.per_sample_gradients(model) as gradients:
+            losses.mean().backward()
+    assert gradients.keys() == expected.keys()
+    for name in expected:
+        difference = gradients[name].dense() - expected[name].float()
+        assert difference.norm() < 0.03 * expected[name].float().norm()
+
+
+def test_under_autocast() -> None:
+    torch.manual_seed(0)
+    model = with_head(once)()
+    with register_layer_rule(OwnLinear, own_linear):
+        gradlens.extend(model)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(model(torch.randn(N, D)), torch.arange(N) % C)
+        with gradlens.per_sample_gradients(model) as gradients:
+            loss.backward()
+    assert len(gradients) == 5
+
+
+def test_a_rule_can_be_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also between forward and backward pass; the one before it is back then."""
+    applied = Applied(monkeypatch)
+    torch.manual_seed(0)
+    model = with_head(once)().double()
+    handle = register_layer_rule(OwnLinear, own_linear)
+    gradlens.extend(model)
+    for removed in (False, True):
+        loss = F.cross_entropy(model(randn(N, D)), torch.arange(N) % C)
+        if removed:
+            handle.remove()
+        with gradlens.per_sample_gradients(model) as gradients:
+            loss.backward()
+        assert len(gradients) == 5
+        assert applied.count == 3
+
+
+def test_the_latest_rule_of_a_class() -> None:
+    case = RowCase(with_head(once), vectors, cross_entropy)
+    with register_layer_rule(OwnLinear, WRONG_RULES["summed"][0]):
+        assert_right(case, {OwnLinear: own_linear})
+
+
+def test_what_is_no_class_of_modules() -> None:
+    wrong: Any = OwnLinear()
+    with pytest.raises(TypeError, match="pass a layer's class"):
+        register_layer_rule(wrong, own_linear)
+
+
+class InOnePass(torch.autograd.Function):
+    """Like a reentrant checkpoint, it can't run in passes that retain the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+        if torch._C._autograd._get_current_graph_task_keep_graph():
+            raise RuntimeError("it runs in one pass alone")
+        return None, ctx.saved_tensors[0].T @ gradient
+
+
+class RunsInOnePass(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(D, H))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return InOnePass.apply(x, self.weight)
+
+
+def outer(module: Any, inputs: tuple[Any, ...], grad_output: Tensor) -> dict[str, Tensor]:
+    return {"weight": inputs[0][:, :, None] * grad_output[:, None]}
+
+
+def test_a_rule_that_can_not_be_checked() -> None:
+    with register_layer_rule(RunsInOnePass, outer):
+        model = gradlens.extend(nn.Sequential(RunsInOnePass(), nn.Linear(H, C)))
+        loss = F.cross_entropy(model(torch.randn(N, D)), torch.arange(N) % C)
+        with gradlens.per_sample_gradients(model, loss=loss) as gradients:
+            loss.backward()
+    assert set(gradients) == {"1.weight", "1.bias"}
+    with pytest.raises(
+        KeyError,
+        match="outer for RunsInOnePass can't be checked by autograd",
+    ):
+        gradients["0.weight"]
+
+
+def test_inputs_go_with_the_graph() -> None:
+    """After backward, and without it; a graph that is retained keeps them."""
+    model = with_head(once)()
+    with register_layer_rule(OwnLinear, own_linear):
+        gradlens.extend(model)
+        for backward, retain in ((True, False), (False, False), (True, True)):
+            outputs = model(inputs := torch.randn(N, D))
+            storage = weakref.ref(inputs.untyped_storage())
+            del inputs
+            if backward:
+                loss = outputs.sum()
+                loss.backward(retain_graph=retain)
+                assert (storage() is None) == (not retain)
+                del loss
+            del outputs
+            gc.collect()
+            assert storage() is None
+
+
+def test_models_can_be_copied_and_pickled() -> None:
+    torch.manual_seed(0)
+    model = with_head(once)().double()
+    model.compute = once
+    with register_layer_rule(OwnLinear, own_linear):
+        gradlens.extend(model)
+        for each in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            losses = F.cross_entropy(each(randn(N, D)), torch.arange(N) % C, reduction="none")
+            expected = per_sample_gradients_of_losses(losses, each)
+            with gradlens.per_sample_gradients(each) as gradients:
+                losses.mean().backward()
+            assert gradients.keys() == expected.keys()
+            for name in expected:
+                torch.testing.assert_close(gradients[name].dense(), expected[name])
+
+
+def test_closing_a_cockpit_removes_the_hooks() -> None:
+    model = with_head(once)()
+    with register_layer_rule(OwnLinear, own_linear):
+        cockpit = gradlens.Cockpit(model, [quantities.NormTest()])
+        assert model.own._forward_hooks
+        cockpit.close()
+        assert not model.own._forward_hooks
