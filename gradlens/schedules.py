@@ -60,6 +60,9 @@ class Epochs:
         return Linear(self.interval, self.offset)(global_step // self.length)
 
 
+EVERY_STEP = Linear(1)
+
+
 class _DecidedOnce:
     """Asks a schedule once for each step, so that a random one has one answer."""
 
@@ -81,6 +84,16 @@ class _DecidedOnce:
 def decided_once(schedule: Schedule) -> Schedule:
     """The same schedule, with one answer for each of the last few steps that it is asked about."""
     return _DecidedOnce(schedule)
+
+
+def checked(schedule: Schedule, owner: str) -> Schedule:
+    """As ``decided_once``; ``TypeError`` names the owner of what is not callable."""
+    if not callable(schedule):
+        raise TypeError(
+            f"{owner}: track_schedule={schedule!r} is not callable: pass a function from the "
+            "global step to a bool, such as gradlens.schedules.linear(10)"
+        )
+    return decided_once(schedule)
 
 
 def linear(interval: int, offset: int = 0) -> Linear:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import local_step_size
-from gradlens.quantities.quantity import TwoPointQuantity
+from gradlens.quantities.kinds import TwoPointQuantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
 

@@ -5,30 +5,29 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from gradlens.quantities.step import Step
 from gradlens.reductions import AbsMax, Reduction
-from gradlens.schedules import Schedule, decided_once, linear
+from gradlens.schedules import EVERY_STEP, Schedule, checked
 
 Range = tuple[float, float]
 
 
+@dataclass(eq=False)
 class BinAdaptation(ABC):
     """From a step to the range of the histograms after it."""
 
-    reductions: Sequence[Reduction] = ()
+    track_schedule: Schedule = EVERY_STEP
+    verbose: bool = False
 
-    def __init__(self, track_schedule: Schedule | None = None, verbose: bool = False) -> None:
-        schedule = linear(1) if track_schedule is None else track_schedule
-        if not callable(schedule):
-            raise TypeError(
-                f"{type(self).__name__}: track_schedule={schedule!r} is not callable: pass a "
-                "function from the global step to a bool"
-            )
-        self.track_schedule = decided_once(schedule)
-        self.verbose = verbose
+    reductions: ClassVar[Sequence[Reduction]] = ()
+
+    def __post_init__(self) -> None:
+        self.track_schedule = checked(self.track_schedule, type(self).__name__)
 
     def should_compute(self, global_step: int) -> bool:
         """Whether to adapt the range at this step."""
@@ -53,19 +52,12 @@ class NoAdaptation(BinAdaptation):
         return range_
 
 
+@dataclass(eq=False)
 class _AbsMaxAdaptation(BinAdaptation):
     """±(1 + padding)·max(min_size/2, largest absolute value)."""
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        padding: float = 0.0,
-        min_size: float = 1e-6,
-    ) -> None:
-        super().__init__(track_schedule, verbose)
-        self.padding = padding
-        self.min_size = min_size
+    padding: float = 0.0
+    min_size: float = 1e-6
 
     @abstractmethod
     def largest(self, step: Step) -> float:

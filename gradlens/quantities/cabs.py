@@ -6,7 +6,7 @@ from torch.optim import SGD, Optimizer
 
 from gradlens.history.view import View
 from gradlens.numerics.formulas import batch_size_rule
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import MeanSquaredNorm, SquaredNorms
 

@@ -25,10 +25,6 @@ class Consecutive:
         self._before: dict[str, Tensor] = {}
         self._now: dict[str, Tensor] = {}
 
-    def forget(self) -> None:
-        """Start anew."""
-        self._before, self._now = {}, {}
-
     def end_step(self) -> None:
         """The tensors of this step become those of the step before."""
         self._before, self._now = self._now, {}

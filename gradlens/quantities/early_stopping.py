@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import ONE_SAMPLE, early_stopping, mean_of_elements
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Mean, SumOfSquares
-from gradlens.schedules import Schedule
 
 
+@dataclass(eq=False)
 class EarlyStopping(SingleStepQuantity):
     """1 − N·meanⱼ[ḡⱼ²/(vⱼ + ε)], vⱼ the sample variance: stop when it is positive.
 
@@ -22,16 +24,7 @@ class EarlyStopping(SingleStepQuantity):
     reductions = (SumOfSquares(), Mean())
     view = View("Early stopping", group="noise", label="criterion")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        epsilon: float = 1e-5,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        self.epsilon = epsilon
+    epsilon: float = 1e-5
 
     def compute(self, step: Step) -> float:
         if step.samples < 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradlens.history.view import View
 from gradlens.numerics.formulas import NoiseScale, noise_scale
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import MeanDots, MeanSquaredNorm, SquaredNorms
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gradlens.history.view import View
 from gradlens.numerics.norms import norm
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradlens.history.view import View
 from gradlens.numerics.formulas import inner_test, norm_test, ortho_test
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import MeanDots, MeanSquaredNorm, SquaredNorms
 

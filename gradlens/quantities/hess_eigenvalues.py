@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from gradlens.curvature.eigenpairs import Which
@@ -10,10 +11,10 @@ from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.view import View
-from gradlens.quantities.quantity import CurvatureQuantity
-from gradlens.schedules import Schedule
+from gradlens.quantities.kinds import CurvatureQuantity
 
 
+@dataclass(eq=False)
 class HessEigenvalues(CurvatureQuantity):
     """The ``k`` outermost eigenvalues of the Hessian, or of the generalised Gauss-Newton matrix.
 
@@ -25,25 +26,19 @@ class HessEigenvalues(CurvatureQuantity):
 
     view = View("Curvature eigenvalues", group="curvature", yscale="symlog", label="λ")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        k: int = 5,
-        which: Which = "largest",
-        matrix: Literal["hessian", "ggn"] = "hessian",
-        tolerance: float = 1e-3,
-        max_products: int = 300,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        if matrix not in ("hessian", "ggn"):
-            raise ValueError(f'{self.name}: matrix={matrix!r} is unknown: use "hessian" or "ggn"')
-        self.k = k
-        self.which: Which = which
-        self.matrix = matrix
-        self._eigenpairs = WarmStartedEigenpairs(tolerance, max_products)
+    k: int = 5
+    which: Which = "largest"
+    matrix: Literal["hessian", "ggn"] = "hessian"
+    tolerance: float = 1e-3
+    max_products: int = 300
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.matrix not in ("hessian", "ggn"):
+            raise ValueError(
+                f'{self.name}: matrix={self.matrix!r} is unknown: use "hessian" or "ggn"'
+            )
+        self._eigenpairs = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
     def compute(self, curvature: LossCurvature) -> dict[str, Any]:
         found = self._eigenpairs(self._matrix(curvature), curvature.seed, self.k, self.which)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.quantities.quantity import CurvatureQuantity
-from gradlens.schedules import Schedule
+from gradlens.quantities.kinds import CurvatureQuantity
 
 
+@dataclass(eq=False)
 class HessMaxEV(CurvatureQuantity):
     """Largest (algebraic) eigenvalue of the mini-batch Hessian, by Lanczos' method.
 
@@ -24,20 +26,17 @@ class HessMaxEV(CurvatureQuantity):
 
     view = View("Largest Hessian eigenvalue", group="curvature", yscale="symlog", label="λ₁")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        tolerance: float = 1e-3,
-        max_products: int = 100,
-        explore_every: int = 1,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        if explore_every < 1:
-            raise ValueError(f"{self.name}: explore_every={explore_every}: use 1 or more")
-        self._eigenpairs = WarmStartedEigenpairs(tolerance, max_products, explore_every)
+    tolerance: float = 1e-3
+    max_products: int = 100
+    explore_every: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.explore_every < 1:
+            raise ValueError(f"{self.name}: explore_every={self.explore_every}: use 1 or more")
+        self._eigenpairs = WarmStartedEigenpairs(
+            self.tolerance, self.max_products, self.explore_every
+        )
 
     def compute(self, curvature: LossCurvature) -> float:
         found = self._eigenpairs(curvature.hessian, curvature.seed)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.loss_diagonal import DiagonalKind, check_request
 from gradlens.curvature.trace import Estimate
 from gradlens.history.view import View
-from gradlens.quantities.quantity import CurvatureQuantity
-from gradlens.schedules import Schedule
+from gradlens.quantities.kinds import CurvatureQuantity
 
 
+@dataclass(eq=False)
 class HessTrace(CurvatureQuantity):
     """Trace of the mini-batch Hessian, or of the generalised Gauss-Newton matrix.
 
@@ -39,23 +40,15 @@ class HessTrace(CurvatureQuantity):
 
     view = View("Hessian trace", group="curvature", yscale="symlog", label="tr(H)")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        curvature: DiagonalKind = "diag_h",
-        samples: int = 10,
-        sub_batch: int | None = None,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
+    curvature: DiagonalKind = "diag_h"
+    samples: int = 10
+    sub_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         # One draw of targets for many samples has an error, one product has none.
-        least = 1 if curvature == "diag_ggn_mc" else 2
-        check_request(self.name, curvature, samples, least, sub_batch)
-        self.curvature: DiagonalKind = curvature
-        self.samples = samples
-        self.sub_batch = sub_batch
+        least = 1 if self.curvature == "diag_ggn_mc" else 2
+        check_request(self.name, self.curvature, self.samples, least, self.sub_batch)
 
     def compute(self, curvature: LossCurvature) -> dict[str, Any]:
         found = curvature.traces(self.curvature, self.samples, self.sub_batch)

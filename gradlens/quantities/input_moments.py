@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,35 +13,20 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.explained import EMPTY, NO_FEATURES
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.schedules import Schedule
 from gradlens.signals.predicates import is_batch_norm
 from gradlens.signals.reductions import FeatureMoments, Moments
-from gradlens.signals.selection import Selection, Selectors
+from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
 
 NO_RUNNING_STATISTICS = "the layer keeps no running mean and variance"
 
 
+@dataclass(eq=False)
 class _InputMoment(LayerQuantity, ABC):
     signal = Signal.INPUT
     reduction = Moments()
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        by_feature: bool = False,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        channel_last: bool | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, layers=layers, exclude=exclude, channel_last=channel_last,
-            name=name,
-        )  # fmt: skip
-        self.by_feature = by_feature
+    by_feature: bool = False
 
     def layer_value(self, layer: str, module: nn.Module, seen: FeatureMoments) -> Any:
         if not seen.count:

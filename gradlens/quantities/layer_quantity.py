@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, final
 
 from torch import nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.quantities.explained import explained
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.selective import select_for
 from gradlens.quantities.step import Step
-from gradlens.schedules import Schedule
 from gradlens.signals.reductions import SignalReduction
 from gradlens.signals.selection import Selection, Selectors, selection
 from gradlens.signals.signal import Request, Signal
 
 
+@dataclass(eq=False)
 class LayerQuantity(SingleStepQuantity):
     """A quantity with a value for each layer, from signals that were reduced as they flowed.
 
@@ -30,28 +30,17 @@ class LayerQuantity(SingleStepQuantity):
     """
 
     signal: ClassVar[Signal]
-    reduction: SignalReduction[Any]
+    reduction: SignalReduction[Any] = field(init=False, repr=False)
     default_layers: ClassVar[Selection] = Selection()
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        channel_last: bool | None = None,
-        name: str | None = None,
-    ) -> None:
-        """Look at ``layers`` but for those to ``exclude``: see ``gradlens.signals.Selection``.
+    _: KW_ONLY
+    layers: Selectors | Selection | None = None
+    exclude: Selectors = ()
+    channel_last: bool | None = None
 
-        ``channel_last`` says whether features are the last axis or axis 1; without it, that is
-        found from the kinds of layers.
-        """
-        super().__init__(track_schedule, verbose, name=name)
-        self.selection = _chosen(self.default_layers, layers, exclude)
-        self.channel_last = channel_last
-        self.modules = {}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.selection = _chosen(self.default_layers, self.layers, self.exclude)
 
     @property
     @final

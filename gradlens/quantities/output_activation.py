@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,15 +13,15 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.explained import EMPTY, NO_FEATURES
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.schedules import Schedule
 from gradlens.signals.predicates import is_activation, is_affine
 from gradlens.signals.reductions import Active, FeatureCounts, Maxima
-from gradlens.signals.selection import Selection, Selectors
+from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
 
 NOTHING = "the batch is empty, or all of its outputs are -inf"
 
 
+@dataclass(eq=False)
 class OutputActivation(LayerQuantity):
     """Share of active outputs and of dead units of each layer, by default of activations.
 
@@ -36,22 +37,11 @@ class OutputActivation(LayerQuantity):
     default_layers = Selection((is_activation,))
     view = View("Active and dead units", group="layers", label="share")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        threshold: float = 1e-8,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        channel_last: bool | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, layers=layers, exclude=exclude, channel_last=channel_last,
-            name=name,
-        )  # fmt: skip
-        self.reduction = Active(threshold)
+    threshold: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reduction = Active(self.threshold)
 
     def layer_value(self, layer: str, module: nn.Module, seen: FeatureCounts) -> Any:
         if not seen.count:
@@ -90,6 +80,7 @@ def over_parts(parts: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+@dataclass(eq=False)
 class DeadNeurons(LayerQuantity):
     """Share of each layer's features whose outputs are all ≤ ``threshold``, by default all ≤ 0.
 
@@ -101,22 +92,7 @@ class DeadNeurons(LayerQuantity):
     default_layers = Selection((is_affine,))
     view = View("Dead neurons", group="layers", label="share of features")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        threshold: float = 0.0,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        channel_last: bool | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, layers=layers, exclude=exclude, channel_last=channel_last,
-            name=name,
-        )  # fmt: skip
-        self.threshold = threshold
+    threshold: float = 0.0
 
     def layer_value(self, layer: str, module: nn.Module, seen: Tensor) -> float:
         if bool((seen == -math.inf).all()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,12 +11,11 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.explained import EMPTY
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.schedules import Schedule
 from gradlens.signals.reductions import Norms, Size
-from gradlens.signals.selection import Selection, Selectors
 from gradlens.signals.signal import Signal
 
 
+@dataclass(eq=False)
 class OutputNorm(LayerQuantity):
     """Mean over samples of ‖out_n‖₂ for each layer, all features and positions flattened.
 
@@ -26,18 +26,9 @@ class OutputNorm(LayerQuantity):
     reduction = Size()
     view = View("Output norm", group="layers", yscale="log", label="‖output‖")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        normalize: bool = False,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, layers=layers, exclude=exclude, name=name)
-        self.normalize = normalize
+    normalize: bool = False
+    # Norms don't depend on which axis is that of the features.
+    channel_last: bool | None = field(default=None, init=False, repr=False)
 
     def layer_value(self, layer: str, module: nn.Module, seen: Norms) -> Any:
         if not seen.count:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,32 +17,16 @@ from gradlens.quantities.consecutive import Consecutive, real_parts
 from gradlens.quantities.explained import NO_ELEMENTS, NOT_CONVERGED
 from gradlens.quantities.parameter_quantity import ParameterQuantity
 from gradlens.quantities.step import Step
-from gradlens.schedules import Schedule
 from gradlens.signals.reductions import precise
-from gradlens.signals.selection import Selection, Selectors
 
 
+@dataclass(eq=False)
 class ParameterNorm(ParameterQuantity):
     """‖p‖₂ of each parameter, or with ``normalize`` the root mean square of its elements."""
 
     view = View("Parameter norm", group="layers", yscale="log", label="‖θ‖")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        normalize: bool = False,
-        *,
-        parameters: str | Iterable[str] | None = None,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, parameters=parameters, layers=layers, exclude=exclude,
-            name=name,
-        )  # fmt: skip
-        self.normalize = normalize
+    normalize: bool = False
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Tensor:
         size = norm(real_parts(parameter.detach()))
@@ -86,24 +71,8 @@ class WeightSignFlips(ParameterQuantity):
 
     view = View("Sign flips", group="layers", label="elements")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        *,
-        parameters: str | Iterable[str] | None = None,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, parameters=parameters, layers=layers, exclude=exclude,
-            name=name,
-        )  # fmt: skip
-        self._steps = Consecutive()
-
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._steps.forget()
+        self._steps = Consecutive()
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
         if parameter.is_complex():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, final
 
 import torch
@@ -11,15 +12,15 @@ from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.quantities.explained import explained
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.selective import choose_parameters
 from gradlens.quantities.step import Step, gradient_scale
-from gradlens.schedules import Schedule
 from gradlens.signals.selection import Selection, Selectors, selection
 
 NO_GRADIENT = "it has no gradient: the loss doesn't depend on it"
 
 
+@dataclass(eq=False)
 class ParameterQuantity(SingleStepQuantity):
     """A quantity with a value for each trainable parameter of the selected layers.
 
@@ -29,30 +30,19 @@ class ParameterQuantity(SingleStepQuantity):
 
     part: ClassVar[str] = "parameter"
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        *,
-        parameters: str | Iterable[str] | None = None,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        name: str | None = None,
-    ) -> None:
-        """Look at the ``parameters`` of these own names, such as ``"weight"``, by default all.
+    _: KW_ONLY
+    parameters: str | Iterable[str] | None = None
+    layers: Selectors | Selection | None = None
+    exclude: Selectors = ()
 
-        ``layers`` and ``exclude`` select the layers that they are in: see
-        ``gradlens.signals.Selection``.
-        """
-        super().__init__(track_schedule, verbose, name=name)
-        self.own_names = parameters
-        self.selection = parameter_layers(layers, exclude)
-        self.chosen: tuple[str, ...] = ()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.selection = parameter_layers(self.layers, self.exclude)
 
     @final
     def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
         suitable = {name: p for name, p in parameters.items() if self.suits(p)}
-        self.chosen = choose_parameters(self.name, model, suitable, self.selection, self.own_names)
+        self.chosen = choose_parameters(self.name, model, suitable, self.selection, self.parameters)
 
     def suits(self, parameter: nn.Parameter) -> bool:
         """Whether the quantity has a value for such parameters; by default, for all."""

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from gradlens import quantities
 from gradlens.quantities import Quantity
-from gradlens.schedules import Schedule
+from gradlens.schedules import EVERY_STEP, Schedule
 
 _Builders: TypeAlias = tuple[Callable[..., Quantity], ...]
 
@@ -56,4 +56,5 @@ def configuration(
     if label not in PRESETS:
         known = ", ".join(repr(name) for name in PRESETS)
         raise ValueError(f"no preset is called {label!r}: choose one of {known}")
-    return [quantity(track_schedule, verbose) for quantity in PRESETS[label]]
+    schedule = EVERY_STEP if track_schedule is None else track_schedule
+    return [quantity(schedule, verbose) for quantity in PRESETS[label]]

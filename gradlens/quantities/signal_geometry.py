@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,32 +12,25 @@ from torch import Tensor, nn
 from gradlens.history.view import View
 from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.schedules import Schedule
 from gradlens.signals.predicates import is_no_activation
 from gradlens.signals.reductions import Copies, Norms, Size
-from gradlens.signals.selection import Selection, Selectors
+from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
 
 
+@dataclass(eq=False)
 class _SignalGeometry(LayerQuantity, ABC):
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        normalize: bool = False,
-        correlation: bool = True,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, layers=layers, exclude=exclude, name=name)
-        self.normalize = normalize
-        self.reduction = Copies() if correlation else Size()
-        self._steps = Consecutive()
+    normalize: bool = False
+    correlation: bool = True
+    # Norms and correlations don't depend on which axis is that of the features.
+    channel_last: bool | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reduction = Copies() if self.correlation else Size()
 
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._steps.forget()
+        self._steps = Consecutive()
 
     def layer_value(self, layer: str, module: nn.Module, seen: Tensor | Norms) -> dict[str, Any]:
         if isinstance(seen, Tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,38 +14,26 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.explained import EMPTY, NO_FEATURES, NOT_CONVERGED
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.schedules import Schedule
 from gradlens.signals.predicates import is_affine
 from gradlens.signals.reductions import Gram, Products
-from gradlens.signals.selection import Selection, Selectors
+from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
 
 SHARES = {"condition_20": 0.2, "condition_50": 0.5, "condition_80": 0.8}
 """Condition numbers that leave out all eigenvalues behind this share of them."""
 
 
+@dataclass(eq=False)
 class _CovarianceSpectrum(LayerQuantity, ABC):
     reduction = Gram()
     default_layers = Selection((is_affine,))
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        k: int = 5,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        channel_last: bool | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, layers=layers, exclude=exclude, channel_last=channel_last,
-            name=name,
-        )  # fmt: skip
-        if k < 1:
-            raise ValueError(f"{self.name}: k={k} asks for no eigenvalue: use 1 or more")
-        self.k = k
+    k: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k < 1:
+            raise ValueError(f"{self.name}: k={self.k} asks for no eigenvalue: use 1 or more")
 
     def layer_value(self, layer: str, module: nn.Module, seen: Products) -> Any:
         return covariance_record(seen, self.k)

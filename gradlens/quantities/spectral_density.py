@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from gradlens.curvature.density import spectral_density
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.history.view import View
-from gradlens.quantities.quantity import CurvatureQuantity
-from gradlens.schedules import Schedule
+from gradlens.quantities.kinds import CurvatureQuantity
 
 
+@dataclass(eq=False)
 class SpectralDensity(CurvatureQuantity):
     """Density of the Hessian's eigenvalues by stochastic Lanczos quadrature.
 
@@ -21,20 +22,9 @@ class SpectralDensity(CurvatureQuantity):
 
     view = View("Spectral density of the Hessian", group="curvature", yscale="log", label="density")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        probes: int = 4,
-        steps: int = 30,
-        points: int = 256,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        self.probes = probes
-        self.steps = steps
-        self.points = points
+    probes: int = 4
+    steps: int = 30
+    points: int = 256
 
     def compute(self, curvature: LossCurvature) -> dict[str, Any]:
         found = spectral_density(

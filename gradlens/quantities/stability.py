@@ -18,10 +18,10 @@ from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.quantities.quantity import CurvatureQuantity
-from gradlens.schedules import Schedule
+from gradlens.quantities.kinds import CurvatureQuantity
 
 
+@dataclass(eq=False)
 class Stability(CurvatureQuantity):
     """Sharpness against the largest one at which the optimizer is stable on a quadratic.
 
@@ -35,17 +35,12 @@ class Stability(CurvatureQuantity):
     needs = ("loss", "optimizer")
     view = View("Edge of stability", group="curvature", yscale="symlog", label="sharpness")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        tolerance: float = 1e-3,
-        max_products: int = 100,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        self._eigenpairs = WarmStartedEigenpairs(tolerance, max_products)
+    tolerance: float = 1e-3
+    max_products: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._eigenpairs = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
     def compute(self, curvature: LossCurvature) -> dict[str, float]:
         assert curvature.optimizer is not None  # the cockpit has checked `needs`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -20,12 +21,12 @@ from gradlens.curvature.loss_diagonal import (
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import takeuchi_by_diagonal, takeuchi_by_trace
-from gradlens.quantities.quantity import GradientCurvatureQuantity
+from gradlens.quantities.kinds import GradientCurvatureQuantity
 from gradlens.quantities.step import NothingCoveredError, Step
 from gradlens.reductions import SquaredNorms, SumOfSquares
-from gradlens.schedules import Schedule
 
 
+@dataclass(eq=False)
 class TIC(GradientCurvatureQuantity):
     """What both approximations of tr(H⁻¹·Σₙgₙgₙᵀ/N) share (Thomas et al., 2020, arXiv:1906.07774).
 
@@ -35,21 +36,13 @@ class TIC(GradientCurvatureQuantity):
     positive the criterion has no meaning, and is a NaN.
     """
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        curvature: DiagonalKind = "diag_h",
-        epsilon: float = 1e-7,
-        samples: int = 10,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        check_request(self.name, curvature, samples, least=1)
-        self.curvature: DiagonalKind = curvature
-        self.epsilon = epsilon
-        self.samples = samples
+    curvature: DiagonalKind = "diag_h"
+    epsilon: float = 1e-7
+    samples: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_request(self.name, self.curvature, self.samples, least=1)
         self._method: Method = ""
 
     @final
@@ -118,6 +111,7 @@ class TICDiag(TIC):
 
 
 @final
+@dataclass(eq=False)
 class TICTrace(TIC):
     """(Σₙⱼgₙⱼ²/N) / (Σⱼcⱼ + ε), with the curvature's diagonal c.
 
@@ -127,20 +121,11 @@ class TICTrace(TIC):
     reductions = (SquaredNorms(),)
     view = View("TIC (trace)", group="curvature", yscale="log", label="TIC")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        curvature: DiagonalKind = "diag_h",
-        epsilon: float = 1e-7,
-        samples: int = 10,
-        sub_batch: int | None = None,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, curvature, epsilon, samples, name=name)
-        check_request(self.name, curvature, samples, 1, sub_batch)
-        self.sub_batch = sub_batch
+    sub_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_request(self.name, self.curvature, self.samples, 1, self.sub_batch)
 
     def _found(self, curvature: LossCurvature) -> LossTraces:
         return curvature.traces(self.curvature, self.samples, self.sub_batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradlens.history.view import View
-from gradlens.quantities.quantity import UpdateQuantity
+from gradlens.quantities.kinds import UpdateQuantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
 
