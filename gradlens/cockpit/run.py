@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import nn
 
-from gradlens.cockpit.aggregation import PUSHED, Aggregation, pushable
+from gradlens.cockpit.aggregation import Aggregation
+from gradlens.cockpit.metrics import PUSHED, pushable
 from gradlens.cockpit.plain import recordable
 from gradlens.history.coverage import Coverage
 from gradlens.history.history import History, Note, RunFile, Source
