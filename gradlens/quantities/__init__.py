@@ -1,4 +1,4 @@
-"""All quantities."""
+"""All quantities, and the classes that quantities derive from."""
 
 from gradlens.quantities.alpha import Alpha
 from gradlens.quantities.cabs import CABS

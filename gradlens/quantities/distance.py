@@ -1,4 +1,4 @@
-"""How far training has come."""
+"""The distance of the parameters from their start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How per-sample gradients scatter."""
+"""The covariance of per-sample gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class GradCovariance(SingleStepQuantity):
     A value holds the ``k`` largest ``"eigenvalues"``, descending, the ``"trace"``, the
     ``"stable_rank"`` trace/λ₁ and the ``"effective_rank"`` exp(entropy of the eigenvalues' shares)
     (Roy and Vetterli, 2007), for the whole network, and under ``"layers"`` the same for each layer
-    by name. They come from the centred N×N Gram matrix, never from the covariance itself.
+    by name. They are computed from the centred N×N Gram matrix, which has the same eigenvalues.
+    ``ValueError`` for ``k`` below one.
     """
 
     reductions = (Gram(),)
@@ -30,7 +31,7 @@ class GradCovariance(SingleStepQuantity):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.k < 1:
-            raise ValueError(f"{self.name}: k={self.k} asks for no eigenvalue: use 1 or more")
+            raise ValueError(f"{self.name}: k={self.k} selects no eigenvalue: use 1 or more")
 
     def compute(self, step: Step) -> dict[str, Any]:
         layers = step.by_layer(Gram())

@@ -19,14 +19,17 @@ from gradlens.reductions import Histogram1d, Histogram2d, Reduction
 class GradHist1d(SingleStepQuantity):
     """Histogram of all elements of all per-sample gradients.
 
-    A value is ``{"hist": int64 [bins], "edges": [bins + 1], "below", "above", "nan"}``. Elements
-    outside the range are in the outer bins and counted in ``below`` and ``above`` besides; the last
-    bin includes its right edge. ``keep_individual`` adds ``"parameters"``: the same for each
-    parameter by name, all with the same edges. ``adapt`` sets the range of the next histogram.
+    A value is ``{"hist": int64 [bins], "edges": [bins + 1], "below", "above", "nan"}``: ``bins``
+    bins of equal width over ``range``, the last one including its right edge. Elements outside the
+    range are counted in the outermost bins, and their numbers are ``below`` and ``above``; ``nan``
+    is the number of NaN. ``keep_individual`` adds ``"parameters"``: the same for each parameter by
+    name, with the same edges. ``adapt`` is a policy that sets the range of the next histograms.
+    ``ValueError`` for less than one bin, or an empty range.
     """
 
     view = View("Per-sample gradients", group="gradients", yscale="log", label="count")
 
+    # As in cockpit-for-pytorch.
     bins: int = 100
     range: Range = (-2.0, 2.0)
     adapt: BinAdaptation | None = None
@@ -66,12 +69,13 @@ class GradHist1d(SingleStepQuantity):
 class GradHist2d(SingleStepQuantity):
     """Joint histogram of all elements of per-sample gradients (x) and of their parameters (y).
 
-    A value is as for ``GradHist1d``, with ``"hist"`` ``[bins_x, bins_y]`` and two entries in
-    ``"edges"``, ``"below"`` and ``"above"``.
+    A value is as for ``GradHist1d``, with ``"hist"`` ``[bins_x, bins_y]`` and two entries each in
+    ``"edges"``, ``"below"`` and ``"above"``. ``bins``, ``range`` and ``adapt`` are pairs for x, y.
     """
 
     view = View("Per-sample gradients and parameters", group="gradients")
 
+    # As in cockpit-for-pytorch.
     bins: tuple[int, int] = (40, 50)
     range: tuple[Range, Range] = ((-1.0, 1.0), (-2.0, 2.0))
     adapt: tuple[BinAdaptation | None, BinAdaptation | None] = (None, None)
@@ -131,7 +135,7 @@ def _fields(counts: Counts) -> dict[str, Any]:
 
 def _checked_bins(name: str, bins: int) -> int:
     if bins < 1:
-        raise ValueError(f"{name}: bins={bins} can't hold anything: use 1 or more")
+        raise ValueError(f"{name}: bins={bins}: use 1 or more")
     return int(bins)
 
 

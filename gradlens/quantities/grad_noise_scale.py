@@ -1,4 +1,4 @@
-"""Which batch size makes the best use of data and time."""
+"""The gradient noise scale, an estimate of the critical batch size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Size and direction of the gradient of each parameter."""
+"""Norm, correlation and activation of the gradient of each parameter."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gradlens.quantities.step import Step
 
 @dataclass(eq=False)
 class GradientGeometry(ParameterQuantity):
-    """‖p.grad‖₂ of each parameter, and how it correlates with that of the step tracked before.
+    """‖p.grad‖₂ of each parameter, and its correlation with that of the step tracked before.
 
-    Values are those of ``OutputGradientGeometry``. With ``correlation``, a copy of the gradients
-    is kept until the next step.
+    Values, ``normalize`` and ``correlation`` are those of ``OutputGradientGeometry``. With
+    ``correlation``, a copy of the gradients is kept until the next tracked step.
     """
 
     part = "gradient of"
@@ -45,23 +45,24 @@ class GradientGeometry(ParameterQuantity):
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         return mean_correlation(parameters)
 
-    def all_seen(self) -> None:
+    def end_step(self) -> None:
         if self._steps is not None:
             self._steps.end_step()
 
 
 @dataclass(eq=False)
 class GradientActivation(ParameterQuantity):
-    """Share of each parameter's gradient that isn't zero, and share of its units that get none.
+    """Share of nonzero elements in each parameter's gradient, and of units whose gradient is zero.
 
     A unit is a row of the parameter, along its first axis: an output feature or channel. Values
-    are those of ``OutputActivation``, for elements whose absolute value is above ``threshold``.
+    are those of ``OutputActivation``; an element is nonzero if its absolute value is above
+    ``threshold``.
     """
 
     part = "gradient of"
     view = View("Gradient activation", group="layers", label="share")
 
-    threshold: float = 1e-8
+    threshold: float = 1e-8  # as in monitorch
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
         gradient = gradient_of(parameter, step)

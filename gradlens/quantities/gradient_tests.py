@@ -1,4 +1,4 @@
-"""Three tests of whether the mini-batch gradient points the right way."""
+"""Tests of whether the mini-batch gradient approximates the gradient of the expected loss."""
 
 from __future__ import annotations
 

@@ -19,9 +19,10 @@ class HessEigenvalues(CurvatureQuantity):
     """The ``k`` outermost eigenvalues of the Hessian, or of the generalised Gauss-Newton matrix.
 
     A value holds ``"eigenvalues"``, outermost first, their ``"residuals"`` ‖Hv − λv‖, whether they
-    have ``"converged"`` to the relative ``tolerance``, the number of ``"products"`` it took, and
-    the ``"reason"`` if they haven't. ``which`` is ``"largest"`` or ``"smallest"`` (algebraic), or
-    ``"magnitude"``; ``matrix="ggn"`` takes ``info={"outputs": ...}``.
+    have ``"converged"`` to the relative ``tolerance`` within ``max_products`` products of the
+    matrix and a vector, the number of ``"products"``, and the ``"reason"`` if they have not.
+    ``which`` is ``"largest"`` or ``"smallest"`` (algebraic), or ``"magnitude"``. ``matrix`` is
+    ``"hessian"``, or ``"ggn"``, which needs ``info={"outputs": ...}``. ``ValueError`` for others.
     """
 
     view = View("Curvature eigenvalues", group="curvature", yscale="symlog", label="λ")
@@ -29,7 +30,7 @@ class HessEigenvalues(CurvatureQuantity):
     k: int = 5
     which: Which = "largest"
     matrix: Literal["hessian", "ggn"] = "hessian"
-    tolerance: float = 1e-3
+    tolerance: float = 1e-3  # that of HessMaxEV
     max_products: int = 300
 
     def __post_init__(self) -> None:

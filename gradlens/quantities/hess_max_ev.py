@@ -15,17 +15,20 @@ from gradlens.quantities.kinds import CurvatureQuantity
 class HessMaxEV(CurvatureQuantity):
     """Largest (algebraic) eigenvalue of the mini-batch Hessian, by Lanczos' method.
 
-    It starts from the eigenvector of the last tracked step. A value that hasn't converged to the
-    relative ``tolerance`` within ``max_products`` Hessian products is a NaN whose reason tells how
-    far it came. A full search takes ten products at least, so that a good start hides no other
-    eigenvalue; with ``explore_every`` only each so many-th tracked step has one, and the others
-    take three products at least, from the two outermost vectors of the last: if another eigenvalue
-    becomes the largest meanwhile, they may miss it until the next full search. ``ValueError`` for
-    ``explore_every`` below one.
+    The method starts from the eigenvector of the last tracked step. A value that has not converged
+    to the relative ``tolerance`` within ``max_products`` Hessian products is a NaN whose reason
+    states the estimate and its residual.
+
+    A full search takes at least ten products, so that it finds an eigenvalue that is larger than
+    that of the start vector. With ``explore_every`` = m, only every m-th tracked step has a full
+    search. The other steps take at least three products and start from the two outermost vectors of
+    the step before: an eigenvalue that becomes the largest in between may be missed until the next
+    full search. ``ValueError`` for ``explore_every`` below one.
     """
 
     view = View("Largest Hessian eigenvalue", group="curvature", yscale="symlog", label="λ₁")
 
+    # As in cockpit-for-pytorch's power iteration.
     tolerance: float = 1e-3
     max_products: int = 100
     explore_every: int = 1
@@ -43,4 +46,4 @@ class HessMaxEV(CurvatureQuantity):
         if found.converged:
             return float(found.values[0])
         best = f"{found.values[0]:.4g} ± {found.residuals[0]:.2g}"
-        return Undefined(f"{found.reason}; it got to {best}")
+        return Undefined(f"{found.reason}; the estimate is {best}")

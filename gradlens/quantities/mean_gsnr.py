@@ -16,13 +16,13 @@ from gradlens.reductions import Mean, SumOfSquares
 class MeanGSNR(SingleStepQuantity):
     """Mean over all elements j of ḡⱼ² / (variance of gₙⱼ over samples + ε).
 
-    Liu et al., 2020, arXiv:2001.07384; with the population variance, as there.
+    Liu et al., 2020, arXiv:2001.07384, with the population variance as there; ε is ``epsilon``.
     """
 
     reductions = (SumOfSquares(), Mean())
     view = View("Mean GSNR", group="noise", yscale="log", label="mean GSNR")
 
-    epsilon: float = 1e-5
+    epsilon: float = 1e-5  # as in cockpit-for-pytorch
 
     def compute(self, step: Step) -> float:
         if step.samples < 2:

@@ -1,4 +1,4 @@
-"""Size, condition and sign changes of parameters."""
+"""Norm, condition number and sign changes of parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gradlens.signals.reductions import precise
 
 @dataclass(eq=False)
 class ParameterNorm(ParameterQuantity):
-    """‖p‖₂ of each parameter, or with ``normalize`` the root mean square of its elements."""
+    """‖p‖₂ of each parameter, or the root mean square of its elements with ``normalize``."""
 
     view = View("Parameter norm", group="layers", yscale="log", label="‖θ‖")
 
@@ -36,8 +36,8 @@ class ParameterNorm(ParameterQuantity):
 class ConditionNumber(ParameterQuantity):
     """σ₁/σₖ, largest over smallest singular value, of each parameter with two axes or more.
 
-    Of more than two, the first one is that of the rows. Infinite for a matrix without full rank,
-    to rounding.
+    The first axis is that of the rows; all others together are that of the columns. It is infinite
+    if σₖ is zero up to rounding errors.
     """
 
     view = View("Condition number", group="layers", yscale="log", label="σ₁/σₖ")
@@ -64,9 +64,10 @@ class ConditionNumber(ParameterQuantity):
 
 
 class WeightSignFlips(ParameterQuantity):
-    """How many elements of each parameter have changed their sign since the step tracked before.
+    """Number of elements of each parameter whose sign has changed since the step tracked before.
 
-    Elements w with wₜ·wₜ₋₁ < 0; undefined at the first step. One byte for each element is kept.
+    These are the elements w with wₜ·wₜ₋₁ < 0. There is no value at the first step. The signs of one
+    step are kept, one byte for each element.
     """
 
     view = View("Sign flips", group="layers", label="elements")
@@ -81,5 +82,5 @@ class WeightSignFlips(ParameterQuantity):
         before = self._steps.before(name, signs)
         return before if isinstance(before, Undefined) else int((before * signs < 0).sum())
 
-    def all_seen(self) -> None:
+    def end_step(self) -> None:
         self._steps.end_step()

@@ -10,7 +10,7 @@ from gradlens.quantities.step import Step
 
 
 class Parameters(SingleStepQuantity):
-    """All trainable parameters by name, before the update; for small networks."""
+    """All trainable parameters by name, before the update; meant for small networks."""
 
     view = View("Parameters", group="layers")
 

@@ -1,4 +1,4 @@
-"""How the eigenvalues of the Hessian are distributed."""
+"""The distribution of the Hessian's eigenvalues."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class SpectralDensity(CurvatureQuantity):
     """Density of the Hessian's eigenvalues by stochastic Lanczos quadrature.
 
     A value holds ``"grid"`` and ``"density"`` ``[points]``, smoothed by a Gaussian of standard
-    deviation ``"width"``, and a 95 % confidence band ``"low"``, ``"high"``. It takes
-    ``probes``·``steps`` Hessian products (Ghorbani et al., 2019, arXiv:1901.10159).
+    deviation ``"width"``, and a 95 % confidence band ``"low"``, ``"high"``. Lanczos' method runs
+    for ``steps`` steps from each of ``probes`` random vectors, with one Hessian product a step
+    (Ghorbani et al., 2019, arXiv:1901.10159).
     """
 
     view = View("Spectral density of the Hessian", group="curvature", yscale="log", label="density")

@@ -1,4 +1,4 @@
-"""Takeuchi's information criterion: gradient noise against curvature."""
+"""Takeuchi's information criterion: the ratio of gradient noise to curvature."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from gradlens.reductions import SquaredNorms, SumOfSquares
 
 @dataclass(eq=False)
 class TIC(GradientCurvatureQuantity):
-    """What both approximations of tr(H⁻¹·Σₙgₙgₙᵀ/N) share (Thomas et al., 2020, arXiv:1906.07774).
+    """Base of the approximations of tr(H⁻¹·Σₙgₙgₙᵀ/N) (Thomas et al., 2020, arXiv:1906.07774).
 
-    ``curvature`` and ``samples`` are those of ``HessTrace``, and a note tells of the first step
-    whose diagonal comes from elsewhere than that before (exact, or estimated). Second moments and
-    curvature are those of the parameters that have per-sample gradients. Where the curvature isn't
-    positive the criterion has no meaning, and is a NaN.
+    ``curvature`` and ``samples`` are those of ``HessTrace``; ε is ``epsilon``. If the diagonal is
+    computed by another method than at the step before, exact or estimated, a note is recorded. Only
+    parameters that have per-sample gradients count. If the curvature is not positive, the criterion
+    has no meaning and the value is a NaN.
     """
 
     curvature: DiagonalKind = "diag_h"
-    epsilon: float = 1e-7
+    epsilon: float = 1e-7  # as in cockpit-for-pytorch
     samples: int = 10
 
     def __post_init__(self) -> None:
@@ -50,8 +50,8 @@ class TIC(GradientCurvatureQuantity):
         found = self._found(curvature)
         if self._method and found.method and self._method != found.method:
             curvature.remarks.append(
-                f"{self.name}: from step {curvature.global_step} on {self.curvature} comes from "
-                f"another method ({found.method}, before: {self._method})"
+                f"{self.name}: from step {curvature.global_step} on, {self.curvature} is computed "
+                f"by another method ({found.method}, before: {self._method})"
             )
         self._method = found.method or self._method
         return found
@@ -68,18 +68,18 @@ class TIC(GradientCurvatureQuantity):
 
     @abstractmethod
     def _found(self, curvature: LossCurvature) -> LossDiagonal | LossTraces:
-        """What the criterion takes of the curvature."""
+        """The diagonal of the curvature, or its traces."""
 
     @abstractmethod
     def _criterion(
         self, sums: Mapping[str, Tensor], samples: int, found: Any, remedy: str
     ) -> float:
-        """From the reduction's values and the curvature; ``remedy`` is for one of zero or below."""
+        """The value; ``remedy`` completes the reason of a NaN if the curvature is not positive."""
 
 
 def _remedy(kind: DiagonalKind, method: Method) -> str:
     if method == "Hutchinson":
-        return f"{kind} is estimated here, and more samples may help"
+        return f"{kind} is estimated, and more samples may help"
     if kind == "diag_h":
         return "diag_h may be negative, diag_ggn_exact can't"
     return f"{kind} is zero there"
@@ -89,8 +89,8 @@ def _remedy(kind: DiagonalKind, method: Method) -> str:
 class TICDiag(TIC):
     """Σⱼ (Σₙgₙⱼ²/N) / (cⱼ + ε) over all elements j, with the curvature's diagonal c.
 
-    A sampled diagonal (``"diag_ggn_mc"``, or wherever it is estimated) is noisy element by element,
-    and the mean of a ratio is not the ratio of the means: TICTrace divides by their sum alone.
+    A sampled or estimated diagonal is noisy in each element, which biases the ratios. ``TICTrace``
+    divides by the sum of the elements instead.
     """
 
     reductions = (SumOfSquares(),)

@@ -1,4 +1,4 @@
-"""When a step took place."""
+"""The time of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradlens.quantities.step import Step
 
 
 class Time(SingleStepQuantity):
-    """Seconds since the epoch, right after the step's backward pass."""
+    """Time after the step's backward pass, in seconds since the epoch (``time.time()``)."""
 
     view = View("Time", group="performance", label="seconds")
 

@@ -1,4 +1,4 @@
-"""Size and direction of what the optimizer does to each parameter."""
+"""Norm and correlation of the update of each parameter."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from gradlens.signals.selection import Selection, Selectors
 class UpdateGeometry(UpdateQuantity):
     """‖pₙ₊₁ − pₙ‖₂ of each parameter, and its correlation with the update tracked before.
 
-    Values are those of ``OutputGradientGeometry``, recorded as ``{"parameters": {name: value}}``.
-    With ``correlation``, one update is kept until the next one.
+    Values, ``normalize`` and ``correlation`` are those of ``OutputGradientGeometry``, recorded as
+    ``{"parameters": {name: value}}``. With ``correlation``, an update is kept until the next one.
+    ``parameters``, ``layers`` and ``exclude`` are those of ``ParameterQuantity``.
     """
 
     view = View("Update geometry", group="layers", yscale="log", label="‖θₙ₊₁ − θₙ‖")

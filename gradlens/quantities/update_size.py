@@ -1,4 +1,4 @@
-"""How far a step goes."""
+"""The norm of the parameter update."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gradlens.quantities.update import Update
 
 
 class UpdateSize(UpdateQuantity):
-    """‖pₙ₊₁ − pₙ‖₂ of each parameter by name, whatever the optimizer."""
+    """‖pₙ₊₁ − pₙ‖₂ of each parameter by name, for any optimizer."""
 
     view = View("Update size", group="step size", yscale="log", label="‖θₙ₊₁ − θₙ‖")
 
