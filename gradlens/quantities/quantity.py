@@ -83,9 +83,49 @@ class Quantity(ABC):
                 "derive from a class that does, such as SingleStepQuantity"
             )
 
+    # The methods of the phases: a subclass defines those of its own.
+
+    def before_backward(self, curvature: LossCurvature) -> Any:
+        """Compute in ``Phase.BEFORE_BACKWARD``, from the curvature of the loss."""
+        raise NotImplementedError(_lacks(self, Phase.BEFORE_BACKWARD))
+
+    def after_backward(self, step: Step, earlier: Any) -> Any:
+        """Compute in ``Phase.AFTER_BACKWARD``, from gradients and reductions."""
+        raise NotImplementedError(_lacks(self, Phase.AFTER_BACKWARD))
+
+    def after_update(self, step: Step, update: Update, earlier: Any) -> Any:
+        """Compute in ``Phase.AFTER_UPDATE``.
+
+        ``step`` is the one that the update follows; its reductions and signals are freed by then.
+        """
+        raise NotImplementedError(_lacks(self, Phase.AFTER_UPDATE))
+
+    def at_next_step(self, start: Step, update: Update, end: Step, earlier: Any) -> Any:
+        """Compute in ``Phase.AT_NEXT_STEP``; ``update`` leads from ``start`` to ``end``."""
+        raise NotImplementedError(_lacks(self, Phase.AT_NEXT_STEP))
+
+    # Further methods that a subclass may define.
+
+    def choose(  # noqa: B027
+        self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]
+    ) -> None:
+        """Select layers or parameters when a cockpit is made; by default, do nothing.
+
+        ``parameters`` are the trainable ones by name. ``model`` is ``None`` if the cockpit was
+        given parameters only. ``ValueError`` if nothing fits.
+        """
+
+    def start(self, parameters: Mapping[str, nn.Parameter]) -> None:  # noqa: B027
+        """Prepare for a run when a cockpit's first context is entered; by default, do nothing."""
+
+    def adapt_to(self, step: Step) -> None:  # noqa: B027
+        """Adapt later steps to this step's results; by default, do nothing."""
+
+    # What the cockpit reads, which follows from the data and the schedule.
+
     @property
     def of_samples(self) -> bool:
-        """Whether values are made of per-sample gradients."""
+        """Whether values are computed from per-sample gradients."""
         return bool(self.reductions) or self.retains_gradients
 
     @property
@@ -127,40 +167,6 @@ class Quantity(ABC):
         found = self.extensions(global_step)
         extends = any(not isinstance(each, PerSampleGradients) for each in found)
         return extends or bool(self.extension_hooks(global_step))
-
-    def choose(  # noqa: B027
-        self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]
-    ) -> None:
-        """Select layers or parameters when a cockpit is made; by default, do nothing.
-
-        ``parameters`` are the trainable ones by name. ``model`` is ``None`` if the cockpit was
-        given parameters only. ``ValueError`` if nothing fits.
-        """
-
-    def start(self, parameters: Mapping[str, nn.Parameter]) -> None:  # noqa: B027
-        """Prepare for a run when a cockpit's first context is entered; by default, do nothing."""
-
-    def adapt_to(self, step: Step) -> None:  # noqa: B027
-        """Adapt later steps to this step's results; by default, do nothing."""
-
-    def before_backward(self, curvature: LossCurvature) -> Any:
-        """Compute in ``Phase.BEFORE_BACKWARD``, from the curvature of the loss."""
-        raise NotImplementedError(_lacks(self, Phase.BEFORE_BACKWARD))
-
-    def after_backward(self, step: Step, earlier: Any) -> Any:
-        """Compute in ``Phase.AFTER_BACKWARD``, from gradients and reductions."""
-        raise NotImplementedError(_lacks(self, Phase.AFTER_BACKWARD))
-
-    def after_update(self, step: Step, update: Update, earlier: Any) -> Any:
-        """Compute in ``Phase.AFTER_UPDATE``.
-
-        ``step`` is the one that the update follows; its reductions and signals are freed by then.
-        """
-        raise NotImplementedError(_lacks(self, Phase.AFTER_UPDATE))
-
-    def at_next_step(self, start: Step, update: Update, end: Step, earlier: Any) -> Any:
-        """Compute in ``Phase.AT_NEXT_STEP``; ``update`` leads from ``start`` to ``end``."""
-        raise NotImplementedError(_lacks(self, Phase.AT_NEXT_STEP))
 
 
 def _lacks(quantity: Quantity, phase: Phase) -> str:
