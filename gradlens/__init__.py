@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         schedules,
         signals,
     )
-    from gradlens.cockpit.aggregation import Aggregate
+    from gradlens.cockpit.aggregate import Aggregate
     from gradlens.cockpit.cockpit import Cockpit
     from gradlens.compat.taiyi import from_taiyi
     from gradlens.history.history import History
@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 _DEFINED_IN = {
-    "Aggregate": "gradlens.cockpit.aggregation",
+    "Aggregate": "gradlens.cockpit.aggregate",
     "Cockpit": "gradlens.cockpit.cockpit",
     "CockpitPlotter": "gradlens.plotting.plotter",
     "History": "gradlens.history.history",

@@ -1,13 +1,13 @@
-"""What per-sample gradients are reduced to while backprop runs.
+"""Reductions of per-sample gradients, computed during the backward pass.
 
-A reduction turns one parameter's per-sample gradients into something small, such as their norms, as
-soon as they are complete in the backward pass; they are freed afterwards. It is a frozen dataclass
-whose fields are its settings. Reductions that are equal run once a step for each parameter, however
-many quantities name them in their ``reductions``.
+A reduction computes something small from one parameter's per-sample gradients, such as their norms,
+as soon as they are complete in the backward pass; they are freed afterwards. It is a frozen
+dataclass whose fields are its settings. Reductions that are equal are computed once a step for each
+parameter, however many quantities name them in their ``reductions``.
 
 To write one, derive from ``Reduction`` and compute the value for one parameter in ``reduce``.
-``total`` adds up the values of several parameters; override it if the value of all together is
-something else than the sum:
+``total`` adds up the values of several parameters; override it if the value for all of them is not
+the sum:
 
 .. testcode::
 
@@ -60,14 +60,16 @@ __all__ = [
 ]
 
 STORED_BYTES = 64 * 2**20
-"""Memory that one parameter's per-sample gradients may take while they are reduced."""
+"""Memory that one parameter's per-sample gradients may take while they are reduced: 16 million
+elements in single precision, such as 128 samples of a parameter with 131,072 elements. Larger ones
+are computed in pieces, again for each pass of a reduction."""
 
 
 @dataclass(frozen=True)
 class ParameterGradients:
-    """One parameter with its per-sample gradients; all that a reduction sees.
+    """One parameter with its per-sample gradients: the argument of a reduction.
 
-    ``shared`` says whether their elements are used more than once.
+    ``shared`` is whether several passes of reductions use their elements.
     """
 
     name: str
@@ -77,12 +79,12 @@ class ParameterGradients:
 
     @cached_property
     def elements(self) -> GradientOperator:
-        """``individual``, stored for the time of the reductions where that saves work."""
+        """``individual``, with stored elements if they are ``shared`` and that saves work."""
         return stored(self.individual, STORED_BYTES) if self.shared else self.individual
 
     @cached_property
     def mean(self) -> Tensor:
-        """ḡ, ``[*P]``; not read off ``p.grad``, which may hold more than the samples' gradients."""
+        """ḡ, ``[*P]``; not from ``p.grad``, which may contain more than the samples' gradients."""
         return self.elements.mean()
 
     @cached_property
@@ -103,20 +105,20 @@ class ParameterGradients:
 
 
 class Reduction(ABC):
-    """Turns one parameter's per-sample gradients into something small.
+    """Computes something small from one parameter's per-sample gradients.
 
-    Subclasses are frozen dataclasses. ``passes`` is how often it goes through all elements: if
-    that is more than once for all reductions together, they may be stored.
+    Subclasses are frozen dataclasses. ``passes`` is the number of passes over all elements. If it
+    is more than one for all reductions of a step together, the elements may be stored.
     """
 
     passes: ClassVar[int] = 1
 
     @abstractmethod
     def reduce(self, gradients: ParameterGradients) -> Any:
-        """The value for one parameter; runs in the backward pass."""
+        """The value for one parameter; called in the backward pass."""
 
     def total(self, values: Sequence[Any]) -> Any:
-        """The value for all parameters together; their sum unless stated otherwise."""
+        """The value for several parameters together; by default, the sum of their values."""
         return sum(values[1:], start=values[0])
 
 
@@ -159,7 +161,7 @@ class MeanDots(Reduction):
 
 @dataclass(frozen=True, eq=False)
 class DirectionDots(Reduction):
-    """⟨gₙ, d⟩ of every sample, ``[N]``, for one update's direction d."""
+    """⟨gₙ, d⟩ of every sample, ``[N]``, for the direction d of an update, by parameter name."""
 
     direction: Mapping[str, Tensor]
 

@@ -1,4 +1,4 @@
-"""Track schedules: from a global step to whether to track at it."""
+"""Track schedules: functions from the global step to whether to track at this step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TypeAlias
 import numpy as np
 
 Schedule: TypeAlias = Callable[[int], bool]
-"""Any callable from ``global_step`` to whether to track."""
+"""Any callable from the global step to whether to track at this step."""
 
-
-REMEMBERED = 4
-"""Decisions that are kept: those about steps that may come next are asked for ahead of time."""
+KEPT_DECISIONS = 4
+"""Latest decisions that are kept: for the present step, the step before, and the two steps that may
+come next, for which schedules are called ahead of time."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Logarithmic:
-    """True at ``steps`` points between base^start and base^end, and at 0 if ``init``."""
+    """True at ``steps`` points from base^start to base^end, and at step 0 if ``init``."""
 
     start: float
     end: float
@@ -60,8 +60,12 @@ class Epochs:
         return Linear(self.interval, self.offset)(global_step // self.length)
 
 
+EVERY_STEP = Linear(1)
+"""The schedule that is true at every step."""
+
+
 class _DecidedOnce:
-    """Asks a schedule once for each step, so that a random one has one answer."""
+    """Calls a schedule once for each step, so that a random one is consistent."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -69,7 +73,7 @@ class _DecidedOnce:
 
     def __call__(self, global_step: int) -> bool:
         if global_step not in self._decisions:
-            if len(self._decisions) == REMEMBERED:
+            if len(self._decisions) == KEPT_DECISIONS:
                 self._decisions.pop(next(iter(self._decisions)))
             self._decisions[global_step] = bool(self._schedule(global_step))
         return self._decisions[global_step]
@@ -79,19 +83,32 @@ class _DecidedOnce:
 
 
 def decided_once(schedule: Schedule) -> Schedule:
-    """The same schedule, with one answer for each of the last few steps that it is asked about."""
+    """The same schedule, which is called once for each of the last ``KEPT_DECISIONS`` steps."""
     return _DecidedOnce(schedule)
 
 
+def checked(schedule: Schedule, owner: str) -> Schedule:
+    """As ``decided_once``; ``TypeError`` names the owner if the schedule is not callable."""
+    if not callable(schedule):
+        raise TypeError(
+            f"{owner}: track_schedule={schedule!r} is not callable: pass a function from the "
+            "global step to a bool, such as gradlens.schedules.linear(10)"
+        )
+    return decided_once(schedule)
+
+
 def linear(interval: int, offset: int = 0) -> Linear:
-    """Track every ``interval`` steps, starting with step ``offset``."""
+    """Track every ``interval`` steps from step ``offset`` on; ``ValueError`` for less than one."""
     if interval < 1:
         raise ValueError(f"interval={interval} tracks nothing: use 1 or more")
     return Linear(interval, offset)
 
 
 def epochs(interval: int, length: int, offset: int = 0) -> Epochs:
-    """Track all steps of every ``interval``-th epoch; epochs have ``length`` steps."""
+    """Track all steps of every ``interval``-th epoch, from epoch ``offset`` on.
+
+    Epochs have ``length`` steps. ``ValueError`` for less than one.
+    """
     if interval < 1 or length < 1:
         raise ValueError(f"interval={interval}, length={length} track nothing: use 1 or more")
     return Epochs(interval, length, offset)
@@ -100,9 +117,10 @@ def epochs(interval: int, length: int, offset: int = 0) -> Epochs:
 def logarithmic(
     start: float, end: float, steps: int = 300, base: float = 10.0, init: bool = True
 ) -> Logarithmic:
-    """Track at ``steps`` points spaced evenly in the logarithm of the step.
+    """Track at ``steps`` points that are evenly spaced in the logarithm of the step.
 
-    ``start`` and ``end`` are exponents of ``base``; points are rounded down to whole steps, and
-    where several fall together one is left. ``init`` adds step 0.
+    ``start`` and ``end`` are exponents of ``base``. Points are rounded down to whole steps, so that
+    there may be fewer steps than points. ``init`` adds step 0. The defaults are those of
+    cockpit-for-pytorch.
     """
     return Logarithmic(start, end, steps, base, init)

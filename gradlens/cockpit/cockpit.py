@@ -14,7 +14,8 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.cockpit.aggregation import Aggregate, Aggregation
+from gradlens.cockpit.aggregate import Aggregate
+from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forecast import Forecast

@@ -12,11 +12,12 @@ from typing import Any
 
 from torch import nn
 
-from gradlens.cockpit.aggregation import PUSHED, Aggregation, pushable
+from gradlens.cockpit.aggregation import Aggregation
+from gradlens.cockpit.metrics import PUSHED, pushable
 from gradlens.cockpit.plain import recordable
 from gradlens.history.coverage import Coverage
 from gradlens.history.history import History, Note, RunFile, Source
-from gradlens.quantities.quantity import Quantity, kinds
+from gradlens.quantities.quantity import Quantity, class_names
 
 
 class Run:
@@ -75,7 +76,7 @@ class Run:
         """Record a quantity's value in an evaluation, under the names of both."""
         name = f"{quantity.name} ({evaluation})"
         view = replace(quantity.view, title=f"{quantity.view.title} ({evaluation})")
-        self._add_source(name, Source(kinds(quantity), view))
+        self._add_source(name, Source(class_names(quantity), view))
         self.record(global_step, {name: recordable(quantity, global_step, value)})
 
     def note(self, global_step: int, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Configurations of Taiyi as ordinary quantities."""
+"""Quantities from configurations of Taiyi."""
 
 from __future__ import annotations
 
@@ -53,24 +53,26 @@ QUANTITIES: Mapping[str, tuple[str, Build]] = {
     "VarTID": ("VarTID", quantities.VarTID),
     "WeightParamJump": ("WeightParamJump", partial(quantities.WeightSignFlips, **_WEIGHT)),
 }
-"""By Taiyi's names: that of the series, and the quantity."""
+"""The name of the series and the quantity, by Taiyi's name."""
 
 _SCHEDULE = re.compile(r"\s*linear\(\s*(\d+)\s*,\s*(\d+)\s*\)\s*")
 _EXAMPLE = "{'Linear': ['InputMean', ['WeightNorm', 'linear(5,2)']]}"
 
 
 def from_taiyi(config: Mapping[Selector, Entry | Sequence[Entry]]) -> list[Quantity]:
-    """The quantities that a configuration of Taiyi asks for.
+    """The quantities of a configuration of Taiyi.
 
-    It is ``{selector: [quantity, [quantity, "linear(5,2)"]]}``: a layer's name, a class or its
-    name, with names of Taiyi's quantities, at every step or at steps 2, 7, 12, ... They are
-    called as in Taiyi, except for what is told by one spectrum, ``InputCovariance`` or
-    ``OutputGradientCovariance``; one with another schedule than the first of its name says so.
-    Quantities that are found with the same schedule for several selectors become one.
-    ``TypeError`` or ``ValueError`` names what isn't known; a selector that matches nothing is one
-    when the cockpit is made.
+    A configuration is ``{selector: [quantity, [quantity, "linear(5,2)"]]}``. A selector is a
+    layer's name, a class, or the name of a class. A quantity is Taiyi's name of it, tracked at
+    every step, or at steps 2, 7, 12, ... by ``"linear(5,2)"``.
 
-    A dead neuron is one whose outputs are all ≤ 0, whereas Taiyi has −2.
+    Series have Taiyi's names, except that those of eigenvalues are one series,
+    ``InputCovariance`` or ``OutputGradientCovariance``. A quantity that several selectors have with
+    the same schedule becomes one. If it has several schedules, the names of the series after the
+    first end with the schedule. Neurons are dead if all their outputs are ≤ 0; in Taiyi, ≤ −2.
+
+    ``TypeError`` or ``ValueError`` names what is not a configuration, or is unknown. A selector
+    that matches nothing raises ``ValueError`` when the cockpit is made.
     """
     layers: dict[tuple[str, Linear], list[Selector]] = {}
     builds: dict[str, Build] = {}
@@ -96,30 +98,31 @@ def _known(text: str, selector: Selector) -> tuple[str, Build]:
             f"[['InputMean', {text!r}]]"
         )
     raise ValueError(
-        f"Taiyi has no quantity {text!r}, asked for of {selector!r}{near(text, QUANTITIES)}"
+        f"{text!r} for {selector!r} is not a quantity of Taiyi{near(text, QUANTITIES)}"
     )
 
 
 def _entries(
     config: Mapping[Selector, Entry | Sequence[Entry]],
 ) -> Iterator[tuple[Selector, str, Linear]]:
-    """Selector, quantity and schedule."""
+    """Selector, name of the quantity, and schedule of each entry."""
     if not isinstance(config, Mapping):
-        raise TypeError(f"{config!r} is no configuration: pass a dict, such as {_EXAMPLE}")
+        raise TypeError(f"{config!r} is not a configuration: pass a dict, such as {_EXAMPLE}")
     for selector, entries in config.items():
         if not isinstance(selector, str) and not (
             isinstance(selector, type) and issubclass(selector, nn.Module)
         ):
-            raise TypeError(f"{selector!r} is no layer's name, class, or name of a class")
+            raise TypeError(f"{selector!r} is not a layer's name, a class, or the name of a class")
         if not isinstance(entries, (str, list, tuple)) or not entries:
             raise TypeError(
-                f"{entries!r} for {selector!r} is no list of quantities: write, say, {_EXAMPLE}"
+                f"{entries!r} for {selector!r} is not a list of quantities: write, for example, "
+                f"{_EXAMPLE}"
             )
         for entry in [entries] if isinstance(entries, str) else entries:
             words = _words(entry)
             if not 1 <= len(words) <= 2 or not all(isinstance(word, str) for word in words):
                 raise ValueError(
-                    f"{entry!r} for {selector!r} is no quantity: use 'Name' or "
+                    f"{entry!r} for {selector!r} is not a quantity: use 'Name' or "
                     "['Name', 'linear(interval,offset)']"
                 )
             yield selector, words[0], _schedule(words[1], words[0]) if words[1:] else linear(1)
@@ -135,11 +138,11 @@ def _schedule(text: str, quantity: str) -> Linear:
     found = _SCHEDULE.fullmatch(text)
     if found is None:
         raise ValueError(
-            f"{text!r} for {quantity} is no schedule: write 'linear(interval,offset)', such as "
+            f"{text!r} for {quantity} is not a schedule: write 'linear(interval,offset)', such as "
             "'linear(5,2)'"
         )
     interval, offset = (int(number) for number in found.groups())
-    # Every step is linear(0,0) in Taiyi.
+    # linear(0,0) is every step in Taiyi.
     return linear(max(interval, 1), offset)
 
 

@@ -1,4 +1,4 @@
-"""All quantities."""
+"""All quantities, and the classes that quantities derive from."""
 
 from gradlens.quantities.alpha import Alpha
 from gradlens.quantities.cabs import CABS
@@ -14,6 +14,13 @@ from gradlens.quantities.hess_eigenvalues import HessEigenvalues
 from gradlens.quantities.hess_max_ev import HessMaxEV
 from gradlens.quantities.hess_trace import HessTrace
 from gradlens.quantities.input_moments import InputMean, InputStd, MeanTID, VarTID
+from gradlens.quantities.kinds import (
+    CurvatureQuantity,
+    GradientCurvatureQuantity,
+    SingleStepQuantity,
+    TwoPointQuantity,
+    UpdateQuantity,
+)
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.quantities.loss import Loss
 from gradlens.quantities.mean_gsnr import MeanGSNR
@@ -22,15 +29,7 @@ from gradlens.quantities.output_norm import InputNorm, OutputNorm
 from gradlens.quantities.parameter_norm import ConditionNumber, ParameterNorm, WeightSignFlips
 from gradlens.quantities.parameter_quantity import ParameterQuantity
 from gradlens.quantities.parameters import Parameters
-from gradlens.quantities.quantity import (
-    CurvatureQuantity,
-    GradientCurvatureQuantity,
-    Phase,
-    Quantity,
-    SingleStepQuantity,
-    TwoPointQuantity,
-    UpdateQuantity,
-)
+from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.signal_geometry import InputGradientGeometry, OutputGradientGeometry
 from gradlens.quantities.signal_spectra import InputCovariance, OutputGradientCovariance, RankMe
 from gradlens.quantities.spectral_density import SpectralDensity

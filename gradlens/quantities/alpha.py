@@ -1,21 +1,22 @@
-"""Whether steps are too short or too long."""
+"""The local effective step size α."""
 
 from __future__ import annotations
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import local_step_size
-from gradlens.quantities.quantity import TwoPointQuantity
+from gradlens.quantities.kinds import TwoPointQuantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
 
 
 class Alpha(TwoPointQuantity):
-    """Local effective step size α: where on a fitted parabola the update ends.
+    """Local effective step size α: the position on a fitted parabola at which the update ends.
 
-    −1 is where it began, 0 the parabola's minimum, 1 as high as it began, on the other side
-    (Schneider et al., 2021, arXiv:2102.06604). Losses and slopes at both ends are those of the two
-    steps' batches, and the update is the true one, of any optimizer.
+    −1 is the start point, 0 the parabola's minimum, and 1 the point beyond the minimum at the same
+    height as the start point (Schneider et al., 2021, arXiv:2102.06604). Losses and slopes at the
+    two ends are those of the two steps' batches. The update is the one that the optimizer, of
+    whatever kind, has made.
     """
 
     needs = ("individual_losses",)

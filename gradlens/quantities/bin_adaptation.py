@@ -1,50 +1,53 @@
-"""Policies that adapt a histogram's range while training runs."""
+"""Policies that adapt a histogram's range during training."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from gradlens.quantities.step import Step
 from gradlens.reductions import AbsMax, Reduction
-from gradlens.schedules import Schedule, decided_once, linear
+from gradlens.schedules import EVERY_STEP, Schedule, checked
 
 Range = tuple[float, float]
 
 
+@dataclass(eq=False)
 class BinAdaptation(ABC):
-    """From a step to the range of the histograms after it."""
+    """Computes from a step the range of the histograms after it.
 
-    reductions: Sequence[Reduction] = ()
+    It does so at the steps for which ``track_schedule`` is true; ``verbose`` prints the range.
+    ``TypeError`` if ``track_schedule`` is not callable.
+    """
 
-    def __init__(self, track_schedule: Schedule | None = None, verbose: bool = False) -> None:
-        schedule = linear(1) if track_schedule is None else track_schedule
-        if not callable(schedule):
-            raise TypeError(
-                f"{type(self).__name__}: track_schedule={schedule!r} is not callable: pass a "
-                "function from the global step to a bool"
-            )
-        self.track_schedule = decided_once(schedule)
-        self.verbose = verbose
+    track_schedule: Schedule = EVERY_STEP
+    verbose: bool = False
+
+    reductions: ClassVar[Sequence[Reduction]] = ()
+
+    def __post_init__(self) -> None:
+        self.track_schedule = checked(self.track_schedule, type(self).__name__)
 
     def should_compute(self, global_step: int) -> bool:
-        """Whether to adapt the range at this step."""
+        """Whether the range is adapted at this step."""
         return bool(self.track_schedule(global_step))
 
     def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
-        """Reductions of per-sample gradients that adapting at this step takes."""
+        """Reductions of the per-sample gradients of this step that the policy needs."""
         return tuple(self.reductions) if self.should_compute(global_step) else ()
 
     @abstractmethod
     def compute(self, step: Step, range_: Range) -> Range:
-        """The range from the next histogram on."""
+        """The range of the next histograms, from the present one."""
 
 
 class NoAdaptation(BinAdaptation):
-    """The range stays as it is."""
+    """The range doesn't change."""
 
     def should_compute(self, global_step: int) -> bool:
         return False
@@ -53,23 +56,17 @@ class NoAdaptation(BinAdaptation):
         return range_
 
 
+@dataclass(eq=False)
 class _AbsMaxAdaptation(BinAdaptation):
     """±(1 + padding)·max(min_size/2, largest absolute value)."""
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        padding: float = 0.0,
-        min_size: float = 1e-6,
-    ) -> None:
-        super().__init__(track_schedule, verbose)
-        self.padding = padding
-        self.min_size = min_size
+    # As in cockpit-for-pytorch.
+    padding: float = 0.0
+    min_size: float = 1e-6
 
     @abstractmethod
     def largest(self, step: Step) -> float:
-        """The largest absolute value of what is being binned."""
+        """The largest absolute value of the elements that the histogram counts."""
 
     def compute(self, step: Step, range_: Range) -> Range:
         largest = self.largest(step)
@@ -84,7 +81,7 @@ class _AbsMaxAdaptation(BinAdaptation):
 
 
 class GradAbsMax(_AbsMaxAdaptation):
-    """A range that holds all elements of the per-sample gradients."""
+    """±(1 + padding)·max(min_size/2, m); m is the largest absolute value of all gₙⱼ."""
 
     reductions = (AbsMax(),)
 
@@ -93,7 +90,7 @@ class GradAbsMax(_AbsMaxAdaptation):
 
 
 class ParamAbsMax(_AbsMaxAdaptation):
-    """A range that holds all elements of the parameters."""
+    """±(1 + padding)·max(min_size/2, m); m is the largest absolute value of all parameters."""
 
     def largest(self, step: Step) -> float:
         extremes = [parameter.detach().abs().max() for parameter in step.parameters.values()]

@@ -1,4 +1,4 @@
-"""Which batch size would suit the learning rate."""
+"""The batch size that fits the learning rate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch.optim import SGD, Optimizer
 
 from gradlens.history.view import View
 from gradlens.numerics.formulas import batch_size_rule
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import MeanSquaredNorm, SquaredNorms
 
@@ -14,8 +14,8 @@ from gradlens.reductions import MeanSquaredNorm, SquaredNorms
 class CABS(SingleStepQuantity):
     """Coupled adaptive batch size η·tr(Σ)/L (Balles et al., 2017, arXiv:1612.05086).
 
-    The rule follows from the expected gain of one step of plain gradient descent, −η·∇L, with one
-    learning rate η, and from a loss whose minimum is zero. ``ValueError`` for other optimizers.
+    The rule is derived from the expected gain of one step −η·∇L of plain gradient descent with one
+    learning rate η, for a loss whose minimum is zero. ``ValueError`` for other optimizers.
     """
 
     reductions = (SquaredNorms(), MeanSquaredNorm())
@@ -33,7 +33,7 @@ class CABS(SingleStepQuantity):
 
 
 def plain_sgd_learning_rate(optimizer: Optimizer | None) -> float:
-    """η of plain SGD; ``ValueError`` says what else the optimizer does."""
+    """η of plain SGD; ``ValueError`` if the optimizer is another one."""
     groups = [] if optimizer is None else optimizer.param_groups
     extras = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
     used = sorted({extra for group in groups for extra in extras if group.get(extra)})
@@ -48,6 +48,6 @@ def plain_sgd_learning_rate(optimizer: Optimizer | None) -> float:
     if problem:
         raise ValueError(
             f"CABS is derived for plain SGD with one learning rate, but {problem}: leave it "
-            "out, or see GradNoiseScale for a batch size that doesn't depend on the optimizer"
+            "out, or use GradNoiseScale, a batch size that doesn't depend on the optimizer"
         )
     return rates.pop()

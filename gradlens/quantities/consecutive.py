@@ -1,4 +1,4 @@
-"""What a step has in common with the one before."""
+"""Comparison of a step's tensors with those of the step tracked before."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ FIRST = "there is no step before to compare with"
 
 
 class Consecutive:
-    """Tensors of one step by name, compared with those of the step before.
+    """The tensors of the step tracked before, by name, and those of the present step.
 
-    It keeps one step's tensors: as much memory as they have.
+    It takes as much memory as the tensors of one step, and of two while a step is computed.
     """
 
     def __init__(self) -> None:
         self._before: dict[str, Tensor] = {}
         self._now: dict[str, Tensor] = {}
 
-    def forget(self) -> None:
-        """Start anew."""
-        self._before, self._now = {}, {}
-
     def end_step(self) -> None:
-        """The tensors of this step become those of the step before."""
+        """Make the tensors of the present step those of the step before."""
         self._before, self._now = self._now, {}
 
     def before(self, name: str, tensor: Tensor) -> Tensor | Undefined:
-        """What ``name`` was at the step before; ``tensor``, kept as it is, is what it is now."""
+        """The tensor of this name at the step before.
+
+        ``tensor``, that of the present step, is kept without a copy.
+        """
         self._now[name] = tensor
         before = self._before.get(name)
         if before is None:
             return Undefined(FIRST)
         if before.shape != tensor.shape:
-            return Undefined("its shape is another one than at the step before")
+            return Undefined("its shape differs from that at the step before")
         return before
 
     def correlation(self, name: str, tensor: Tensor) -> float:
-        """Cosine of the angle between ``tensor`` and the one of the step before."""
+        """Cosine of the angle between ``tensor`` and that of the step before, as ``before``."""
         before = self.before(name, tensor)
         if isinstance(before, Undefined):
             return before
@@ -67,9 +66,10 @@ def cosine(first: Tensor, second: Tensor) -> float:
 def geometry(
     name: str, tensor: Tensor, normalize: bool, steps: Consecutive | None
 ) -> dict[str, Any]:
-    """Norm or RMS of a tensor; with ``steps``, which will keep it, also its correlation.
+    """``"norm"`` of a tensor, or ``"rms"`` with ``normalize``, and its ``"correlation"``.
 
-    The correlation of complex numbers is that of their real and imaginary parts.
+    The correlation needs ``steps``, which keeps the tensor; without, there is none. That of complex
+    numbers is computed from their real and imaginary parts.
     """
     parts = real_parts(tensor)
     size = norm(parts)
@@ -80,12 +80,12 @@ def geometry(
 
 
 def real_parts(tensor: Tensor) -> Tensor:
-    """Real and imaginary parts of complex numbers along a new last axis; others as they are."""
+    """Real and imaginary parts of complex numbers along a new last axis; others unchanged."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def mean_correlation(parts: Mapping[str, Any]) -> dict[str, float]:
-    """The mean over all layers or parameters that have a correlation, if one is asked for."""
+    """The mean of the correlations of all layers or parameters; empty if none has an entry."""
     found = [part["correlation"] for part in parts.values() if _correlates(part)]
     if not found:
         return {}

@@ -1,4 +1,4 @@
-"""How far training has come."""
+"""The distance of the parameters from their start."""
 
 from __future__ import annotations
 
@@ -8,25 +8,14 @@ from torch import Tensor, nn
 
 from gradlens.history.view import View
 from gradlens.numerics.norms import norm
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
-from gradlens.schedules import Schedule
 
 
 class Distance(SingleStepQuantity):
     """‖p − p₀‖₂ of each parameter by name; p₀ is its value when the first context was entered."""
 
     view = View("Distance from the start", group="step size", label="‖θ − θ₀‖")
-
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        self._start: dict[str, Tensor] = {}
 
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._start = {name: p.detach().clone() for name, p in parameters.items()}

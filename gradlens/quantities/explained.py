@@ -1,4 +1,4 @@
-"""Reasons for numbers that are none."""
+"""Reasons why values are NaN."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from gradlens.history.undefined import Undefined
 EMPTY = "the batch is empty"
 NO_FEATURES = "the layer has no features"
 NO_ELEMENTS = "the parameter has no elements"
-NOT_CONVERGED = "the eigenvalues or singular values were not found: LAPACK did not converge"
+NOT_CONVERGED = "the eigenvalues or singular values are unknown: LAPACK did not converge"
 
 
 def explained(value: Any, what: str) -> Any:
-    """The value with a reason for each number in it that is NaN, because ``what`` isn't finite.
+    """The value, in which each NaN has a reason: ``what`` is not finite.
 
-    Numbers are alone or in dicts; those that have a reason keep it, and arrays are left alone.
+    Applies to a number, and to the numbers in nested dicts. A NaN that has a reason keeps it. Other
+    values, such as arrays, are returned unchanged.
     """
     if isinstance(value, Mapping):
         return {key: explained(part, what) for key, part in value.items()}

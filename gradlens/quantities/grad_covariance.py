@@ -1,42 +1,37 @@
-"""How per-sample gradients scatter."""
+"""The covariance of per-sample gradients."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradlens.history.view import View
 from gradlens.numerics.formulas import covariance_spectrum
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Gram
-from gradlens.schedules import Schedule
 
 
+@dataclass(eq=False)
 class GradCovariance(SingleStepQuantity):
     """Spectrum of the covariance (1/(N−1))·Σₙ(gₙ−ḡ)(gₙ−ḡ)ᵀ of per-sample gradients.
 
     A value holds the ``k`` largest ``"eigenvalues"``, descending, the ``"trace"``, the
     ``"stable_rank"`` trace/λ₁ and the ``"effective_rank"`` exp(entropy of the eigenvalues' shares)
     (Roy and Vetterli, 2007), for the whole network, and under ``"layers"`` the same for each layer
-    by name. They come from the centred N×N Gram matrix, never from the covariance itself.
+    by name. They are computed from the centred N×N Gram matrix, which has the same eigenvalues.
+    ``ValueError`` for ``k`` below one.
     """
 
     reductions = (Gram(),)
     view = View("Gradient covariance", group="noise", yscale="log", label="eigenvalue")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        k: int = 5,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        if k < 1:
-            raise ValueError(f"{self.name}: k={k} asks for no eigenvalue: use 1 or more")
-        self.k = k
+    k: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k < 1:
+            raise ValueError(f"{self.name}: k={self.k} selects no eigenvalue: use 1 or more")
 
     def compute(self, step: Step) -> dict[str, Any]:
         layers = step.by_layer(Gram())

@@ -4,44 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gradlens.history.view import View
 from gradlens.numerics.histograms import Counts, bin_edges
 from gradlens.quantities.bin_adaptation import BinAdaptation, NoAdaptation, Range
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Histogram1d, Histogram2d, Reduction
-from gradlens.schedules import Schedule
 
 
+@dataclass(eq=False)
 class GradHist1d(SingleStepQuantity):
     """Histogram of all elements of all per-sample gradients.
 
-    A value is ``{"hist": int64 [bins], "edges": [bins + 1], "below", "above", "nan"}``. Elements
-    outside the range are in the outer bins and counted in ``below`` and ``above`` besides; the last
-    bin includes its right edge. ``keep_individual`` adds ``"parameters"``: the same for each
-    parameter by name, all with the same edges. ``adapt`` sets the range of the next histogram.
+    A value is ``{"hist": int64 [bins], "edges": [bins + 1], "below", "above", "nan"}``: ``bins``
+    bins of equal width over ``range``, the last one including its right edge. Elements outside the
+    range are counted in the outermost bins, and their numbers are ``below`` and ``above``; ``nan``
+    is the number of NaN. ``keep_individual`` adds ``"parameters"``: the same for each parameter by
+    name, with the same edges. ``adapt`` is a policy that sets the range of the next histograms.
+    ``ValueError`` for less than one bin, or an empty range.
     """
 
     view = View("Per-sample gradients", group="gradients", yscale="log", label="count")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        bins: int = 100,
-        range: Range = (-2.0, 2.0),
-        adapt: BinAdaptation | None = None,
-        keep_individual: bool = False,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        self.bins = _checked_bins(self.name, bins)
-        self.range = _checked_range(self.name, range)
-        self.adapt = NoAdaptation() if adapt is None else adapt
-        self.keep_individual = keep_individual
+    # As in cockpit-for-pytorch.
+    bins: int = 100
+    range: Range = (-2.0, 2.0)
+    adapt: BinAdaptation | None = None
+    keep_individual: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.bins = _checked_bins(self.name, self.bins)
+        self.range = _checked_range(self.name, self.range)
+        self._adaptation = self.adapt or NoAdaptation()
 
     @property
     def _histogram(self) -> Histogram1d:
@@ -52,46 +50,43 @@ class GradHist1d(SingleStepQuantity):
         return True
 
     def is_active(self, global_step: int) -> bool:
-        return self.should_compute(global_step) or self.adapt.should_compute(global_step)
+        return self.should_compute(global_step) or self._adaptation.should_compute(global_step)
 
     def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
         own = (self._histogram,) if self.should_compute(global_step) else ()
-        return (*own, *self.adapt.reductions_at(global_step))
+        return (*own, *self._adaptation.reductions_at(global_step))
 
     def compute(self, step: Step) -> dict[str, Any]:
         edges = bin_edges(self.bins, self.range)
         return _record(step, self._histogram, self.keep_individual, edges)
 
     def adapt_to(self, step: Step) -> None:
-        if self.adapt.should_compute(step.global_step):
-            self.range = self.adapt.compute(step, self.range)
+        if self._adaptation.should_compute(step.global_step):
+            self.range = self._adaptation.compute(step, self.range)
 
 
+@dataclass(eq=False)
 class GradHist2d(SingleStepQuantity):
     """Joint histogram of all elements of per-sample gradients (x) and of their parameters (y).
 
-    A value is as for ``GradHist1d``, with ``"hist"`` ``[bins_x, bins_y]`` and two entries in
-    ``"edges"``, ``"below"`` and ``"above"``.
+    A value is as for ``GradHist1d``, with ``"hist"`` ``[bins_x, bins_y]`` and two entries each in
+    ``"edges"``, ``"below"`` and ``"above"``. ``bins``, ``range`` and ``adapt`` are pairs for x, y.
     """
 
     view = View("Per-sample gradients and parameters", group="gradients")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        bins: tuple[int, int] = (40, 50),
-        range: tuple[Range, Range] = ((-1.0, 1.0), (-2.0, 2.0)),
-        adapt: tuple[BinAdaptation | None, BinAdaptation | None] = (None, None),
-        keep_individual: bool = False,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        self.bins = (_checked_bins(self.name, bins[0]), _checked_bins(self.name, bins[1]))
-        self.range = (_checked_range(self.name, range[0]), _checked_range(self.name, range[1]))
-        self.adapt = tuple(NoAdaptation() if policy is None else policy for policy in adapt)
-        self.keep_individual = keep_individual
+    # As in cockpit-for-pytorch.
+    bins: tuple[int, int] = (40, 50)
+    range: tuple[Range, Range] = ((-1.0, 1.0), (-2.0, 2.0))
+    adapt: tuple[BinAdaptation | None, BinAdaptation | None] = (None, None)
+    keep_individual: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        (bins_x, bins_y), (x, y) = self.bins, self.range
+        self.bins = (_checked_bins(self.name, bins_x), _checked_bins(self.name, bins_y))
+        self.range = (_checked_range(self.name, x), _checked_range(self.name, y))
+        self._adaptations = tuple(policy or NoAdaptation() for policy in self.adapt)
 
     @property
     def _histogram(self) -> Histogram2d:
@@ -102,12 +97,12 @@ class GradHist2d(SingleStepQuantity):
         return True
 
     def is_active(self, global_step: int) -> bool:
-        adapts = any(policy.should_compute(global_step) for policy in self.adapt)
+        adapts = any(policy.should_compute(global_step) for policy in self._adaptations)
         return adapts or self.should_compute(global_step)
 
     def reductions_at(self, global_step: int) -> tuple[Reduction, ...]:
         own = (self._histogram,) if self.should_compute(global_step) else ()
-        policies = (policy.reductions_at(global_step) for policy in self.adapt)
+        policies = (policy.reductions_at(global_step) for policy in self._adaptations)
         return (*own, *(reduction for policy in policies for reduction in policy))
 
     def compute(self, step: Step) -> dict[str, Any]:
@@ -118,7 +113,7 @@ class GradHist2d(SingleStepQuantity):
     def adapt_to(self, step: Step) -> None:
         x, y = (
             policy.compute(step, old) if policy.should_compute(step.global_step) else old
-            for policy, old in zip(self.adapt, self.range, strict=True)
+            for policy, old in zip(self._adaptations, self.range, strict=True)
         )
         self.range = (x, y)
 
@@ -140,7 +135,7 @@ def _fields(counts: Counts) -> dict[str, Any]:
 
 def _checked_bins(name: str, bins: int) -> int:
     if bins < 1:
-        raise ValueError(f"{name}: bins={bins} can't hold anything: use 1 or more")
+        raise ValueError(f"{name}: bins={bins}: use 1 or more")
     return int(bins)
 
 

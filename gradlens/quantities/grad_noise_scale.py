@@ -1,10 +1,10 @@
-"""Which batch size makes the best use of data and time."""
+"""The gradient noise scale, an estimate of the critical batch size."""
 
 from __future__ import annotations
 
 from gradlens.history.view import View
 from gradlens.numerics.formulas import NoiseScale, noise_scale
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import MeanDots, MeanSquaredNorm, SquaredNorms
 

@@ -1,4 +1,4 @@
-"""The size of the gradient."""
+"""The norm of the gradient."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from torch import Tensor
 
 from gradlens.history.view import View
 from gradlens.numerics.norms import norm
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 
 
 class GradNorm(SingleStepQuantity):
-    """‖p.grad‖₂ of each parameter by name: the gradient that the optimizer is about to see."""
+    """‖p.grad‖₂ of each parameter by name: the gradient of which the optimizer makes its step."""
 
     view = View("Gradient norm", group="step size", yscale="log", label="‖∇L‖")
 

@@ -1,8 +1,9 @@
-"""Size and direction of the gradient of each parameter."""
+"""Norm, correlation and activation of the gradient of each parameter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,42 +16,24 @@ from gradlens.quantities.explained import NO_ELEMENTS
 from gradlens.quantities.output_activation import activation, over_parts
 from gradlens.quantities.parameter_quantity import ParameterQuantity, gradient_of
 from gradlens.quantities.step import Step
-from gradlens.schedules import Schedule
-from gradlens.signals.selection import Selection, Selectors
 
 
+@dataclass(eq=False)
 class GradientGeometry(ParameterQuantity):
-    """‖p.grad‖₂ of each parameter, and how it correlates with that of the step tracked before.
+    """‖p.grad‖₂ of each parameter, and its correlation with that of the step tracked before.
 
-    Values are those of ``OutputGradientGeometry``. With ``correlation``, a copy of the gradients
-    is kept until the next step.
+    Values, ``normalize`` and ``correlation`` are those of ``OutputGradientGeometry``. With
+    ``correlation``, a copy of the gradients is kept until the next tracked step.
     """
 
     part = "gradient of"
     view = View("Gradient geometry", group="layers", yscale="log", label="‖∇L‖")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        normalize: bool = False,
-        correlation: bool = True,
-        *,
-        parameters: str | Iterable[str] | None = None,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, parameters=parameters, layers=layers, exclude=exclude,
-            name=name,
-        )  # fmt: skip
-        self.normalize = normalize
-        self._steps = Consecutive() if correlation else None
+    normalize: bool = False
+    correlation: bool = True
 
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        if self._steps is not None:
-            self._steps.forget()
+        self._steps = Consecutive() if self.correlation else None
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
         gradient = gradient_of(parameter, step)
@@ -62,37 +45,24 @@ class GradientGeometry(ParameterQuantity):
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         return mean_correlation(parameters)
 
-    def all_seen(self) -> None:
+    def end_step(self) -> None:
         if self._steps is not None:
             self._steps.end_step()
 
 
+@dataclass(eq=False)
 class GradientActivation(ParameterQuantity):
-    """Share of each parameter's gradient that isn't zero, and share of its units that get none.
+    """Share of nonzero elements in each parameter's gradient, and of units whose gradient is zero.
 
     A unit is a row of the parameter, along its first axis: an output feature or channel. Values
-    are those of ``OutputActivation``, for elements whose absolute value is above ``threshold``.
+    are those of ``OutputActivation``; an element is nonzero if its absolute value is above
+    ``threshold``.
     """
 
     part = "gradient of"
     view = View("Gradient activation", group="layers", label="share")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        threshold: float = 1e-8,
-        *,
-        parameters: str | Iterable[str] | None = None,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, parameters=parameters, layers=layers, exclude=exclude,
-            name=name,
-        )  # fmt: skip
-        self.threshold = threshold
+    threshold: float = 1e-8  # as in monitorch
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
         gradient = gradient_of(parameter, step)

@@ -1,10 +1,10 @@
-"""Three tests of whether the mini-batch gradient points the right way."""
+"""Tests of whether the mini-batch gradient approximates the gradient of the expected loss."""
 
 from __future__ import annotations
 
 from gradlens.history.view import View
 from gradlens.numerics.formulas import inner_test, norm_test, ortho_test
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import MeanDots, MeanSquaredNorm, SquaredNorms
 

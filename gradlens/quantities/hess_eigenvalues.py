@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from gradlens.curvature.eigenpairs import Which
@@ -10,40 +11,35 @@ from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.view import View
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.quantities.quantity import CurvatureQuantity
-from gradlens.schedules import Schedule
+from gradlens.quantities.kinds import CurvatureQuantity
 
 
+@dataclass(eq=False)
 class HessEigenvalues(CurvatureQuantity):
     """The ``k`` outermost eigenvalues of the Hessian, or of the generalised Gauss-Newton matrix.
 
     A value holds ``"eigenvalues"``, outermost first, their ``"residuals"`` ‖Hv − λv‖, whether they
-    have ``"converged"`` to the relative ``tolerance``, the number of ``"products"`` it took, and
-    the ``"reason"`` if they haven't. ``which`` is ``"largest"`` or ``"smallest"`` (algebraic), or
-    ``"magnitude"``; ``matrix="ggn"`` takes ``info={"outputs": ...}``.
+    have ``"converged"`` to the relative ``tolerance`` within ``max_products`` products of the
+    matrix and a vector, the number of ``"products"``, and the ``"reason"`` if they have not.
+    ``which`` is ``"largest"`` or ``"smallest"`` (algebraic), or ``"magnitude"``. ``matrix`` is
+    ``"hessian"``, or ``"ggn"``, which needs ``info={"outputs": ...}``. ``ValueError`` for others.
     """
 
     view = View("Curvature eigenvalues", group="curvature", yscale="symlog", label="λ")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        k: int = 5,
-        which: Which = "largest",
-        matrix: Literal["hessian", "ggn"] = "hessian",
-        tolerance: float = 1e-3,
-        max_products: int = 300,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        if matrix not in ("hessian", "ggn"):
-            raise ValueError(f'{self.name}: matrix={matrix!r} is unknown: use "hessian" or "ggn"')
-        self.k = k
-        self.which: Which = which
-        self.matrix = matrix
-        self._eigenpairs = WarmStartedEigenpairs(tolerance, max_products)
+    k: int = 5
+    which: Which = "largest"
+    matrix: Literal["hessian", "ggn"] = "hessian"
+    tolerance: float = 1e-3  # that of HessMaxEV
+    max_products: int = 300
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.matrix not in ("hessian", "ggn"):
+            raise ValueError(
+                f'{self.name}: matrix={self.matrix!r} is unknown: use "hessian" or "ggn"'
+            )
+        self._eigenpairs = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
     def compute(self, curvature: LossCurvature) -> dict[str, Any]:
         found = self._eigenpairs(self._matrix(curvature), curvature.seed, self.k, self.which)

@@ -2,46 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.quantities.quantity import CurvatureQuantity
-from gradlens.schedules import Schedule
+from gradlens.quantities.kinds import CurvatureQuantity
 
 
+@dataclass(eq=False)
 class HessMaxEV(CurvatureQuantity):
     """Largest (algebraic) eigenvalue of the mini-batch Hessian, by Lanczos' method.
 
-    It starts from the eigenvector of the last tracked step. A value that hasn't converged to the
-    relative ``tolerance`` within ``max_products`` Hessian products is a NaN whose reason tells how
-    far it came. A full search takes ten products at least, so that a good start hides no other
-    eigenvalue; with ``explore_every`` only each so many-th tracked step has one, and the others
-    take three products at least, from the two outermost vectors of the last: if another eigenvalue
-    becomes the largest meanwhile, they may miss it until the next full search. ``ValueError`` for
-    ``explore_every`` below one.
+    The method starts from the eigenvector of the last tracked step. A value that has not converged
+    to the relative ``tolerance`` within ``max_products`` Hessian products is a NaN whose reason
+    states the estimate and its residual.
+
+    A full search takes at least ten products, so that it finds an eigenvalue that is larger than
+    that of the start vector. With ``explore_every`` = m, only every m-th tracked step has a full
+    search. The other steps take at least three products and start from the two outermost vectors of
+    the step before: an eigenvalue that becomes the largest in between may be missed until the next
+    full search. ``ValueError`` for ``explore_every`` below one.
     """
 
     view = View("Largest Hessian eigenvalue", group="curvature", yscale="symlog", label="λ₁")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        tolerance: float = 1e-3,
-        max_products: int = 100,
-        explore_every: int = 1,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        if explore_every < 1:
-            raise ValueError(f"{self.name}: explore_every={explore_every}: use 1 or more")
-        self._eigenpairs = WarmStartedEigenpairs(tolerance, max_products, explore_every)
+    # As in cockpit-for-pytorch's power iteration.
+    tolerance: float = 1e-3
+    max_products: int = 100
+    explore_every: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.explore_every < 1:
+            raise ValueError(f"{self.name}: explore_every={self.explore_every}: use 1 or more")
+        self._eigenpairs = WarmStartedEigenpairs(
+            self.tolerance, self.max_products, self.explore_every
+        )
 
     def compute(self, curvature: LossCurvature) -> float:
         found = self._eigenpairs(curvature.hessian, curvature.seed)
         if found.converged:
             return float(found.values[0])
         best = f"{found.values[0]:.4g} ± {found.residuals[0]:.2g}"
-        return Undefined(f"{found.reason}; it got to {best}")
+        return Undefined(f"{found.reason}; the estimate is {best}")

@@ -2,60 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.loss_diagonal import DiagonalKind, check_request
 from gradlens.curvature.trace import Estimate
 from gradlens.history.view import View
-from gradlens.quantities.quantity import CurvatureQuantity
-from gradlens.schedules import Schedule
+from gradlens.quantities.kinds import CurvatureQuantity
 
 
+@dataclass(eq=False)
 class HessTrace(CurvatureQuantity):
     """Trace of the mini-batch Hessian, or of the generalised Gauss-Newton matrix.
 
-    ``curvature`` is ``"diag_h"``, ``"diag_ggn_exact"`` or ``"diag_ggn_mc"``, exact for the first
-    two where BackPACK's rules hold: networks that are a sequence of its modules, with an extended
-    loss module. The second is exact, too, wherever layers give per-sample gradients. Elsewhere it
-    is estimated by Hutchinson's method with ``samples`` products. Whatever comes out is checked
-    against products of the loss's own matrix with random vectors.
+    ``curvature`` selects the matrix and how its diagonal is computed:
 
-    ``"diag_ggn_mc"`` is the cheap one: ``samples`` backward passes from random gradients of the
-    outputs, without the weights' gradients unless the loss's graph has to tell of some parameters.
-    Each is for all samples of the batch, or for a random ``sub_batch`` of them, which makes norms
-    of convolutions cheaper. The error is that between passes; of a single one it is that between
-    the batch's samples, and rather too large. Who tells is checked at the first step, and when
-    operations, shapes or parameters of the graph change: a network that comes to mix samples
-    without any of that, by other numbers in an index, say, is not noticed. Elsewhere it is what the
-    diagonal is estimated by, with two ``samples`` at least.
+    - ``"diag_h"``, the Hessian. It is exact for networks that BackPACK's second-order extensions
+      support: sequences of its modules, with an extended loss module.
+    - ``"diag_ggn_exact"``, the Gauss-Newton matrix. It is exact for the same networks, and for all
+      layers that have per-sample gradients.
+    - ``"diag_ggn_mc"``, the Gauss-Newton matrix, by Monte Carlo sampling, which is cheap:
+      ``samples`` backward passes from random gradients at the outputs, each for all samples of the
+      batch or for a random ``sub_batch`` of them. The standard error is computed from the
+      differences between the passes; with one pass, from those between the batch's samples, which
+      overestimates it.
+
+    For all other networks the trace is estimated by Hutchinson's method with ``samples`` products,
+    at least two. Results are checked against products of the matrix with random vectors. For
+    ``"diag_ggn_mc"``, whether the graph keeps the samples apart is checked at the first step and
+    whenever its operations, shapes or parameters change: samples that are mixed without such a
+    change, for example by other numbers in an index, are not detected.
 
     A value holds the ``"trace"``, its ``"standard_error"``, the ends ``"low"`` and ``"high"`` of a
     95 % confidence interval, the ``"method"`` (``"exact"``, ``"Monte Carlo"``, ``"Hutchinson"``,
-    or empty where the trace is a NaN), and under ``"parameters"`` the first four for each
-    parameter's block. A Gauss-Newton matrix takes the one tensor of outputs through which the loss
-    depends on the parameters; without one, the trace is a NaN that says what to pass.
+    or empty if the trace is a NaN), and under ``"parameters"`` the first four for the block of each
+    parameter. The Gauss-Newton matrix needs the tensor of outputs through which the loss depends on
+    the parameters; without it, the trace is a NaN whose reason names what to pass. ``ValueError``
+    for an unknown ``curvature``, and for ``samples`` or ``sub_batch`` below their minimum.
     """
 
     view = View("Hessian trace", group="curvature", yscale="symlog", label="tr(H)")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        curvature: DiagonalKind = "diag_h",
-        samples: int = 10,
-        sub_batch: int | None = None,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        # One draw of targets for many samples has an error, one product has none.
-        least = 1 if curvature == "diag_ggn_mc" else 2
-        check_request(self.name, curvature, samples, least, sub_batch)
-        self.curvature: DiagonalKind = curvature
-        self.samples = samples
-        self.sub_batch = sub_batch
+    curvature: DiagonalKind = "diag_h"
+    samples: int = 10
+    sub_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # The error is estimated from several samples: those of the batch for one Monte Carlo pass.
+        least = 1 if self.curvature == "diag_ggn_mc" else 2
+        check_request(self.name, self.curvature, self.samples, least, self.sub_batch)
 
     def compute(self, curvature: LossCurvature) -> dict[str, Any]:
         found = curvature.traces(self.curvature, self.samples, self.sub_batch)

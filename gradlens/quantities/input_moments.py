@@ -1,8 +1,9 @@
-"""Mean and spread of what goes into layers."""
+"""Mean and standard deviation of the inputs of layers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,43 +13,28 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.explained import EMPTY, NO_FEATURES
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.schedules import Schedule
 from gradlens.signals.predicates import is_batch_norm
 from gradlens.signals.reductions import FeatureMoments, Moments
-from gradlens.signals.selection import Selection, Selectors
+from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
 
 NO_RUNNING_STATISTICS = "the layer keeps no running mean and variance"
 
 
+@dataclass(eq=False)
 class _InputMoment(LayerQuantity, ABC):
     signal = Signal.INPUT
     reduction = Moments()
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        by_feature: bool = False,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        channel_last: bool | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, layers=layers, exclude=exclude, channel_last=channel_last,
-            name=name,
-        )  # fmt: skip
-        self.by_feature = by_feature
+    by_feature: bool = False
 
-    def layer_value(self, layer: str, module: nn.Module, seen: FeatureMoments) -> Any:
-        if not seen.count:
+    def layer_value(self, layer: str, module: nn.Module, reduced: FeatureMoments) -> Any:
+        if not reduced.count:
             return Undefined(EMPTY)
-        return self._moment(seen) if seen.mean.numel() else Undefined(NO_FEATURES)
+        return self._moment(reduced) if reduced.mean.numel() else Undefined(NO_FEATURES)
 
     @abstractmethod
-    def _moment(self, seen: FeatureMoments) -> Tensor: ...
+    def _moment(self, reduced: FeatureMoments) -> Tensor: ...
 
 
 class InputMean(_InputMoment):
@@ -56,22 +42,22 @@ class InputMean(_InputMoment):
 
     view = View("Input mean", group="layers", yscale="symlog", label="mean")
 
-    def _moment(self, seen: FeatureMoments) -> Tensor:
-        return seen.mean if self.by_feature else seen.mean.mean()
+    def _moment(self, reduced: FeatureMoments) -> Tensor:
+        return reduced.mean if self.by_feature else reduced.mean.mean()
 
 
 class InputStd(_InputMoment):
     """Standard deviation of each layer's input over all elements, or ``by_feature``, ``[F]``.
 
-    That of the population: squares are divided by the number of elements.
+    It is the population's: the sum of squares is divided by the number of elements.
     """
 
     view = View("Input standard deviation", group="layers", yscale="log", label="std")
 
-    def _moment(self, seen: FeatureMoments) -> Tensor:
+    def _moment(self, reduced: FeatureMoments) -> Tensor:
         if self.by_feature:
-            return seen.variance.sqrt()
-        return (seen.variance.mean() + seen.mean.var(correction=0)).sqrt()
+            return reduced.variance.sqrt()
+        return (reduced.variance.mean() + reduced.mean.var(correction=0)).sqrt()
 
 
 class _Discrepancy(LayerQuantity, ABC):
@@ -79,23 +65,23 @@ class _Discrepancy(LayerQuantity, ABC):
     reduction = Moments()
     default_layers = Selection((is_batch_norm,))
 
-    def layer_value(self, layer: str, module: nn.Module, seen: FeatureMoments) -> Any:
+    def layer_value(self, layer: str, module: nn.Module, reduced: FeatureMoments) -> Any:
         running = _running_statistics(module)
         if isinstance(running, Undefined):
             return running
-        if not seen.count:
+        if not reduced.count:
             return Undefined(EMPTY)
         mean, deviation = running
-        if mean.shape != seen.mean.shape:
+        if mean.shape != reduced.mean.shape:
             return Undefined(
-                f"the input has {seen.mean.numel()} features and the running mean {mean.numel()}: "
-                "set channel_last"
+                f"the input has {reduced.mean.numel()} features and the running mean "
+                f"{mean.numel()}: set channel_last"
             )
         size = torch.linalg.vector_norm(deviation)
-        return torch.linalg.vector_norm(self._difference(seen, mean, deviation)) / size
+        return torch.linalg.vector_norm(self._difference(reduced, mean, deviation)) / size
 
     @abstractmethod
-    def _difference(self, seen: FeatureMoments, mean: Tensor, deviation: Tensor) -> Tensor: ...
+    def _difference(self, reduced: FeatureMoments, mean: Tensor, deviation: Tensor) -> Tensor: ...
 
 
 def _running_statistics(module: nn.Module) -> tuple[Tensor, Tensor] | Undefined:
@@ -112,26 +98,26 @@ def _running_statistics(module: nn.Module) -> tuple[Tensor, Tensor] | Undefined:
 
 
 class MeanTID(_Discrepancy):
-    """‖μ_B − μ‖₂/‖σ‖₂ of each batch normalisation: how far its batch is from what it will use.
+    """Training inference discrepancy ‖μ_B − μ‖₂/‖σ‖₂ of the mean of each batch normalisation.
 
-    Training inference discrepancy of the mean (Wang et al., 2022, arXiv:2210.05153): μ_B ``[C]``
-    is the batch's mean, μ and σ are the running mean and standard deviation after the step's
-    forward pass. Their mean over steps is a matter of aggregation.
+    Wang et al., 2022, arXiv:2210.05153: μ_B ``[C]`` is the batch's mean; μ and σ are the running
+    mean and standard deviation, which are used in evaluation, after the step's forward pass. For
+    the mean over steps of the paper, use ``gradlens.Aggregate``.
     """
 
     view = View("Mean TID", group="layers", yscale="log", label="‖μ_B − μ‖/‖σ‖")
 
-    def _difference(self, seen: FeatureMoments, mean: Tensor, deviation: Tensor) -> Tensor:
-        return seen.mean - mean
+    def _difference(self, reduced: FeatureMoments, mean: Tensor, deviation: Tensor) -> Tensor:
+        return reduced.mean - mean
 
 
 class VarTID(_Discrepancy):
-    """‖σ_B − σ‖₂/‖σ‖₂ of each batch normalisation: as ``MeanTID``, of the standard deviation.
+    """Training inference discrepancy ‖σ_B − σ‖₂/‖σ‖₂ of the standard deviation, as ``MeanTID``.
 
-    σ_B² is the batch's population variance, by which the layer divides.
+    σ_B² is the batch's population variance, with which the layer normalises.
     """
 
     view = View("Variance TID", group="layers", yscale="log", label="‖σ_B − σ‖/‖σ‖")
 
-    def _difference(self, seen: FeatureMoments, mean: Tensor, deviation: Tensor) -> Tensor:
-        return seen.variance.sqrt() - deviation
+    def _difference(self, reduced: FeatureMoments, mean: Tensor, deviation: Tensor) -> Tensor:
+        return reduced.variance.sqrt() - deviation

@@ -1,62 +1,58 @@
-"""Quantities of what flows through layers."""
+"""Quantities of the inputs and outputs of layers, and of the gradients at them."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, final
 
 from torch import nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.quantities.explained import explained
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.selective import select_for
 from gradlens.quantities.step import Step
-from gradlens.schedules import Schedule
 from gradlens.signals.reductions import SignalReduction
 from gradlens.signals.selection import Selection, Selectors, selection
 from gradlens.signals.signal import Request, Signal
 
 
+@dataclass(eq=False)
 class LayerQuantity(SingleStepQuantity):
-    """A quantity with a value for each layer, from signals that were reduced as they flowed.
+    """A quantity with a value for each layer, from a signal that is reduced in the layers' hooks.
 
-    States as data which ``signal`` it needs and its ``reduction``, and which layers it looks at by
-    default. A record is ``{"layers": {name: value}}``, with a number or a dict for each layer that
-    was called, and what ``summary`` says of all of them. Layers called several times in a step
-    count once, with all their calls together.
+    A subclass states as data its ``signal``, the signal's ``reduction``, and its
+    ``default_layers``. A record is ``{"layers": {name: value}}``, with a number or a dict for each
+    layer that was called, and the entries of ``summary``. A layer that is called several times in a
+    step has one value, for all its calls together.
     """
 
     signal: ClassVar[Signal]
-    reduction: SignalReduction[Any]
+    """The tensor at a layer that is captured: its input, output, or the gradient at one of them."""
+    reduction: SignalReduction[Any] = field(init=False, repr=False)
+    """What the tensor is reduced to."""
     default_layers: ClassVar[Selection] = Selection()
+    """The layers that have values unless ``layers`` are given."""
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        channel_last: bool | None = None,
-        name: str | None = None,
-    ) -> None:
-        """Look at ``layers`` but for those to ``exclude``: see ``gradlens.signals.Selection``.
+    _: KW_ONLY
+    layers: Selectors | Selection | None = None
+    """Layers that have values: see ``gradlens.signals.Selection``."""
+    exclude: Selectors = ()
+    """Layers that have none."""
+    channel_last: bool | None = None
+    """Whether features are in the last axis, or in axis 1; by default, this depends on the kinds of
+    the layers."""
 
-        ``channel_last`` says whether features are the last axis or axis 1; without it, that is
-        found from the kinds of layers.
-        """
-        super().__init__(track_schedule, verbose, name=name)
-        self.selection = _chosen(self.default_layers, layers, exclude)
-        self.channel_last = channel_last
-        self.modules = {}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.selection = _chosen(self.default_layers, self.layers, self.exclude)
 
     @property
     @final
     def request(self) -> Request:
-        """What is captured of each of its layers."""
+        """What is captured at each of the layers."""
         return Request(self.signal, self.reduction, self.channel_last)
 
     @property
@@ -73,26 +69,26 @@ class LayerQuantity(SingleStepQuantity):
         signals, layers = step.signals.values, {}
         for name, module in self.modules.items():
             if self.request in signals.get(name, {}):
-                seen = signals[name][self.request]
-                undefined = isinstance(seen, Undefined)
-                value = seen if undefined else self.layer_value(name, module, seen)
+                reduced = signals[name][self.request]
+                undefined = isinstance(reduced, Undefined)
+                value = reduced if undefined else self.layer_value(name, module, reduced)
                 layers[name] = explained(value, f"the {self.signal.value} of {name}")
-        self.all_seen()
+        self.end_step()
         return {"layers": layers, **self.summary(layers)}
 
     @abstractmethod
-    def layer_value(self, layer: str, module: nn.Module, seen: Any) -> Any:
-        """The value for one layer, from what its signal was reduced to.
+    def layer_value(self, layer: str, module: nn.Module, reduced: Any) -> Any:
+        """The value for one layer, from its reduced signal.
 
-        A NaN without a reason means that there is NaN or Inf in the signal.
+        A NaN without a reason is recorded with the reason that the signal has NaN or Inf.
         """
 
     def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
-        """What to record besides, of all layers together; by default, nothing."""
+        """Further entries of the record, for all layers together; by default, none."""
         return {}
 
-    def all_seen(self) -> None:
-        """Called after the last layer of a step; by default, do nothing."""
+    def end_step(self) -> None:
+        """Called when all layers of a step have values; by default, do nothing."""
 
 
 def _chosen(

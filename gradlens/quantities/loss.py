@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gradlens.history.view import View
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 
 

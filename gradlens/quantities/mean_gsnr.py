@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import ONE_SAMPLE, gradient_signal_to_noise, mean_of_elements
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Mean, SumOfSquares
-from gradlens.schedules import Schedule
 
 
+@dataclass(eq=False)
 class MeanGSNR(SingleStepQuantity):
     """Mean over all elements j of ḡⱼ² / (variance of gₙⱼ over samples + ε).
 
-    Liu et al., 2020, arXiv:2001.07384; with the population variance, as there.
+    Liu et al., 2020, arXiv:2001.07384, with the population variance as there; ε is ``epsilon``.
     """
 
     reductions = (SumOfSquares(), Mean())
     view = View("Mean GSNR", group="noise", yscale="log", label="mean GSNR")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        epsilon: float = 1e-5,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        self.epsilon = epsilon
+    epsilon: float = 1e-5  # as in cockpit-for-pytorch
 
     def compute(self, step: Step) -> float:
         if step.samples < 2:

@@ -1,9 +1,10 @@
-"""Which units of a layer are active, and which are dead."""
+"""Active and dead units of layers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,23 +13,23 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.explained import EMPTY, NO_FEATURES
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.schedules import Schedule
 from gradlens.signals.predicates import is_activation, is_affine
 from gradlens.signals.reductions import Active, FeatureCounts, Maxima
-from gradlens.signals.selection import Selection, Selectors
+from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
 
-NOTHING = "the batch is empty, or all of its outputs are -inf"
+NO_OUTPUT = "the batch is empty, or all of its outputs are -inf"
 
 
+@dataclass(eq=False)
 class OutputActivation(LayerQuantity):
     """Share of active outputs and of dead units of each layer, by default of activations.
 
     A unit is a feature, or a channel of a convolution; an output is active if its absolute value
-    is above ``threshold``. For each layer, ``"active"`` is the mean over units of the share of
-    samples and positions at which they are active, ``"dead"`` the share of units that never are,
-    and ``"least"`` the share of the least active unit, whose index is ``"least_unit"``. Besides,
-    there are the means of the first two over layers, and ``"worst"``, the largest share of dead
+    is above ``threshold``. A unit's rate is the share of samples and positions at which it is
+    active. For each layer, ``"active"`` is the mean rate, ``"dead"`` the share of units whose rate
+    is zero, ``"least"`` the smallest rate, and ``"least_unit"`` the index of its unit. A record
+    also has the means of the first two over layers, and ``"worst"``, the largest share of dead
     units in any layer.
     """
 
@@ -36,36 +37,25 @@ class OutputActivation(LayerQuantity):
     default_layers = Selection((is_activation,))
     view = View("Active and dead units", group="layers", label="share")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        threshold: float = 1e-8,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        channel_last: bool | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, layers=layers, exclude=exclude, channel_last=channel_last,
-            name=name,
-        )  # fmt: skip
-        self.reduction = Active(threshold)
+    threshold: float = 1e-8  # as in monitorch
 
-    def layer_value(self, layer: str, module: nn.Module, seen: FeatureCounts) -> Any:
-        if not seen.count:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reduction = Active(self.threshold)
+
+    def layer_value(self, layer: str, module: nn.Module, reduced: FeatureCounts) -> Any:
+        if not reduced.count:
             return Undefined(EMPTY)
-        if not seen.active.numel():
+        if not reduced.active.numel():
             return Undefined(NO_FEATURES)
-        return activation(seen.active / seen.count)
+        return activation(reduced.active / reduced.count)
 
     def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
         return over_parts(layers)
 
 
 def activation(rates: Tensor) -> dict[str, float] | float:
-    """What to say of units that are active at these ``rates`` ``[F]``, in float64."""
+    """Statistics of units that are active at these ``rates`` ``[F]``, in float64."""
     if bool(rates.isnan().any()):
         return math.nan
     least, unit = rates.min(0)
@@ -78,7 +68,7 @@ def activation(rates: Tensor) -> dict[str, float] | float:
 
 
 def over_parts(parts: Mapping[str, Any]) -> dict[str, float]:
-    """Of all layers together, or all parameters; those without values are left out."""
+    """Statistics over all layers, or all parameters, that have values."""
     known = [part for part in parts.values() if isinstance(part, Mapping)]
     if not known:
         return {}
@@ -90,10 +80,11 @@ def over_parts(parts: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+@dataclass(eq=False)
 class DeadNeurons(LayerQuantity):
     """Share of each layer's features whose outputs are all ≤ ``threshold``, by default all ≤ 0.
 
-    Meant for layers in front of a ReLU, which lets nothing through of such a feature.
+    Meant for layers in front of a ReLU, whose outputs are zero for such a feature.
     """
 
     signal = Signal.OUTPUT
@@ -101,26 +92,11 @@ class DeadNeurons(LayerQuantity):
     default_layers = Selection((is_affine,))
     view = View("Dead neurons", group="layers", label="share of features")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        threshold: float = 0.0,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        channel_last: bool | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, layers=layers, exclude=exclude, channel_last=channel_last,
-            name=name,
-        )  # fmt: skip
-        self.threshold = threshold
+    threshold: float = 0.0
 
-    def layer_value(self, layer: str, module: nn.Module, seen: Tensor) -> float:
-        if bool((seen == -math.inf).all()):
-            return Undefined(NOTHING if seen.numel() else NO_FEATURES)
-        if bool(seen.isnan().any()):
+    def layer_value(self, layer: str, module: nn.Module, reduced: Tensor) -> float:
+        if bool((reduced == -math.inf).all()):
+            return Undefined(NO_OUTPUT if reduced.numel() else NO_FEATURES)
+        if bool(reduced.isnan().any()):
             return math.nan
-        return float((seen <= self.threshold).double().mean())
+        return float((reduced <= self.threshold).double().mean())

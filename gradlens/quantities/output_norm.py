@@ -1,7 +1,8 @@
-"""The size of what goes into layers and comes out of them."""
+"""Norms of the inputs and outputs of layers."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,39 +11,29 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.explained import EMPTY
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.schedules import Schedule
 from gradlens.signals.reductions import Norms, Size
-from gradlens.signals.selection import Selection, Selectors
 from gradlens.signals.signal import Signal
 
 
+@dataclass(eq=False)
 class OutputNorm(LayerQuantity):
-    """Mean over samples of ‖out_n‖₂ for each layer, all features and positions flattened.
+    """Mean over samples of ‖outₙ‖₂ for each layer, over all features and positions.
 
-    With ``normalize``, it is the root mean square of each sample's elements instead.
+    With ``normalize``, it is the mean over samples of the root mean square of their elements.
     """
 
     signal = Signal.OUTPUT
     reduction = Size()
     view = View("Output norm", group="layers", yscale="log", label="‖output‖")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        normalize: bool = False,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, layers=layers, exclude=exclude, name=name)
-        self.normalize = normalize
+    normalize: bool = False
+    # Norms don't depend on which axis is that of the features.
+    channel_last: bool | None = field(default=None, init=False, repr=False)
 
-    def layer_value(self, layer: str, module: nn.Module, seen: Norms) -> Any:
-        if not seen.count:
+    def layer_value(self, layer: str, module: nn.Module, reduced: Norms) -> Any:
+        if not reduced.count:
             return Undefined(EMPTY)
-        return (seen.sample_rms if self.normalize else seen.sample_norms) / seen.count
+        return (reduced.sample_rms if self.normalize else reduced.sample_norms) / reduced.count
 
 
 class InputNorm(LayerQuantity):
@@ -52,5 +43,5 @@ class InputNorm(LayerQuantity):
     reduction = Size()
     view = View("Input norm", group="layers", yscale="log", label="‖input‖")
 
-    def layer_value(self, layer: str, module: nn.Module, seen: Norms) -> Tensor:
-        return seen.norm
+    def layer_value(self, layer: str, module: nn.Module, reduced: Norms) -> Tensor:
+        return reduced.norm

@@ -1,9 +1,10 @@
-"""Size, condition and sign changes of parameters."""
+"""Norm, condition number and sign changes of parameters."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,32 +17,16 @@ from gradlens.quantities.consecutive import Consecutive, real_parts
 from gradlens.quantities.explained import NO_ELEMENTS, NOT_CONVERGED
 from gradlens.quantities.parameter_quantity import ParameterQuantity
 from gradlens.quantities.step import Step
-from gradlens.schedules import Schedule
 from gradlens.signals.reductions import precise
-from gradlens.signals.selection import Selection, Selectors
 
 
+@dataclass(eq=False)
 class ParameterNorm(ParameterQuantity):
-    """‖p‖₂ of each parameter, or with ``normalize`` the root mean square of its elements."""
+    """‖p‖₂ of each parameter, or the root mean square of its elements with ``normalize``."""
 
     view = View("Parameter norm", group="layers", yscale="log", label="‖θ‖")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        normalize: bool = False,
-        *,
-        parameters: str | Iterable[str] | None = None,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, parameters=parameters, layers=layers, exclude=exclude,
-            name=name,
-        )  # fmt: skip
-        self.normalize = normalize
+    normalize: bool = False
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Tensor:
         size = norm(real_parts(parameter.detach()))
@@ -51,8 +36,8 @@ class ParameterNorm(ParameterQuantity):
 class ConditionNumber(ParameterQuantity):
     """σ₁/σₖ, largest over smallest singular value, of each parameter with two axes or more.
 
-    Of more than two, the first one is that of the rows. Infinite for a matrix without full rank,
-    to rounding.
+    The first axis is that of the rows; all others together are that of the columns. It is infinite
+    if σₖ is zero up to rounding errors.
     """
 
     view = View("Condition number", group="layers", yscale="log", label="σ₁/σₖ")
@@ -79,31 +64,16 @@ class ConditionNumber(ParameterQuantity):
 
 
 class WeightSignFlips(ParameterQuantity):
-    """How many elements of each parameter have changed their sign since the step tracked before.
+    """Number of elements of each parameter whose sign has changed since the step tracked before.
 
-    Elements w with wₜ·wₜ₋₁ < 0; undefined at the first step. One byte for each element is kept.
+    These are the elements w with wₜ·wₜ₋₁ < 0. There is no value at the first step. The signs of one
+    step are kept, one byte for each element.
     """
 
     view = View("Sign flips", group="layers", label="elements")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        *,
-        parameters: str | Iterable[str] | None = None,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, parameters=parameters, layers=layers, exclude=exclude,
-            name=name,
-        )  # fmt: skip
-        self._steps = Consecutive()
-
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._steps.forget()
+        self._steps = Consecutive()
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
         if parameter.is_complex():
@@ -112,5 +82,5 @@ class WeightSignFlips(ParameterQuantity):
         before = self._steps.before(name, signs)
         return before if isinstance(before, Undefined) else int((before * signs < 0).sum())
 
-    def all_seen(self) -> None:
+    def end_step(self) -> None:
         self._steps.end_step()

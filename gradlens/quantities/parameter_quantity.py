@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, final
 
 import torch
@@ -11,51 +12,43 @@ from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.quantities.explained import explained
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.selective import choose_parameters
 from gradlens.quantities.step import Step, gradient_scale
-from gradlens.schedules import Schedule
 from gradlens.signals.selection import Selection, Selectors, selection
 
 NO_GRADIENT = "it has no gradient: the loss doesn't depend on it"
 
 
+@dataclass(eq=False)
 class ParameterQuantity(SingleStepQuantity):
     """A quantity with a value for each trainable parameter of the selected layers.
 
-    A record is ``{"parameters": {name: value}}``, and what ``summary`` says of all of them.
-    ``part`` says in words what it looks at of a parameter.
+    A record is ``{"parameters": {name: value}}``, and the entries of ``summary``.
     """
 
     part: ClassVar[str] = "parameter"
+    """What a value is computed from, as the reasons of NaN name it."""
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        *,
-        parameters: str | Iterable[str] | None = None,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        name: str | None = None,
-    ) -> None:
-        """Look at the ``parameters`` of these own names, such as ``"weight"``, by default all.
+    _: KW_ONLY
+    parameters: str | Iterable[str] | None = None
+    """Names of parameters in their layers, such as ``"weight"``; by default, all."""
+    layers: Selectors | Selection | None = None
+    """Layers whose parameters have values: see ``gradlens.signals.Selection``; by default, all."""
+    exclude: Selectors = ()
+    """Layers whose parameters have none."""
 
-        ``layers`` and ``exclude`` select the layers that they are in: see
-        ``gradlens.signals.Selection``.
-        """
-        super().__init__(track_schedule, verbose, name=name)
-        self.own_names = parameters
-        self.selection = parameter_layers(layers, exclude)
-        self.chosen: tuple[str, ...] = ()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.selection = parameter_layers(self.layers, self.exclude)
 
     @final
     def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
         suitable = {name: p for name, p in parameters.items() if self.suits(p)}
-        self.chosen = choose_parameters(self.name, model, suitable, self.selection, self.own_names)
+        self.chosen = choose_parameters(self.name, model, suitable, self.selection, self.parameters)
 
     def suits(self, parameter: nn.Parameter) -> bool:
-        """Whether the quantity has a value for such parameters; by default, for all."""
+        """Whether the quantity is defined for this parameter; by default, for all."""
         return True
 
     @final
@@ -65,37 +58,37 @@ class ParameterQuantity(SingleStepQuantity):
             name: explained(self.parameter_value(step, name, p), f"the {self.part} {name}")
             for name, p in parameters.items()
         }
-        self.all_seen()
+        self.end_step()
         return {"parameters": values, **self.summary(values)}
 
     @abstractmethod
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
         """The value for one parameter, after backward.
 
-        A NaN without a reason means that there is NaN or Inf in the ``part`` of it.
+        A NaN without a reason is recorded with the reason that the ``part`` has NaN or Inf.
         """
 
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """What to record besides, of all parameters together; by default, nothing."""
+        """Further entries of the record, for all parameters together; by default, none."""
         return {}
 
-    def all_seen(self) -> None:
-        """Called after the last parameter of a step; by default, do nothing."""
+    def end_step(self) -> None:
+        """Called when all parameters of a step have values; by default, do nothing."""
 
 
 def parameter_layers(layers: Selectors | Selection | None, exclude: Selectors) -> Selection | None:
-    """The selection of layers whose parameters are meant; ``None`` for all."""
+    """The selection of layers whose parameters have values; ``None`` for all."""
     chosen = selection(layers, exclude)
     return None if chosen == Selection() else chosen
 
 
 def gradient_of(parameter: nn.Parameter, step: Step) -> Tensor | Undefined:
-    """``p.grad``, dense and unscaled."""
+    """``p.grad``, dense and without a scaler's scale."""
     if parameter.grad is None:
         return Undefined(NO_GRADIENT)
     scale, gradient = gradient_scale(step.info), parameter.grad.detach().to_dense()
     if scale == 1:
         return gradient
-    # Half precision has no room below: that is why there is a scale.
+    # The scale prevents underflow in half precision, so that it is divided off in single.
     half = gradient.dtype in (torch.float16, torch.bfloat16)
     return (gradient.float() if half else gradient) / scale

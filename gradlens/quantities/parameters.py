@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from gradlens.history.view import View
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 
 
 class Parameters(SingleStepQuantity):
-    """All trainable parameters by name, before the update; for small networks."""
+    """All trainable parameters by name, before the update; meant for small networks."""
 
     view = View("Parameters", group="layers")
 

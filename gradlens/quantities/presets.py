@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from gradlens import quantities
 from gradlens.quantities import Quantity
-from gradlens.schedules import Schedule
+from gradlens.schedules import EVERY_STEP, Schedule
+from gradlens.signals.selection import near
 
 _Builders: TypeAlias = tuple[Callable[..., Quantity], ...]
 
@@ -24,8 +25,8 @@ _ECONOMY: _Builders = (
     quantities.Distance,
     quantities.UpdateSize,
 )
-# An exact diagonal takes some twenty training steps, a sampled trace less than one. A sampled
-# diagonal would be too noisy to divide by, so that there is no TICDiag.
+# An exact diagonal costs as much as twenty plain training steps, a sampled trace less than one.
+# TICDiag is left out: it divides by the elements of the diagonal, which sampling makes too noisy.
 _BUSINESS: _Builders = (
     *_ECONOMY,
     quantities.MeanGSNR,
@@ -33,6 +34,7 @@ _BUSINESS: _Builders = (
     partial(quantities.TICTrace, curvature="diag_ggn_mc", samples=1, sub_batch=32),
     partial(quantities.HessTrace, curvature="diag_ggn_mc", samples=1, sub_batch=32),
 )
+# The costs with these options and others are compared in docs/quantities.rst.
 _FULL: _Builders = (
     *_BUSINESS,
     partial(quantities.HessMaxEV, tolerance=0.03, explore_every=20),
@@ -51,9 +53,10 @@ def configuration(
 ) -> list[Quantity]:
     """The quantities of a preset, ``"economy"``, ``"business"`` or ``"full"``, on one schedule.
 
-    By default they are tracked at every step. ``ValueError`` for any other label.
+    By default they are tracked at every step. ``ValueError`` for any other label suggests the
+    nearest.
     """
     if label not in PRESETS:
-        known = ", ".join(repr(name) for name in PRESETS)
-        raise ValueError(f"no preset is called {label!r}: choose one of {known}")
-    return [quantity(track_schedule, verbose) for quantity in PRESETS[label]]
+        raise ValueError(f"no preset is called {label!r}{near(label, PRESETS)}")
+    schedule = EVERY_STEP if track_schedule is None else track_schedule
+    return [quantity(schedule, verbose) for quantity in PRESETS[label]]

@@ -16,9 +16,10 @@ def choose_parameters(
     layers: Selection | None,
     own_names: str | Iterable[str] | None,
 ) -> tuple[str, ...]:
-    """Names of the parameters of the selected layers, all without a selection.
+    """Names of the parameters of the selected layers, or of all layers without a selection.
 
-    Of these, those that go by one of ``own_names`` in their layers, such as ``"weight"``.
+    With ``own_names``, only those that have one of these names in their layers, such as
+    ``"weight"``. ``ValueError`` names the quantity if nothing is selected.
     """
     names = tuple(parameters)
     if layers is not None:
@@ -26,33 +27,32 @@ def choose_parameters(
         inside = {f"{layer}." for layer, module in modules.items() if module is not model}
         whole = len(inside) < len(modules)
         names = tuple(n for n in names if whole or any(n.startswith(start) for start in inside))
-    for own_name in () if own_names is None else _several(own_names):
-        known = {_own_name(name) for name in names}
-        if own_name not in known:
-            hint = near(own_name, sorted(known))
-            raise ValueError(f"{quantity}: no layer has a trainable parameter {own_name!r}{hint}")
     if own_names is not None:
-        names = tuple(name for name in names if _own_name(name) in _several(own_names))
+        chosen = (own_names,) if isinstance(own_names, str) else tuple(own_names)
+        existing = sorted({_own_name(name) for name in names})
+        for own_name in chosen:
+            if own_name not in existing:
+                hint = near(own_name, existing)
+                raise ValueError(
+                    f"{quantity}: no layer has a trainable parameter {own_name!r}{hint}"
+                )
+        names = tuple(name for name in names if _own_name(name) in chosen)
     if not names:
         raise ValueError(f"{quantity}: the selected layers have no trainable parameters")
     return names
 
 
 def select_for(quantity: str, model: nn.Module | None, layers: Selection) -> dict[str, nn.Module]:
-    """As ``select``; ``ValueError`` names the quantity, also if there is no model to look in."""
+    """As ``select``; ``ValueError`` names the quantity, also if there is no model."""
     if model is None:
         raise ValueError(
-            f"{quantity} looks for layers: pass the model, as in Cockpit(model, ...), instead of "
+            f"{quantity} selects layers: pass the model, as in Cockpit(model, ...), instead of "
             "its parameters"
         )
     try:
         return select(model, layers)
     except ValueError as error:
         raise ValueError(f"{quantity}: {error}") from None
-
-
-def _several(names: str | Iterable[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _own_name(parameter: str) -> str:

@@ -1,9 +1,10 @@
-"""Size and direction of the gradients at a layer's ends."""
+"""Norm and correlation of the gradients at the inputs and outputs of layers."""
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,55 +12,48 @@ from torch import Tensor, nn
 from gradlens.history.view import View
 from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.schedules import Schedule
 from gradlens.signals.predicates import is_no_activation
 from gradlens.signals.reductions import Copies, Norms, Size
-from gradlens.signals.selection import Selection, Selectors
+from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
 
 
+@dataclass(eq=False)
 class _SignalGeometry(LayerQuantity, ABC):
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        normalize: bool = False,
-        correlation: bool = True,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, layers=layers, exclude=exclude, name=name)
-        self.normalize = normalize
-        self.reduction = Copies() if correlation else Size()
-        self._steps = Consecutive()
+    normalize: bool = False
+    correlation: bool = True
+    # Norms and correlations don't depend on which axis is that of the features.
+    channel_last: bool | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reduction = Copies() if self.correlation else Size()
 
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._steps.forget()
+        self._steps = Consecutive()
 
-    def layer_value(self, layer: str, module: nn.Module, seen: Tensor | Norms) -> dict[str, Any]:
-        if isinstance(seen, Tensor):
-            return geometry(layer, seen, self.normalize, self._steps)
-        size = seen.norm / max(seen.elements, 1) ** 0.5 if self.normalize else seen.norm
+    def layer_value(self, layer: str, module: nn.Module, reduced: Tensor | Norms) -> dict[str, Any]:
+        if isinstance(reduced, Tensor):
+            return geometry(layer, reduced, self.normalize, self._steps)
+        size = reduced.norm / max(reduced.elements, 1) ** 0.5 if self.normalize else reduced.norm
         return {"rms" if self.normalize else "norm": size}
 
     def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
         return mean_correlation(layers)
 
-    def all_seen(self) -> None:
+    def end_step(self) -> None:
         self._steps.end_step()
 
 
 class OutputGradientGeometry(_SignalGeometry):
-    """‖∂L/∂out‖₂ of each layer, and how it correlates with that of the step tracked before.
+    """‖∂L/∂out‖₂ of each layer, and its correlation with that of the step tracked before.
 
     For each layer, ``"norm"`` is that of the gradient at the whole output, or with ``normalize``
-    ``"rms"`` the root mean square of its elements. ``"correlation"`` is ⟨a, b⟩/(‖a‖·‖b‖) of the
-    gradients a and b at two consecutive steps, a NaN with its reason where there is none: at the
-    first step, after a batch of another size, or if one of the two is zero. For it, the gradients
-    of one step are kept until the next one; without ``correlation`` nothing is. Besides, there is
-    the mean correlation over layers. By default it looks at all layers but activations.
+    ``"rms"``, the root mean square of its elements. ``"correlation"`` is ⟨a, b⟩/(‖a‖·‖b‖) of the
+    gradients a and b at two consecutive tracked steps, or a NaN with the reason: at the first step,
+    after a batch of another size, or if one of the two is zero. It needs the gradients of one step
+    to be kept until the next one; ``correlation=False`` leaves it out. A record also has the mean
+    ``"correlation"`` over layers. By default, all layers but activations have values.
     """
 
     signal = Signal.OUTPUT_GRADIENT
@@ -70,8 +64,8 @@ class OutputGradientGeometry(_SignalGeometry):
 class InputGradientGeometry(_SignalGeometry):
     """‖∂L/∂in‖₂ of each layer, and its correlation: as ``OutputGradientGeometry``.
 
-    It is the whole gradient at the tensor that goes into the layer, whatever else uses it: that of
-    a residual branch is part of it.
+    It is the whole gradient at the layer's input, with the parts that come from other uses of this
+    tensor, such as a residual branch.
     """
 
     signal = Signal.INPUT_GRADIENT

@@ -1,9 +1,10 @@
-"""Spectra of what flows through layers."""
+"""Spectra of the inputs and outputs of layers, and of the gradients at outputs."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,52 +14,46 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.explained import EMPTY, NO_FEATURES, NOT_CONVERGED
 from gradlens.quantities.layer_quantity import LayerQuantity
-from gradlens.schedules import Schedule
 from gradlens.signals.predicates import is_affine
 from gradlens.signals.reductions import Gram, Products
-from gradlens.signals.selection import Selection, Selectors
+from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
 
 SHARES = {"condition_20": 0.2, "condition_50": 0.5, "condition_80": 0.8}
-"""Condition numbers that leave out all eigenvalues behind this share of them."""
+"""Condition numbers by name, with the share of the descending eigenvalues that precede the divisor.
+The shares are those of Huang et al., 2020."""
+
+EPSILON = 1e-7
+"""Added to the shares in ``RankMe``, as in its paper (Garrido et al., 2023)."""
 
 
+@dataclass(eq=False)
 class _CovarianceSpectrum(LayerQuantity, ABC):
     reduction = Gram()
     default_layers = Selection((is_affine,))
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        k: int = 5,
-        *,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        channel_last: bool | None = None,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            track_schedule, verbose, layers=layers, exclude=exclude, channel_last=channel_last,
-            name=name,
-        )  # fmt: skip
-        if k < 1:
-            raise ValueError(f"{self.name}: k={k} asks for no eigenvalue: use 1 or more")
-        self.k = k
+    k: int = 5
 
-    def layer_value(self, layer: str, module: nn.Module, seen: Products) -> Any:
-        return covariance_record(seen, self.k)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.k < 1:
+            raise ValueError(f"{self.name}: k={self.k} selects no eigenvalue: use 1 or more")
+
+    def layer_value(self, layer: str, module: nn.Module, reduced: Products) -> Any:
+        return covariance_record(reduced, self.k)
 
 
 class InputCovariance(_CovarianceSpectrum):
     """Spectrum of the covariance of each layer's input features, over samples and positions.
 
     For each layer, ``"eigenvalues"`` are the ``k`` largest, descending, ``"trace"`` is the sum of
-    all, ``"stable_rank"`` trace/λ₁, ``"condition"`` λ₁ over the smallest one, and
-    ``"condition_20"``, ``"condition_50"`` and ``"condition_80"`` are λ₁ over the one that 20, 50
-    or 80 % of them are in front of (Huang et al., 2020, arXiv:2002.10801). There are as many as
-    features, which are channels in a convolution; one that is zero to rounding makes a condition
-    number infinite. They come from the smaller of the two Gram matrices, and no data is stored.
+    all, ``"stable_rank"`` trace/λ₁, and ``"condition"`` λ₁ over the smallest one. In
+    ``"condition_20"``, ``"condition_50"`` and ``"condition_80"``, the divisor is the eigenvalue
+    that 20, 50 or 80 % of the eigenvalues, descending, precede (Huang et al., 2020,
+    arXiv:2002.10801). There are as many eigenvalues as features, which are channels in a
+    convolution. A condition number is infinite if its divisor is zero up to rounding errors. The
+    eigenvalues are computed from the smaller of the two Gram matrices; no data is stored.
+    ``ValueError`` for ``k`` below one.
     """
 
     signal = Signal.INPUT
@@ -75,8 +70,8 @@ class OutputGradientCovariance(_CovarianceSpectrum):
 class RankMe(LayerQuantity):
     """Effective rank of each layer's output, a matrix of samples and positions by features.
 
-    exp(−Σₖ (pₖ + ε) log(pₖ + ε)) with pₖ = σₖ/‖σ‖₁ and ε = 1e-7 (Garrido et al., 2023,
-    arXiv:2210.02885); σₖ are the singular values of the matrix, which is not centred.
+    It is exp(−Σₖ (pₖ + ε) log(pₖ + ε)) with pₖ = σₖ/‖σ‖₁ and ε = 1e-7 (Garrido et al., 2023,
+    arXiv:2210.02885). σₖ are the singular values of the matrix, which is not centred.
     """
 
     signal = Signal.OUTPUT
@@ -84,32 +79,32 @@ class RankMe(LayerQuantity):
     default_layers = Selection((is_affine,))
     view = View("RankMe", group="layers", label="effective rank")
 
-    def layer_value(self, layer: str, module: nn.Module, seen: Products) -> float:
-        nothing = _nothing(seen)
+    def layer_value(self, layer: str, module: nn.Module, reduced: Products) -> float:
+        nothing = _nothing(reduced)
         if nothing is not None:
             return nothing
-        values = _eigenvalues(seen.matrix)
+        values = _eigenvalues(reduced.matrix)
         if isinstance(values, float):
             return values
-        # The root of rounding would be large.
-        values[values <= _precision(seen) * values[-1]] = 0
+        # Rounding errors of eigenvalues that are zero would be large after the square root.
+        values[values <= _precision(reduced) * values[-1]] = 0
         singular = values.sqrt()
         total = float(singular.sum())
         if not total:
             return Undefined("the output is zero")
-        shares = singular / total + 1e-7
+        shares = singular / total + EPSILON
         return math.exp(-float((shares * shares.log()).sum()))
 
 
 def _nothing(products: Products) -> Undefined | None:
-    """Why there is no matrix, if there is none."""
+    """The reason why there is no matrix; ``None`` if there is one."""
     if not products.positions:
         return Undefined(EMPTY)
     return None if products.features else Undefined(NO_FEATURES)
 
 
 def _eigenvalues(matrix: Tensor) -> Tensor | float:
-    """Ascending; a NaN if something isn't finite."""
+    """Eigenvalues, ascending; NaN if the matrix is not finite."""
     if not bool(matrix.isfinite().all()):
         return math.nan
     try:
@@ -119,7 +114,7 @@ def _eigenvalues(matrix: Tensor) -> Tensor | float:
 
 
 def covariance_record(products: Products, k: int) -> Any:
-    """What is recorded of the spectrum of a covariance."""
+    """The record of the spectrum of a covariance, or a NaN."""
     nothing = _nothing(products)
     if nothing is not None:
         return nothing
@@ -149,13 +144,13 @@ def _centred(products: Products) -> Tensor:
 
 
 def _rounding(products: Products) -> float:
-    """How far from zero an eigenvalue of zero may be found."""
+    """Bound for the absolute value at which an eigenvalue of zero is computed."""
     scale = float(products.matrix.diagonal().sum()) / (products.positions - 1)
     return _precision(products) * scale
 
 
 def _precision(products: Products) -> float:
-    """Relative error of eigenvalues, of the size of the largest one."""
+    """Error of eigenvalues relative to the largest one, by LAPACK's bound: dimension times eps."""
     precision = torch.finfo(products.matrix.dtype).eps
     return max(products.positions, products.features) * precision
 

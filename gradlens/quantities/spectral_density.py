@@ -1,40 +1,31 @@
-"""How the eigenvalues of the Hessian are distributed."""
+"""The distribution of the Hessian's eigenvalues."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from gradlens.curvature.density import spectral_density
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.history.view import View
-from gradlens.quantities.quantity import CurvatureQuantity
-from gradlens.schedules import Schedule
+from gradlens.quantities.kinds import CurvatureQuantity
 
 
+@dataclass(eq=False)
 class SpectralDensity(CurvatureQuantity):
     """Density of the Hessian's eigenvalues by stochastic Lanczos quadrature.
 
     A value holds ``"grid"`` and ``"density"`` ``[points]``, smoothed by a Gaussian of standard
-    deviation ``"width"``, and a 95 % confidence band ``"low"``, ``"high"``. It takes
-    ``probes``·``steps`` Hessian products (Ghorbani et al., 2019, arXiv:1901.10159).
+    deviation ``"width"``, and a 95 % confidence band ``"low"``, ``"high"``. Lanczos' method runs
+    for ``steps`` steps from each of ``probes`` random vectors, with one Hessian product a step
+    (Ghorbani et al., 2019, arXiv:1901.10159).
     """
 
     view = View("Spectral density of the Hessian", group="curvature", yscale="log", label="density")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        probes: int = 4,
-        steps: int = 30,
-        points: int = 256,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        self.probes = probes
-        self.steps = steps
-        self.points = points
+    probes: int = 4
+    steps: int = 30
+    points: int = 256
 
     def compute(self, curvature: LossCurvature) -> dict[str, Any]:
         found = spectral_density(

@@ -1,4 +1,4 @@
-"""Whether the learning rate is at the edge of stability."""
+"""Sharpness and the stability threshold of the optimizer."""
 
 from __future__ import annotations
 
@@ -18,34 +18,30 @@ from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.quantities.quantity import CurvatureQuantity
-from gradlens.schedules import Schedule
+from gradlens.quantities.kinds import CurvatureQuantity
 
 
+@dataclass(eq=False)
 class Stability(CurvatureQuantity):
-    """Sharpness against the largest one at which the optimizer is stable on a quadratic.
+    """Sharpness, and the threshold above which the optimizer is unstable on a quadratic.
 
     For gradient descent with learning rate η, ``"sharpness"`` is the Hessian's largest eigenvalue
-    and ``"threshold"`` 2/η; with momentum β it is (2+2β)/η, with Nesterov's (2+2β)/(η(1+2β))
-    (Cohen et al., 2021, arXiv:2103.00065). For Adam, sharpness is that of P⁻¹H with
-    Adam's preconditioner P, and the threshold (2+2β₁)/((1−β₁)η) (Cohen et al., 2022,
-    arXiv:2207.14484). ``"ratio"`` is the one over the other: above 1, the step is unstable.
+    and ``"threshold"`` is 2/η; with momentum β it is (2+2β)/η, with Nesterov's (2+2β)/(η(1+2β))
+    (Cohen et al., 2021, arXiv:2103.00065). For Adam, sharpness is the largest eigenvalue of P⁻¹H
+    with Adam's preconditioner P, and the threshold is (2+2β₁)/((1−β₁)η) (Cohen et al., 2022,
+    arXiv:2207.14484). ``"ratio"`` is sharpness over threshold: above 1, the step is unstable.
+    ``tolerance`` and ``max_products`` are those of ``HessMaxEV``.
     """
 
     needs = ("loss", "optimizer")
     view = View("Edge of stability", group="curvature", yscale="symlog", label="sharpness")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        tolerance: float = 1e-3,
-        max_products: int = 100,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        self._eigenpairs = WarmStartedEigenpairs(tolerance, max_products)
+    tolerance: float = 1e-3
+    max_products: int = 100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._eigenpairs = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
     def compute(self, curvature: LossCurvature) -> dict[str, float]:
         assert curvature.optimizer is not None  # the cockpit has checked `needs`
@@ -65,9 +61,9 @@ class Stability(CurvatureQuantity):
 
 @dataclass(frozen=True)
 class StabilityLimit:
-    """Stable as long as the largest eigenvalue of SHS is below ``threshold``.
+    """An optimizer is stable if the largest eigenvalue of SHS is below ``threshold``.
 
-    ``scaling`` is the diagonal of S ``[D]``, P to the power −1/2; ``None`` for the identity.
+    ``scaling`` is the diagonal ``[D]`` of S = P^(−1/2); ``None`` if S is the identity.
     """
 
     threshold: float
@@ -75,11 +71,11 @@ class StabilityLimit:
 
 
 class _NoTheoryError(Exception):
-    """Why an optimizer has no known threshold."""
+    """The optimizer has no known threshold; the message is the reason."""
 
 
 def stability_limit(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> StabilityLimit:
-    """The limit for the optimizer's next step."""
+    """The limit at the optimizer's next step."""
     group, *others = optimizer.param_groups
     keys = ("lr", "momentum", "dampening", "nesterov", "betas", "eps")
     if any(other.get(key) != group.get(key) for other in others for key in keys):

@@ -1,4 +1,4 @@
-"""All that a quantity may see at one step."""
+"""The data of a tracked step, from which quantities compute their values."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gradlens.signals.layer_signals import LayerSignals
 class Step:
     """A tracked step, after its backward pass.
 
-    ``parameters`` are the trainable ones by name, ``batch_size`` is N and ``individual_losses`` are
-    ℓₙ ``[N]`` (both ``None`` where nothing has told them), ``info`` is whatever else the user has
-    passed. ``refusal`` says why no parameter has per-sample gradients, where layers were seen that
-    should have them. Small results of reductions arrive in float64 on the host, so that formulas on
-    them are exact and cost one synchronisation.
+    ``parameters`` are the trainable ones by name. ``batch_size`` is N and ``individual_losses`` are
+    ℓₙ ``[N]``; both are ``None`` if they are unknown. ``info`` is what the user has passed to the
+    context. ``reduced`` has the results of reductions, by reduction and parameter; read it by the
+    methods below. ``refusal`` is the reason why no parameter has per-sample gradients, if layers
+    were found that should have them.
     """
 
     global_step: int
@@ -39,26 +39,27 @@ class Step:
     refusal: str = ""
 
     def without_gradients(self) -> Step:
-        """What may be kept until the next step: numbers, but no gradients and no graph."""
+        """The step without reductions, signals and graph, to be kept until the next step."""
         loss = None if self.loss is None else self.loss.detach().clone()
         return replace(self, loss=loss, info={}, reduced={}, signals=LayerSignals())
 
     @property
     def samples(self) -> int:
-        """N; ``NothingCoveredError`` if nothing has told it."""
+        """N; ``NothingCoveredError`` if it is unknown."""
         if self.batch_size is None:
             raise NothingCoveredError(self.global_step, self.refusal)
         return self.batch_size
 
     def by_parameter(self, reduction: Reduction) -> Mapping[str, Any]:
-        """A reduction's value for each covered parameter, as it was found.
+        """A reduction's value for each covered parameter, on its device and in its precision.
 
-        ``NothingCoveredError`` if none is.
+        ``KeyError`` if the reduction was not requested; ``NothingCoveredError`` if no parameter is
+        covered.
         """
         if reduction not in self.reduced:
             raise KeyError(
-                f"{reduction} was not made at step {self.global_step}: name it in the quantity's "
-                "`reductions`"
+                f"{reduction} was not computed at step {self.global_step}: name it in the "
+                "quantity's `reductions`"
             )
         found = self.reduced[reduction]
         if not found:
@@ -66,12 +67,16 @@ class Step:
         return {name: found[name] for name in self.parameters if name in found}
 
     def total(self, reduction: Reduction) -> Any:
-        """A reduction's value for all covered parameters; tensors in float64 on the host."""
+        """A reduction's value for all covered parameters together.
+
+        Tensors are in float64 on the host, so that formulas of them are precise and need a single
+        synchronisation with the device.
+        """
         values = [_on_host(value) for value in self.by_parameter(reduction).values()]
         return reduction.total(values)
 
     def by_layer(self, reduction: Reduction) -> dict[str, Any]:
-        """A reduction's value for each layer, its parameters together; as ``total``."""
+        """A reduction's value for the parameters of each layer together; otherwise as ``total``."""
         layers: dict[str, list[Any]] = {}
         for name, value in self.by_parameter(reduction).items():
             layers.setdefault(layer_of(name), []).append(_on_host(value))
@@ -80,14 +85,16 @@ class Step:
     def mean_loss(self) -> float:
         """L under a mean loss, L/N under a sum loss; ``RuntimeError`` without a loss."""
         if self.loss is None:
-            raise RuntimeError(f"no loss is known at step {self.global_step}")
+            raise RuntimeError(
+                f"the loss at step {self.global_step} is unknown: pass loss=... to the context"
+            )
         divisor = self.samples if self.loss_reduction == "sum" else 1
         return float(self.loss.detach()) / divisor
 
     def gradients(self) -> dict[str, Tensor]:
-        """Gradients of every parameter that isn't frozen by now: ``p.grad``, unscaled.
+        """``p.grad`` of every parameter that is not frozen, without a scaler's scale.
 
-        ``ValueError`` names those that have none.
+        ``ValueError`` names the parameters that have no gradient.
         """
         absent = [n for n, p in self.parameters.items() if p.requires_grad and p.grad is None]
         if absent:
@@ -102,13 +109,13 @@ class Step:
 
 
 def gradient_scale(info: Mapping[str, Any]) -> float:
-    """What backward's gradients are multiples by: the scale of the scaler that the user named."""
+    """The factor of the gradients by ``info["scaler"]``, a ``GradScaler``; 1 without it."""
     scaler = info.get("scaler")
     return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
 
 
 class NothingCoveredError(RuntimeError):
-    """No parameter has per-sample gradients; ``refusal`` says why if layers were seen at all."""
+    """No parameter has per-sample gradients; ``refusal`` is the reason if there are layers."""
 
     def __init__(self, global_step: int, refusal: str) -> None:
         super().__init__(refusal or NOTHING_COVERED.format(step=global_step))

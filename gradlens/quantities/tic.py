@@ -1,9 +1,10 @@
-"""Takeuchi's information criterion: gradient noise against curvature."""
+"""Takeuchi's information criterion: the ratio of gradient noise to curvature."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -20,36 +21,28 @@ from gradlens.curvature.loss_diagonal import (
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import takeuchi_by_diagonal, takeuchi_by_trace
-from gradlens.quantities.quantity import GradientCurvatureQuantity
+from gradlens.quantities.kinds import GradientCurvatureQuantity
 from gradlens.quantities.step import NothingCoveredError, Step
 from gradlens.reductions import SquaredNorms, SumOfSquares
-from gradlens.schedules import Schedule
 
 
+@dataclass(eq=False)
 class TIC(GradientCurvatureQuantity):
-    """What both approximations of tr(H⁻¹·Σₙgₙgₙᵀ/N) share (Thomas et al., 2020, arXiv:1906.07774).
+    """Base of the approximations of tr(H⁻¹·Σₙgₙgₙᵀ/N) (Thomas et al., 2020, arXiv:1906.07774).
 
-    ``curvature`` and ``samples`` are those of ``HessTrace``, and a note tells of the first step
-    whose diagonal comes from elsewhere than that before (exact, or estimated). Second moments and
-    curvature are those of the parameters that have per-sample gradients. Where the curvature isn't
-    positive the criterion has no meaning, and is a NaN.
+    ``curvature`` and ``samples`` are those of ``HessTrace``; ε is ``epsilon``. If the diagonal is
+    computed by another method than at the step before, exact or estimated, a note is recorded. Only
+    parameters that have per-sample gradients count. If the curvature is not positive, the criterion
+    has no meaning and the value is a NaN.
     """
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        curvature: DiagonalKind = "diag_h",
-        epsilon: float = 1e-7,
-        samples: int = 10,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, name=name)
-        check_request(self.name, curvature, samples, least=1)
-        self.curvature: DiagonalKind = curvature
-        self.epsilon = epsilon
-        self.samples = samples
+    curvature: DiagonalKind = "diag_h"
+    epsilon: float = 1e-7  # as in cockpit-for-pytorch
+    samples: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_request(self.name, self.curvature, self.samples, least=1)
         self._method: Method = ""
 
     @final
@@ -57,8 +50,8 @@ class TIC(GradientCurvatureQuantity):
         found = self._found(curvature)
         if self._method and found.method and self._method != found.method:
             curvature.note(
-                f"{self.name}: from step {curvature.global_step} on {self.curvature} comes from "
-                f"another method ({found.method}, before: {self._method})"
+                f"{self.name}: from step {curvature.global_step} on, {self.curvature} is computed "
+                f"by another method ({found.method}, before: {self._method})"
             )
         self._method = found.method or self._method
         return found
@@ -75,18 +68,18 @@ class TIC(GradientCurvatureQuantity):
 
     @abstractmethod
     def _found(self, curvature: LossCurvature) -> LossDiagonal | LossTraces:
-        """What the criterion takes of the curvature."""
+        """The diagonal of the curvature, or its traces."""
 
     @abstractmethod
     def _criterion(
         self, sums: Mapping[str, Tensor], samples: int, found: Any, remedy: str
     ) -> float:
-        """From the reduction's values and the curvature; ``remedy`` is for one of zero or below."""
+        """The value; ``remedy`` completes the reason of a NaN if the curvature is not positive."""
 
 
 def _remedy(kind: DiagonalKind, method: Method) -> str:
     if method == "Hutchinson":
-        return f"{kind} is estimated here, and more samples may help"
+        return f"{kind} is estimated, and more samples may help"
     if kind == "diag_h":
         return "diag_h may be negative, diag_ggn_exact can't"
     return f"{kind} is zero there"
@@ -96,8 +89,8 @@ def _remedy(kind: DiagonalKind, method: Method) -> str:
 class TICDiag(TIC):
     """Σⱼ (Σₙgₙⱼ²/N) / (cⱼ + ε) over all elements j, with the curvature's diagonal c.
 
-    A sampled diagonal (``"diag_ggn_mc"``, or wherever it is estimated) is noisy element by element,
-    and the mean of a ratio is not the ratio of the means: TICTrace divides by their sum alone.
+    A sampled or estimated diagonal is noisy in each element, which biases the ratios. ``TICTrace``
+    divides by the sum of the elements instead.
     """
 
     reductions = (SumOfSquares(),)
@@ -118,6 +111,7 @@ class TICDiag(TIC):
 
 
 @final
+@dataclass(eq=False)
 class TICTrace(TIC):
     """(Σₙⱼgₙⱼ²/N) / (Σⱼcⱼ + ε), with the curvature's diagonal c.
 
@@ -127,20 +121,11 @@ class TICTrace(TIC):
     reductions = (SquaredNorms(),)
     view = View("TIC (trace)", group="curvature", yscale="log", label="TIC")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        curvature: DiagonalKind = "diag_h",
-        epsilon: float = 1e-7,
-        samples: int = 10,
-        sub_batch: int | None = None,
-        *,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(track_schedule, verbose, curvature, epsilon, samples, name=name)
-        check_request(self.name, curvature, samples, 1, sub_batch)
-        self.sub_batch = sub_batch
+    sub_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_request(self.name, self.curvature, self.samples, 1, self.sub_batch)
 
     def _found(self, curvature: LossCurvature) -> LossTraces:
         return curvature.traces(self.curvature, self.samples, self.sub_batch)

@@ -1,16 +1,16 @@
-"""When a step took place."""
+"""The time of a step."""
 
 from __future__ import annotations
 
 import time
 
 from gradlens.history.view import View
-from gradlens.quantities.quantity import SingleStepQuantity
+from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 
 
 class Time(SingleStepQuantity):
-    """Seconds since the epoch, right after the step's backward pass."""
+    """Time after the step's backward pass, in seconds since the epoch (``time.time()``)."""
 
     view = View("Time", group="performance", label="seconds")
 

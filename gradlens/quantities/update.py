@@ -1,4 +1,4 @@
-"""What the optimizer does between two steps."""
+"""The parameter update between two steps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ class Update:
     """The parameter update d = pₙ₊₁ − pₙ that followed a tracked step.
 
     ``direction`` is d ``[*P]`` by parameter name. ``projections`` are ⟨gₙ, d⟩ ``[N]`` at the start
-    point, ``end_projections`` those at the end point with the next step's batch, both in float64 on
-    the host and over the covered parameters; ``None`` unless a quantity needs two points.
+    point, and ``end_projections`` those at the end point with the next step's batch, summed over
+    the covered parameters and in float64 on the host. They are ``None`` unless a quantity retains
+    gradients.
     """
 
     direction: Mapping[str, Tensor]

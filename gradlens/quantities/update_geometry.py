@@ -1,8 +1,9 @@
-"""Size and direction of what the optimizer does to each parameter."""
+"""Norm and correlation of the update of each parameter."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from torch import nn
@@ -10,52 +11,43 @@ from torch import nn
 from gradlens.history.view import View
 from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
 from gradlens.quantities.explained import explained
+from gradlens.quantities.kinds import UpdateQuantity
 from gradlens.quantities.parameter_quantity import parameter_layers
-from gradlens.quantities.quantity import UpdateQuantity
 from gradlens.quantities.selective import choose_parameters
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
-from gradlens.schedules import Schedule
 from gradlens.signals.selection import Selection, Selectors
 
 
+@dataclass(eq=False)
 class UpdateGeometry(UpdateQuantity):
     """‖pₙ₊₁ − pₙ‖₂ of each parameter, and its correlation with the update tracked before.
 
-    Values are those of ``OutputGradientGeometry``, recorded as ``{"parameters": {name: value}}``.
-    With ``correlation``, one update is kept until the next one.
+    Values, ``normalize`` and ``correlation`` are those of ``OutputGradientGeometry``, recorded as
+    ``{"parameters": {name: value}}``. With ``correlation``, an update is kept until the next one.
+    ``parameters``, ``layers`` and ``exclude`` are those of ``ParameterQuantity``.
     """
 
     view = View("Update geometry", group="layers", yscale="log", label="‖θₙ₊₁ − θₙ‖")
 
-    def __init__(
-        self,
-        track_schedule: Schedule | None = None,
-        verbose: bool = False,
-        normalize: bool = False,
-        correlation: bool = True,
-        *,
-        parameters: str | Iterable[str] | None = None,
-        layers: Selectors | Selection | None = None,
-        exclude: Selectors = (),
-        name: str | None = None,
-    ) -> None:
-        """Look at parameters as ``ParameterQuantity`` does."""
-        super().__init__(track_schedule, verbose, name=name)
-        self.normalize = normalize
-        self.own_names = parameters
-        self.selection = parameter_layers(layers, exclude)
-        self.chosen: tuple[str, ...] = ()
-        self._steps = Consecutive() if correlation else None
+    normalize: bool = False
+    correlation: bool = True
+    _: KW_ONLY
+    parameters: str | Iterable[str] | None = None
+    layers: Selectors | Selection | None = None
+    exclude: Selectors = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.selection = parameter_layers(self.layers, self.exclude)
 
     def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
         self.chosen = choose_parameters(
-            self.name, model, parameters, self.selection, self.own_names
+            self.name, model, parameters, self.selection, self.parameters
         )
 
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        if self._steps is not None:
-            self._steps.forget()
+        self._steps = Consecutive() if self.correlation else None
 
     def compute(self, step: Step, update: Update) -> dict[str, Any]:
         values = {

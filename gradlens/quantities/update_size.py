@@ -1,15 +1,15 @@
-"""How far a step goes."""
+"""The norm of the parameter update."""
 
 from __future__ import annotations
 
 from gradlens.history.view import View
-from gradlens.quantities.quantity import UpdateQuantity
+from gradlens.quantities.kinds import UpdateQuantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
 
 
 class UpdateSize(UpdateQuantity):
-    """‖pₙ₊₁ − pₙ‖₂ of each parameter by name, whatever the optimizer."""
+    """‖pₙ₊₁ − pₙ‖₂ of each parameter by name, for any optimizer."""
 
     view = View("Update size", group="step size", yscale="log", label="‖θₙ₊₁ − θₙ‖")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -62,3 +63,12 @@ def squared_error(target: Tensor, reduction: str) -> Contribution:
         return losses.sum() / (len(target) if reduction == "mean" else 1)
 
     return contribution
+
+
+def expected_statistics(values: Sequence[float]) -> dict[str, float]:
+    """The statistics of ``gradlens.Aggregate``, all numbers at once."""
+    q1, median, q3 = np.quantile(values, [0.25, 0.5, 0.75])
+    return {
+        "mean": np.mean(values), "std": np.std(values), "min": min(values), "q1": q1,
+        "median": median, "q3": q3, "max": max(values), "iqr": q3 - q1, "count": len(values),
+    }  # fmt: skip

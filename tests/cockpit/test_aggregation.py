@@ -1,11 +1,10 @@
-"""Statistics over epochs and windows: against numpy, in constant memory, across processes."""
+"""Statistics over epochs and windows of recorded values: in constant memory, across processes."""
 
 from __future__ import annotations
 
 import math
 import pickle
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,166 +16,10 @@ import torch.multiprocessing
 from torch import nn
 
 from gradlens import Cockpit, History, quantities, schedules
-from gradlens.cockpit.aggregation import (
-    STATISTICS,
-    Aggregate,
-    QuantileSketch,
-    RunningMoments,
-    Summary,
-    _Window,
-    numbers,
-)
+from gradlens.cockpit.aggregate import Aggregate
+from gradlens.cockpit.window import Window, numbers
 from gradlens.history.undefined import Undefined
-
-
-def expected(values: Sequence[float]) -> dict[str, float]:
-    q1, median, q3 = np.quantile(values, [0.25, 0.5, 0.75])
-    return {
-        "mean": np.mean(values), "std": np.std(values), "min": min(values), "q1": q1,
-        "median": median, "q3": q3, "max": max(values), "iqr": q3 - q1, "count": len(values),
-    }  # fmt: skip
-
-
-def summary(values: Sequence[float]) -> Summary:
-    found = Summary()
-    for value in values:
-        found.add(value)
-    return found
-
-
-STREAMS = {
-    "one": [3.5],
-    "two": [2.0, -1.0],
-    "equal": [7.0] * 9,
-    "normal": list(np.random.default_rng(0).normal(1e6, 1.0, 500)),
-}
-
-
-INFINITE = "there are infinities among the numbers"
-TOO_LARGE = "the numbers, or their squares, are too large to be added up"
-EXTREMES: dict[str, tuple[list[float], dict[str, float | str]]] = {
-    "an infinity": (
-        [1.0, math.inf, 2.0, 3.0],
-        {"mean": math.inf, "std": INFINITE, "q1": 1.75, "median": 2.5, "q3": math.inf,
-         "iqr": math.inf, "min": 1.0, "max": math.inf},
-    ),
-    "of both signs": (
-        [math.inf, -math.inf],
-        {"mean": INFINITE, "std": INFINITE, "q1": INFINITE, "median": INFINITE, "q3": INFINITE,
-         "iqr": INFINITE, "min": -math.inf, "max": math.inf},
-    ),
-    "negative": (
-        [-math.inf, 0.0, 1.0, 2.0],
-        {"mean": -math.inf, "std": INFINITE, "q1": -math.inf, "median": 0.5, "q3": 1.25,
-         "iqr": math.inf, "min": -math.inf, "max": 2.0},
-    ),
-    "alone": (
-        [math.inf] * 3,
-        {"mean": math.inf, "std": INFINITE, "q1": math.inf, "median": math.inf, "q3": math.inf,
-         "iqr": INFINITE, "min": math.inf, "max": math.inf},
-    ),
-    "too large to be squared": (
-        [1e200, 2e200],
-        {"mean": 1.5e200, "std": TOO_LARGE, "q1": 1.25e200, "median": 1.5e200, "q3": 1.75e200,
-         "iqr": 0.5e200, "min": 1e200, "max": 2e200},
-    ),
-    "too far apart": (
-        [-1.5e308, 1.5e308],
-        {"mean": TOO_LARGE, "std": TOO_LARGE, "q1": -0.75e308, "median": 0.0, "q3": 0.75e308,
-         "iqr": 1.5e308, "min": -1.5e308, "max": 1.5e308},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", EXTREMES)
-@pytest.mark.parametrize("merged", [False, True])
-def test_statistics_of_extremes_are_numbers_or_say_why_not(case: str, merged: bool) -> None:
-    values, known = EXTREMES[case]
-    found = Summary()
-    for part in [[value] for value in values] if merged else [values]:
-        found.merge(summary(part))
-    for name, value in found.record().items():
-        if name == "count":
-            assert value == len(values)
-        elif isinstance(known[name], str):
-            assert isinstance(value, Undefined), name
-            assert value.reason == known[name]
-        else:
-            assert value == pytest.approx(known[name]), name
-
-
-@pytest.mark.parametrize("case", STREAMS)
-def test_statistics(case: str) -> None:
-    found = summary(STREAMS[case]).record()
-    assert set(found) == {*STATISTICS, "count"}
-    assert found == pytest.approx(expected(STREAMS[case]), rel=1e-12, abs=1e-9)
-
-
-@pytest.mark.parametrize("parts", [1, 2, 7, 100])
-def test_merged_summaries_are_one(parts: int) -> None:
-    values = np.random.default_rng(1).lognormal(size=400)
-    total = Summary()
-    for part in np.array_split(values, parts):
-        total.merge(pickle.loads(pickle.dumps(summary(part))))
-    assert total.record() == pytest.approx(expected(values))
-    empty = Summary()
-    total.merge(empty)
-    empty.merge(total)
-    assert empty.record() == pytest.approx(total.record())
-
-
-def test_moments_do_not_lose_digits() -> None:
-    moments = RunningMoments()
-    for value in (1e9 + 1, 1e9 + 2, 1e9 + 3):
-        moments = moments.add(value)
-    assert moments.std == pytest.approx(math.sqrt(2 / 3))
-    assert math.isnan(RunningMoments().std)
-
-
-@pytest.mark.parametrize("order", ["random", "ascending", "descending", "alternating"])
-@pytest.mark.parametrize("count", [513, 2000, 20_000])
-@pytest.mark.parametrize("merged", [False, True])
-def test_quantiles_of_many_are_as_exact_as_stated(order: str, count: int, merged: bool) -> None:
-    values = np.arange(count, dtype=float)
-    if order == "random":
-        np.random.default_rng(2).shuffle(values)
-    elif order == "descending":
-        values = values[::-1]
-    elif order == "alternating":
-        values = np.where(np.arange(count) % 2, values, count - values)
-    sketches = [QuantileSketch() for _ in range(4 if merged else 1)]
-    for place, value in enumerate(values):
-        sketches[place % len(sketches)].add(float(value))
-    for other in sketches[1:]:
-        sketches[0].merge(other)
-    allowed = math.ceil(math.log2(count / 512)) / 512
-    for share in (0.01, 0.25, 0.5, 0.75, 0.99):
-        found = sketches[0].quantile(share)
-        rank = np.mean(values < found)
-        assert abs(rank - share) <= allowed + 2 / count
-
-
-def test_a_sketch_stays_small() -> None:
-    sketch = QuantileSketch()
-    sizes = []
-    for place in range(100_000):
-        sketch.add(place % 1013)
-        if place % 25_000 == 24_999:
-            sizes.append(len(pickle.dumps(sketch)))
-    assert sizes[-1] < 2 * sizes[0]
-    assert sum(len(level) for level in sketch._levels) <= 512 * 10
-
-
-def test_undefined_values_are_left_out_and_lend_their_reason() -> None:
-    found = summary([Undefined("first step"), 2.0, 4.0])
-    assert found.record()["mean"] == 3
-    assert found.undefined == found.record()["undefined"] == 1
-    assert "undefined" not in summary([2.0]).record()
-    nothing = summary([Undefined("first step"), math.nan]).record()
-    assert nothing["count"] == 0
-    assert nothing["median"].reason == "first step"  # type: ignore[attr-defined]
-    assert summary([math.nan]).record()["std"].reason == "all numbers were NaN"  # type: ignore[attr-defined]
-    assert Summary().record()["mean"].reason == "there was no number"  # type: ignore[attr-defined]
+from tests.cases.references import expected_statistics
 
 
 def activations(least: float, unit: int) -> dict[str, Any]:
@@ -184,7 +27,7 @@ def activations(least: float, unit: int) -> dict[str, Any]:
 
 
 def test_of_an_index_the_one_at_the_least_is_kept() -> None:
-    windows = [_Window(), _Window()]
+    windows = [Window(), Window()]
     records = [activations(0.3, 9), activations(0.1, 5), activations(0.2, 7), activations(0.1, 6)]
     for place, record in enumerate(records):
         windows[place % 2].add(record)
@@ -193,7 +36,7 @@ def test_of_an_index_the_one_at_the_least_is_kept() -> None:
     found = windows[0].record()["layers"]["1"]
     assert found["least_unit"] == 5
     assert found["least"]["min"] == 0.1
-    means = _Window(statistics=("mean",))
+    means = Window(statistics=("mean",))
     means.add(records[0])
     assert set(means.record()["layers"]["1"]) == {"least"}
 
@@ -201,7 +44,7 @@ def test_of_an_index_the_one_at_the_least_is_kept() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_layer_that_had_no_value_once_does_not_hide_the_others(order: int) -> None:
     """An empty batch's record is a NaN where others are dicts."""
-    window = _Window(statistics=("mean",))
+    window = Window(statistics=("mean",))
     empty = {"layers": {"1": Undefined("the batch is empty"), "2": Undefined("no gradient")}}
     for record in [empty, activations(0.5, 3), activations(0.25, 3)][::order]:
         window.add(record)
@@ -215,7 +58,7 @@ def test_a_layer_that_had_no_value_once_does_not_hide_the_others(order: int) -> 
 
 
 def test_a_value_that_is_a_number_once_and_several_otherwise_loses_none() -> None:
-    window = _Window(statistics=("max",))
+    window = Window(statistics=("max",))
     for record in (1.0, {"a": 2.0}, {"a": {"b": 3.0}}):
         window.add(record)
     assert window.record() == {
@@ -226,7 +69,7 @@ def test_a_value_that_is_a_number_once_and_several_otherwise_loses_none() -> Non
 
 @pytest.mark.parametrize("record", [[1.0, 2.0], {"hist": np.ones(3)}, "text", None, {}])
 def test_without_a_number_it_says_why(record: Any) -> None:
-    window = _Window(statistics=("mean",))
+    window = Window(statistics=("mean",))
     window.add(record)
     found = window.record()
     assert found["count"] == 0
@@ -271,7 +114,7 @@ def test_epochs_are_those_of_the_values_themselves(name: str) -> None:
         found = dict(numbers(record))
         for path in told[0]:
             known = [value[path] for value in told if not math.isnan(value[path])]
-            for statistic, value in expected(known).items():
+            for statistic, value in expected_statistics(known).items():
                 assert found[(*path, statistic)] == pytest.approx(value)
 
 
@@ -317,7 +160,7 @@ def test_pushed_metrics(tmp_path: Path) -> None:
     cockpit.tick_epoch()
     cockpit.close()
     for history in (cockpit.history, History.load(tmp_path / "run.jsonl")):
-        assert history["valid_accuracy"][4] == pytest.approx(expected([0.5, 0.7]))
+        assert history["valid_accuracy"][4] == pytest.approx(expected_statistics([0.5, 0.7]))
         assert history["valid_loss"][4]["count"] == 2
         assert history.sources["valid_accuracy"].kind == "Aggregate"
 
@@ -390,7 +233,7 @@ def test_two_records_of_one_step_are_one() -> None:
     cockpit.tick_epoch()
     cockpit.push(valid=6.0)
     cockpit.close()
-    assert cockpit.history["valid"][4] == pytest.approx(expected([1.0, 2.0, 6.0]))
+    assert cockpit.history["valid"][4] == pytest.approx(expected_statistics([1.0, 2.0, 6.0]))
     assert cockpit.history["Loss (epoch)"][4]["count"] == 5
 
 
@@ -540,15 +383,7 @@ def test_across_processes(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(in_process, (str(tmp_path),), nprocs=2)
     for rank in range(2):
         history = History.load(tmp_path / f"{rank}.jsonl")
-        assert history["Loss (epoch)"][2] == pytest.approx(expected([0, 1, 2, 10, 11, 12]))
-        assert history["only_here"][2] == pytest.approx(expected([1, 2, 3]))
-
-
-@pytest.mark.parametrize(
-    ("values", "mean"), [((1e200, -1e200), 0.0), ((math.inf, math.inf), math.inf)]
-)
-def test_moments_of_extremes(values: tuple[float, ...], mean: float) -> None:
-    moments = RunningMoments()
-    for value in values:
-        moments = moments.add(value)
-    assert moments.mean == mean
+        assert history["Loss (epoch)"][2] == pytest.approx(
+            expected_statistics([0, 1, 2, 10, 11, 12])
+        )
+        assert history["only_here"][2] == pytest.approx(expected_statistics([1, 2, 3]))

@@ -849,9 +849,13 @@ def test_two_backward_passes_in_one_context(model: nn.Module) -> None:
             loss_of(model).backward()
 
 
-def test_unknown_preset_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'econmy'.*'economy', 'business', 'full'"):
-        gradlens.configuration("econmy")
+@pytest.mark.parametrize(
+    ("label", "hint"),
+    [("econmy", "did you mean economy"), ("Full", "did you mean full"), ("x", "business, full")],
+)
+def test_unknown_preset_suggests_the_nearest(label: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"no preset is called {label!r}.*{hint}"):
+        gradlens.configuration(label)
 
 
 def test_duplicate_names(model: nn.Module) -> None:

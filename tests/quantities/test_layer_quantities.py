@@ -473,7 +473,7 @@ def test_half_precision_is_accumulated_in_single() -> None:
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_covariance_of_no_eigenvalues(k: int) -> None:
-    with pytest.raises(ValueError, match="asks for no eigenvalue"):
+    with pytest.raises(ValueError, match="selects no eigenvalue"):
         quantities.InputCovariance(k=k)
 
 

@@ -1,0 +1,86 @@
+"""Statistics of a stream of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias, get_args
+
+from gradlens.history.undefined import Undefined
+from gradlens.numerics.quantile_sketch import QuantileSketch
+from gradlens.numerics.running_moments import RunningMoments
+
+Statistic: TypeAlias = Literal["mean", "std", "min", "q1", "median", "q3", "max", "iqr"]
+
+STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
+_QUANTILES: Mapping[str, float] = {"q1": 0.25, "median": 0.5, "q3": 0.75}
+
+INFINITE = "there are infinities among the numbers"
+TOO_LARGE = "the numbers, or their squares, are too large to be added up"
+
+
+class RunningStatistics:
+    """Statistics of a stream of numbers; those that are NaN are left out and counted."""
+
+    def __init__(self, statistics: Sequence[Statistic] = STATISTICS) -> None:
+        self.statistics = tuple(statistics)
+        self.moments = RunningMoments()
+        self.undefined = 0
+        self.reason = ""
+        needs_order = {*self.statistics} & {*_QUANTILES, "iqr"}
+        self._sketch = QuantileSketch() if needs_order else None
+
+    def add(self, value: float) -> None:
+        """Add a number."""
+        if math.isnan(value):
+            self.undefined += 1
+            self.reason = value.reason if isinstance(value, Undefined) else self.reason
+            return
+        self.moments = self.moments.add(value)
+        if self._sketch is not None:
+            self._sketch.add(value)
+
+    def merge(self, other: RunningStatistics) -> None:
+        """Add all numbers of another stream, such as another process's."""
+        self.moments = self.moments.merge(other.moments)
+        self.undefined += other.undefined
+        self.reason = other.reason or self.reason
+        if self._sketch is not None and other._sketch is not None:
+            self._sketch.merge(other._sketch)
+
+    def record(self) -> dict[str, float]:
+        """The statistics by name, and the ``"count"`` of the numbers.
+
+        ``"undefined"`` is the count of those that are NaN, if there are any.
+        """
+        counts = {"count": self.moments.count}
+        if self.undefined:
+            counts["undefined"] = self.undefined
+        if not self.moments.count:
+            why = "all numbers were NaN" if self.undefined else "there was no number"
+            nothing = Undefined(self.reason or why)
+            return {**dict.fromkeys(self.statistics, nothing), **counts}
+        return {
+            **{name: self._explained(self._statistic(name)) for name in self.statistics},
+            **counts,
+        }
+
+    def _explained(self, value: float) -> float:
+        """The value; a NaN with the reason if it overflows, or is NaN because of infinities."""
+        infinite = math.isinf(self.moments.low) or math.isinf(self.moments.high)
+        if math.isnan(value):
+            return Undefined(INFINITE if infinite else TOO_LARGE)
+        return Undefined(TOO_LARGE) if math.isinf(value) and not infinite else value
+
+    def _statistic(self, name: Statistic) -> float:
+        if name in _QUANTILES:
+            return self._quantile(_QUANTILES[name])
+        if name == "iqr":
+            return self._quantile(0.75) - self._quantile(0.25)
+        moments = self.moments
+        return {"mean": moments.mean, "std": moments.std, "min": moments.low,
+                "max": moments.high}[name]  # fmt: skip
+
+    def _quantile(self, share: float) -> float:
+        assert self._sketch is not None  # made in __init__ if the statistics need it
+        return self._sketch.quantile(share)

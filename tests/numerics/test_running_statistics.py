@@ -1,0 +1,168 @@
+"""Statistics of a stream of numbers: against numpy, and in constant memory."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from gradlens.history.undefined import Undefined
+from gradlens.numerics.quantile_sketch import QuantileSketch
+from gradlens.numerics.running_moments import RunningMoments
+from gradlens.numerics.running_statistics import STATISTICS, RunningStatistics
+from tests.cases.references import expected_statistics
+
+
+def summary(values: Sequence[float]) -> RunningStatistics:
+    found = RunningStatistics()
+    for value in values:
+        found.add(value)
+    return found
+
+
+STREAMS = {
+    "one": [3.5],
+    "two": [2.0, -1.0],
+    "equal": [7.0] * 9,
+    "normal": list(np.random.default_rng(0).normal(1e6, 1.0, 500)),
+}
+
+
+INFINITE = "there are infinities among the numbers"
+TOO_LARGE = "the numbers, or their squares, are too large to be added up"
+EXTREMES: dict[str, tuple[list[float], dict[str, float | str]]] = {
+    "an infinity": (
+        [1.0, math.inf, 2.0, 3.0],
+        {"mean": math.inf, "std": INFINITE, "q1": 1.75, "median": 2.5, "q3": math.inf,
+         "iqr": math.inf, "min": 1.0, "max": math.inf},
+    ),
+    "of both signs": (
+        [math.inf, -math.inf],
+        {"mean": INFINITE, "std": INFINITE, "q1": INFINITE, "median": INFINITE, "q3": INFINITE,
+         "iqr": INFINITE, "min": -math.inf, "max": math.inf},
+    ),
+    "negative": (
+        [-math.inf, 0.0, 1.0, 2.0],
+        {"mean": -math.inf, "std": INFINITE, "q1": -math.inf, "median": 0.5, "q3": 1.25,
+         "iqr": math.inf, "min": -math.inf, "max": 2.0},
+    ),
+    "alone": (
+        [math.inf] * 3,
+        {"mean": math.inf, "std": INFINITE, "q1": math.inf, "median": math.inf, "q3": math.inf,
+         "iqr": INFINITE, "min": math.inf, "max": math.inf},
+    ),
+    "too large to be squared": (
+        [1e200, 2e200],
+        {"mean": 1.5e200, "std": TOO_LARGE, "q1": 1.25e200, "median": 1.5e200, "q3": 1.75e200,
+         "iqr": 0.5e200, "min": 1e200, "max": 2e200},
+    ),
+    "too far apart": (
+        [-1.5e308, 1.5e308],
+        {"mean": TOO_LARGE, "std": TOO_LARGE, "q1": -0.75e308, "median": 0.0, "q3": 0.75e308,
+         "iqr": 1.5e308, "min": -1.5e308, "max": 1.5e308},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EXTREMES)
+@pytest.mark.parametrize("merged", [False, True])
+def test_statistics_of_extremes_are_numbers_or_say_why_not(case: str, merged: bool) -> None:
+    values, known = EXTREMES[case]
+    found = RunningStatistics()
+    for part in [[value] for value in values] if merged else [values]:
+        found.merge(summary(part))
+    for name, value in found.record().items():
+        if name == "count":
+            assert value == len(values)
+        elif isinstance(known[name], str):
+            assert isinstance(value, Undefined), name
+            assert value.reason == known[name]
+        else:
+            assert value == pytest.approx(known[name]), name
+
+
+@pytest.mark.parametrize("case", STREAMS)
+def test_statistics(case: str) -> None:
+    found = summary(STREAMS[case]).record()
+    assert set(found) == {*STATISTICS, "count"}
+    assert found == pytest.approx(expected_statistics(STREAMS[case]), rel=1e-12, abs=1e-9)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 100])
+def test_merged_streams_are_one(parts: int) -> None:
+    values = np.random.default_rng(1).lognormal(size=400)
+    total = RunningStatistics()
+    for part in np.array_split(values, parts):
+        total.merge(pickle.loads(pickle.dumps(summary(part))))
+    assert total.record() == pytest.approx(expected_statistics(values))
+    empty = RunningStatistics()
+    total.merge(empty)
+    empty.merge(total)
+    assert empty.record() == pytest.approx(total.record())
+
+
+def test_moments_do_not_lose_digits() -> None:
+    moments = RunningMoments()
+    for value in (1e9 + 1, 1e9 + 2, 1e9 + 3):
+        moments = moments.add(value)
+    assert moments.std == pytest.approx(math.sqrt(2 / 3))
+    assert math.isnan(RunningMoments().std)
+
+
+@pytest.mark.parametrize("order", ["random", "ascending", "descending", "alternating"])
+@pytest.mark.parametrize("count", [513, 2000, 20_000])
+@pytest.mark.parametrize("merged", [False, True])
+def test_quantiles_of_many_are_as_exact_as_stated(order: str, count: int, merged: bool) -> None:
+    values = np.arange(count, dtype=float)
+    if order == "random":
+        np.random.default_rng(2).shuffle(values)
+    elif order == "descending":
+        values = values[::-1]
+    elif order == "alternating":
+        values = np.where(np.arange(count) % 2, values, count - values)
+    sketches = [QuantileSketch() for _ in range(4 if merged else 1)]
+    for place, value in enumerate(values):
+        sketches[place % len(sketches)].add(float(value))
+    for other in sketches[1:]:
+        sketches[0].merge(other)
+    allowed = math.ceil(math.log2(count / 512)) / 512
+    for share in (0.01, 0.25, 0.5, 0.75, 0.99):
+        found = sketches[0].quantile(share)
+        rank = np.mean(values < found)
+        assert abs(rank - share) <= allowed + 2 / count
+
+
+def test_a_sketch_stays_small() -> None:
+    sketch = QuantileSketch()
+    sizes = []
+    for place in range(100_000):
+        sketch.add(place % 1013)
+        if place % 25_000 == 24_999:
+            sizes.append(len(pickle.dumps(sketch)))
+    assert sizes[-1] < 2 * sizes[0]
+    assert sum(len(level) for level in sketch._levels) <= 512 * 10
+
+
+def test_undefined_values_are_left_out_and_lend_their_reason() -> None:
+    found = summary([Undefined("first step"), 2.0, 4.0])
+    assert found.record()["mean"] == 3
+    assert found.undefined == found.record()["undefined"] == 1
+    assert "undefined" not in summary([2.0]).record()
+    nothing = summary([Undefined("first step"), math.nan]).record()
+    assert nothing["count"] == 0
+    assert nothing["median"].reason == "first step"  # type: ignore[attr-defined]
+    assert summary([math.nan]).record()["std"].reason == "all numbers were NaN"  # type: ignore[attr-defined]
+    assert RunningStatistics().record()["mean"].reason == "there was no number"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"), [((1e200, -1e200), 0.0), ((math.inf, math.inf), math.inf)]
+)
+def test_moments_of_extremes(values: tuple[float, ...], mean: float) -> None:
+    moments = RunningMoments()
+    for value in values:
+        moments = moments.add(value)
+    assert moments.mean == mean
