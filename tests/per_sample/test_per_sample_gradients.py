@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from gradlens.individual import operator as operator_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from gradlens.per_sample.labelling.batch import Batch, LossReduction
 from gradlens.per_sample.labelling.graph import Graph
 from gradlens.per_sample.labelling.plan import Plan, look_at_rows
 from gradlens.per_sample.labelling.row_index import NOBODY, RowIndex
+from gradlens.per_sample.operators import operator as operator_module
 from gradlens.per_sample.operators.convolution import Convolution, Geometry
 from gradlens.per_sample.operators.dense import Dense
 from gradlens.per_sample.operators.grouped import Grouped
