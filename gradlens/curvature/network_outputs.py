@@ -70,8 +70,8 @@ def bypassing(
 
 
 def _edge(tensor: Tensor) -> tuple[Node, int]:
-    node, output, _ = get_gradient_edge(tensor)
-    return node, output
+    edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
 
 
 def remark_on_bypass(names: Sequence[str]) -> str:
