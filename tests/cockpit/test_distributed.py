@@ -17,6 +17,8 @@ import gradlens
 from gradlens.quantities import GradHist1d, GradHist2d
 from tests.cockpit.test_training_loops import assert_same_histories, data, network, tracked
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 SHARES = {"equal": (slice(0, 6), slice(6, 12)), "unequal": (slice(0, 8), slice(8, 12))}
 

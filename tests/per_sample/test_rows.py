@@ -93,6 +93,7 @@ def norm_test(cockpit: gradlens.Cockpit, case: RowCase, batch: Batch, step: int)
     return cockpit.history["NormTest"][step], cockpit.history.coverage("NormTest", step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROW_CASES)
 def test_what_is_remembered_is_what_a_look_finds(name: str) -> None:
     torch.manual_seed(0)
