@@ -104,8 +104,8 @@ def _bypassing(
 
 
 def _edge(tensor: Tensor) -> tuple[Node, int]:
-    node, output, _ = get_gradient_edge(tensor)
-    return node, output
+    edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
 
 
 def _listed(names: Sequence[str], most: int = 3) -> str:

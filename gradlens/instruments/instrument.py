@@ -18,7 +18,7 @@ from gradlens.instruments.drawing import Artists
 from gradlens.instruments.layers import layout, row_names
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.series import Records, entry, keys
-from gradlens.instruments.style import PAPER, dress, inside, message, title
+from gradlens.instruments.style import PAPER, dress, figure_of, inside, message, title
 
 CELL = (3.0, 2.15)
 """Inches that a panel of width 1 and height 1 takes in a figure, with its labels."""
@@ -41,9 +41,7 @@ class Drawing:
     @property
     def figure(self) -> Figure:
         """The figure of the axis."""
-        figure = self.ax.get_figure(root=True)
-        assert isinstance(figure, Figure)
-        return figure
+        return figure_of(self.ax)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgb
+from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.offsetbox import AnchoredOffsetbox, DrawingArea, HPacker, OffsetBox, TextArea
@@ -114,12 +115,18 @@ def inside(ax: Axes, left: float, bottom: float, width: float, height: float) ->
     return inner
 
 
+def figure_of(ax: Axes) -> Figure:
+    """The whole figure that an axis is in; ``ValueError`` if it has been removed."""
+    parent = ax.get_figure()  # a subfigure, or the figure itself
+    if parent is None:
+        raise ValueError("the axis is in no figure (it was removed): pass one that is")
+    return parent.figure
+
+
 def size_in_points(ax: Axes) -> tuple[float, float]:
     """Width and height of an axis on paper."""
-    figure = ax.get_figure(root=True)
-    if figure is None:
-        raise ValueError("the axis is in no figure (it was removed): pass one that is")
-    return float(ax.bbox.width * 72 / figure.dpi), float(ax.bbox.height * 72 / figure.dpi)
+    dpi = figure_of(ax).dpi
+    return float(ax.bbox.width * 72 / dpi), float(ax.bbox.height * 72 / dpi)
 
 
 def text_width(text: str, size: float, weight: str = "normal") -> float:
@@ -229,9 +236,7 @@ def sequence_key(ax: Axes, names: Sequence[str], first: Sequence[Entry] = ()) ->
 
 
 def _place(ax: Axes, parts: Sequence[OffsetBox]) -> Artist:
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    above = ScaledTranslation(0, (KEY_GAP - 2) / 72, figure.dpi_scale_trans)
+    above = ScaledTranslation(0, (KEY_GAP - 2) / 72, figure_of(ax).dpi_scale_trans)
     box = AnchoredOffsetbox(
         loc="lower left",
         child=HPacker(children=list(parts), pad=0, sep=3, align="baseline"),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.collections import QuadMesh
-from matplotlib.colors import Norm
 from matplotlib.ticker import Formatter, Locator
 
 from gradlens.instruments.scales import StepLabels
+
+if TYPE_CHECKING:
+    from matplotlib.colors import Norm  # since matplotlib 3.11
 
 Interval = tuple[float, float]
 

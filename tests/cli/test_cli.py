@@ -18,6 +18,7 @@ from gradlens.cli.main import main
 from tests.instruments.test_instruments import realistic
 
 
+@pytest.mark.slow
 def test_demo_trains_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "demo"
     assert main(["demo", "--out", str(out), "--steps", "40", "--seed", "1"]) == 0
@@ -110,7 +111,9 @@ def test_plot_writes_beside_the_run(run: Path, capsys: pytest.CaptureFixture[str
     assert images[0] != images[1]
 
 
-@pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg", ".gif"])
+@pytest.mark.parametrize(
+    "suffix", [".png", ".pdf", ".svg", pytest.param(".gif", marks=pytest.mark.slow)]
+)
 def test_plot_in_every_format(run: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / "new" / f"a{suffix}"
     assert called("plot", run, "-o", out, "--frames", "2") == 0
@@ -141,6 +144,7 @@ def test_plot_on_a_logarithmic_step_axis(run: Path, tmp_path: Path) -> None:
     assert words(images[0]) != words(images[1])
 
 
+@pytest.mark.slow
 def test_plot_shows_progress_of_an_animation(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +154,7 @@ def test_plot_shows_progress_of_an_animation(
         assert image.n_frames == 3
 
 
+@pytest.mark.slow
 def test_a_log_of_cockpit_for_pytorch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = Path(__file__).parents[1] / "compat" / "data" / "cockpit_1.0.2.json"
     assert called("plot", log, "-o", tmp_path / "a.png") == 0
@@ -208,6 +213,7 @@ def test_summary_in_a_terminal_without_unicode(run: Path, monkeypatch: pytest.Mo
     assert b"Loss" in printed.getvalue()
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough(run: Path) -> None:
     command = f"{shlex.quote(sys.executable)} -m gradlens summary {shlex.quote(str(run))} | true"
     result = subprocess.run(
@@ -281,6 +287,7 @@ def test_failures_are_one_clear_line(
     assert not [*tmp_path.glob("a*")]
 
 
+@pytest.mark.slow
 def test_watch_without_a_display(run: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY")}
     command = [sys.executable, "-m", "gradlens", "watch", str(run)]
@@ -313,6 +320,7 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "None" not in text
 
 
+@pytest.mark.slow
 def test_as_a_module() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "gradlens", "--version"], capture_output=True, text=True, check=True

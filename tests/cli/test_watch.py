@@ -225,6 +225,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_interrupted_from_the_keyboard(tmp_path: Path) -> None:
     run, image = tmp_path / "run.jsonl", tmp_path / "now.png"
     command = [sys.executable, "-m", "gradlens", "watch", str(run), "-o", str(image)]

@@ -345,6 +345,7 @@ def test_bad_input(build: Any, words: str) -> None:
         build()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow() -> None:
     names = ("OutputNorm", "GradNorm")
     moments = ("mean", "std", "min", "max")
@@ -379,6 +380,7 @@ def in_process(rank: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_across_processes(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(in_process, (str(tmp_path),), nprocs=2)
     for rank in range(2):

@@ -140,6 +140,7 @@ def assert_bit_identical(found: Any, expected: Any) -> None:
         assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
 def test_training_is_bit_identical_and_leaves_nothing_behind() -> None:
     with pytest.warns(UserWarning, match="normalisation over the batch"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor, distributed, multiprocessing, nn
 import gradlens
 from gradlens.quantities import GradHist1d, GradHist2d
 from tests.cockpit.test_training_loops import assert_same_histories, data, network, tracked
+
+pytestmark = pytest.mark.slow
 
 STEPS = 3
 SHARES = {"equal": (slice(0, 6), slice(6, 12)), "unequal": (slice(0, 8), slice(8, 12))}
@@ -54,34 +57,54 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def worker(rank: int, port: int, network_name: str, shares: str, micro: int, folder: str) -> None:
+@dataclass(frozen=True)
+class Case:
+    """A network, how its batch is shared between the processes, and in how many micro-batches."""
+
+    network: str
+    shares: str
+    micro: int
+
+
+CASES = {
+    "factors, equal shares": Case("factors", "equal", 1),
+    "factors, unequal shares": Case("factors", "unequal", 1),
+    "recomputed, micro-batches": Case("recomputed", "equal", 2),
+}
+
+
+def worker(rank: int, port: int, folder: Path) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     distributed.init_process_group("gloo", rank=rank, world_size=2)
     try:
-        model, (x, y) = NETWORKS[network_name](), data()
-        part = SHARES[shares][rank]
-        x, y = x[part], y[part]
-        parallel = nn.parallel.DistributedDataParallel(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        loss_function = gradlens.extend(nn.CrossEntropyLoss())
-        run = Path(folder) / "run.jsonl"
-        cockpit = gradlens.Cockpit(parallel, quantities(), run=run)
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            for piece in range(micro):
-                rows = slice(piece * len(x) // micro, (piece + 1) * len(x) // micro)
-                last = piece == micro - 1
-                parallel.require_backward_grad_sync = last
-                loss = loss_function(parallel(x[rows]), y[rows])
-                with cockpit(step, loss=loss, optimizer=optimizer, accumulating=not last):
-                    (loss / micro).backward()
-            optimizer.step()
-        cockpit.close()
-        cockpit.history.write(Path(folder) / f"rank{rank}.jsonl")
+        for name, case in CASES.items():
+            train(rank, case, folder / name)
     finally:
         distributed.destroy_process_group()
+
+
+def train(rank: int, case: Case, folder: Path) -> None:
+    model, (x, y) = NETWORKS[case.network](), data()
+    part = SHARES[case.shares][rank]
+    x, y = x[part], y[part]
+    parallel = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+    cockpit = gradlens.Cockpit(parallel, quantities(), run=folder / "run.jsonl")
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for piece in range(case.micro):
+            rows = slice(piece * len(x) // case.micro, (piece + 1) * len(x) // case.micro)
+            last = piece == case.micro - 1
+            parallel.require_backward_grad_sync = last
+            loss = loss_function(parallel(x[rows]), y[rows])
+            with cockpit(step, loss=loss, optimizer=optimizer, accumulating=not last):
+                (loss / case.micro).backward()
+        optimizer.step()
+    cockpit.close()
+    cockpit.history.write(folder / f"rank{rank}.jsonl")
 
 
 def in_one_process(network_name: str, shares: str) -> gradlens.History:
@@ -103,13 +126,18 @@ def in_one_process(network_name: str, shares: str) -> gradlens.History:
     return cockpit.history
 
 
-@pytest.mark.parametrize(
-    ("network_name", "shares", "micro"),
-    [("factors", "equal", 1), ("factors", "unequal", 1), ("recomputed", "equal", 2)],
-)
-def test_two_processes(network_name: str, shares: str, micro: int, tmp_path: Path) -> None:
-    arguments = (free_port(), network_name, shares, micro, str(tmp_path))
-    multiprocessing.spawn(worker, arguments, nprocs=2)
-    expected = in_one_process(network_name, shares)
-    for name in ("rank0.jsonl", "rank1.jsonl", "run.jsonl"):
-        assert_same_histories(gradlens.History.load(tmp_path / name), expected)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files of every case: starting processes takes most of the time."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in CASES:
+        (folder / name).mkdir()
+    multiprocessing.spawn(worker, (free_port(), folder), nprocs=2)
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes(name: str, runs: Path) -> None:
+    expected = in_one_process(CASES[name].network, CASES[name].shares)
+    for file in ("rank0.jsonl", "rank1.jsonl", "run.jsonl"):
+        assert_same_histories(gradlens.History.load(runs / name / file), expected)

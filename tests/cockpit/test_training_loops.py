@@ -338,6 +338,7 @@ def compiled(model: nn.Module, backend: str = "eager") -> nn.Module:
     return torch.compile(model, backend=backend)  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_says_what_to_do() -> None:
     model, (x, y) = network(torch.float32), data(torch.float32)
     fast = compiled(model, "aot_eager")
@@ -361,6 +362,7 @@ def test_a_compiled_model_says_what_to_do() -> None:
     assert_same_values(cockpit.history["GradNorm"], expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's
 def test_a_compiled_part_of_a_model_says_what_to_do() -> None:
     """Behind it all is as it was, and in front of it no second backward pass is possible."""
@@ -383,6 +385,7 @@ def test_a_compiled_part_of_a_model_says_what_to_do() -> None:
     assert_same_values(cockpit.history["NormTest"], alone.history["NormTest"])
 
 
+@pytest.mark.slow
 def test_a_compiled_model_whose_operations_stay_as_they_are() -> None:
     model, (x, y) = network(torch.float32), data(torch.float32)
     fast = compiled(model)

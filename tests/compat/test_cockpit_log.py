@@ -121,6 +121,7 @@ def test_every_instrument_draws_it(history: History) -> None:
         assert "message" not in panel.instrument.plot(history).artists, panel
 
 
+@pytest.mark.slow
 def test_plotter_takes_a_log_with_and_without_its_ending() -> None:
     for source in (LOG, str(LOG), str(LOG.with_suffix(""))):
         figure = CockpitPlotter().plot(source, show_plot=False)

@@ -87,6 +87,7 @@ def holds(interval: tuple[Any, Any], truth: Any) -> Any:
 # Coverage
 
 
+@pytest.mark.slow
 def test_trace_intervals_hold_the_truth(matrix: np.ndarray, trace: Callable[..., Estimate]) -> None:
     truth = np.trace(matrix)
     estimates = [trace(matrix, 20, seed) for seed in range(SEEDS)]
@@ -121,6 +122,7 @@ def exact_density(found: SpectralDensity, eigenvalues: np.ndarray) -> np.ndarray
     return gaussian_mixture(found.grid, eigenvalues, weights, found.width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantile", [0.1, 0.3, 0.5, 0.7, 0.9])
 def test_density_bands_hold_the_truth(quantile: float) -> None:
     eigenvalues = np.linalg.eigvalsh(MATRICES["gaussian"])
@@ -245,6 +247,7 @@ def test_density_integrates_to_one(matrix: np.ndarray, probes: int, steps: int) 
     assert (found.density >= 0).all()
 
 
+@pytest.mark.slow
 def test_density_of_all_steps_is_exact_on_average() -> None:
     matrix = gaussian_matrix(4)
     found = spectral_density(matrix, 1500, 4, points=40)
@@ -252,6 +255,7 @@ def test_density_of_all_steps_is_exact_on_average() -> None:
     assert (difference < 4 * found.standard_error + 1e-6).all()
 
 
+@pytest.mark.slow
 def test_the_quadrature_itself_adds_no_error_at_the_default_width() -> None:
     """Few steps from one vector against all steps from it."""
     matrix = gaussian_matrix(400)

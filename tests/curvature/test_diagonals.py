@@ -285,6 +285,7 @@ ESTIMATED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ESTIMATED)
 def test_elsewhere_the_hessians_trace_is_estimated_and_the_record_says_why(network: str) -> None:
     build, reason = ESTIMATED[network]
@@ -372,6 +373,7 @@ def test_too_much_memory_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cockpit.history["HessTrace"][0]["method"] == "Hutchinson"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["nested sigmoid", "residual"])
 @pytest.mark.parametrize("loss", ["cross-entropy", "squared error"])
 def test_intervals_of_sampled_diagonals_hold_the_truth(network: str, loss: str) -> None:

@@ -279,6 +279,7 @@ HARD: dict[str, tuple[Callable[[], Problem], dict[str, str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"), [(name, kind) for name, (_, kinds) in HARD.items() for kind in kinds]
 )

@@ -60,6 +60,7 @@ class Positions(nn.Module):
 NETWORKS = WITHIN_BACKPACK | BEYOND_BACKPACK | {"positions": Positions}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("network", ["nested sigmoid", "convolution", "residual", "positions"])
 def test_every_blocks_trace_is_unbiased(network: str, loss: str) -> None:
@@ -72,6 +73,7 @@ def test_every_blocks_trace_is_unbiased(network: str, loss: str) -> None:
         assert_unbiased([record["parameters"][name]["trace"] for record in records], truth)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["convolution", "positions"])
 @pytest.mark.parametrize("settings", [{"sub_batch": 3}, {"sub_batch": 99}, {"samples": 3}])
 @pytest.mark.parametrize(("reduction", "factor"), [("mean", 0.5), ("sum", 1.0)])
@@ -83,6 +85,7 @@ def test_draws_sub_batches_and_sum_losses(
     assert_unbiased([record["trace"] for record in records], float(case.ggn_diagonal().sum()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sub_batch", [None, 4])
 def test_intervals_of_one_draw_are_rather_too_wide(sub_batch: int | None) -> None:
     case = Case(WITHIN_BACKPACK["nested sigmoid"], nn.CrossEntropyLoss())

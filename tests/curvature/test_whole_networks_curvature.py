@@ -102,6 +102,7 @@ def by_central_differences(
     return {key: (ahead[key] - behind[key]) / (2 * step) for key in ahead}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ViT", "GPT-2", "BERT, loss inside", "LSTM", "encoder"])
 def test_every_second_order_quantity_has_a_value(name: str) -> None:
     network = WHOLE_NETWORKS[name]

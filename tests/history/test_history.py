@@ -53,6 +53,7 @@ def assert_identical(found: Any, expected: Any) -> None:
         assert getattr(found, "reason", None) == getattr(expected, "reason", None)
 
 
+@pytest.mark.slow
 @given(values)
 def test_round_trip(value: Any) -> None:
     line = to_line({"value": value})
@@ -190,6 +191,7 @@ for step in range(10**9):
 """
 
 
+@pytest.mark.slow
 def test_killed_run_loses_at_most_its_last_line(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     process = subprocess.Popen(

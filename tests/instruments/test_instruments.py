@@ -358,6 +358,7 @@ def test_draws_on_the_axis_of_the_caller(case: str) -> None:
     assert figure.axes == [left, right]
 
 
+@pytest.mark.slow
 @every_case
 def test_is_a_function_of_the_history(case: str) -> None:
     history = realistic(20, CASES[case])
@@ -378,7 +379,7 @@ def test_says_that_nothing_was_recorded(case: str, history: History) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("log_step", [False, True])
+@pytest.mark.parametrize("log_step", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_one_step(case: str, log_step: bool) -> None:
     history = realistic(1, CASES[case])
     assert instrument(case).has_data(history)
@@ -411,6 +412,7 @@ def test_has_no_data_without_layers(case: str) -> None:
     assert not one.has_data(whole)
 
 
+@pytest.mark.slow
 @every_case
 def test_ten_thousand_steps(case: str) -> None:
     drawing = instrument(case).plot(realistic(10_000, CASES[case]))
@@ -418,6 +420,7 @@ def test_ten_thousand_steps(case: str) -> None:
     drawing.figure.savefig(io.BytesIO())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_OVER_STEPS])
 def test_logarithmic_step_axis(case: str) -> None:
     history = realistic(300, CASES[case])
@@ -428,11 +431,13 @@ def test_logarithmic_step_axis(case: str) -> None:
     drawing.figure.savefig(io.BytesIO())
 
 
+@pytest.mark.slow
 @every_case
 def test_many_layers(case: str) -> None:
     instrument(case).plot(realistic(11, CASES[case], layers=40)).figure.savefig(io.BytesIO())
 
 
+@pytest.mark.slow
 @every_case
 def test_leaves_matplotlib_alone(case: str) -> None:
     before = (
@@ -449,6 +454,7 @@ def test_leaves_matplotlib_alone(case: str) -> None:
     assert before == after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] not in LOGGED])
 def test_two_quantities_of_a_kind(case: str) -> None:
     kinds = CASES[case]
@@ -599,9 +605,10 @@ def test_early_stopping_is_an_alarm_above_zero(latest: float, stop: bool) -> Non
     (readout,) = (text for text in drawing.ax.findobj(Text) if text.get_text() == words)
     assert (readout.get_color() == style.ALARM) == stop
     tinted = drawing.artists["stop"]
-    assert isinstance(tinted, Rectangle)
-    assert tinted.get_y() == 0
-    assert tinted.get_height() == pytest.approx(drawing.ax.get_ylim()[1])
+    data = drawing.ax.transData.inverted()
+    bottom, top = tinted.get_window_extent().transformed(data).intervaly
+    assert bottom == pytest.approx(0, abs=1e-9)
+    assert top == pytest.approx(drawing.ax.get_ylim()[1])
 
 
 def test_early_stopping_is_not_squeezed_by_single_steps() -> None:
@@ -671,6 +678,7 @@ def test_layer_histograms_go_from_input_to_output() -> None:
     assert titles == [*history.parameters]
 
 
+@pytest.mark.slow
 def test_layer_histograms_share_their_range() -> None:
     drawing = instruments.LayerHistogramsInstrument().plot(realistic(1, ("GradHist1d",)))
     ranges = {ax.get_xlim() for ax in drawing.axes[1:]}

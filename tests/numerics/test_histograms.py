@@ -107,6 +107,7 @@ def numbers(draw: st.DrawFn, *shape: int) -> Tensor:
 AXES = st.tuples(st.sampled_from([1, 2, 3, 40, 100, 300]), st.sampled_from(RANGES))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data(), AXES, AXES)
 def test_outer_products(data: st.DataObject, x: tuple[int, Range], y: tuple[int, Range]) -> None:

@@ -31,6 +31,7 @@ def test_norms_are_those_of_double_precision(scale: float, dtype: torch.dtype) -
     torch.testing.assert_close(norm(matrix.to_sparse()).double(), whole, rtol=accuracy, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples", [1, 3])
 def test_millions_of_elements(samples: int) -> None:
     """Added up one after the other in single precision, they would leave four digits."""

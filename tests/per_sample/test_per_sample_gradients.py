@@ -78,7 +78,7 @@ def assert_pieces_equal(operator: GradientOperator, dense: Tensor, max_bytes: in
 @pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's, of the forward pass
 @pytest.mark.parametrize("piece_bytes", [1, operator_module.PIECE_BYTES], ids=["tiny", "default"])
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("reduction", ["mean", pytest.param("sum", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 def test_layer(
     network: Network,
@@ -226,6 +226,7 @@ def test_a_backward_pass_that_the_context_cannot_see() -> None:
         gradients["0.weight"]
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_convolution_of_any_geometry(data: st.DataObject) -> None:
@@ -259,6 +260,7 @@ def test_convolution_of_any_geometry(data: st.DataObject) -> None:
     )
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(1, 5))
 def test_sum_of_outer_products_of_any_size(n: int, s: int, r: int, k: int) -> None:
     """Both ways to norms and Gram matrices, whichever is cheaper."""
@@ -414,6 +416,7 @@ def test_rows_of_samples(name: str) -> None:
         assert torch.equal(index.of_sample(sample), index.labels == sample)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 4), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
 def test_rows_of_any_samples(samples: int, shape: list[int], data: st.DataObject) -> None:
     rows = torch.Size(shape).numel()

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from tests.cases.random_networks import Recipe, draw_recipe, examine, recipe_of
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("GRADLENS_RANDOM_NETWORKS", "100"))
 """How many networks hypothesis draws; 2,000 take a few minutes."""
 

@@ -93,6 +93,7 @@ def norm_test(cockpit: gradlens.Cockpit, case: RowCase, batch: Batch, step: int)
     return cockpit.history["NormTest"][step], cockpit.history.coverage("NormTest", step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROW_CASES)
 def test_a_plan_that_is_kept_is_the_one_that_labelled_passes_find(name: str) -> None:
     torch.manual_seed(0)

@@ -77,8 +77,8 @@ def assert_same_counts(found: Counts, expected: Tensor, bins: int, limits: Any) 
     assert int(found.hist.sum()) == values.numel()
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("samples", [4, 3, 1])
+@pytest.mark.parametrize("reduction", ["mean", pytest.param("sum", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("samples", [4, pytest.param(3, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("name", WHOLE_NETWORKS)
 def test_every_reduction(name: str, samples: int, reduction: Any) -> None:
     network = WHOLE_NETWORKS[name]

@@ -58,6 +58,7 @@ def latest_data(figure: Figure) -> float:
 # Axes ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_steps", [False, True])
 @pytest.mark.parametrize("layers", [False, True])
 def test_all_frames_have_the_same_axes(layers: bool, log_steps: bool) -> None:
@@ -79,6 +80,7 @@ def test_all_frames_have_the_same_axes(layers: bool, log_steps: bool) -> None:
     assert len(same_axes) >= len(found[0]) - 1
 
 
+@pytest.mark.slow
 def test_axes_over_steps_are_those_of_the_whole_run() -> None:
     history, screen = grown(), Screen("A run")
     whole = Figure()
@@ -253,6 +255,7 @@ def test_unknown_ending(tmp_path: Path, name: str) -> None:
         animate(realistic(3, ("Loss",)), Screen("A run"), tmp_path / name, most=3)
 
 
+@pytest.mark.slow
 def test_matplotlib_is_left_as_it_is(tmp_path: Path) -> None:
     backend, settings = matplotlib.get_backend(), matplotlib.rcParams.copy()
     animate(realistic(3, ("Loss",)), Screen("A run"), tmp_path / "a.gif", most=3)

@@ -136,6 +136,7 @@ SCENES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", SCENES)
 @pytest.mark.parametrize("log_steps", [False, True])
 def test_no_texts_overlap(scene: str, log_steps: bool, monkeypatch: pytest.MonkeyPatch) -> None:

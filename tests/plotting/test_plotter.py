@@ -106,9 +106,14 @@ SCENES = {
     "undefined": lambda: same(realistic(20), lambda step, old: Undefined("no reason " * 20)),
     "troubled": troubled,
 }
+FEW_PANELS = ("one panel", "two panels", "signed")
+"""Scenes that are drawn in a moment."""
 
 
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize(
+    "scene",
+    [pytest.param(name, marks=() if name in FEW_PANELS else pytest.mark.slow) for name in SCENES],
+)
 @pytest.mark.parametrize("log_step", [False, True])
 @pytest.mark.parametrize("screen", ["primary", "secondary"])
 def test_no_texts_overlap(
@@ -139,6 +144,7 @@ def test_only_panels_with_data_take_up_space() -> None:
     assert titles(drawn(realistic(20, ("Loss",)))) == ["Loss"]
 
 
+@pytest.mark.slow
 def test_groups_are_named_and_together() -> None:
     history = realistic(20)
     assert {view.group.upper() for view in VIEWS.values()} <= words(drawn(history))
@@ -203,6 +209,7 @@ def test_series_of_layers_move_to_the_second_screen() -> None:
     assert titles(drawn(history)) == ["b", "a"]
 
 
+@pytest.mark.slow
 def test_second_screen_shows_layers() -> None:
     plotter = CockpitPlotter(secondary_screen=True)
     figure = plotter.plot(realistic(20), show_plot=False)
@@ -232,6 +239,7 @@ def test_discard_is_by_step() -> None:
     assert len(history["Loss"]) == 20
 
 
+@pytest.mark.slow
 def test_sources_are_histories_their_owners_and_files(tmp_path: Path) -> None:
     history = realistic(20)
     path = tmp_path / "my-run.jsonl"
@@ -265,7 +273,9 @@ def test_nothing_to_draw_is_an_error(history: History, message: str) -> None:
         drawn(history)
 
 
-@pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
+@pytest.mark.parametrize(
+    "ending", ["png", *(pytest.param(ending, marks=pytest.mark.slow) for ending in ("pdf", "svg"))]
+)
 def test_saves(ending: str, tmp_path: Path) -> None:
     plotter = CockpitPlotter(secondary_screen=True)
     plotter.plot(
@@ -326,6 +336,7 @@ def test_full_run_has_everything_of_the_preset() -> None:
     assert {*FULL} == {quantity.name for quantity in configuration("full")}
 
 
+@pytest.mark.slow
 def test_ten_thousand_steps_take_little_longer_than_a_hundred(long_run: History) -> None:
     def seconds(history: History) -> float:
         start = time.process_time()
@@ -337,6 +348,7 @@ def test_ten_thousand_steps_take_little_longer_than_a_hundred(long_run: History)
     assert min(long for long, _ in pairs) < 3 * min(short for _, short in pairs)
 
 
+@pytest.mark.slow
 def test_memory_for_ten_thousand_steps_is_bounded(long_run: History) -> None:
     screens(full_run(10))
     tracemalloc.start()
@@ -356,6 +368,7 @@ def test_debug_lists_what_is_drawn_and_what_is_not(capsys: pytest.CaptureFixture
     assert lines == ["primary: LossInstrument [performance] Loss", "not drawn: words"]
 
 
+@pytest.mark.slow
 def test_leaves_matplotlib_alone_and_needs_no_pyplot() -> None:
     before = dict(matplotlib.rcParams)
     drawn(realistic(5)).savefig(io.BytesIO())
@@ -412,7 +425,7 @@ def test_every_panel_has_a_place(count: int) -> None:
 
 
 @pytest.mark.parametrize("layers", [3, 12, 50])
-@pytest.mark.parametrize("count", [1, 3, len(LAYERED)])
+@pytest.mark.parametrize("count", [1, 3, pytest.param(len(LAYERED), marks=pytest.mark.slow)])
 def test_pages_of_layers_are_not_too_large(count: int, layers: int) -> None:
     history = realistic(1, LAYERED[:count], layers=layers)
     found = pages(layer_panels(history))
@@ -430,6 +443,7 @@ def test_pages_of_layers_are_not_too_large(count: int, layers: int) -> None:
         assert fewest > 3
 
 
+@pytest.mark.slow
 def test_a_second_screen_with_many_quantities_has_pages(tmp_path: Path) -> None:
     history = realistic(2, LAYERED[:5], layers=12)
     plotter = CockpitPlotter(secondary_screen=True)

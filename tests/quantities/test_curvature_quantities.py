@@ -136,6 +136,7 @@ def test_ggn_without_outputs_says_what_to_do() -> None:
     assert 0 in cockpit.history["Time"]
 
 
+@pytest.mark.slow
 def test_density_is_that_of_the_spectrum() -> None:
     quantity = quantities.SpectralDensity(probes=300, steps=26)
     found, hessians, *_ = track(quantity, steps=1)

@@ -216,7 +216,7 @@ def track(
 
 
 @pytest.mark.parametrize("steps", [1, 2], ids=["first step", "later step"])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("reduction", ["mean", pytest.param("sum", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("network", SOME_NETWORKS)
 @pytest.mark.parametrize("case", CASES)
 def test_quantity(case: str, network: str, reduction: str, steps: int) -> None:

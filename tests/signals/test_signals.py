@@ -1042,6 +1042,7 @@ def test_a_step_keeps_no_tensor_but_those_for_correlations(model: nn.Sequential)
     assert tensors_alive() == before + 3
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_over_many_steps() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     often = schedules.linear(50)
@@ -1189,6 +1190,7 @@ def test_frozen_modules_in_transforms_are_left_alone() -> None:
     assert cockpit.history["NormTest"][0] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # inside torch, which hides it
 def test_a_model_can_be_compiled_once_the_cockpit_is_there(model: nn.Sequential) -> None:
     cockpit = Cockpit(model, [OutputNorm(schedules.linear(3)), OutputGradientGeometry()])
