@@ -32,10 +32,16 @@ from gradlens.per_sample.labelling.node_kinds import LEAF
 from gradlens.per_sample.labelling.plan import Plan
 from gradlens.per_sample.labelling.planner import plan_of
 
+MAX_PLANS = 64
+"""Plans that are kept: those of as many lengths of sequences, say."""
+
 
 @dataclass
 class Plans:
-    """Plans by the structure of the graph; ``steps`` counts the graphs of each structure."""
+    """Plans that hold for other graphs, by their structure; ``steps`` counts these graphs.
+
+    Those that were used last are kept.
+    """
 
     found: dict[int, Plan] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
@@ -43,17 +49,23 @@ class Plans:
     def of(self, graph: Graph, key: int) -> Plan | None:
         """The plan of a graph; ``None`` if labelled passes are due.
 
-        They are due at the first, second, fourth, eighth step of a structure and so on, where the
-        plan doesn't hold for other numbers, and where some gradients were zero.
+        They are due at the first, second, fourth, eighth step of a structure and so on, since hooks
+        of the user's own on activations, which the graph doesn't show, may change what they do.
         """
-        self.steps[key] = self.steps.get(key, 0) + 1
-        plan = self.found.get(key)
+        if key not in self.found:
+            return None
+        self.found[key] = plan = self.found.pop(key)
+        self.steps[key] += 1
         due = self.steps[key].bit_count() == 1
-        return None if plan is None or due or not plan.holds_for(graph) else plan
+        return plan if not due and plan.holds_for(graph) else None
 
     def store(self, key: int, plan: Plan) -> None:
-        """Keep a plan for graphs of the same structure."""
-        self.found[key] = plan
+        """Keep a plan if it holds for other graphs."""
+        self.found.pop(key, None)
+        if plan.holds:
+            self.found[key] = plan
+        self.steps = {k: self.steps.get(k, 1) for k in list(self.found)[-MAX_PLANS:]}
+        self.found = {k: self.found[k] for k in self.steps}
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from gradlens.per_sample.labelling.node_kinds import INDEXING, LEAF, holds_selection
+from gradlens.per_sample.labelling.node_kinds import INDEXING, LEAF
 from gradlens.per_sample.layer_rules import layer_calls
 
 Node: TypeAlias = Any
@@ -248,27 +248,14 @@ def is_python_function(node: Node) -> bool:
 
 
 @cache
-def _saved_names(type_: Hashable) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of what nodes of a type have saved: of anything but tensors, and of tensors."""
+def _saved_names(type_: Hashable) -> tuple[str, ...]:
+    """Names of what nodes of a type have saved besides tensors."""
     names = [name for name in dir(type_) if name.startswith("_saved_")]
-    tensors = [name for name in names if hasattr(type_, f"_raw{name}")]
-    return tuple(name for name in names if name not in tensors), tuple(tensors)
+    return tuple(name for name in names if not hasattr(type_, f"_raw{name}"))
 
 
 def integers_of(node: Node) -> tuple[Any, ...]:
     """The values besides tensors that a node has saved: axes, offsets, sizes."""
     type_: Any = type(node)
-    values = (getattr(node, name) for name in _saved_names(type_)[0])
+    values = (getattr(node, name) for name in _saved_names(type_))
     return tuple(value for value in values if isinstance(value, (int, tuple, bool)))
-
-
-def selections_of(node: Node) -> list[Tensor]:
-    """The numbers by which a node selects rows, such as indices; detached."""
-    if is_python_function(node):
-        saved = [each for each in node.saved_tensors if each is not None]
-        held = [each for each in vars(node).values() if isinstance(each, Tensor)]
-        return [each.detach() for each in (*saved, *held) if not each.is_floating_point()]
-    kind_, type_ = kind(node), cast(Any, type(node))
-    values = [getattr(node, n) for n in _saved_names(type_)[1] if holds_selection(kind_, n)]
-    several = [each if isinstance(each, (tuple, list)) else [each] for each in values]
-    return [each.detach() for group in several for each in group if isinstance(each, Tensor)]
