@@ -178,8 +178,8 @@ class StepGradients:
 
     @property
     def error(self) -> Exception | None:
-        """The first exception that isn't a reason why there are no gradients."""
-        return self.gradients.error or self.reducer.error
+        """The first exception of a reduction."""
+        return self.reducer.error
 
     def finish(self, individual_losses: Tensor | None) -> None:
         """Reduce what is left, and join the parts of the batch if this was the last one."""

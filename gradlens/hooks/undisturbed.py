@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gradlens.hooks.layer_calls import taps_of
 from gradlens.hooks.pausable import ListeningHook, Pausable
+from gradlens.per_sample.labelling.graph import Graph, is_python_function
 
 
 @contextmanager
@@ -28,6 +30,42 @@ def undisturbed(model: nn.Module | None) -> Iterator[None]:
     finally:
         for listener in listeners:
             listener.paused = False
+
+
+@contextmanager
+def training_kept(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Gradients of the parameters, and random numbers, are the same after the context as before.
+
+    Inside, ``p.grad`` is ``None``, so that it shows what a backward function of the user's own has
+    accumulated itself.
+    """
+    leaves = [each for each in parameters if each.is_leaf]
+    gradients = [each.grad for each in leaves]
+    devices = sorted({each.device.index for each in leaves if each.is_cuda})
+    for each in leaves:
+        each.grad = None
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        for each, gradient in zip(leaves, gradients, strict=True):
+            each.grad = gradient
+
+
+@contextmanager
+def attributes_kept(graph: Graph) -> Iterator[None]:
+    """What functions in Python keep for their backward pass is the same after the context.
+
+    Some let go of it in that pass.
+    """
+    held: list[Any] = [vars(node) for node in graph.nodes if is_python_function(node)]
+    kept = [dict(attributes) for attributes in held]
+    try:
+        yield
+    finally:
+        for attributes, before in zip(held, kept, strict=True):
+            attributes.clear()
+            attributes.update(before)
 
 
 def _listeners(model: nn.Module) -> Iterator[Pausable]:

@@ -91,7 +91,7 @@ class Plan:
             if id(index) not in parts:
                 # The last entry is for rows of no sample, whose label is -1.
                 labels = numbers.to(index.labels.device)[index.labels]
-                parts[id(index)] = RowIndex(labels, samples)
+                parts[id(index)] = RowIndex(labels, samples, some=samples != self.samples)
             return parts[id(index)]
 
         uses = {

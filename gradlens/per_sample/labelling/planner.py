@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gradlens.history.coverage import few
 from gradlens.hooks.model_calls import Given
-from gradlens.numerics.unavailable import UnavailableError
+from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.per_sample.batchnorm import in_front_of, statistics_frozen, uses_statistics
 from gradlens.per_sample.labelling.candidates import BatchEvidence, Candidate, candidates_of
 from gradlens.per_sample.labelling.graph import Graph, Use
@@ -89,8 +89,8 @@ def plan_of(
             plan = _plan_for(candidate, loss, tried)
         except UnavailableError as reason:
             reasons.append(str(reason))
-        except RuntimeError as error:  # of a graph that allows no pass besides the user's own
-            reasons.append(NO_PASS.format(error=(str(error).splitlines() or [""])[0]))
+        except Exception as error:  # of a graph that allows no pass besides the user's own
+            reasons.append(NO_PASS.format(error=first_line(error)))
         else:
             if plan is not None and not plan.unavailable:
                 return plan
