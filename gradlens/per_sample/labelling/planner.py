@@ -79,6 +79,8 @@ def plan_of(
         candidates = candidates_of(loss.inputs, evidence)
     except UnavailableError as reason:
         return _nothing(parameters, str(reason))
+    if not any(loss.inputs.rows):
+        return _nothing(parameters, EMPTY)
     plans: list[Plan] = []
     tried: set[_Labels] = set()
     reasons: list[str] = []
@@ -116,7 +118,14 @@ def _plan_for(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> Pl
     planner = _Planner(loss, candidate, found.sources)
     plan = planner.plan()
     if candidate.rows_together > 1 and (plan.unavailable or not plan.is_balanced):
-        return None  # rows of the model that none of the loss's came from
+        # Some rows of the model's don't belong to any of the loss's.
+        raise UnavailableError(
+            NOT_TOGETHER.format(
+                samples=candidate.samples,
+                known_by=candidate.known_by,
+                together=candidate.rows_together,
+            )
+        )
     inputs = inputs_by_axis(loss.model_inputs, candidate.input_axis)
     uses = _labels_of_uses(plan)
     agree = inputs.agree(loss.graph, uses, candidate.samples) if inputs else None
@@ -367,7 +376,16 @@ NO_LABEL = (
     "from the statistics alone, which are of all samples"
 )
 UNUSED = "the loss doesn't depend on it, or in a way that autograd doesn't follow"
-BESIDE = "the loss depends on it in a way that no sample has a share in, as a regulariser does"
+BESIDE = (
+    "the loss depends on it only where samples are summed up already: it is in a regulariser, "
+    "or it weights a whole loss"
+)
+EMPTY = "the batch is empty"
+NOT_TOGETHER = (
+    "N = {samples} by {known_by}, and the model was called with {together} rows for each of them, "
+    "which can't be told apart from the rows of the others: pass the number of samples as "
+    "batch_size=... to the context"
+)
 HIDDEN = (
     "a reentrant checkpoint hides which sample its gradients belong to: pass use_reentrant=False "
     "to it"
