@@ -111,8 +111,8 @@ class StepGradients:
 
     @property
     def error(self) -> Exception | None:
-        """The first exception that isn't a reason why there are no gradients."""
-        return self._gradients.error or self.reducer.error
+        """The first exception of a reduction."""
+        return self.reducer.error
 
     @property
     def _missing(self) -> Mapping[str, str]:

@@ -7,16 +7,17 @@ the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from backpack import backpack
 from backpack.context import CTX
 from backpack.extensions.backprop_extension import BackpropExtension
-from torch import nn
+from torch import Tensor, nn
 
-from gradlens.hooks.undisturbed import undisturbed
+from gradlens.hooks.undisturbed import attributes_kept, training_kept, undisturbed
 
 
 def with_extensions(
@@ -40,11 +41,20 @@ def with_extension_alone(extension: BackpropExtension) -> backpack:
 
 
 @contextmanager
-def own_pass(model: nn.Module | None) -> Iterator[None]:
+def own_pass(
+    model: nn.Module | None, parameters: Iterable[Tensor] = (), functions: Iterable[Any] = ()
+) -> Iterator[None]:
     """A context for gradlens's own backward passes through a user's graph.
 
-    No extension is active, hooks of the user's are muted, buffers keep their values, and what
-    BackPACK has stored for the user's backward pass stays.
+    No extension is active, gradlens's hooks on the model are paused, and what BackPACK has stored
+    for the user's backward pass stays. Buffers, random numbers, the gradients of ``parameters`` and
+    the attributes of ``functions``, nodes of functions in Python, are as before afterwards.
     """
-    with backpack(retain_graph=True), undisturbed(model), torch.enable_grad():
+    with (
+        backpack(retain_graph=True),
+        undisturbed(model),
+        training_kept(parameters),
+        attributes_kept(functions),
+        torch.enable_grad(),
+    ):
         yield

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gradlens.hooks.module_hooks import hook_owners
@@ -22,6 +24,42 @@ def undisturbed(model: nn.Module | None) -> Iterator[None]:
             stack.enter_context(owner.paused())
         stack.enter_context(buffers_kept(model))
         yield
+
+
+@contextmanager
+def training_kept(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Gradients of the parameters, and random numbers, are the same after the context as before.
+
+    Inside, ``p.grad`` is ``None``, so that it shows what a backward function of the user's own has
+    accumulated itself.
+    """
+    leaves = [each for each in parameters if each.is_leaf]
+    gradients = [each.grad for each in leaves]
+    devices = sorted({each.device.index for each in leaves if each.is_cuda})
+    for each in leaves:
+        each.grad = None
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        for each, gradient in zip(leaves, gradients, strict=True):
+            each.grad = gradient
+
+
+@contextmanager
+def attributes_kept(functions: Iterable[Any]) -> Iterator[None]:
+    """The attributes of Python functions' nodes are the same after the context.
+
+    Some functions delete them in their backward pass.
+    """
+    held: list[Any] = [vars(function) for function in functions]
+    kept = [dict(attributes) for attributes in held]
+    try:
+        yield
+    finally:
+        for attributes, before in zip(held, kept, strict=True):
+            attributes.clear()
+            attributes.update(before)
 
 
 @contextmanager

@@ -5,3 +5,9 @@ from __future__ import annotations
 
 class UnavailableError(RuntimeError):
     """A result can't be had for these inputs; the message is the reason and, if any, the remedy."""
+
+
+def first_line(error: Exception) -> str:
+    """An exception in a few words: its type, and the first line of its message."""
+    message = str(error).splitlines()
+    return f"{type(error).__name__}: {message[0]}" if message else type(error).__name__

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.hooks.torch_private import backward_pass_id, output_metadata
 from gradlens.hooks.undisturbed import buffers_kept
-from gradlens.numerics.unavailable import UnavailableError
+from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch
 from gradlens.per_sample.labelling.graph import Graph
@@ -27,8 +27,7 @@ from gradlens.per_sample.node_rules import NodeGradient, operator_of
 class BackwardPass:
     """Hooks on the nodes of a plan, which turn the gradients there into operators.
 
-    ``error`` is the first exception that isn't a reason why there are no gradients; backward goes
-    on in any case.
+    Whatever goes wrong is a reason why a parameter has none; backward goes on in any case.
     """
 
     def __init__(
@@ -40,7 +39,6 @@ class BackwardPass:
         model: nn.Module | None = None,
     ) -> None:
         self.batch = batch
-        self.error: Exception | None = None
         self.paused = False
         self._graph = graph
         self._collector = collector
@@ -88,7 +86,7 @@ class BackwardPass:
 
     def _reach(self, number: int, gradients: tuple[Tensor | None, ...]) -> None:
         known = next((g for g in gradients if g is not None), None)
-        if known is None or self.paused or self.error is not None:
+        if known is None or self.paused:
             return
         backward_pass = backward_pass_id()
         saved: dict[str, Tensor | None] = {}
@@ -124,10 +122,14 @@ class BackwardPass:
         except UnavailableError as reason:
             self._collector.refuse(name, str(reason))
         except Exception as error:  # the user's backward pass goes on
-            self.error = error
+            kind = self._graph.kinds[labelled.use.node]
+            self._collector.refuse(name, FAILED.format(kind=kind, error=first_line(error)))
         else:
             if operator is not None:
                 self._collector.receive(name, backward_pass, operator)
+
+
+FAILED = "its per-sample gradients can't be computed from its {kind} ({error})"
 
 
 def autocast_off(tensor: Tensor) -> AbstractContextManager[Any]:

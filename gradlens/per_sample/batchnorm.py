@@ -101,5 +101,6 @@ def uncoupled_gradients(
     """
     if any(kind(node) == SYNCHRONISED for node in nodes):
         raise RuntimeError("they are those of all processes")
+    wanted = [parameter for parameter in parameters.values() if parameter.requires_grad]
     with statistics_frozen(nodes):
-        torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)
+        torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)

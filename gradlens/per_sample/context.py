@@ -12,6 +12,7 @@ from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.per_sample.gradients import Gradients, Setting
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
 from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.per_sample.reducing import Reducer
 
 
 class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
@@ -41,11 +42,13 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         self._batch_size = batch_size
         self._operators: dict[str, GradientOperator] = {}
         self._gradients: Gradients | None = None
+        self._reducer: Reducer | None = None
         self._backward: BackwardCall | None = None
 
     def __enter__(self) -> per_sample_gradients:
         self._operators = {}
         self._gradients = Gradients(self._setting, {"batch_size": self._batch_size})
+        self._reducer = Reducer(self._setting.parameters, self._gradients.collector, (), waits=True)
         if self._loss is not None:
             self._gradients.begin(self._loss)
         self._backward = BackwardCall(self._gradients.called_on)
@@ -59,17 +62,17 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         traceback: TracebackType | None,
     ) -> None:
         assert self._gradients is not None
+        assert self._reducer is not None
         if self._backward is not None:
             self._backward.__exit__(kind, error, traceback)
             self._backward = None
-        gradients = self._gradients
-        gradients.end()
-        if error is None and gradients.error is not None:
-            raise gradients.error
-        for name in self._setting.parameters:
-            operator = gradients.collector.take(name)
-            if operator is not None:
-                self._operators[name] = operator
+        self._gradients.end()
+        self._reducer.finish()
+        if error is None and self._reducer.error is not None:
+            raise self._reducer.error
+        found = self._reducer.waiting
+        self._operators = {name: found[name] for name in self._setting.parameters if name in found}
+        self._reducer.stop()
 
     def __getitem__(self, name: str) -> GradientOperator:
         if name in self._operators:
@@ -106,8 +109,9 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
 
 
 UNSEEN = (
-    "no gradient has come to it: the backward pass was outside the context, or it was run by other "
-    "means than loss.backward() and the loss wasn't passed to the context"
+    "no gradient has come to it: the backward pass was outside the context, or it didn't start at "
+    "the loss that was passed, or it was run by other means than loss.backward() and the loss "
+    "wasn't passed to the context"
 )
 
 

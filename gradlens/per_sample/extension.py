@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradlens.hooks.layer_calls import own_parameters, stored_inputs, trainable_parameters
 from gradlens.hooks.plain_copy import without_hooks
 from gradlens.hooks.torch_private import backward_pass_id, tree_leaves
+from gradlens.hooks.undisturbed import buffers_kept
 from gradlens.per_sample.backward_pass import BackwardPass
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
@@ -49,7 +50,7 @@ class PerSampleGradients(FirstOrderBackpropExtension):
         """Run the layer once more, and a backward pass through it alone."""
         parameters = own_parameters(module)
         arguments = [x.detach() if isinstance(x, Tensor) else x for x in inputs]
-        with torch.enable_grad():
+        with torch.enable_grad(), buffers_kept(module):
             result = without_hooks(module)(*arguments)
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         pairs = [(o, g) for o, g in zip(outputs, g_out, strict=False) if g is not None]

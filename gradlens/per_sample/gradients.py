@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from backpack import backpack
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gradlens.hooks.backpack_context import own_pass
 from gradlens.hooks.model_calls import Given, calls_behind
 from gradlens.hooks.module_hooks import on_gradient
 from gradlens.hooks.torch_private import BatchNorm
-from gradlens.hooks.undisturbed import buffers_kept, undisturbed
+from gradlens.hooks.undisturbed import buffers_kept
+from gradlens.numerics.unavailable import first_line
 from gradlens.per_sample.backward_pass import BackwardPass
 from gradlens.per_sample.batchnorm import (
     NOT_FROZEN,
@@ -27,16 +27,21 @@ from gradlens.per_sample.batchnorm import (
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
 from gradlens.per_sample.labelling.candidates import BatchEvidence
-from gradlens.per_sample.labelling.graph import Graph, Node
-from gradlens.per_sample.labelling.loss_inputs import loss_inputs
+from gradlens.per_sample.labelling.graph import Edge, Graph, is_python_function
 from gradlens.per_sample.labelling.node_kinds import LEAF
 from gradlens.per_sample.labelling.plan import Plan
 from gradlens.per_sample.labelling.planner import plan_of
 
+MAX_PLANS = 64
+"""Plans that are kept: those of as many lengths of sequences, say."""
+
 
 @dataclass
 class Plans:
-    """Plans by the structure of the graph; ``steps`` counts the graphs of each structure."""
+    """Plans that hold for other graphs, by their structure; ``steps`` counts these graphs.
+
+    Those that were used last are kept.
+    """
 
     found: dict[int, Plan] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
@@ -44,17 +49,23 @@ class Plans:
     def of(self, graph: Graph, key: int) -> Plan | None:
         """The plan of a graph; ``None`` if labelled passes are due.
 
-        They are due at the first, second, fourth, eighth step of a structure and so on, where the
-        plan doesn't hold for other numbers, and where some gradients were zero.
+        They are due at the first, second, fourth, eighth step of a structure and so on, since hooks
+        of the user's own on activations, which the graph doesn't show, may change what they do.
         """
-        self.steps[key] = self.steps.get(key, 0) + 1
-        plan = self.found.get(key)
+        if key not in self.found:
+            return None
+        self.found[key] = plan = self.found.pop(key)
+        self.steps[key] += 1
         due = self.steps[key].bit_count() == 1
-        return None if plan is None or due or not plan.holds_for(graph) else plan
+        return plan if not due and plan.holds_for(graph) else None
 
     def store(self, key: int, plan: Plan) -> None:
-        """Keep a plan for graphs of the same structure."""
-        self.found[key] = plan
+        """Keep a plan if it holds for other graphs."""
+        self.found.pop(key, None)
+        if plan.holds:
+            self.found[key] = plan
+        self.steps = {k: self.steps.get(k, 1) for k in list(self.found)[-MAX_PLANS:]}
+        self.found = {k: self.found[k] for k in self.steps}
 
 
 @dataclass(frozen=True)
@@ -97,43 +108,42 @@ class Gradients:
         self._loss: Tensor | None = None
         self._pass: BackwardPass | None = None
         self._handle: RemovableHandle | None = None
-        self._error: Exception | None = None
-
-    @property
-    def error(self) -> Exception | None:
-        """The first exception that isn't a reason why there are no gradients."""
-        return self._error if self._pass is None else self._pass.error
 
     def called_on(self, tensor: Tensor) -> None:
         """``backward`` is about to be called on a tensor: the loss, or something made of it."""
         if not self._given:
             self.end()
-            self._begin(tensor, tensor)
-            return
-        loss = self._loss
-        if loss is not None and tensor is not loss and not self.closed and _differs(tensor, loss):
-            self.end()
-            self.collector.clear()
-            self._begin(loss, tensor)
+            self._begin(tensor)
+        elif self._loss is not None and tensor is not self._loss:
+            beside = _reached_beside(self._loss, tensor, self._setting.names)
+            self.collector.refuse_all(beside, BESIDE_LOSS)
 
     def begin(self, loss: Tensor) -> None:
         """Find the plan of the loss that the user has passed, and set hooks on its graph."""
         self._given = True
-        self._begin(loss, loss)
+        self._begin(loss)
 
-    def _begin(self, loss: Tensor, root: Tensor) -> None:
+    def _begin(self, loss: Tensor) -> None:
         self._loss = loss
-        if not loss.requires_grad:
-            self.collector.refuse_all(self._setting.parameters, NO_GRAPH)
-            return
+        try:
+            self._attach(loss)
+        except Exception as error:  # the user's training goes on
+            self.end()
+            self.collector.refuse_all(self._setting.parameters, FAILED.format(first_line(error)))
+
+    def _attach(self, loss: Tensor) -> None:
         setting = self._setting
-        graph = Graph(root)
+        if not loss.requires_grad:
+            self.collector.refuse_all(setting.parameters, NO_GRAPH)
+            return
+        graph = Graph(loss)
         with _statistics_kept(setting.model):
             plan = self._plan(graph)
         self._take_in(graph, plan)
         self._pass = BackwardPass(graph, plan, self.batch, self.collector, setting.model)
         self._handle = on_gradient(loss, self._receive_factor)
         self._pass.start()
+        self._pass.paused = True  # until the loss's gradient is known
         if setting.batchnorm == "frozen" and plan.coupling:
             self._freeze(graph, plan, loss)
 
@@ -145,14 +155,11 @@ class Gradients:
         if known is not None:
             return known
         self.labelled = True
-        # BackPACK's own hooks run in these passes, too, and must not release what they store.
-        with backpack(retain_graph=True), undisturbed(setting.model), torch.enable_grad():
-            plan = plan_of(
-                graph,
-                setting.parameters,
-                evidence,
-                inputs_of(graph, setting.called or setting.model),
-            )
+        with _own_pass(setting, graph):
+            inputs = inputs_of(graph, setting.called or setting.model)
+            plan = plan_of(graph, setting.parameters, evidence, inputs)
+            written = [n for n, p in setting.parameters.items() if p.is_leaf and p.grad is not None]
+        plan = plan.without(dict.fromkeys(written, ACCUMULATED))
         setting.plans.store(key, plan)
         return plan
 
@@ -172,14 +179,10 @@ class Gradients:
         nodes = [graph.nodes[number] for number in plan.coupling]
         reason = ""
         try:
-            with (
-                backpack(retain_graph=True),
-                undisturbed(self._setting.model),
-                torch.enable_grad(),
-            ):
+            with _own_pass(self._setting, graph):
                 uncoupled_gradients(loss, nodes, self._setting.parameters)
-        except RuntimeError as error:  # such as that of a checkpoint
-            reason = str(error).splitlines()[0]
+        except Exception as error:  # such as that of a checkpoint
+            reason = first_line(error)
         if not reason:
             self.closed = self._pass.paused = True
             return
@@ -189,20 +192,25 @@ class Gradients:
 
     def _receive_factor(self, gradient: Tensor) -> None:
         """∂(what backward is called on)/∂loss, a factor that gₙ must not contain."""
-        if self._pass is None or self._pass.paused:
+        if self._pass is None or self.closed:
             return
         # Nothing else can run before the loss's gradient, so on a GPU this costs one kernel launch.
         self.batch = replace(self.batch, factor=float(gradient.detach().sum()))
         self._pass.batch = self.batch
+        self._pass.paused = False
 
     def end(self) -> None:
         """Remove all hooks, and release the graph."""
         if self._handle is not None:
             self._handle.remove()
         if self._pass is not None:
-            self._error = self._pass.error
             self._pass.stop()
-        self._handle = self._pass = None
+        self._handle = self._pass = self._loss = None
+
+
+def _own_pass(setting: Setting, graph: Graph) -> AbstractContextManager[None]:
+    functions = [node for node in graph.nodes if is_python_function(node)]
+    return own_pass(setting.model, setting.parameters.values(), functions)
 
 
 def evidence_of(graph: Graph, model: nn.Module | None, info: Mapping[str, Any]) -> BatchEvidence:
@@ -228,15 +236,29 @@ def _statistics_kept(model: nn.Module | None) -> Any:
     return buffers_kept(model) if has_buffers else nullcontext()
 
 
-def _differs(tensor: Tensor, loss: Tensor) -> bool:
-    """Whether a tensor is computed from samples in other ways than through the loss."""
-    return _inputs(tensor) != _inputs(loss)
+def _reached_beside(loss: Tensor, root: Tensor, names: Mapping[int, str]) -> list[str]:
+    """Parameters that what backward is called on depends on in other ways than by the loss.
 
-
-def _inputs(tensor: Tensor) -> set[tuple[Node, int]]:
-    graph = Graph(tensor)
-    edges = loss_inputs(graph, graph.of_parameters_alone()).edges
-    return {(graph.nodes[number], output) for number, output in edges}
+    Terms of parameters alone, such as regularisers, don't count.
+    """
+    graph = Graph(root)
+    alone = graph.of_parameters_alone()
+    seen: set[Edge] = set()
+    with_axes: list[int] = []
+    waiting = [graph.root]
+    while waiting:
+        edge = waiting.pop()
+        is_loss = graph.nodes[edge[0]] is loss.grad_fn and edge[1] == loss.output_nr
+        if is_loss or edge in seen or alone[edge[0]]:
+            continue
+        seen.add(edge)
+        if graph.shape(edge):
+            with_axes.append(edge[0])
+        else:
+            waiting += graph.descend(edge)
+    below = graph.below(with_axes)
+    variables = [graph.nodes[n].variable for n in below if graph.kinds[n] == LEAF]
+    return [names[id(variable)] for variable in variables if id(variable) in names]
 
 
 def _length(losses: Tensor | None) -> int | None:
@@ -281,4 +303,13 @@ def layer_of(parameter_name: str) -> str:
     return parameter_name.rpartition(".")[0] or parameter_name
 
 
+FAILED = "an error came up when it was read off whose gradients are whose ({})"
+ACCUMULATED = (
+    "a backward function accumulates into it while it runs, so that its gradient isn't only what "
+    "the graph shows"
+)
+BESIDE_LOSS = (
+    "backward was called on something that depends on it in other ways than by the loss that was "
+    "passed: pass what backward is called on as loss=..."
+)
 NO_GRAPH = "the loss needs no gradient: it was computed under no_grad, or of frozen parameters"

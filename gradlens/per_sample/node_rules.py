@@ -25,7 +25,7 @@ from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.labelling.graph import Graph, Link, Node, Use, is_python_function
 from gradlens.per_sample.labelling.node_kinds import CASTS, TRANSPOSE
-from gradlens.per_sample.labelling.row_index import RowIndex
+from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
 from gradlens.per_sample.labelling.saved import recomputation
 from gradlens.per_sample.operators.convolution import Convolution, Geometry
 from gradlens.per_sample.operators.dense import Dense
@@ -103,6 +103,7 @@ def operator_of(found: NodeGradient) -> GradientOperator | None:
     """
     if all(gradient is None for gradient in found.gradients):
         return None
+    _check_rows_of_nobody(found)
     if found.use.own_name:
         return _by_layer_rule(found)
     rule = _RULES.get((found.graph.kinds[found.use.node], found.use.index), one_by_one)
@@ -125,6 +126,24 @@ def _by_layer_rule(found: NodeGradient) -> Dense:
         found.by_rule.update(call.row_gradients(gradient))
     rows = call.checked(found.use.own_name, found.by_rule, gradient)
     return Dense(index.sum(rows), found.scale)
+
+
+def _check_rows_of_nobody(found: NodeGradient) -> None:
+    """Rows without a label had no gradient, or one too small for its precision."""
+    for number, index in found.rows.items():
+        gradient = found.gradients[number]
+        if index.some or index.is_complete or gradient is None:
+            continue
+        rest = [a for a in range(gradient.dim()) if a not in found.features[number]]
+        by_row = gradient.permute(*rest, *found.features[number])
+        if bool((by_row[index.labels == NO_SAMPLE] != 0).any()):
+            raise UnavailableError(NOT_NOBODYS)
+
+
+NOT_NOBODYS = (
+    "some of its rows had no gradient, or one too small for its precision, when it was read off "
+    "whose they are, and have one now"
+)
 
 
 def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> GradientOperator:
@@ -192,11 +211,7 @@ def _left_factor(product: _Product, name: str) -> Rule:
 
 
 def _matrix_bias(found: NodeGradient) -> GradientOperator:
-    delta = accumulable(found.gradient) * saved(found.node, "beta", 1)
-    summed = found.index.sum(delta)
-    if summed[0].numel() != math.prod(found.use.shape):
-        return one_by_one(found)
-    return _down(found, summed)
+    return _unbroadcast(found, accumulable(found.gradient) * saved(found.node, "beta", 1))
 
 
 def _added(found: NodeGradient) -> GradientOperator:
@@ -384,7 +399,9 @@ def _check_linear(found: NodeGradient, parts: Sequence[Tensor]) -> None:
     """``UnavailableError`` if a user's backward function isn't linear in the gradient."""
     if not parts:
         return
-    whole = _run(found.graph, Link(found.use.node, 0, found.use.index), found.gradients)
+    # It may also change it in place, and what it gets here is the real one.
+    copies = [None if each is None else each.clone() for each in found.gradients]
+    whole = _run(found.graph, Link(found.use.node, 0, found.use.index), copies)
     total = torch.stack(tuple(parts)).sum(0)
     rounding = torch.finfo(whole.dtype).eps ** 0.5
     if float((total - whole).norm()) > rounding * float(whole.norm()):

@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from backpack.context import CTX
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, prune
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.testing import assert_close
 
 import gradlens
 from gradlens import Cockpit, quantities
@@ -455,3 +457,48 @@ def test_quantities_that_a_resumed_run_has_added_are_in_its_file(tmp_path: Any) 
     path.write_bytes(path.read_bytes().split(b"\n")[0])
     Cockpit(model, [quantities.GradNorm()], run=path, resume=True).close()
     assert gradlens.History.load(path).of_kind("Time") == ("Time",)
+
+
+class Steps(nn.Module):
+    """A recurrent network of many steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.RNNCell(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(len(x), 6)
+        for step in x.unbind(1):
+            state = 0.9 * state + 0.1 * self.cell(step, state)
+        return self.head(state)
+
+
+def test_a_parameter_used_at_many_steps() -> None:
+    torch.manual_seed(0)
+    model = gradlens.extend(Steps().double())
+    outputs = model(torch.randn(2, 600, 4, dtype=torch.float64))
+    losses = F.cross_entropy(outputs, torch.arange(2), reduction="none")
+    expected = per_sample_gradients_of_losses(losses, model)
+    with gradlens.per_sample_gradients(model) as gradients:
+        losses.mean().backward()
+    assert gradients.keys() == expected.keys()
+    for name in expected:
+        assert_close(gradients[name].dense(), expected[name])
+
+
+def test_an_empty_batch() -> None:
+    model = gradlens.extend(nn.Linear(3, 2))
+    with gradlens.per_sample_gradients(model) as gradients:
+        model(torch.randn(0, 3)).sum().backward()
+    with pytest.raises(KeyError, match="the batch is empty"):
+        gradients["weight"]
+
+
+def test_the_weight_of_a_whole_loss() -> None:
+    model, weight = gradlens.extend(nn.Linear(3, 2)), nn.Parameter(torch.ones(()))
+    model.register_parameter("weight_of_loss", weight)
+    with gradlens.per_sample_gradients(model) as gradients:
+        (weight * model(torch.randn(4, 3)).square().mean()).backward()
+    assert set(gradients) == {"weight", "bias"}
+    with pytest.raises(KeyError, match="or it weights a whole loss"):
+        gradients["weight_of_loss"]

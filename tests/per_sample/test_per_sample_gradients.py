@@ -196,12 +196,25 @@ def test_retained_graph_can_be_used_again() -> None:
         assert_close(gradients[name].mean(), gradient)
 
 
-def test_several_backward_passes_add_up() -> None:
+def test_several_backward_passes_are_refused() -> None:
+    """Their samples may be others."""
     model = classifier()
-    inputs = torch.randn(3, 5, dtype=torch.float64)
-    with gradlens.per_sample_gradients(model) as gradients:
-        model(inputs).square().mean().backward()
-        model(2 * inputs).mean().backward()
+    with (
+        pytest.raises(RuntimeError, match="from two backward passes inside one context"),
+        gradlens.per_sample_gradients(model),
+    ):
+        for samples in (3, 2):
+            model(torch.randn(samples, 5, dtype=torch.float64)).square().mean().backward()
+
+
+def test_gradients_of_inputs_in_front_of_the_backward_pass() -> None:
+    """They are not added to those of the loss."""
+    model = classifier()
+    inputs = torch.randn(3, 5, dtype=torch.float64).requires_grad_()
+    loss = model(inputs).square().mean()
+    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
+        torch.autograd.grad(loss, inputs, retain_graph=True)
+        loss.backward()
     for name, parameter in model.named_parameters():
         assert_close(gradients[name].mean(), parameter.grad)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from gradlens.hooks.layer_rules import layer_calls
 from gradlens.hooks.torch_private import output_metadata, saved, saved_names, sequence_number
-from gradlens.per_sample.labelling.node_kinds import INDEXING, LEAF, holds_selection
+from gradlens.per_sample.labelling.node_kinds import INDEXING, LEAF
 
 Node: TypeAlias = Any
 """A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't declare."""
@@ -253,15 +253,3 @@ def integers_of(node: Node) -> tuple[Any, ...]:
     type_: Any = type(node)
     values = (saved(node, name) for name in saved_names(type_)[0])
     return tuple(value for value in values if isinstance(value, (int, tuple, bool)))
-
-
-def selections_of(node: Node) -> list[Tensor]:
-    """The numbers by which a node selects rows, such as indices; detached."""
-    if is_python_function(node):
-        kept = [each for each in node.saved_tensors if each is not None]
-        held = [each for each in vars(node).values() if isinstance(each, Tensor)]
-        return [each.detach() for each in (*kept, *held) if not each.is_floating_point()]
-    kind_, type_ = kind(node), cast(Any, type(node))
-    values = [saved(node, n) for n in saved_names(type_)[1] if holds_selection(kind_, n)]
-    several = [each if isinstance(each, (tuple, list)) else [each] for each in values]
-    return [each.detach() for group in several for each in group if isinstance(each, Tensor)]

@@ -101,7 +101,15 @@ def read_labels(
             before = labels.get(edge)
             labels[edge] = found if before is None else _combined(before, found, weight)
         weight *= base
-    return {edge: labels.get(edge, _without_gradient(graph, edge)) for edge in labelled}
+    return {
+        edge: _below(count, labels[edge]) if edge in labels else _without_gradient(graph, edge)
+        for edge in labelled
+    }
+
+
+def _below(count: int, labels: Tensor) -> Tensor:
+    """``MIXED`` for labels of no sample, which backward functions that aren't linear give."""
+    return labels.masked_fill(labels >= count, MIXED)
 
 
 def _without_gradient(graph: Graph, labelled: LabelledEdge) -> Tensor:
@@ -124,9 +132,17 @@ def _times_digit(source: Source, gradient: Tensor, weight: int, base: int) -> Te
         return gradient * POISON
     labels = source.labels.to(gradient.device)
     digits = (labels // weight) % base
-    # Exponents on both sides of zero, so that gradients neither overflow nor vanish.
-    factors = (digits // 2 - base // 4).double().exp2() * (1 - 2 * (digits % 2))
+    factors = _exponents(digits // 2, base).double().exp2() * (1 - 2 * (digits % 2))
     return gradient * factors.masked_fill(labels == NO_SAMPLE, POISON).to(gradient.dtype)
+
+
+def _exponents(steps: Tensor, base: int) -> Tensor:
+    """Exponents on both sides of zero, so that gradients neither overflow nor vanish.
+
+    But not zero itself: a row that doesn't scale, as after normalising gradients, has no label.
+    """
+    exponents = steps - base // 4
+    return exponents + (exponents >= 0)
 
 
 def _digits(plain: Tensor, labelled: Tensor, base: int, tolerance: float) -> Tensor:
@@ -135,9 +151,10 @@ def _digits(plain: Tensor, labelled: Tensor, base: int, tolerance: float) -> Ten
     ratio = labelled / plain
     exponent = ratio.abs().log2().round()
     exact = (ratio.abs() / exponent.exp2() - 1).abs() <= tolerance
-    digits = (exponent + base // 4) * 2 + (ratio < 0)
+    steps = exponent + base // 4 - (exponent > 0).to(exponent.dtype)
+    digits = steps * 2 + (ratio < 0)
     readable = _is_normal(plain) & _is_normal(labelled)
-    known = exact & (digits >= 0) & (digits < base)
+    known = exact & (exponent != 0) & (digits >= 0) & (digits < base)
     whole = known.all(-1) & (digits == digits[..., :1]).all(-1)
     found = digits[..., 0].nan_to_num_(0, 0, 0).long().masked_fill(~whole, MIXED)
     found = found.masked_fill(~(readable | nothing).all(-1), UNREADABLE)

@@ -131,7 +131,7 @@ def _read_by(graph: Graph, number: int) -> Tensor | None:
         return None
     with recomputation():
         read: Tensor | None = saved(graph.nodes[number], name)
-    return None if read is None else read.detach()
+    return None if read is None or read.layout != torch.strided else read.detach()
 
 
 def _is_whole(read: Tensor, given: Given) -> bool:
@@ -144,7 +144,7 @@ def _is_whole(read: Tensor, given: Given) -> bool:
 
 def _matched(read: Tensor, given: Tensor, samples: Tensor) -> Tensor | None:
     """Samples of rows, by the same numbers; ``None`` if some rows aren't among the given ones."""
-    rows, others = (t.detach().cpu().reshape(-1, t.shape[-1]) for t in (read, given))
+    rows, others = _as_bytes(read), _as_bytes(given)
     places: dict[bytes, int] = {}
     for place, row in enumerate(others.numpy()):
         key = row.tobytes()
@@ -154,6 +154,12 @@ def _matched(read: Tensor, given: Tensor, samples: Tensor) -> Tensor | None:
         return None
     found = torch.tensor([places[key] for key in keys], dtype=torch.long)
     return torch.where(found < 0, NO_SAMPLE, samples[found.clamp(min=0)])
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """The numbers of each row, in any precision."""
+    rows = tensor.detach().cpu().reshape(-1, tensor.shape[-1])
+    return rows.contiguous().view(torch.uint8)
 
 
 def _one_to_one(pairs: Tensor) -> bool:

@@ -112,20 +112,3 @@ def feature_axes(kind: str, index: int, dims: int) -> tuple[int, ...]:
     if kind == "EmbeddingBackward0":
         return (dims - 1,)
     return (dims - 1,) if _LAST_AXIS.match(kind) and dims > 1 else ()
-
-
-_SELECTIONS = re.compile(r"index|indices|repeats|batch_sizes|offsets|sorter")
-_OTHER_SELECTIONS = {
-    "MaskedSelectBackward0": "mask",
-    "MaskedScatterBackward0": "mask",
-    "PackPaddedSequenceBackward0": "result1",
-}
-_EXTREMA = re.compile(r"^(Fractional|Adaptive)?Max|^Min|^Amax|^Amin|^Median|^NanMedian|^Mode")
-"""Kinds whose saved places are those of an extremum along an axis, which moves no row."""
-
-
-def holds_selection(kind: str, name: str) -> bool:
-    """Whether the tensor that a node has saved under a name selects rows, as indices do."""
-    if _EXTREMA.search(kind):
-        return False
-    return bool(_SELECTIONS.search(name)) or _OTHER_SELECTIONS.get(kind) == name

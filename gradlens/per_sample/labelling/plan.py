@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from gradlens.per_sample.labelling.graph import Graph, Use, selections_of
+from gradlens.hooks.torch_private import saved
+from gradlens.per_sample.labelling.graph import Graph, Use
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
 from gradlens.per_sample.labelling.saved import recomputation
 
@@ -28,6 +29,21 @@ class LabelledUse:
     fine: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The index number ``place`` of a node that selects rows by indices."""
+
+    node: int
+    place: int
+    index: Tensor
+
+    def is_in(self, graph: Graph) -> bool:
+        """Whether another graph of the same structure has the same index there."""
+        with recomputation():
+            other = saved(graph.nodes[self.node], "indices")[self.place]
+        return other is not None and torch.equal(other, self.index)
+
+
 @dataclass(frozen=True)
 class Plan:
     """The nodes of a graph at which each parameter's gradients are collected, by their numbers.
@@ -36,8 +52,8 @@ class Plan:
     name, ``unavailable`` are the reasons why others have none, and ``beside`` names parameters that
     the loss also depends on without any samples. ``coupling`` are nodes that normalise over
     samples; with ``recounts``, reading what they have saved updates their running statistics again.
-    ``holds`` means that the plan is that of other graphs of the same structure, too, if the numbers
-    that select rows in these are ``selections``.
+    ``holds`` means that the plan is that of other graphs of the same structure, too, if these have
+    the same ``selections``.
     """
 
     samples: int | None
@@ -48,17 +64,11 @@ class Plan:
     coupling: tuple[int, ...] = ()
     recounts: bool = False
     holds: bool = False
-    selections: tuple[Tensor, ...] = ()
+    selections: tuple[Selection, ...] = ()
 
     def holds_for(self, graph: Graph) -> bool:
         """Whether this is also the plan of another graph with the same structure."""
-        if not self.holds:
-            return False
-        others = selections(graph, self)
-        return len(others) == len(self.selections) and all(
-            first.shape == second.shape and torch.equal(first, second)
-            for first, second in zip(self.selections, others, strict=True)
-        )
+        return self.holds and all(selection.is_in(graph) for selection in self.selections)
 
     @property
     def is_balanced(self) -> bool:
@@ -82,7 +92,7 @@ class Plan:
             if id(index) not in parts:
                 # The last entry is for rows of no sample, whose label is -1.
                 labels = numbers.to(index.labels.device)[index.labels]
-                parts[id(index)] = RowIndex(labels, samples)
+                parts[id(index)] = RowIndex(labels, samples, some=samples != self.samples)
             return parts[id(index)]
 
         uses = {
@@ -93,17 +103,3 @@ class Plan:
             for name, labelled in self.uses.items()
         }
         return replace(self, samples=samples, uses=uses)
-
-
-def selections(graph: Graph, plan: Plan) -> tuple[Tensor, ...]:
-    """The numbers by which nodes between the loss and the parameters select rows."""
-    at_parameters = {labelled.use.node for uses in plan.uses.values() for labelled in uses}
-    at_parameters |= {
-        link.node for uses in plan.uses.values() for u in uses for link in u.use.chain
-    }
-    found = []
-    with recomputation():
-        for number, node in enumerate(graph.nodes):
-            if number not in at_parameters:
-                found += selections_of(node)
-    return tuple(found)

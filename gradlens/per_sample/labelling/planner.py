@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gradlens.history.coverage import few
 from gradlens.hooks.model_calls import Given
-from gradlens.numerics.unavailable import UnavailableError
+from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.per_sample.batchnorm import in_front_of, statistics_frozen, uses_statistics
 from gradlens.per_sample.labelling.candidates import BatchEvidence, Candidate, candidates_of
 from gradlens.per_sample.labelling.graph import Graph, Use
@@ -25,9 +25,10 @@ from gradlens.per_sample.labelling.loss_inputs import LossInputs, loss_inputs
 from gradlens.per_sample.labelling.loss_labels import labelled_inputs
 from gradlens.per_sample.labelling.model_inputs import inputs_by_axis, reads_data
 from gradlens.per_sample.labelling.node_kinds import HIDING, REENTRANT_CHECKPOINT, SYNCHRONISED
-from gradlens.per_sample.labelling.plan import LabelledUse, Plan, selections
+from gradlens.per_sample.labelling.plan import LabelledUse, Plan
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
 from gradlens.per_sample.labelling.rule_checks import disagreements
+from gradlens.per_sample.labelling.sample_axis import structure_of
 from gradlens.per_sample.labelling.saved import is_recomputed
 from gradlens.per_sample.labelling.uses import Finder, Ways
 
@@ -78,6 +79,8 @@ def plan_of(
         candidates = candidates_of(loss.inputs, evidence)
     except UnavailableError as reason:
         return _nothing(parameters, str(reason))
+    if not any(loss.inputs.rows):
+        return _nothing(parameters, EMPTY)
     plans: list[Plan] = []
     tried: set[_Labels] = set()
     reasons: list[str] = []
@@ -88,8 +91,8 @@ def plan_of(
             plan = _plan_for(candidate, loss, tried)
         except UnavailableError as reason:
             reasons.append(str(reason))
-        except RuntimeError as error:  # of a graph that allows no pass besides the user's own
-            reasons.append(NO_PASS.format(error=(str(error).splitlines() or [""])[0]))
+        except Exception as error:  # of a graph that allows no pass besides the user's own
+            reasons.append(NO_PASS.format(error=first_line(error)))
         else:
             if plan is not None and not plan.unavailable:
                 return plan
@@ -112,16 +115,24 @@ def _plan_for(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> Pl
     if labels in tried:
         return None
     tried.add(labels)
-    plan = _Planner(loss, candidate, found.sources).plan()
+    planner = _Planner(loss, candidate, found.sources)
+    plan = planner.plan()
     if candidate.rows_together > 1 and (plan.unavailable or not plan.is_balanced):
-        return None  # rows of the model that none of the loss's came from
+        # Some rows of the model's don't belong to any of the loss's.
+        raise UnavailableError(
+            NOT_TOGETHER.format(
+                samples=candidate.samples,
+                known_by=candidate.known_by,
+                together=candidate.rows_together,
+            )
+        )
     inputs = inputs_by_axis(loss.model_inputs, candidate.input_axis)
     uses = _labels_of_uses(plan)
     agree = inputs.agree(loss.graph, uses, candidate.samples) if inputs else None
     if agree is False or (agree is None and found.ambiguous):
         raise UnavailableError(OTHER_AXIS.format(samples=candidate.samples))
     order = inputs.order(loss.graph, uses, candidate.samples) if inputs and found.in_parts else None
-    return plan if order is None else plan.part(order)
+    return planner.reusable(plan) if order is None else plan.part(order)
 
 
 def _labels_of_uses(plan: Plan) -> list[tuple[Use, Tensor]]:
@@ -145,7 +156,8 @@ def plan_of_rows(
     shape[axis] = samples
     source = Source(graph.root, torch.arange(samples).reshape(shape))
     candidate = Candidate(samples, axis, "the rows of the outputs")
-    return _Planner(_LossGraph(graph, parameters), candidate, [source]).plan()
+    planner = _Planner(_LossGraph(graph, parameters), candidate, [source])
+    return planner.reusable(planner.plan())
 
 
 def samples_of(graph: Graph, evidence: BatchEvidence) -> int:
@@ -207,7 +219,7 @@ class _Planner:
             if _couples(labels.get(edge), self._candidate.samples)
         ]
         plan = self._without_unknown_rows(self._settled(ways, labels, coupling))
-        return self._reusable(self._with_checked_rules(plan))
+        return self._with_checked_rules(plan)
 
     def _read(self, edges: Sequence[LabelledEdge]) -> dict[LabelledEdge, Tensor]:
         nodes = [self._graph.nodes[number] for number in self._normalising]
@@ -272,16 +284,13 @@ class _Planner:
             }
         )
 
-    def _reusable(self, plan: Plan) -> Plan:
-        """The plan for all graphs of the same structure, if it is certain to hold for them.
-
-        It does if each sample has as many rows everywhere. Otherwise a row that all samples share
-        may seem to be of one, if those of the others have no gradient by chance.
-        """
-        if "CopySlices" in self._graph.kinds or not plan.is_balanced:
+    def reusable(self, plan: Plan) -> Plan:
+        """The plan for all graphs of the same structure, if it follows from this."""
+        samples = self._candidate.samples
+        found = structure_of(self._graph, self._sources, samples, plan.uses)
+        if found is None:
             return plan
-        found = tuple(each.clone() for each in selections(self._graph, plan))
-        return replace(plan, holds=True, selections=found)
+        return replace(plan, uses=found.uses, holds=True, selections=found.selections)
 
     def _labelled(
         self, use: Use, labels: Mapping[LabelledEdge, Tensor], indices: dict[LabelledEdge, RowIndex]
@@ -367,7 +376,16 @@ NO_LABEL = (
     "from the statistics alone, which are of all samples"
 )
 UNUSED = "the loss doesn't depend on it, or in a way that autograd doesn't follow"
-BESIDE = "the loss depends on it in a way that no sample has a share in, as a regulariser does"
+BESIDE = (
+    "the loss depends on it only where samples are summed up already: it is in a regulariser, "
+    "or it weights a whole loss"
+)
+EMPTY = "the batch is empty"
+NOT_TOGETHER = (
+    "N = {samples} by {known_by}, and the model was called with {together} rows for each of them, "
+    "which can't be told apart from the rows of the others: pass the number of samples as "
+    "batch_size=... to the context"
+)
 HIDDEN = (
     "a reentrant checkpoint hides which sample its gradients belong to: pass use_reentrant=False "
     "to it"

@@ -16,11 +16,13 @@ NO_SAMPLE = -1
 class RowIndex:
     """The sample of each row: ``labels`` ``[*S]`` on the rows' device, from 0 to N - 1.
 
-    Rows with the label ``NO_SAMPLE`` are left out of all results.
+    Rows with the label ``NO_SAMPLE`` are left out of all results. They have no gradient, unless the
+    samples are only ``some`` of the batch.
     """
 
     labels: Tensor
     samples: int
+    some: bool = False
 
     @cached_property
     def axis(self) -> int | None:

@@ -36,8 +36,9 @@ before the first labels are read."""
 MAX_CHAIN = 32
 """Nodes between a parameter and the one at which samples are apart; more are not followed."""
 
-MAX_WAYS = 64
-"""Paths from a parameter to the loss; more are not followed."""
+MAX_NODES = 2**13
+"""Nodes that are passed on all paths of a parameter, which takes some tenths of a second; there are
+some for each step of a recurrent network, and no more are followed."""
 
 SHARED_WORK = 4
 """Bound on N times the elements of a node that all samples share, over those of the node at which
@@ -49,6 +50,7 @@ Computed weights may be larger: their per-sample gradients take N times their me
 FINE_ELEMENTS = 2**20
 """Elements of a node's output up to which each one may be labelled: 4 MiB in float32."""
 
+TOO_MANY = f"more than {MAX_NODES} nodes lie between it and those at which samples are apart"
 BESIDE_OUTPUT = (
     "a layer with a rule computes something besides its output with it: return all that the loss "
     "depends on as one tensor, or remove the layer's rule"
@@ -123,11 +125,11 @@ class Finder:
         leaf = self._graph.leaves[id(parameter)]
         ruled = self._follow_in_ruled_calls(leaf, labels, found)
         stack = [_Step(leaf)]
-        steps = 0
+        passed = 0
         while stack:
             step = stack.pop()
+            passed += 1
             for consumer, place, output in self._graph.consumers[step.node]:
-                steps += 1
                 if step.node == leaf and consumer in ruled:
                     continue
                 if consumer in self._above:
@@ -137,8 +139,9 @@ class Finder:
                 following = self._follow(step, consumer, place, output, labels, found)
                 if following is not None:
                     stack.append(following)
-            if steps > MAX_WAYS * MAX_CHAIN or len(found.uses) > MAX_WAYS * 8:
+            if passed > MAX_NODES:
                 found.mixed.append(step.node)
+                found.reason = TOO_MANY
                 break
         return found
 

@@ -1,0 +1,167 @@
+"""What is known of one graph is used for others only where no number can change it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import gradlens
+from gradlens.per_sample.labelling.candidates import BatchEvidence
+from gradlens.per_sample.labelling.graph import Graph
+from gradlens.per_sample.labelling.planner import plan_of
+from tests.cases.changing_cases import ROUTES, STEPS
+from tests.cases.references import per_sample_gradients_of_losses
+from tests.cases.row_cases import Net
+
+N = 4
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("name", ROUTES)
+def test_routes_that_change(name: str) -> None:
+    """At each step, what is given is right; at one at least, something is given."""
+    torch.manual_seed(0)
+    case = ROUTES[name]
+    model = gradlens.extend(case.build())
+    gradients = gradlens.per_sample_gradients(model)
+    most = 0
+    for step in range(STEPS):
+        batch = case.batch(step)
+        losses = case.losses(model(*batch[:-1]), batch)
+        expected = per_sample_gradients_of_losses(losses, model)
+        with gradients:
+            losses.mean().backward()
+        most = max(most, len(gradients))
+        for parameter in gradients:
+            assert_close(gradients[parameter].dense(), expected[parameter])
+    assert most
+
+
+def images(*shape: int) -> Tensor:
+    return torch.randn(N, *shape)
+
+
+class Low(nn.Module):
+    """A linear layer that stays as it is, and a product of low rank beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8).requires_grad_(False)
+        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + 0.5 * self.up(self.down(x))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.second(self.norm(self.first(x)).relu())).relu()
+
+
+def last(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.layers(x)[0][:, -1])
+
+
+def last_by_index(net: Any, x: Tensor) -> Tensor:
+    places = torch.randint(5, (len(x),))
+    return net.head(net.layers(x)[0][torch.arange(len(x)), places])
+
+
+def mean(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.layers(x).mean(1))
+
+
+def recurrent(kind: Any, compute: Any = last) -> nn.Module:
+    return Net(compute, layers=kind(8, 8, 2, batch_first=True), head=nn.Linear(8, 3))
+
+
+def transformer(**options: Any) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **options)
+    return Net(
+        mean,
+        layers=nn.TransformerEncoder(layer, 2, enable_nested_tensor=False),
+        head=nn.Linear(8, 3),
+    )
+
+
+def two_views(net: Any, x: Tensor) -> Tensor:
+    first, second = net.layers(torch.cat([x, x + 1])).chunk(2)
+    return net.head(first * second)
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout2d(0.2),
+        Block(),
+        nn.ConvTranspose2d(4, 4, 2, stride=2),
+        nn.GroupNorm(2, 4),
+        nn.GELU(),
+        nn.InstanceNorm2d(4, affine=True),
+        nn.Upsample(scale_factor=2, mode="bilinear"),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
+
+
+STATIC: dict[str, tuple[nn.Module, Tensor]] = {
+    "MLP": (nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)), images(8)),
+    "convolutions": (convolutions(), images(3, 8, 8)),
+    "LSTM": (recurrent(nn.LSTM), images(5, 8)),
+    "GRU": (recurrent(nn.GRU), images(5, 8)),
+    "transformer": (transformer(), images(5, 8)),
+    "transformer in eval mode": (transformer(norm_first=True).eval(), images(5, 8)),
+    "LoRA": (nn.Sequential(Low(), nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, 3)), images(8)),
+    "positions picked": (recurrent(nn.RNN, last_by_index), images(5, 8)),
+    "two views": (
+        Net(two_views, layers=nn.Linear(8, 6), head=nn.Linear(6, 3)),
+        images(8),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_plans_of_static_networks_hold(name: str) -> None:
+    """So that labels needn't be read at each step."""
+    torch.manual_seed(0)
+    model, inputs = STATIC[name]
+    parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    first, second = (
+        Graph(F.cross_entropy(model(x), torch.arange(N) % 3))
+        for x in (inputs, images(*inputs.shape[1:]))
+    )
+    plan = plan_of(first, parameters, BatchEvidence(batch_size=N))
+    assert plan.uses.keys() == parameters.keys()
+    assert first.key(names) == second.key(names)
+    assert plan.holds_for(second)
+
+
+def test_a_plan_does_not_hold_for_other_indices() -> None:
+    rows = torch.arange(N)
+    model = Net(
+        lambda net, x: net.head(net.inner(x).tanh()[rows, :2]),
+        inner=nn.Linear(8, 6),
+        head=nn.Linear(2, 3),
+    )
+    parameters = dict(model.named_parameters())
+    graphs = []
+    for rows in (torch.arange(N), torch.arange(N), torch.arange(N).flip(0)):  # noqa: B007
+        graphs.append(Graph(F.cross_entropy(model(images(8)), torch.arange(N) % 3)))
+    plan = plan_of(graphs[0], parameters, BatchEvidence(batch_size=N))
+    assert [plan.holds_for(graph) for graph in graphs] == [True, True, False]
+    assert not plan_of(graphs[2], parameters, BatchEvidence(batch_size=N)).holds

@@ -1,0 +1,241 @@
+"""Backward passes of gradlens's own leave no trace, and what goes wrong in them is a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+import gradlens
+from gradlens.quantities import NormTest
+from tests.cases.references import per_sample_gradients_of_losses
+from tests.cases.row_cases import C, D, H, N, Net, classes, randn
+
+
+class Drawing(torch.autograd.Function):
+    """Draws random numbers in its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * (1 + 0 * torch.rand_like(gradients[0]))
+
+
+class InPlace(torch.autograd.Function):
+    """``x·w``, whose backward pass changes the gradient that it gets."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        gradient = gradients[0]
+        to_weight = (gradient * x).sum(0)
+        return gradient.mul_(w), to_weight
+
+
+class Reversible(torch.autograd.Function):
+    """Computes a layer, and its backward pass by a graph of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Module) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.layer = layer
+        return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
+        (x,) = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            outputs = ctx.layer(x)
+        torch.autograd.backward(outputs, gradients[0])
+        return x.grad, None
+
+
+class OnceOnly(torch.autograd.Function):
+    """Lets go of what its backward pass needs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.held = x.detach().clone()
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        held = ctx.held
+        del ctx.held
+        return 2 * gradients[0] + 0 * held
+
+
+def checked(net: Any, x: Tensor) -> Tensor:
+    features = net.inner(x).tanh()
+    features.register_hook(_check)
+    return net.head(features)
+
+
+def _check(gradient: Tensor) -> None:
+    assert float(gradient.norm()) > 1e-6
+
+
+NETWORKS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "random numbers in a function": lambda net, x: net.head(Drawing.apply(net.inner(x).tanh())),
+    "random numbers in a checkpoint": lambda net, x: net.head(
+        checkpoint(
+            lambda x: F.dropout(net.inner(x)),
+            x,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+    ),
+    "gradients changed in place": lambda net, x: net.head(
+        InPlace.apply(net.inner(x).tanh(), net.scale)
+    ),
+    "gradients accumulated by a function": lambda net, x: net.head(
+        Reversible.apply(net.inner(x).tanh(), net.middle)
+    ),
+    "a function that works once": lambda net, x: net.head(OnceOnly.apply(net.inner(x))),
+    "a hook that checks gradients": checked,
+}
+
+
+def train(name: str, tracked: bool) -> tuple[list[Tensor], Tensor, gradlens.Cockpit]:
+    torch.manual_seed(0)
+    model = Net(
+        NETWORKS[name],
+        inner=nn.Linear(D, H),
+        middle=nn.Linear(H, H),
+        scale=nn.Parameter(torch.ones(H)),
+        head=nn.Linear(H, C),
+    ).double()
+    cockpit = gradlens.Cockpit(model, [NormTest()])
+    for step in range(3):
+        loss = F.cross_entropy(model(randn(N, D)), classes(N))
+        if tracked:
+            with cockpit(step, loss=loss):
+                loss.backward()
+        else:
+            loss.backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return gradients, torch.get_rng_state(), cockpit
+
+
+@pytest.mark.filterwarnings("ignore:.*per-sample gradients")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_and_random_numbers_are_the_same(name: str) -> None:
+    plain, state, _ = train(name, tracked=False)
+    found, other_state, _ = train(name, tracked=True)
+    assert len(plain) == len(found)
+    assert all(torch.equal(one, other) for one, other in zip(plain, found, strict=True))
+    assert torch.equal(state, other_state)
+
+
+REASONS = {
+    "a function that works once": "AttributeError",
+    "a hook that checks gradients": "AssertionError",
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*per-sample gradients")
+@pytest.mark.parametrize("name", REASONS)
+def test_exceptions_are_reasons(name: str) -> None:
+    _, _, cockpit = train(name, tracked=True)
+    missing = cockpit.history.coverage("NormTest", 0).missing
+    assert REASONS[name] in missing["inner.weight"]
+
+
+def test_a_loss_that_is_a_parameter() -> None:
+    weight = nn.Parameter(torch.ones(()))
+    model = Net(lambda net, _: net.weight, weight=weight)
+    with gradlens.per_sample_gradients(model) as gradients:
+        model(torch.ones(3)).backward()
+    assert not gradients
+    with pytest.raises(KeyError, match="is a leaf of the graph"):
+        gradients["weight"]
+
+
+def test_half_precision_inputs() -> None:
+    """Whether rows are the model's inputs is compared in any precision."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, C)).to(torch.bfloat16)
+    with gradlens.per_sample_gradients(gradlens.extend(model)) as gradients:
+        F.cross_entropy(model(torch.randn(N, D, dtype=torch.bfloat16)), classes(N)).backward()
+    assert len(gradients) == 4
+
+
+@pytest.mark.parametrize("samples", [N, 70])
+def test_gradients_that_do_not_scale_have_no_labels(samples: int) -> None:
+    torch.manual_seed(0)
+
+    def compute(net: Any, x: Tensor) -> Tensor:
+        features = net.inner(x).tanh()
+        features.register_hook(torch.sign)
+        return net.head(features)
+
+    model = Net(compute, inner=nn.Linear(D, H), head=nn.Linear(H, C)).double()
+    gradlens.extend(model)
+    with gradlens.per_sample_gradients(model) as gradients:
+        F.cross_entropy(model(randn(samples, D)), classes(samples)).backward()
+    assert set(gradients) == {"head.weight", "head.bias"}
+
+
+BACKWARD: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "another reduction": lambda _, losses: losses.sum(),
+    "other weights": lambda _, losses: (losses * torch.arange(N)).sum(),
+    "another term": lambda loss, losses: loss / 2 + losses.square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_what_backward_reaches_beside_the_loss_is_refused(name: str) -> None:
+    torch.manual_seed(0)
+    model = gradlens.extend(nn.Sequential(nn.Linear(D, H), nn.Tanh(), nn.Linear(H, C)).double())
+    losses = F.cross_entropy(model(randn(N, D)), classes(N), reduction="none")
+    loss = losses.mean()
+    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
+        BACKWARD[name](loss, losses).backward()
+    assert not gradients
+    with pytest.raises(KeyError, match="in other ways than by the loss that was passed"):
+        gradients["0.weight"]
+
+
+def test_a_regulariser_beside_the_loss() -> None:
+    torch.manual_seed(0)
+    model = gradlens.extend(nn.Sequential(nn.Linear(D, H), nn.Tanh(), nn.Linear(H, C)).double())
+    losses = F.cross_entropy(model(randn(N, D)), classes(N), reduction="none")
+    expected = per_sample_gradients_of_losses(losses, model)
+    loss = losses.mean()
+    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
+        (loss / 3 + sum(p.square().sum() for p in model.parameters())).backward()
+    assert gradients.keys() == expected.keys()
+    for name in expected:
+        assert_close(gradients[name].dense(), expected[name])
+
+
+def test_bias_of_the_rows_of_a_product() -> None:
+    """As many rows as features."""
+    torch.manual_seed(0)
+    model = Net(
+        lambda net, x: torch.addmm(net.bias, x, net.weight).tanh(),
+        bias=nn.Parameter(torch.randn(C, 1)),
+        weight=nn.Parameter(torch.randn(D, C)),
+    ).double()
+    gradlens.extend(model)
+    losses = model(randn(C, D)).square().mean(1)
+    expected = per_sample_gradients_of_losses(losses, model)
+    with gradlens.per_sample_gradients(model) as gradients:
+        losses.mean().backward()
+    for name in expected:
+        assert_close(gradients[name].dense(), expected[name])
