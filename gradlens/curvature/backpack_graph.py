@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, final
 
 import torch
-from backpack import backpack, hook_run_extensions
+from backpack import hook_run_extensions
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
@@ -24,6 +24,7 @@ from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.operator import CurvatureOperator
+from gradlens.hooks.backpack_context import with_extension_alone
 from gradlens.hooks.layer_calls import LayerCall, own_parameters, trainable_parameters
 from gradlens.hooks.plain_copy import without_hooks
 from gradlens.hooks.torch_private import ChannelNorm, backward_hooks
@@ -100,7 +101,7 @@ class _Extended(BackpackGraph):
         self._parameters = list(parameters.values())
 
     def run(self, extension: BackpropExtension) -> None:
-        with backpack(extension, retain_graph=True), _explained():
+        with with_extension_alone(extension), _explained():
             derivative([self._users_loss], self._parameters, [torch.ones_like(self._users_loss)])
 
     def bytes_for(self, exact: bool, hessian: bool) -> int:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from backpack import backpack
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.hessian import check_loss
+from gradlens.hooks.backpack_context import with_extension_alone
 from gradlens.hooks.layer_calls import LayerCall, LayerCallExtension, stored_inputs
 from gradlens.hooks.torch_private import LossModule
 
@@ -73,5 +73,5 @@ def loss_calls_at(loss: Tensor) -> list[LossCall]:
 def recording() -> Iterator[Calls]:
     """Record the calls that backward passes inside the context reach."""
     calls = Calls()
-    with backpack(calls, retain_graph=True):
+    with with_extension_alone(calls):
         yield calls
