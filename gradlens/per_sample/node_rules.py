@@ -148,7 +148,7 @@ NOT_NOBODYS = (
 
 def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> GradientOperator:
     """Σ δ xᵀ over the rows of a sample, for a use of shape ``[I, O]`` or, flipped, ``[O, I]``."""
-    if inputs is None:
+    if inputs is None or inputs.layout != torch.strided:
         return one_by_one(found)
     index = found.index
     if inputs.untyped_storage().data_ptr() in found.graph.storages:

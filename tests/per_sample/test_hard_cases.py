@@ -502,3 +502,18 @@ def test_the_weight_of_a_whole_loss() -> None:
     assert set(gradients) == {"weight", "bias"}
     with pytest.raises(KeyError, match="or it weights a whole loss"):
         gradients["weight_of_loss"]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_inputs(layout: torch.layout) -> None:
+    torch.manual_seed(0)
+    model = gradlens.extend(nn.Linear(4, 3).double())
+    inputs = torch.randn(5, 4, dtype=torch.float64).to_sparse(layout=layout)
+    losses = (inputs @ model.weight.T + model.bias).square().mean(1)
+    expected = per_sample_gradients_of_losses(losses, model)
+    with gradlens.per_sample_gradients(model, batch_size=5) as gradients:
+        losses.mean().backward()
+    assert gradients.keys() == expected.keys()
+    for name in expected:
+        assert_close(gradients[name].dense(), expected[name])

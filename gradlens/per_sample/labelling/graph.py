@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
@@ -123,7 +124,8 @@ class Graph:
     def storages(self) -> frozenset[int]:
         """Addresses of the memory of parameters."""
         variables = [self.nodes[number].variable for number in self.leaves.values()]
-        return frozenset(variable.untyped_storage().data_ptr() for variable in variables)
+        dense = (variable for variable in variables if variable.layout == torch.strided)
+        return frozenset(variable.untyped_storage().data_ptr() for variable in dense)
 
     def key(self, names: dict[int, str]) -> int:
         """A hash of the graph's structure; ``names`` are those of parameters, by ``id``."""
