@@ -143,16 +143,20 @@ def _is_whole(read: Tensor, given: Given) -> bool:
 
 def _matched(read: Tensor, given: Tensor, samples: Tensor) -> Tensor | None:
     """Samples of rows, by the same numbers; ``None`` if some rows aren't among the given ones."""
-    rows, others = (t.detach().cpu().reshape(-1, t.shape[-1]) for t in (read, given))
     places: dict[bytes, int] = {}
-    for place, row in enumerate(others.numpy()):
-        key = row.tobytes()
+    for place, key in enumerate(_bytes_of_rows(given)):
         places[key] = -1 if key in places else place
-    keys = [row.tobytes() for row in rows.numpy()]
+    keys = _bytes_of_rows(read)
     if any(key not in places for key in keys):
         return None
     found = torch.tensor([places[key] for key in keys], dtype=torch.long)
     return torch.where(found < 0, NO_SAMPLE, samples[found.clamp(min=0)])
+
+
+def _bytes_of_rows(tensor: Tensor) -> list[bytes]:
+    """The memory of each row along the last axis, as bytes, since NumPy has no bfloat16."""
+    rows = tensor.detach().cpu().reshape(-1, tensor.shape[-1]).contiguous()
+    return [row.tobytes() for row in rows.view(torch.uint8).numpy()]
 
 
 def _one_to_one(pairs: Tensor) -> bool:
