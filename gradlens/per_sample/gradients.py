@@ -210,8 +210,7 @@ def evidence_of(graph: Graph, model: nn.Module | None, info: Mapping[str, Any]) 
     return BatchEvidence(
         info.get("batch_size"),
         _length(info.get("individual_losses")),
-        tuple(dict.fromkeys(shape for call in calls for shape in call.shapes)),
-        len(calls),
+        tuple(call.shapes for call in calls),
         _has_positions_first(model),
     )
 

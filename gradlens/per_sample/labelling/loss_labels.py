@@ -6,32 +6,41 @@ axis of N entries.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.labelling.candidates import CHECK, PASSED, Candidate, listed
+from gradlens.per_sample.labelling.candidates import (
+    CHECK,
+    PASS_BATCH_SIZE,
+    PASSED,
+    Candidate,
+    listed,
+)
 from gradlens.per_sample.labelling.graph import Edge, Graph
 from gradlens.per_sample.labelling.labels import LabelledEdge, Source, read_labels
 from gradlens.per_sample.labelling.loss_inputs import LossInputs
-from gradlens.per_sample.labelling.node_kinds import LEAF, REDUCED, SELECTING
+from gradlens.per_sample.labelling.node_kinds import LEAF, SELECTING, STACKING
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE
+from gradlens.per_sample.labelling.uses import FINE_ELEMENTS
 
 
 @dataclass(frozen=True)
 class LabelledInputs:
     """The loss's inputs as sources of labels.
 
-    ``ambiguous`` means that another of their axes has as many entries as there are samples, and
-    ``in_parts`` that samples are numbered in the order of losses of a part of the batch each.
+    ``in_parts`` means that samples are numbered in the order of losses of a part of the batch each,
+    and ``is_square`` that outputs from which they are computed have two axes of N entries.
     """
 
     sources: tuple[Source, ...]
-    ambiguous: bool = False
     in_parts: bool = False
+    is_square: bool = False
 
 
 def labelled_inputs(
@@ -41,8 +50,7 @@ def labelled_inputs(
 
     ``UnavailableError`` if they are certain for none of the inputs.
     """
-    found = [_labelled_input(graph, edge, alone, candidate) for edge in inputs.edges]
-    sources = tuple(source for source, _ in found)
+    sources = tuple(_labelled_input(graph, edge, alone, candidate) for edge in inputs.edges)
     uncertain = [source for source in sources if source.labels is None]
     if uncertain and candidate.known_by == PASSED and not inputs.connected:
         lengths = [shape[0] for shape in inputs.shapes]
@@ -51,44 +59,49 @@ def labelled_inputs(
                 return LabelledInputs(_one_after_another(inputs, samples), in_parts=True)
     if len(uncertain) == len(sources):
         raise UnavailableError(_unlike(inputs, candidate))
-    return LabelledInputs(sources, any(ambiguous for _, ambiguous in found))
+    outputs = _outputs(graph, inputs.edges, alone)
+    twice = any(graph.shape(edge).count(candidate.samples) > 1 for edge in outputs)
+    return LabelledInputs(sources, is_square=twice)
+
+
+def _outputs(graph: Graph, edges: Sequence[Edge], alone: Sequence[bool]) -> set[Edge]:
+    """The edges between a loss and the last nodes that compute with parameters."""
+    seen: set[Edge] = set()
+    waiting = list(edges)
+    while waiting:
+        edge = waiting.pop()
+        below = list(graph.descend(edge))
+        if edge not in seen and not any(alone[number] for number, _ in below):
+            waiting += below
+        seen.add(edge)
+    return seen
 
 
 def _labelled_input(
     graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
-) -> tuple[Source, bool]:
-    """One of the loss's inputs with its labels, and whether another axis may count the samples."""
+) -> Source:
+    """One of the loss's inputs with its labels."""
     shape, samples = graph.shape(edge), candidate.samples
     if samples == 1:
-        return Source(edge, torch.zeros([1] * len(shape), dtype=torch.long)), False
-    labels, origins = _labels_and_origins(graph, edge, alone, candidate)
-    losses = shape == (samples, samples) and bool(REDUCED.match(graph.kinds[edge[0]]))
-    return Source(edge, labels), losses or any(_is_square(each, samples) for each in origins)
-
-
-def _labels_and_origins(
-    graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
-) -> tuple[Tensor | None, list[tuple[int, ...]]]:
-    """Labels of an input, and the shapes of the tensors that they come from."""
-    labels = _along_axis(graph.shape(edge), candidate.samples, candidate.axis)
-    find = _nearest_with_axis if labels is None else _selected_from
-    behind = find(graph, edge, alone, candidate)
-    if labels is not None and not behind:
-        return labels, [graph.shape(edge)]
-    origins = [graph.shape(each) for each in behind]
-    traced = _traced(graph, edge, behind, candidate)
+        return Source(edge, torch.zeros([1] * len(shape), dtype=torch.long))
+    labels = _along_axis(shape, samples, candidate.axis)
     if labels is None:
-        return traced, origins
-    if traced is not None and len(traced.unique()) == traced.numel() == candidate.samples:
-        # One row of each sample, in the loss's order.
-        return labels, origins
+        behind = _nearest_with_axis(graph, edge, alone, candidate)
+        return Source(edge, _traced(graph, edge, behind, candidate))
+    parts = _selected_from(graph, edge, alone, candidate, SELECTING)
+    rows = parts or _selected_from(graph, edge, alone, candidate, STACKING)
+    traced = _traced(graph, edge, rows, candidate)
+    if traced is None:
+        # What is stacked needn't have been selected.
+        return Source(edge, None if parts else labels)
+    if _is_one_row_each(traced, samples):
+        return Source(edge, labels)  # in the loss's order
     # Selected positions are in the order of samples, unless these are behind another axis.
-    return traced if candidate.axis == 0 else None, origins
+    return Source(edge, traced if candidate.axis == 0 else None)
 
 
-def _is_square(shape: tuple[int, ...], samples: int) -> bool:
-    """Whether another axis may count the samples; of images ``[N, C, H, W]``, it is the first."""
-    return len(shape) > 2 and len(shape) != 4 and shape[0] == shape[1] == samples
+def _is_one_row_each(labels: Tensor, samples: int) -> bool:
+    return len(labels.unique()) == labels.numel() == samples
 
 
 def _unlike(inputs: LossInputs, candidate: Candidate) -> str:
@@ -97,9 +110,6 @@ def _unlike(inputs: LossInputs, candidate: Candidate) -> str:
         f"N = {candidate.samples} by {candidate.known_by}, but the loss is computed from tensors "
         f"of {listed(inputs.rows)} rows, which can't be divided among so many samples: {remedy}"
     )
-
-
-PASS_BATCH_SIZE = "pass the number of samples as batch_size=..."
 
 
 def _one_after_another(inputs: LossInputs, samples: Sequence[int]) -> tuple[Source, ...]:
@@ -114,26 +124,11 @@ def _one_after_another(inputs: LossInputs, samples: Sequence[int]) -> tuple[Sour
 
 def _along_axis(shape: tuple[int, ...], samples: int, axis: int) -> Tensor | None:
     """Labels 0 to N - 1 along the axis that counts the samples."""
-    if axis == 1 and len(shape) > 2 and shape[1] == samples:
+    if axis == 1 and len(shape) > 1 and shape[1] == samples:
         return torch.arange(samples).reshape(1, -1, *[1] * (len(shape) - 2))
     if shape[0] == samples and (axis == 0 or len(shape) < 3):
         return torch.arange(samples).reshape(-1, *[1] * (len(shape) - 1))
     return None
-
-
-def _read_rows(graph: Graph, edge: Edge, behind: Sequence[Edge]) -> dict[Edge, Tensor]:
-    """The numbers of an input's rows, at the rows of tensors behind it that they come from."""
-    shape = graph.shape(edge)
-    rows = shape[:-1] if len(shape) > 1 else shape
-    count = torch.Size(rows).numel()
-    numbers = torch.arange(count).reshape(*rows, *[1] * (len(shape) - len(rows)))
-    edges = [LabelledEdge(each, _last_axis(graph.shape(each))) for each in behind]
-    found = read_labels(graph, [Source(edge, numbers)], edges, count)
-    return {each.edge: labels.cpu() for each, labels in found.items()}
-
-
-def _last_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (len(shape) - 1,) if len(shape) > 1 else ()
 
 
 def _traced(
@@ -141,16 +136,39 @@ def _traced(
 ) -> Tensor | None:
     """Samples of an input's rows, by the rows of tensors behind it that have an axis of N entries.
 
-    The input's rows get their own numbers as labels, which are read off at these tensors. ``None``
-    if a row there has a share in several rows, or a row comes from several samples.
+    Rows may also be single elements, or a whole vector. ``None`` if a row comes from several
+    samples whatever rows are.
     """
+    shape = graph.shape(edge)
     if not behind:
         return None
+    kinds = [(shape[:-1], False)] if len(shape) > 1 else [(shape, False), ((), False)]
+    if prod(shape) <= FINE_ELEMENTS:
+        kinds.append((shape, True))
+    each = (_traced_rows(graph, edge, behind, candidate, *kind) for kind in kinds)
+    return next((found for found in each if found is not None), None)
+
+
+def _traced_rows(
+    graph: Graph,
+    edge: Edge,
+    behind: Sequence[Edge],
+    candidate: Candidate,
+    rows: tuple[int, ...],
+    fine: bool,
+) -> Tensor | None:
+    """Samples of an input's rows, which its leading axes ``rows`` count.
+
+    They get their own numbers as labels, which are read off at tensors behind them, where each
+    element is a row if it is ``fine``.
+    """
     shape = graph.shape(edge)
-    rows = shape[:-1] if len(shape) > 1 else shape
-    samples = torch.full((torch.Size(rows).numel(),), NO_SAMPLE)
-    for below, labels in _read_rows(graph, edge, behind).items():
-        along = _along_axis(graph.shape(below), candidate.samples, candidate.axis)
+    numbers = torch.arange(prod(rows)).reshape(*rows, *[1] * (len(shape) - len(rows)))
+    edges = [LabelledEdge(each, () if fine else _last_axis(graph.shape(each))) for each in behind]
+    samples = torch.full((prod(rows),), NO_SAMPLE)
+    for below, found in read_labels(graph, [Source(edge, numbers)], edges, prod(rows)).items():
+        labels = found.cpu()
+        along = _along_axis(graph.shape(below.edge), candidate.samples, candidate.axis)
         if along is None or bool((labels < NO_SAMPLE).any()):
             return None
         own = along.reshape(along.shape[: labels.dim()]).expand_as(labels)
@@ -162,11 +180,19 @@ def _traced(
         # A row of several samples would keep one of them.
         if bool((samples[labels[known]] != own[known]).any()):
             return None
-    return samples.reshape(*rows, *[1] * (len(shape) - len(rows)))
+    return samples.reshape(numbers.shape)
+
+
+def _last_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (len(shape) - 1,) if len(shape) > 1 else ()
 
 
 def _selected_from(
-    graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
+    graph: Graph,
+    edge: Edge,
+    alone: Sequence[bool],
+    candidate: Candidate,
+    selecting: re.Pattern[str],
 ) -> list[Edge]:
     """The edges that an input's N rows were selected from, if these have more rows or axes.
 
@@ -180,14 +206,14 @@ def _selected_from(
             continue
         visited.add(above)
         shape = graph.shape(above)
-        selects = bool(SELECTING.match(graph.kinds[above[0]]))
+        selects = bool(selecting.match(graph.kinds[above[0]]))
         for below in graph.descend(above):
             behind = graph.shape(below)
             if selects and (behind[:1] != shape[:1] or len(behind) > len(shape)):
                 found += _nearest_with_axis(graph, above, alone, candidate)
             elif behind[:1] == shape[:1]:
                 waiting.append(below)
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _nearest_with_axis(

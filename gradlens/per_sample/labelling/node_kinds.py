@@ -84,11 +84,14 @@ INDEXING = re.compile(r"Index|Embedding|Gather|Scatter|Masked|Where|Take|Repeat|
 CHANNEL_NORMALISATION = re.compile(r"^(Native|Cudnn|Miopen)BatchNorm")
 """Kinds that normalise channels, in train mode with the statistics of the batch."""
 
+JOINING = re.compile(r"^(Stack|Cat)Backward")
+"""Kinds that put tensors together."""
+
+STACKING = re.compile(r"^StackBackward")
+"""The kind whose output has a row for each of its inputs."""
+
 SELECTING = re.compile(r"^(Index|IndexSelect|MaskedSelect|Gather|Take)Backward")
 """Kinds whose output has some rows of their input."""
-
-REDUCED = re.compile(r"^(Sum|Mean|Neg|NllLoss2D|Logsumexp|LinalgVectorNorm|Norm|Div)")
-"""Kinds whose matrices may hold losses ``[N, T]`` or ``[T, N]`` rather than outputs ``[N, C]``."""
 
 _IMAGES = re.compile(r"^(Convolution|NativeGroupNorm)")
 _LAST_AXIS = re.compile(

@@ -37,7 +37,8 @@ class Plan:
     the loss also depends on without any samples. ``coupling`` are nodes that normalise over
     samples; with ``recounts``, reading what they have saved updates their running statistics again.
     ``holds`` means that the plan is that of other graphs of the same structure, too, if the numbers
-    that select rows in these are ``selections``.
+    that select rows in these are ``selections``. ``meeting`` says that the samples of some
+    parameters meet.
     """
 
     samples: int | None
@@ -49,6 +50,7 @@ class Plan:
     recounts: bool = False
     holds: bool = False
     selections: tuple[Tensor, ...] = ()
+    meeting: bool = False
 
     def holds_for(self, graph: Graph) -> bool:
         """Whether this is also the plan of another graph with the same structure."""

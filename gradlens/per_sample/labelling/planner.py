@@ -7,9 +7,9 @@ the gradients of samples are still apart, and the sample of each of their rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,17 @@ from gradlens.history.coverage import few
 from gradlens.hooks.model_calls import Given
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.batchnorm import in_front_of, statistics_frozen, uses_statistics
-from gradlens.per_sample.labelling.candidates import BatchEvidence, Candidate, candidates_of
+from gradlens.per_sample.labelling.candidates import (
+    BatchEvidence,
+    Candidate,
+    candidates_of,
+    other_axis_may_count,
+)
 from gradlens.per_sample.labelling.graph import Graph, Use
 from gradlens.per_sample.labelling.labels import UNREADABLE, LabelledEdge, Source, read_labels
 from gradlens.per_sample.labelling.loss_inputs import LossInputs, loss_inputs
 from gradlens.per_sample.labelling.loss_labels import labelled_inputs
-from gradlens.per_sample.labelling.model_inputs import inputs_by_axis, reads_data
+from gradlens.per_sample.labelling.model_inputs import ModelInputs, reads_data
 from gradlens.per_sample.labelling.node_kinds import HIDING, REENTRANT_CHECKPOINT, SYNCHRONISED
 from gradlens.per_sample.labelling.plan import LabelledUse, Plan, selections
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
@@ -35,15 +40,19 @@ MAX_ROUNDS = 3
 """Rounds of labelled passes for one plan: the first one is for the outputs of layers, further ones
 are for computations with parameters that all samples share."""
 
-_Labels: TypeAlias = tuple[tuple[int, ...] | None, ...]
+_Labels: TypeAlias = tuple[tuple[Any, ...] | None, ...]
 
 
 @dataclass(frozen=True)
 class _LossGraph:
-    """A loss's graph, the model's parameters, and the tensors that the model was called with."""
+    """A loss's graph, the model's parameters, and what is known of the batch.
+
+    ``model_inputs`` are the tensors that the model was called with.
+    """
 
     graph: Graph
     parameters: Mapping[str, nn.Parameter]
+    evidence: BatchEvidence = field(default_factory=BatchEvidence)
     model_inputs: Sequence[Given] = ()
 
     @cached_property
@@ -54,12 +63,32 @@ class _LossGraph:
     @cached_property
     def inputs(self) -> LossInputs:
         """The edges at which the loss is computed from tensors with axes."""
-        return loss_inputs(self.graph, self.alone)
+        return loss_inputs(self.graph, self.alone, self.evidence.single_samples)
 
     @cached_property
     def reads_data(self) -> list[bool]:
         """Whether a node computes with what the model was called with, by number."""
         return reads_data(self.graph, self.model_inputs)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """The plan for a candidate, and whether it agrees with what the model was called with.
+
+    That isn't known if ``agrees`` is ``None``. ``is_square`` means that the model's outputs have
+    two axes of N entries.
+    """
+
+    candidate: Candidate
+    plan: Plan
+    agrees: bool | None
+    is_square: bool
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether no other candidate can be right."""
+        one_axis = len(self.candidate.input_axes) == 1
+        return bool(self.agrees) and (one_axis or not self.plan.meeting)
 
 
 def plan_of(
@@ -73,40 +102,75 @@ def plan_of(
     ``model_inputs`` are the tensors that the model was called with, which decide where two axes
     have N entries. Gradients of parameters stay as they are.
     """
-    loss = _LossGraph(graph, parameters, model_inputs)
+    loss = _LossGraph(graph, parameters, evidence, model_inputs)
     try:
-        candidates = candidates_of(loss.inputs, evidence)
+        return _chosen(loss, candidates_of(loss.inputs, evidence))
     except UnavailableError as reason:
         return _nothing(parameters, str(reason))
-    plans: list[Plan] = []
+
+
+def _chosen(loss: _LossGraph, candidates: Sequence[Candidate]) -> Plan:
+    """The plan of the only candidate that can be right; ``UnavailableError`` if there are more."""
+    attempts: list[_Attempt] = []
     tried: set[_Labels] = set()
-    reasons: list[str] = []
+    reasons: list[UnavailableError] = []
     for candidate in candidates:
-        if candidate.samples == 1 and plans:
+        if candidate.samples == 1 and attempts:
             continue  # a single sample has all rows, whatever they are
         try:
-            plan = _plan_for(candidate, loss, tried)
+            attempt = _attempt(candidate, loss, tried)
         except UnavailableError as reason:
-            reasons.append(str(reason))
+            reasons.append(reason)
+            continue
         except RuntimeError as error:  # of a graph that allows no pass besides the user's own
-            reasons.append(NO_PASS.format(error=(str(error).splitlines() or [""])[0]))
-        else:
-            if plan is not None and not plan.unavailable:
-                return plan
-            plans += [] if plan is None else [plan]
-    if len(plans) > 1:
-        return _nothing(parameters, AMBIGUOUS.format(numbers=_either(plans)))
-    return plans[0] if plans else _nothing(parameters, "".join(reasons[:1]))
+            message = (str(error).splitlines() or [""])[0]
+            reasons.append(UnavailableError(NO_PASS.format(error=message)))
+            continue
+        if attempt is not None and attempt.is_certain:
+            return attempt.plan
+        attempts += [] if attempt is None else [attempt]
+    if not attempts:
+        raise reasons[0]
+    return _likeliest(attempts, loss).plan
 
 
-def _plan_for(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> Plan | None:
+def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
+    """The attempt that agrees with the model's inputs, or under which no samples meet."""
+    agreeing = [each for each in attempts if each.agrees] or list(attempts)
+    possible = [each for each in agreeing if not each.plan.meeting] or agreeing
+    best = possible[0]
+    if not any(each.plan.uses for each in attempts):
+        return best  # everything has a reason of its own
+    unproven = len(attempts) > 1 and best.candidate.needs_proof and not best.agrees
+    if unproven or len(possible) > 1:
+        raise UnavailableError(_uncertain([each.candidate for each in possible]))
+    if best.plan.meeting and not best.agrees:
+        if best.is_square:
+            raise UnavailableError(_uncertain([best.candidate]))
+        _check_other_axis(best.candidate, loss)
+    return best
+
+
+def _uncertain(candidates: Sequence[Candidate]) -> str:
+    numbers = dict.fromkeys(f"{each.samples}, by {each.known_by}" for each in candidates)
+    if len({each.samples for each in candidates}) == 1:
+        return OTHER_AXIS.format(samples=candidates[0].samples)
+    return AMBIGUOUS.format(numbers=" or ".join(numbers))
+
+
+def _check_other_axis(candidate: Candidate, loss: _LossGraph) -> None:
+    if other_axis_may_count(candidate, loss.inputs, loss.evidence):
+        raise UnavailableError(MAY_BE_OTHER.format(samples=candidate.samples))
+
+
+def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _Attempt | None:
     """The plan for one number of samples; ``None`` if another candidate has the same labels.
 
     ``UnavailableError`` if the candidate contradicts what the model was called with.
     """
     found = labelled_inputs(loss.graph, loss.inputs, loss.alone, candidate)
     labels = tuple(
-        None if source.labels is None else tuple(source.labels.flatten().tolist())
+        None if source.labels is None else (source.labels.shape, *source.labels.flatten().tolist())
         for source in found.sources
     )
     if labels in tried:
@@ -114,23 +178,23 @@ def _plan_for(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> Pl
     tried.add(labels)
     plan = _Planner(loss, candidate, found.sources).plan()
     if candidate.rows_together > 1 and (plan.unavailable or not plan.is_balanced):
-        return None  # rows of the model that none of the loss's came from
-    inputs = inputs_by_axis(loss.model_inputs, candidate.input_axis)
+        raise UnavailableError(NOT_TOGETHER.format(samples=candidate.samples))
     uses = _labels_of_uses(plan)
-    agree = inputs.agree(loss.graph, uses, candidate.samples) if inputs else None
-    if agree is False or (agree is None and found.ambiguous):
+    inputs = [
+        ModelInputs(loss.model_inputs, axis, candidate.samples) for axis in candidate.input_axes
+    ]
+    answers = [each.agree(loss.graph, uses) for each in inputs if candidate.samples > 1]
+    agrees = True if True in answers else False if answers and None not in answers else None
+    if agrees is False:
         raise UnavailableError(OTHER_AXIS.format(samples=candidate.samples))
-    order = inputs.order(loss.graph, uses, candidate.samples) if inputs and found.in_parts else None
-    return plan if order is None else plan.part(order)
+    orders = [each.order(loss.graph, uses) for each in inputs if found.in_parts]
+    order = next((each for each in orders if each is not None), None)
+    return _Attempt(candidate, plan if order is None else plan.part(order), agrees, found.is_square)
 
 
 def _labels_of_uses(plan: Plan) -> list[tuple[Use, Tensor]]:
     labelled = (use for uses in plan.uses.values() for use in uses)
     return [(use.use, use.rows[0].labels) for use in labelled if 0 in use.rows]
-
-
-def _either(plans: Sequence[Plan]) -> str:
-    return " or ".join(dict.fromkeys(f"{plan.samples}, by {plan.known_by}" for plan in plans))
 
 
 def _nothing(parameters: Iterable[str], reason: str) -> Plan:
@@ -150,12 +214,11 @@ def plan_of_rows(
 
 def samples_of(graph: Graph, evidence: BatchEvidence) -> int:
     """The number of samples of a loss; ``UnavailableError`` if it isn't known."""
-    alone = graph.of_parameters_alone()
-    inputs = loss_inputs(graph, alone)
+    loss = _LossGraph(graph, {}, evidence)
     reasons: list[UnavailableError] = []
-    for candidate in candidates_of(inputs, evidence):
+    for candidate in candidates_of(loss.inputs, evidence):
         try:
-            labelled_inputs(graph, inputs, alone, candidate)
+            labelled_inputs(graph, loss.inputs, loss.alone, candidate)
         except UnavailableError as reason:
             reasons.append(reason)
         else:
@@ -239,6 +302,7 @@ class _Planner:
             tuple(name for name, way in ways.items() if way.beside),
             tuple(coupling),
             any(is_recomputed(node) for node in self._graph.nodes if uses_statistics(node)),
+            meeting=any(way.mixed for way in ways.values()),
         )
 
     def _without_unknown_rows(self, plan: Plan) -> Plan:
@@ -352,13 +416,23 @@ def _couples(labels: Tensor | None, samples: int) -> bool:
 
 
 AMBIGUOUS = (
-    "samples meet in the network whichever axis counts them, so that the number of samples isn't "
-    "certain ({numbers}): pass batch_size=... to the context"
+    "the number of samples isn't certain, since more than one agrees with the network ({numbers}): "
+    "pass batch_size=... to the context"
+)
+MAY_BE_OTHER = (
+    "samples meet in the network if there are {samples}, the rows along the leading axis, and the "
+    "second axis may count the samples, too: pass the number of samples as batch_size=... to the "
+    "context"
 )
 OTHER_AXIS = (
     "more than one axis, or a selection of rows, has {samples} entries in the tensors that the "
     "loss is computed from, so that it isn't certain which of them are the samples: use a batch of "
     "another size, or compute the loss from a tensor with one row for each sample"
+)
+NOT_TOGETHER = (
+    "the loss is computed from {samples} rows, of which the model was called with a multiple, but "
+    "not all of them come from as many rows each: pass the number of samples as batch_size=... to "
+    "the context"
 )
 NO_PASS = "no backward pass besides the user's own is possible ({error})"
 COMPLEX = "it is complex"
