@@ -8,7 +8,7 @@ with.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gradlens.numerics.unavailable import UnavailableError
@@ -60,7 +60,8 @@ class Candidate:
 
     ``axis`` counts the samples in the loss's inputs, unless these have too few axes, and one of
     ``input_axes`` in the model's inputs; there are none where that isn't known. ``rows_together``
-    is the number of rows that each sample has in the model's inputs.
+    is the number of rows that each sample has in the model's inputs. With ``in_each_call``, each
+    call of the model got all samples.
     """
 
     samples: int
@@ -68,11 +69,20 @@ class Candidate:
     known_by: str
     input_axes: tuple[int, ...] = ()
     rows_together: int = 1
+    in_each_call: bool = False
 
     @property
     def needs_proof(self) -> bool:
         """Whether the loss counts samples along the second axis, but not the model's inputs."""
         return self.axis == 1 and 1 not in self.input_axes
+
+    @property
+    def is_rival(self) -> bool:
+        """Whether it is never right, but leaves no other one certain.
+
+        Outputs of several calls that are stacked may be those of parts of the batch.
+        """
+        return self.axis == 1 and self.in_each_call and self.known_by == AGREED
 
 
 def candidates_of(inputs: LossInputs, evidence: BatchEvidence) -> list[Candidate]:
@@ -134,7 +144,15 @@ def _on_both_axes(samples: int, known_by: str, evidence: BatchEvidence) -> list[
     places = [axis for axis in (0, 1) if samples in _lengths(evidence.called_with, axis)]
     # Of two axes with N entries, the leading one counts the samples, unless layers say otherwise.
     axes = tuple(places if evidence.positions_first else places[:1])
-    return [Candidate(samples, axis, known_by, axes) for axis in (0, 1)]
+    calls = evidence.rows_of_calls
+    in_each_call = len(calls) > 1 and set(calls) == {samples}
+    return _along_both(Candidate(samples, 0, known_by, axes, in_each_call=in_each_call))
+
+
+def _along_both(candidate: Candidate) -> list[Candidate]:
+    """Along the axis of the loss's inputs that counts the samples in the model's, and the other."""
+    first = candidate.input_axes[0] if candidate.input_axes else 0
+    return [replace(candidate, axis=axis) for axis in (first, 1 - first)]
 
 
 def _lengths(shapes: Sequence[Shape], axis: int) -> list[int]:
@@ -163,7 +181,7 @@ def _of_several_calls(inputs: LossInputs, evidence: BatchEvidence) -> list[Candi
     if inputs.rows == (sum(calls),):
         return [Candidate(sum(calls), 0, TOGETHER)]
     if all(rows == inputs.rows[0] for rows in (*calls, *inputs.rows)):
-        return [Candidate(calls[0], 0, AGREED, (0,))]
+        return _along_both(Candidate(calls[0], 0, AGREED, (0,), in_each_call=True))
     return []
 
 
@@ -186,7 +204,7 @@ def _agreed(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Cand
     tensors = [shape for shape in evidence.called_with if len(shape) > 1][:1]
     found = _lengths(tensors or evidence.called_with, axis)
     fitting = [n for n in found if n in lengths][:1]
-    return [each for n in fitting for each in _of_input_axis(n, axis, AGREED, evidence)]
+    return [each for n in fitting for each in _of_axis(n, axis, AGREED, evidence)]
 
 
 def _called(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Candidate]:
@@ -198,16 +216,13 @@ def _called(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Cand
     # Rows may be selected from samples; that another axis counts them takes all of them.
     if axis == 1 and any(rows % max(lengths) for rows in inputs.rows):
         return []
-    return _of_input_axis(max(lengths), axis, CALLED, evidence)
+    return _of_axis(max(lengths), axis, CALLED, evidence)
 
 
-def _of_input_axis(
-    samples: int, axis: int, known_by: str, evidence: BatchEvidence
-) -> list[Candidate]:
-    """A number of entries of an axis of the model's inputs, on either axis of the loss's."""
+def _of_axis(samples: int, axis: int, known_by: str, evidence: BatchEvidence) -> list[Candidate]:
+    """The number of entries of an axis of the model's inputs, and of the other one by chance."""
     same = evidence.positions_first and samples in _lengths(evidence.called_with, 1 - axis)
-    axes = (0, 1) if same else (axis,)
-    return [Candidate(samples, place, known_by, axes) for place in (axis, 1 - axis)]
+    return _along_both(Candidate(samples, axis, known_by, (axis, 1 - axis) if same else (axis,)))
 
 
 def _by_loss_alone(inputs: LossInputs, evidence: BatchEvidence) -> list[Candidate]:
@@ -220,13 +235,17 @@ def _by_loss_alone(inputs: LossInputs, evidence: BatchEvidence) -> list[Candidat
     return [Candidate(rows, 0, BY_LOSS, rows_together=together // rows)]
 
 
-def other_axis_may_count(candidate: Candidate, inputs: LossInputs, evidence: BatchEvidence) -> bool:
-    """Whether the samples may be another axis's, of both the model's and the loss's inputs."""
+def second_axis_may_count(
+    candidate: Candidate, inputs: LossInputs, evidence: BatchEvidence
+) -> bool:
+    """Whether nothing but a rule of thumb says that the samples are along the leading axis.
+
+    The second axis may be one of positions, or is as long as one of the loss's inputs.
+    """
     if evidence.batch_size is not None or evidence.losses is not None:
         return False
-    axis = 1 - candidate.axis
-    others = {*_lengths(inputs.shapes, 0), *_lengths(inputs.shapes, 1)} - {1, candidate.samples}
-    return not others.isdisjoint(_lengths(evidence.called_with, axis))
+    rows = {*_lengths(inputs.shapes, 0), *_lengths(inputs.shapes, 1)} - {candidate.samples}
+    return any(len(s) > 2 or (len(s) == 2 and s[1] in rows) for s in evidence.called_with)
 
 
 def _unknown(inputs: LossInputs, evidence: BatchEvidence) -> str:

@@ -6,7 +6,6 @@ axis of N entries.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -36,11 +35,13 @@ class LabelledInputs:
 
     ``in_parts`` means that samples are numbered in the order of losses of a part of the batch each,
     and ``is_square`` that outputs from which they are computed have two axes of N entries.
+    ``is_traced`` means that they were traced back to such a tensor.
     """
 
     sources: tuple[Source, ...]
     in_parts: bool = False
     is_square: bool = False
+    is_traced: bool = False
 
 
 def labelled_inputs(
@@ -50,7 +51,8 @@ def labelled_inputs(
 
     ``UnavailableError`` if they are certain for none of the inputs.
     """
-    sources = tuple(_labelled_input(graph, edge, alone, candidate) for edge in inputs.edges)
+    found = [_labelled_input(graph, edge, alone, candidate) for edge in inputs.edges]
+    sources = tuple(source for source, _ in found)
     uncertain = [source for source in sources if source.labels is None]
     if uncertain and candidate.known_by == PASSED and not inputs.connected:
         lengths = [shape[0] for shape in inputs.shapes]
@@ -59,9 +61,10 @@ def labelled_inputs(
                 return LabelledInputs(_one_after_another(inputs, samples), in_parts=True)
     if len(uncertain) == len(sources):
         raise UnavailableError(_unlike(inputs, candidate))
-    outputs = _outputs(graph, inputs.edges, alone)
-    twice = any(graph.shape(edge).count(candidate.samples) > 1 for edge in outputs)
-    return LabelledInputs(sources, is_square=twice)
+    origins = {edge for _, behind in found for edge in behind}
+    outputs = origins | _outputs(graph, inputs.edges, alone)
+    square = {each for each in outputs if graph.shape(each).count(candidate.samples) > 1}
+    return LabelledInputs(sources, is_square=bool(square), is_traced=not square.isdisjoint(origins))
 
 
 def _outputs(graph: Graph, edges: Sequence[Edge], alone: Sequence[bool]) -> set[Edge]:
@@ -79,25 +82,23 @@ def _outputs(graph: Graph, edges: Sequence[Edge], alone: Sequence[bool]) -> set[
 
 def _labelled_input(
     graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
-) -> Source:
-    """One of the loss's inputs with its labels."""
+) -> tuple[Source, list[Edge]]:
+    """One of the loss's inputs with its labels, and the edges that its rows were traced back to."""
     shape, samples = graph.shape(edge), candidate.samples
     if samples == 1:
-        return Source(edge, torch.zeros([1] * len(shape), dtype=torch.long))
+        return Source(edge, torch.zeros([1] * len(shape), dtype=torch.long)), []
     labels = _along_axis(shape, samples, candidate.axis)
-    if labels is None:
-        behind = _nearest_with_axis(graph, edge, alone, candidate)
-        return Source(edge, _traced(graph, edge, behind, candidate))
-    parts = _selected_from(graph, edge, alone, candidate, SELECTING)
-    rows = parts or _selected_from(graph, edge, alone, candidate, STACKING)
-    traced = _traced(graph, edge, rows, candidate)
-    if traced is None:
-        # What is stacked needn't have been selected.
-        return Source(edge, None if parts else labels)
+    find = _nearest_with_axis if labels is None else _selected_from
+    behind = find(graph, edge, alone, candidate)
+    if labels is not None and not behind:
+        return Source(edge, labels), []
+    traced = _traced(graph, edge, behind, candidate)
+    if labels is None or traced is None:
+        return Source(edge, traced), behind
     if _is_one_row_each(traced, samples):
-        return Source(edge, labels)  # in the loss's order
+        return Source(edge, labels), behind  # in the loss's order
     # Selected positions are in the order of samples, unless these are behind another axis.
-    return Source(edge, traced if candidate.axis == 0 else None)
+    return Source(edge, traced if candidate.axis == 0 else None), behind
 
 
 def _is_one_row_each(labels: Tensor, samples: int) -> bool:
@@ -171,6 +172,8 @@ def _traced_rows(
         along = _along_axis(graph.shape(below.edge), candidate.samples, candidate.axis)
         if along is None or bool((labels < NO_SAMPLE).any()):
             return None
+        if prod(along.shape[labels.dim() :]) > 1:
+            return None  # the elements of a row belong to several samples
         own = along.reshape(along.shape[: labels.dim()]).expand_as(labels)
         known = labels != NO_SAMPLE
         before = samples[labels[known]]
@@ -188,15 +191,12 @@ def _last_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _selected_from(
-    graph: Graph,
-    edge: Edge,
-    alone: Sequence[bool],
-    candidate: Candidate,
-    selecting: re.Pattern[str],
+    graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
 ) -> list[Edge]:
     """The edges that an input's N rows were selected from, if these have more rows or axes.
 
-    The number of selected elements, such as masked positions of a text, may be N by chance.
+    The number of selected elements, such as masked positions of a text, may be N by chance. Rows
+    that are stacked may have been selected one by one.
     """
     found: list[Edge] = []
     visited, waiting = set(), [edge]
@@ -204,12 +204,16 @@ def _selected_from(
         above = waiting.pop()
         if above in visited or alone[above[0]]:
             continue
-        visited.add(above)
-        shape = graph.shape(above)
-        selects = bool(selecting.match(graph.kinds[above[0]]))
+        seen.add(above)
+        shape, kind = graph.shape(above), graph.kinds[above[0]]
+        if STACKING.match(kind):
+            # A vector isn't what rows were selected from.
+            found += _nearest_with_axis(graph, above, alone, candidate, least_axes=2)
+            continue
         for below in graph.descend(above):
             behind = graph.shape(below)
-            if selects and (behind[:1] != shape[:1] or len(behind) > len(shape)):
+            other = behind[:1] != shape[:1] or len(behind) > len(shape)
+            if other and SELECTING.match(kind):
                 found += _nearest_with_axis(graph, above, alone, candidate)
             elif behind[:1] == shape[:1]:
                 waiting.append(below)
@@ -217,7 +221,11 @@ def _selected_from(
 
 
 def _nearest_with_axis(
-    graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
+    graph: Graph,
+    edge: Edge,
+    alone: Sequence[bool],
+    candidate: Candidate,
+    least_axes: int = 1,
 ) -> list[Edge]:
     """The first edges behind an edge that have an axis of N entries."""
     found: list[Edge] = []
@@ -228,7 +236,8 @@ def _nearest_with_axis(
             continue
         visited.add(below)
         shape = graph.shape(below)
-        if shape and _along_axis(shape, candidate.samples, candidate.axis) is not None:
+        fits = len(shape) >= least_axes
+        if fits and _along_axis(shape, candidate.samples, candidate.axis) is not None:
             found.append(below)
         else:
             waiting += graph.descend(below)

@@ -7,7 +7,7 @@ itself decide it, since the sample of each of its rows is known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from math import prod
 
@@ -92,12 +92,15 @@ class ModelInputs:
         read = _read_by(graph, number)
         if read is None:
             return None
+        read = read.detach()
         for given in self._of_samples:
             samples = self._samples_of(given.shape, rows)
             if samples is not None and _is_whole(read, given):
                 return samples.flatten()
         if read.numel() > MAX_ELEMENTS or read.is_complex() or not rows or read.numel() % rows:
             return None
+        if any(given.reference() is None for given in self.given):
+            return None  # it may be the one that was read
         candidates = (self._compared(read.reshape(rows, -1), given) for given in self._of_samples)
         return next((found for found in candidates if found is not None), None)
 
@@ -141,14 +144,28 @@ class ModelInputs:
 
 
 def reads_data(graph: Graph, model_inputs: Sequence[Given]) -> list[bool]:
-    """Whether a node depends on the tensors that the model was called with, by number."""
-    addresses = {given.storage for given in model_inputs}
+    """Whether a node may be made of what the model was called with, by number.
+
+    What was computed from the model's inputs without a graph lies somewhere else in memory, but has
+    rows for each of their samples.
+    """
+    storages = {given.storage for given in model_inputs}
+    lengths = {
+        length for given in model_inputs for length in given.shape[:2][: len(given.shape) - 1]
+    }
     found: list[bool] = []
     for number, edges in enumerate(graph.children):
         below = any(edge is not None and found[edge[0]] for edge in edges)
-        read = None if below or not addresses else _read_by(graph, number)
-        found.append(below or (read is not None and read.untyped_storage().data_ptr() in addresses))
+        read = None if below or not storages else _read_by(graph, number)
+        found.append(below or (read is not None and _may_be_of(read, storages, lengths)))
     return found
+
+
+def _may_be_of(read: Tensor, storages: Set[int], lengths: Set[int]) -> bool:
+    if read.untyped_storage().data_ptr() in storages:
+        return True
+    has_rows = read.dim() > 0 and not read.requires_grad and len(read) > 1
+    return has_rows and any(len(read) % length == 0 for length in lengths)
 
 
 def _read_by(graph: Graph, number: int) -> Tensor | None:
@@ -157,7 +174,7 @@ def _read_by(graph: Graph, number: int) -> Tensor | None:
         return None
     with recomputation():
         read: Tensor | None = getattr(graph.nodes[number], name)
-    return None if read is None or read.layout != torch.strided else read.detach()
+    return None if read is None or read.layout != torch.strided else read
 
 
 def _is_whole(read: Tensor, given: Given) -> bool:

@@ -19,15 +19,16 @@ from gradlens.hooks.model_calls import Given
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.batchnorm import in_front_of, statistics_frozen, uses_statistics
 from gradlens.per_sample.labelling.candidates import (
+    PASSED,
     BatchEvidence,
     Candidate,
     candidates_of,
-    other_axis_may_count,
+    second_axis_may_count,
 )
 from gradlens.per_sample.labelling.graph import Graph, Use
 from gradlens.per_sample.labelling.labels import UNREADABLE, LabelledEdge, Source, read_labels
 from gradlens.per_sample.labelling.loss_inputs import LossInputs, loss_inputs
-from gradlens.per_sample.labelling.loss_labels import labelled_inputs
+from gradlens.per_sample.labelling.loss_labels import LabelledInputs, labelled_inputs
 from gradlens.per_sample.labelling.model_inputs import ModelInputs, reads_data
 from gradlens.per_sample.labelling.node_kinds import HIDING, REENTRANT_CHECKPOINT, SYNCHRONISED
 from gradlens.per_sample.labelling.plan import LabelledUse, Plan, selections
@@ -75,20 +76,20 @@ class _LossGraph:
 class _Attempt:
     """The plan for a candidate, and whether it agrees with what the model was called with.
 
-    That isn't known if ``agrees`` is ``None``. ``is_square`` means that the model's outputs have
-    two axes of N entries.
+    That isn't known if ``agrees`` is ``None``. ``inputs`` are the loss's, with their labels.
     """
 
     candidate: Candidate
     plan: Plan
     agrees: bool | None
-    is_square: bool
+    inputs: LabelledInputs
 
     @property
     def is_certain(self) -> bool:
         """Whether no other candidate can be right."""
         one_axis = len(self.candidate.input_axes) == 1
-        return bool(self.agrees) and (one_axis or not self.plan.meeting)
+        agrees = bool(self.agrees) and not self.candidate.is_rival
+        return agrees and (one_axis or not self.plan.meeting)
 
 
 def plan_of(
@@ -141,13 +142,17 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
     best = possible[0]
     if not any(each.plan.uses for each in attempts):
         return best  # everything has a reason of its own
-    unproven = len(attempts) > 1 and best.candidate.needs_proof and not best.agrees
-    if unproven or len(possible) > 1:
+    if best.candidate.is_rival:
+        raise UnavailableError(ONE_CALL_EACH.format(samples=best.candidate.samples))
+    others = len(attempts) > 1
+    unproven = others if best.candidate.needs_proof else best.inputs.is_traced and not others
+    if len(possible) > 1 or (unproven and not best.agrees):
         raise UnavailableError(_uncertain([each.candidate for each in possible]))
     if best.plan.meeting and not best.agrees:
-        if best.is_square:
+        if best.inputs.is_square:
             raise UnavailableError(_uncertain([best.candidate]))
-        _check_other_axis(best.candidate, loss)
+        if second_axis_may_count(best.candidate, loss.inputs, loss.evidence):
+            raise UnavailableError(MAY_BE_OTHER.format(samples=best.candidate.samples))
     return best
 
 
@@ -156,11 +161,6 @@ def _uncertain(candidates: Sequence[Candidate]) -> str:
     if len({each.samples for each in candidates}) == 1:
         return OTHER_AXIS.format(samples=candidates[0].samples)
     return AMBIGUOUS.format(numbers=" or ".join(numbers))
-
-
-def _check_other_axis(candidate: Candidate, loss: _LossGraph) -> None:
-    if other_axis_may_count(candidate, loss.inputs, loss.evidence):
-        raise UnavailableError(MAY_BE_OTHER.format(samples=candidate.samples))
 
 
 def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _Attempt | None:
@@ -180,6 +180,9 @@ def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _At
     if candidate.rows_together > 1 and (plan.unavailable or not plan.is_balanced):
         raise UnavailableError(NOT_TOGETHER.format(samples=candidate.samples))
     uses = _labels_of_uses(plan)
+    if candidate.in_each_call and any(len(labels.unique()) == 1 for _, labels in uses):
+        reason = OTHER_AXIS if candidate.known_by == PASSED else ONE_CALL_EACH
+        raise UnavailableError(reason.format(samples=candidate.samples))
     inputs = [
         ModelInputs(loss.model_inputs, axis, candidate.samples) for axis in candidate.input_axes
     ]
@@ -189,7 +192,7 @@ def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _At
         raise UnavailableError(OTHER_AXIS.format(samples=candidate.samples))
     orders = [each.order(loss.graph, uses) for each in inputs if found.in_parts]
     order = next((each for each in orders if each is not None), None)
-    return _Attempt(candidate, plan if order is None else plan.part(order), agrees, found.is_square)
+    return _Attempt(candidate, plan if order is None else plan.part(order), agrees, found)
 
 
 def _labels_of_uses(plan: Plan) -> list[tuple[Use, Tensor]]:
@@ -387,7 +390,9 @@ class _Planner:
         if unknown:
             return UNKNOWN_TERM.format(shape=list(unknown[0]), samples=self._candidate.samples)
         behind = self._first_behind(way.mixed[0], apart)
-        return MEETING.format(behind=few(behind) or "the loss", samples=self._candidate.samples)
+        meeting = MEETING.format(behind=few(behind) or "the loss", samples=self._candidate.samples)
+        is_passed = self._candidate.known_by == PASSED
+        return meeting + ("" if is_passed else OTHER_N.format(samples=self._candidate.samples))
 
     def _first_behind(self, node: int, apart: Mapping[int, str]) -> list[str]:
         """The parameters of the first nodes towards the loss at which samples are apart."""
@@ -429,6 +434,11 @@ OTHER_AXIS = (
     "loss is computed from, so that it isn't certain which of them are the samples: use a batch of "
     "another size, or compute the loss from a tensor with one row for each sample"
 )
+ONE_CALL_EACH = (
+    "the model was called several times with {samples} rows, and the loss is computed from as many "
+    "rows, but some of these come from one call each: pass the number of samples as "
+    "batch_size=... to the context"
+)
 NOT_TOGETHER = (
     "the loss is computed from {samples} rows, of which the model was called with a multiple, but "
     "not all of them come from as many rows each: pass the number of samples as batch_size=... to "
@@ -461,8 +471,9 @@ ACROSS_PROCESSES = (
 MEETING = (
     "samples meet between it and {behind}: its gradient comes from rows that several of the "
     "{samples} samples depend on (they are normalised together, compared with each other, or "
-    "attend to each other); if N = {samples} is wrong, pass batch_size=... to the context"
+    "attend to each other)"
 )
+OTHER_N = "; if N = {samples} is wrong, pass batch_size=... to the context"
 UNKNOWN_TERM = (
     "a term of the loss is computed from a tensor of shape {shape}, whose rows can't be divided "
     "among {samples} samples, and it depends on this parameter"
