@@ -24,7 +24,7 @@ from gradlens.per_sample.labelling.candidates import (
 from gradlens.per_sample.labelling.graph import Edge, Graph
 from gradlens.per_sample.labelling.labels import LabelledEdge, Source, read_labels
 from gradlens.per_sample.labelling.loss_inputs import LossInputs
-from gradlens.per_sample.labelling.node_kinds import LEAF, SELECTING, STACKING
+from gradlens.per_sample.labelling.node_kinds import LEAF, SELECT, SELECTING, STACKING
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE
 from gradlens.per_sample.labelling.uses import FINE_ELEMENTS
 
@@ -35,13 +35,15 @@ class LabelledInputs:
 
     ``in_parts`` means that samples are numbered in the order of losses of a part of the batch each,
     and ``is_square`` that outputs from which they are computed have two axes of N entries.
-    ``is_traced`` means that they were traced back to such a tensor.
+    ``is_traced`` means that they were traced back to such a tensor, and ``are_views`` that they are
+    equal parts of outputs with a row for each sample, which may be views of fewer samples.
     """
 
     sources: tuple[Source, ...]
     in_parts: bool = False
     is_square: bool = False
     is_traced: bool = False
+    are_views: bool = False
 
 
 def labelled_inputs(
@@ -207,8 +209,7 @@ def _selected_from(
         seen.add(above)
         shape, kind = graph.shape(above), graph.kinds[above[0]]
         if STACKING.match(kind):
-            # A vector isn't what rows were selected from.
-            found += _nearest_with_axis(graph, above, alone, candidate, least_axes=2)
+            found += _nearest_with_axis(graph, above, alone, candidate, whole=True)
             continue
         for below in graph.descend(above):
             behind = graph.shape(below)
@@ -225,9 +226,12 @@ def _nearest_with_axis(
     edge: Edge,
     alone: Sequence[bool],
     candidate: Candidate,
-    least_axes: int = 1,
+    whole: bool = False,
 ) -> list[Edge]:
-    """The first edges behind an edge that have an axis of N entries."""
+    """The first edges behind an edge whose rows are the samples'.
+
+    With ``whole``, these are no vectors, and no parts of other tensors.
+    """
     found: list[Edge] = []
     visited, waiting = set(), list(graph.descend(edge))
     while waiting:
@@ -236,7 +240,8 @@ def _nearest_with_axis(
             continue
         visited.add(below)
         shape = graph.shape(below)
-        fits = len(shape) >= least_axes
+        is_part = len(shape) < 2 or graph.kinds[below[0]] == SELECT
+        fits = bool(shape) and not (whole and is_part)
         if fits and _along_axis(shape, candidate.samples, candidate.axis) is not None:
             found.append(below)
         else:

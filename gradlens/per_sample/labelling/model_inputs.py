@@ -150,9 +150,7 @@ def reads_data(graph: Graph, model_inputs: Sequence[Given]) -> list[bool]:
     rows for each of their samples.
     """
     storages = {given.storage for given in model_inputs}
-    lengths = {
-        length for given in model_inputs for length in given.shape[:2][: len(given.shape) - 1]
-    }
+    lengths = {given.shape[0] for given in model_inputs} - {0, 1}
     found: list[bool] = []
     for number, edges in enumerate(graph.children):
         below = any(edge is not None and found[edge[0]] for edge in edges)

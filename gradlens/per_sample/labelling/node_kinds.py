@@ -87,6 +87,9 @@ CHANNEL_NORMALISATION = re.compile(r"^(Native|Cudnn|Miopen)BatchNorm")
 JOINING = re.compile(r"^(Stack|Cat)Backward")
 """Kinds that put tensors together."""
 
+SELECT = "SelectBackward0"
+"""The node of one entry of an axis."""
+
 STACKING = re.compile(r"^StackBackward")
 """The kind whose output has a row for each of its inputs."""
 

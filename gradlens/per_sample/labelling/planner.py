@@ -19,6 +19,7 @@ from gradlens.hooks.model_calls import Given
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.batchnorm import in_front_of, statistics_frozen, uses_statistics
 from gradlens.per_sample.labelling.candidates import (
+    CALLED,
     PASSED,
     BatchEvidence,
     Candidate,
@@ -88,8 +89,13 @@ class _Attempt:
     def is_certain(self) -> bool:
         """Whether no other candidate can be right."""
         one_axis = len(self.candidate.input_axes) == 1
-        agrees = bool(self.agrees) and not self.candidate.is_rival
-        return agrees and (one_axis or not self.plan.meeting)
+        doubtful = self.candidate.is_rival or self.are_views
+        return bool(self.agrees) and not doubtful and (one_axis or not self.plan.meeting)
+
+    @property
+    def are_views(self) -> bool:
+        """Whether rows that the model was called with may be views of fewer samples."""
+        return self.candidate.known_by == CALLED and self.inputs.are_views
 
 
 def plan_of(
@@ -138,6 +144,8 @@ def _chosen(loss: _LossGraph, candidates: Sequence[Candidate]) -> Plan:
 def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
     """The attempt that agrees with the model's inputs, or under which no samples meet."""
     agreeing = [each for each in attempts if each.agrees] or list(attempts)
+    if agreeing[0].are_views:
+        agreeing = list(attempts)
     possible = [each for each in agreeing if not each.plan.meeting] or agreeing
     best = possible[0]
     if not any(each.plan.uses for each in attempts):
@@ -177,7 +185,7 @@ def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _At
         return None
     tried.add(labels)
     plan = _Planner(loss, candidate, found.sources).plan()
-    if candidate.rows_together > 1 and (plan.unavailable or not plan.is_balanced):
+    if candidate.rows_together > 1 and (plan.meeting or not plan.is_balanced):
         raise UnavailableError(NOT_TOGETHER.format(samples=candidate.samples))
     uses = _labels_of_uses(plan)
     if candidate.in_each_call and any(len(labels.unique()) == 1 for _, labels in uses):
