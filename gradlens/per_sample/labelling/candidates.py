@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from operator import index
+from typing import SupportsIndex, TypeAlias
 
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.labelling.loss_inputs import LossInputs
@@ -26,7 +27,7 @@ class BatchEvidence:
     ``positions_first`` means that some of its layers count samples along the second axis.
     """
 
-    batch_size: int | None = None
+    batch_size: SupportsIndex | None = None
     losses: int | None = None
     calls: tuple[tuple[Shape, ...], ...] = ()
     positions_first: bool = False
@@ -95,8 +96,8 @@ def candidates_of(inputs: LossInputs, evidence: BatchEvidence) -> list[Candidate
     if not any(inputs.rows):
         raise UnavailableError("the loss is computed from a tensor without any rows")
     if evidence.batch_size is not None:
-        _check_batch_size(evidence.batch_size, evidence.losses)
-        return _on_both_axes(evidence.batch_size, PASSED, evidence)
+        samples = _checked(evidence.batch_size, evidence.losses)
+        return _on_both_axes(samples, PASSED, evidence)
     if evidence.losses is not None:
         return _on_both_axes(evidence.losses, "the per-sample losses", evidence)
     found = _of_calls(inputs, evidence)
@@ -127,16 +128,22 @@ NO_CALLS = (
 )
 
 
-def _check_batch_size(batch_size: int, losses: int | None) -> None:
-    if not isinstance(batch_size, int) or batch_size < 1:
+def _checked(batch_size: SupportsIndex, losses: int | None) -> int:
+    """The number of samples that the user has passed."""
+    try:
+        samples = index(batch_size)
+    except TypeError:
+        samples = 0
+    if samples < 1:
         raise UnavailableError(
             f"batch_size={batch_size!r} was passed: pass the number of samples as an int"
         )
-    if losses not in (None, batch_size):
+    if losses not in (None, samples):
         raise UnavailableError(
             f"batch_size={batch_size} was passed, but there are {losses} per-sample losses: pass "
             "the number of samples in the batch"
         )
+    return samples
 
 
 def _on_both_axes(samples: int, known_by: str, evidence: BatchEvidence) -> list[Candidate]:

@@ -66,7 +66,21 @@ def labelled_inputs(
     origins = {edge for _, behind in found for edge in behind}
     outputs = origins | _outputs(graph, inputs.edges, alone)
     square = {each for each in outputs if graph.shape(each).count(candidate.samples) > 1}
-    return LabelledInputs(sources, is_square=bool(square), is_traced=not square.isdisjoint(origins))
+    return LabelledInputs(
+        sources,
+        is_square=bool(square),
+        is_traced=not square.isdisjoint(origins),
+        are_views=_are_views(graph, inputs, origins, candidate.samples),
+    )
+
+
+def _are_views(graph: Graph, inputs: LossInputs, origins: set[Edge], samples: int) -> bool:
+    """Whether inputs of fewer rows than there are samples are equal parts that weren't selected."""
+    rows = inputs.rows[0]
+    if len(inputs.rows) > 1 or not 1 < rows < samples or samples % rows:
+        return False
+    between = graph.below(n for n, _ in inputs.edges) - graph.below(n for n, _ in origins)
+    return not any(SELECTING.match(graph.kinds[number]) for number in between)
 
 
 def _outputs(graph: Graph, edges: Sequence[Edge], alone: Sequence[bool]) -> set[Edge]:
