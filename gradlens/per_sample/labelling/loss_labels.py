@@ -35,14 +35,15 @@ class LabelledInputs:
 
     ``in_parts`` means that samples are numbered in the order of losses of a part of the batch each,
     and ``is_square`` that outputs from which they are computed have two axes of N entries.
-    ``is_traced`` means that they were traced back to such a tensor, and ``are_views`` that they are
-    equal parts of outputs with a row for each sample, which may be views of fewer samples.
+    ``is_unsure`` means that they were traced back to such a tensor, or couldn't be traced, and
+    ``are_views`` that they are equal parts of outputs with a row for each sample, which may be
+    views of fewer samples.
     """
 
     sources: tuple[Source, ...]
     in_parts: bool = False
     is_square: bool = False
-    is_traced: bool = False
+    is_unsure: bool = False
     are_views: bool = False
 
 
@@ -54,7 +55,7 @@ def labelled_inputs(
     ``UnavailableError`` if they are certain for none of the inputs.
     """
     found = [_labelled_input(graph, edge, alone, candidate) for edge in inputs.edges]
-    sources = tuple(source for source, _ in found)
+    sources = tuple(each.source for each in found)
     uncertain = [source for source in sources if source.labels is None]
     if uncertain and candidate.known_by == PASSED and not inputs.connected:
         lengths = [shape[0] for shape in inputs.shapes]
@@ -63,13 +64,13 @@ def labelled_inputs(
                 return LabelledInputs(_one_after_another(inputs, samples), in_parts=True)
     if len(uncertain) == len(sources):
         raise UnavailableError(_unlike(inputs, candidate))
-    origins = {edge for _, behind in found for edge in behind}
+    origins = {edge for each in found for edge in each.behind}
     outputs = origins | _outputs(graph, inputs.edges, alone)
     square = {each for each in outputs if graph.shape(each).count(candidate.samples) > 1}
     return LabelledInputs(
         sources,
         is_square=bool(square),
-        is_traced=not square.isdisjoint(origins),
+        is_unsure=not square.isdisjoint(origins) or any(each.is_unsure for each in found),
         are_views=_are_views(graph, inputs, origins, candidate.samples),
     )
 
@@ -96,25 +97,36 @@ def _outputs(graph: Graph, edges: Sequence[Edge], alone: Sequence[bool]) -> set[
     return seen
 
 
+@dataclass(frozen=True)
+class _LabelledInput:
+    """One of the loss's inputs with its labels, and the edges ``behind`` that they come from.
+
+    ``is_unsure`` means that its rows may come from other samples than their places say.
+    """
+
+    source: Source
+    behind: Sequence[Edge] = ()
+    is_unsure: bool = False
+
+
 def _labelled_input(
     graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
-) -> tuple[Source, list[Edge]]:
-    """One of the loss's inputs with its labels, and the edges that its rows were traced back to."""
+) -> _LabelledInput:
     shape, samples = graph.shape(edge), candidate.samples
     if samples == 1:
-        return Source(edge, torch.zeros([1] * len(shape), dtype=torch.long)), []
-    labels = _along_axis(shape, samples, candidate.axis)
-    find = _nearest_with_axis if labels is None else _selected_from
-    behind = find(graph, edge, alone, candidate)
-    if labels is not None and not behind:
-        return Source(edge, labels), []
+        return _LabelledInput(Source(edge, torch.zeros([1] * len(shape), dtype=torch.long)))
+    labels = _along_axis(shape, samples, candidate.axis, least_axes=2)
+    if labels is None:
+        behind = _nearest_with_axis(graph, edge, alone, candidate)
+        return _LabelledInput(Source(edge, _traced(graph, edge, behind, candidate)), behind)
+    behind, are_stacked = _selected_from(graph, edge, alone, candidate)
     traced = _traced(graph, edge, behind, candidate)
-    if labels is None or traced is None:
-        return Source(edge, traced), behind
-    if _is_one_row_each(traced, samples):
-        return Source(edge, labels), behind  # in the loss's order
+    if not behind or (traced is not None and _is_one_row_each(traced, samples)):
+        return _LabelledInput(Source(edge, labels))  # in the loss's order
+    if traced is None and are_stacked:
+        return _LabelledInput(Source(edge, labels), is_unsure=True)
     # Selected positions are in the order of samples, unless these are behind another axis.
-    return Source(edge, traced if candidate.axis == 0 else None), behind
+    return _LabelledInput(Source(edge, traced if candidate.axis == 0 else None), behind)
 
 
 def _is_one_row_each(labels: Tensor, samples: int) -> bool:
@@ -139,9 +151,14 @@ def _one_after_another(inputs: LossInputs, samples: Sequence[int]) -> tuple[Sour
     return tuple(sources)
 
 
-def _along_axis(shape: tuple[int, ...], samples: int, axis: int) -> Tensor | None:
-    """Labels 0 to N - 1 along the axis that counts the samples."""
-    if axis == 1 and len(shape) > 1 and shape[1] == samples:
+def _along_axis(
+    shape: tuple[int, ...], samples: int, axis: int, least_axes: int = 3
+) -> Tensor | None:
+    """Labels 0 to N - 1 along the axis that counts the samples.
+
+    That is the second one of tensors with ``least_axes`` alone: the last one may be of features.
+    """
+    if axis == 1 and len(shape) >= least_axes and shape[1] == samples:
         return torch.arange(samples).reshape(1, -1, *[1] * (len(shape) - 2))
     if shape[0] == samples and (axis == 0 or len(shape) < 3):
         return torch.arange(samples).reshape(-1, *[1] * (len(shape) - 1))
@@ -208,14 +225,16 @@ def _last_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _selected_from(
     graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
-) -> list[Edge]:
+) -> tuple[list[Edge], bool]:
     """The edges that an input's N rows were selected from, if these have more rows or axes.
 
     The number of selected elements, such as masked positions of a text, may be N by chance. Rows
-    that are stacked may have been selected one by one.
+    that are stacked may have been selected one by one; the second value says that there are no
+    others.
     """
     found: list[Edge] = []
-    visited, waiting = set(), [edge]
+    are_stacked = True
+    seen, waiting = set(), [edge]
     while waiting:
         above = waiting.pop()
         if above in visited or alone[above[0]]:
@@ -230,9 +249,10 @@ def _selected_from(
             other = behind[:1] != shape[:1] or len(behind) > len(shape)
             if other and SELECTING.match(kind):
                 found += _nearest_with_axis(graph, above, alone, candidate)
+                are_stacked = False
             elif behind[:1] == shape[:1]:
                 waiting.append(below)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(found)), are_stacked
 
 
 def _nearest_with_axis(

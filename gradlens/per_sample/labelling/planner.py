@@ -88,7 +88,7 @@ class _Attempt:
     @property
     def is_certain(self) -> bool:
         """Whether no other candidate can be right."""
-        one_axis = len(self.candidate.input_axes) == 1
+        one_axis = len(self.candidate.input_axes) == 1 and not self.candidate.needs_proof
         doubtful = self.candidate.is_rival or self.are_views
         return bool(self.agrees) and not doubtful and (one_axis or not self.plan.meeting)
 
@@ -153,7 +153,7 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
     if best.candidate.is_rival:
         raise UnavailableError(ONE_CALL_EACH.format(samples=best.candidate.samples))
     others = len(attempts) > 1
-    unproven = others if best.candidate.needs_proof else best.inputs.is_traced and not others
+    unproven = others if best.candidate.needs_proof else best.inputs.is_unsure and not others
     if len(possible) > 1 or (unproven and not best.agrees):
         raise UnavailableError(_uncertain([each.candidate for each in possible]))
     if best.plan.meeting and not best.agrees:
