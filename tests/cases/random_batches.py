@@ -132,8 +132,8 @@ Losses = tuple[Tensor, Tensor]
 class Program:
     """What a program is made of.
 
-    With ``positions_first``, inputs are ``[T, N, D]``. ``copies`` are heads or passes, as the loss
-    needs them.
+    With ``positions_first``, inputs are ``[T, N, D]``; with ``keeps_inputs``, they are held until
+    the backward pass. ``copies`` are heads or passes, as the loss needs them.
     """
 
     inputs: str
@@ -143,6 +143,7 @@ class Program:
     positions: int
     copies: int
     positions_first: bool = False
+    keeps_inputs: bool = True
     seed: int = 0
 
     @property
@@ -330,6 +331,7 @@ def draw_program(source: random.Random) -> Program:
         sizes[0],
         max(sizes[1], 2),
         source.random() < 0.35,
+        source.random() < 0.5,
         source.randrange(10**6),
     )
     if program.network in {"Positions", "Coupled"} or program.positions == 1:
@@ -356,13 +358,16 @@ def examine(program: Program) -> Findings:
         for told in (False, True):
             torch.manual_seed(program.seed)
             model = gradlens.extend(Model(program).double())
-            loss, losses = LOSSES[program.loss](program, model, program.draw())
+            inputs = program.draw()
+            loss, losses = LOSSES[program.loss](program, model, inputs)
+            if not program.keeps_inputs:
+                del inputs
             expected = per_sample_gradients_of_losses(losses, model)
             batch_size = program.samples if told else None
             with gradlens.per_sample_gradients(model, batch_size=batch_size) as gradients:
                 loss.backward()
             used = [name for name, rows in expected.items() if bool(rows.any())]
-            findings.covered.append(sum(name in gradients for name in used) / len(used))
+            findings.covered.append(sum(name in gradients for name in used) / max(len(used), 1))
             findings.problems += problems(gradients, expected, program, told)
             findings.reasons.update(reasons(gradients, expected, told))
     return findings

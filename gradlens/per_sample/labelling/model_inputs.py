@@ -144,26 +144,35 @@ class ModelInputs:
 
 
 def reads_data(graph: Graph, model_inputs: Sequence[Given]) -> list[bool]:
-    """Whether a node may be made of what the model was called with, by number.
-
-    What was computed from the model's inputs without a graph lies somewhere else in memory, but has
-    rows for each of their samples.
-    """
+    """Whether a node may be made of what the model was called with, by number."""
     storages = {given.storage for given in model_inputs}
-    lengths = {given.shape[0] for given in model_inputs} - {0, 1}
+    sizes = {size for given in model_inputs for size in _sizes_computed(given)}
     found: list[bool] = []
     for number, edges in enumerate(graph.children):
         below = any(edge is not None and found[edge[0]] for edge in edges)
         read = None if below or not storages else _read_by(graph, number)
-        found.append(below or (read is not None and _may_be_of(read, storages, lengths)))
+        found.append(below or (read is not None and _may_be_of(read, storages, sizes)))
     return found
 
 
-def _may_be_of(read: Tensor, storages: Set[int], lengths: Set[int]) -> bool:
+def _sizes_computed(given: Given) -> list[tuple[int, int]]:
+    """Numbers of elements and of rows of what is computed from a tensor, or one of its positions.
+
+    Integers may become vectors of any length, so that the number of elements isn't known, which is
+    written as -1; of real numbers, it is that of rows.
+    """
+    shapes = [given.shape]
+    if len(given.shape) > 1:
+        shapes.append((given.shape[0], *given.shape[2:]))
+    return [(prod(shape), -1) if given.is_real else (-1, prod(shape)) for shape in shapes]
+
+
+def _may_be_of(read: Tensor, storages: Set[int], sizes: Set[tuple[int, int]]) -> bool:
+    """Whether a tensor is one of the model's inputs, or was computed from one without a graph."""
     if read.untyped_storage().data_ptr() in storages:
         return True
-    has_rows = read.dim() > 0 and not read.requires_grad and len(read) > 1
-    return has_rows and any(len(read) % length == 0 for length in lengths)
+    rows = read.numel() // read.shape[-1] if read.dim() and read.shape[-1] else 0
+    return not read.requires_grad and not sizes.isdisjoint({(read.numel(), -1), (-1, rows)})
 
 
 def _read_by(graph: Graph, number: int) -> Tensor | None:
