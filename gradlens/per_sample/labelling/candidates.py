@@ -149,7 +149,8 @@ def _checked(batch_size: SupportsIndex, losses: int | None) -> int:
 def _on_both_axes(samples: int, known_by: str, evidence: BatchEvidence) -> list[Candidate]:
     """A known number of samples, which either axis may count."""
     places = [axis for axis in (0, 1) if samples in _lengths(evidence.called_with, axis)]
-    # Of two axes with N entries, the leading one counts the samples, unless layers say otherwise.
+    # Of two axes with N entries, the leading one counts the samples, unless layers have
+    # positions first.
     axes = tuple(places if evidence.positions_first else places[:1])
     calls = evidence.rows_of_calls
     in_each_call = len(calls) > 1 and set(calls) == {samples}
@@ -205,7 +206,7 @@ def _may_be_either(inputs: LossInputs, evidence: BatchEvidence) -> bool:
 
 
 def _agreed(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Candidate]:
-    """What the model was called with, if the loss's inputs have as many rows."""
+    """The length of the model's inputs, if the loss's inputs have as many rows."""
     lengths = {*inputs.rows, *(_lengths(inputs.shapes, 1) if axis else [])}
     # Vectors may be lists of all samples' elements, with the places where samples begin.
     tensors = [shape for shape in evidence.called_with if len(shape) > 1][:1]
@@ -215,12 +216,12 @@ def _agreed(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Cand
 
 
 def _called(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Candidate]:
-    """What the model was called with alone: the loss's rows have to be traced back to that."""
+    """The length of the model's inputs alone, to which the loss's rows have to be traced back."""
     lengths = _lengths(evidence.called_with, axis)
-    # Some inputs are the same for all samples, but of several numbers none is certain.
+    # An input of length 1 is the same for all samples; several other lengths are ambiguous.
     if len({n for n in lengths if n != 1}) > 1 or not lengths:
         return []
-    # Rows may be selected from samples; that another axis counts them takes all of them.
+    # The loss may have some of the samples' rows, but along the second axis only all of them.
     if axis == 1 and any(rows % max(lengths) for rows in inputs.rows):
         return []
     return _of_axis(max(lengths), axis, CALLED, evidence)
@@ -233,7 +234,7 @@ def _of_axis(samples: int, axis: int, known_by: str, evidence: BatchEvidence) ->
 
 
 def _by_loss_alone(inputs: LossInputs, evidence: BatchEvidence) -> list[Candidate]:
-    """The rows of the loss's inputs, of each of which the model has got several."""
+    """The rows of the loss's inputs, for each of which the model has got several."""
     if len(inputs.rows) > 1 or not evidence.calls:
         return []
     (rows,), (together,) = inputs.rows, evidence.rows_of_calls

@@ -32,7 +32,7 @@ class LossInputs:
 
 
 def loss_inputs(graph: Graph, alone: Sequence[bool], single_samples: int = 0) -> LossInputs:
-    """Where the loss is computed from, but for terms of parameters alone.
+    """The inputs of a loss, without terms of parameters alone.
 
     If the model was called on ``single_samples`` one by one, as many numbers that are stacked are
     their losses.
@@ -49,7 +49,7 @@ def _behind(
 ) -> list[Edge]:
     """The first edges that hold rows."""
     found: list[Edge] = []
-    seen, waiting = set(), list(edges)
+    visited, waiting = set(), list(edges)
     while waiting:
         edge = waiting.pop()
         if edge in visited or alone[edge[0]]:

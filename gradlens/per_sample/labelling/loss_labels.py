@@ -86,15 +86,15 @@ def _are_views(graph: Graph, inputs: LossInputs, origins: set[Edge], samples: in
 
 def _outputs(graph: Graph, edges: Sequence[Edge], alone: Sequence[bool]) -> set[Edge]:
     """The edges between a loss and the last nodes that compute with parameters."""
-    seen: set[Edge] = set()
+    visited: set[Edge] = set()
     waiting = list(edges)
     while waiting:
         edge = waiting.pop()
         below = list(graph.descend(edge))
-        if edge not in seen and not any(alone[number] for number, _ in below):
+        if edge not in visited and not any(alone[number] for number, _ in below):
             waiting += below
-        seen.add(edge)
-    return seen
+        visited.add(edge)
+    return visited
 
 
 @dataclass(frozen=True)
@@ -234,12 +234,12 @@ def _selected_from(
     """
     found: list[Edge] = []
     are_stacked = True
-    seen, waiting = set(), [edge]
+    visited, waiting = set(), [edge]
     while waiting:
         above = waiting.pop()
         if above in visited or alone[above[0]]:
             continue
-        seen.add(above)
+        visited.add(above)
         shape, kind = graph.shape(above), graph.kinds[above[0]]
         if STACKING.match(kind):
             found += _nearest_with_axis(graph, above, alone, candidate, whole=True)

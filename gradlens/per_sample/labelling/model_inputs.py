@@ -53,7 +53,7 @@ class ModelInputs:
         return certain or None
 
     def order(self, graph: Graph, uses: Sequence[tuple[Use, Tensor]]) -> Tensor | None:
-        """The label of each sample of the inputs, ``[N]``; ``None`` if that isn't known of all."""
+        """The label of each sample of the inputs, ``[N]``; ``None`` if some are unknown."""
         pairs = self._pairs(graph, uses)
         together = torch.cat(pairs, dim=1) if pairs else None
         if together is None or not _one_to_one(together) or _seen(together) < self.samples:
@@ -73,7 +73,7 @@ class ModelInputs:
         return pairs
 
     def _is_shared(self, graph: Graph, number: int) -> bool:
-        """Whether a node that all samples are said to share computes with inputs of each."""
+        """Whether a node that all samples should share computes with the inputs of each."""
         read = _read_by(graph, number)
         storage = None if read is None else read.untyped_storage().data_ptr()
         return any(given.storage == storage for given in self._of_samples)
