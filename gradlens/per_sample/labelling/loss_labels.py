@@ -156,9 +156,10 @@ def _along_axis(
 ) -> Tensor | None:
     """Labels 0 to N - 1 along the axis that counts the samples.
 
-    That is the second one of tensors with ``least_axes`` alone: the last one may be of features.
+    That is the second one of tensors with ``least_axes`` alone, since the last one may be of
+    features, and not of images ``[N, C, H, W]``.
     """
-    if axis == 1 and len(shape) >= least_axes and shape[1] == samples:
+    if axis == 1 and len(shape) >= least_axes and len(shape) != 4 and shape[1] == samples:
         return torch.arange(samples).reshape(1, -1, *[1] * (len(shape) - 2))
     if shape[0] == samples and (axis == 0 or len(shape) < 3):
         return torch.arange(samples).reshape(-1, *[1] * (len(shape) - 1))

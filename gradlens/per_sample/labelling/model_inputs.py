@@ -92,12 +92,13 @@ class ModelInputs:
         read = _read_by(graph, number)
         if read is None:
             return None
-        read = read.detach()
         for given in self._of_samples:
             samples = self._samples_of(given.shape, rows)
             if samples is not None and _is_whole(read, given):
                 return samples.flatten()
-        if read.numel() > MAX_ELEMENTS or read.is_complex() or not rows or read.numel() % rows:
+        if read.requires_grad or read.is_complex() or read.numel() > MAX_ELEMENTS:
+            return None
+        if not rows or read.numel() % rows:
             return None
         if any(given.reference() is None for given in self.given):
             return None  # it may be the one that was read

@@ -177,10 +177,7 @@ def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _At
     ``UnavailableError`` if the candidate contradicts what the model was called with.
     """
     found = labelled_inputs(loss.graph, loss.inputs, loss.alone, candidate)
-    labels = tuple(
-        None if source.labels is None else (source.labels.shape, *source.labels.flatten().tolist())
-        for source in found.sources
-    )
+    labels = tuple(_as_key(source.labels) for source in found.sources)
     if labels in tried:
         return None
     tried.add(labels)
@@ -201,6 +198,16 @@ def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _At
     orders = [each.order(loss.graph, uses) for each in inputs if found.in_parts]
     order = next((each for each in orders if each is not None), None)
     return _Attempt(candidate, plan if order is None else plan.part(order), agrees, found)
+
+
+def _as_key(labels: Tensor | None) -> tuple[Any, ...] | None:
+    """Labels without the axes along which they are the same."""
+    if labels is None:
+        return None
+    for axis in range(labels.dim()):
+        first = labels.narrow(axis, 0, 1)
+        labels = first if bool((labels == first).all()) else labels
+    return (labels.shape, *labels.flatten().tolist())
 
 
 def _labels_of_uses(plan: Plan) -> list[tuple[Use, Tensor]]:
@@ -313,7 +320,7 @@ class _Planner:
             tuple(name for name, way in ways.items() if way.beside),
             tuple(coupling),
             any(is_recomputed(node) for node in self._graph.nodes if uses_statistics(node)),
-            meeting=any(way.mixed for way in ways.values()),
+            meeting=any(reason.startswith(MEETING) for reason in reasons.values()),
         )
 
     def _without_unknown_rows(self, plan: Plan) -> Plan:
@@ -398,9 +405,9 @@ class _Planner:
         if unknown:
             return UNKNOWN_TERM.format(shape=list(unknown[0]), samples=self._candidate.samples)
         behind = self._first_behind(way.mixed[0], apart)
-        meeting = MEETING.format(behind=few(behind) or "the loss", samples=self._candidate.samples)
-        is_passed = self._candidate.known_by == PASSED
-        return meeting + ("" if is_passed else OTHER_N.format(samples=self._candidate.samples))
+        samples, is_passed = self._candidate.samples, self._candidate.known_by == PASSED
+        where = WHERE.format(behind=few(behind) or "the loss", samples=samples)
+        return MEETING + where + ("" if is_passed else OTHER_N.format(samples=samples))
 
     def _first_behind(self, node: int, apart: Mapping[int, str]) -> list[str]:
         """The parameters of the first nodes towards the loss at which samples are apart."""
@@ -476,8 +483,9 @@ ACROSS_PROCESSES = (
     "it is in front of a normalisation with the statistics of all processes: use BatchNorm, or "
     "eval mode"
 )
-MEETING = (
-    "samples meet between it and {behind}: its gradient comes from rows that several of the "
+MEETING = "samples meet "
+WHERE = (
+    "between it and {behind}: its gradient comes from rows that several of the "
     "{samples} samples depend on (they are normalised together, compared with each other, or "
     "attend to each other)"
 )
