@@ -205,7 +205,7 @@ def _as_key(labels: Tensor | None) -> tuple[Any, ...] | None:
     if labels is None:
         return None
     for axis in range(labels.dim()):
-        first = labels.narrow(axis, 0, 1)
+        first = labels.narrow(axis, 0, min(1, labels.shape[axis]))
         labels = first if bool((labels == first).all()) else labels
     return (labels.shape, *labels.flatten().tolist())
 
