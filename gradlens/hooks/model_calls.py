@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from gradlens.per_sample.labelling.graph import Graph
+from gradlens.per_sample.labelling.graph import Graph, Node, kind
+from gradlens.per_sample.labelling.node_kinds import VIEWS
 from gradlens.per_sample.layer_rules import forget_layer_calls, record_layer_calls
 
 MAX_CALLS = 64
@@ -87,7 +88,7 @@ class ModelCalls:
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         tensors = [leaf for leaf in leaves if leaf.dim() and leaf.layout == torch.strided]
         nodes = [tensor.grad_fn for tensor in _tensors(output)]
-        numbers = frozenset(node._sequence_nr() for node in nodes if node is not None)
+        numbers = frozenset(n for node in nodes if node is not None for n in _numbers(node))
         is_first = not any(tensor.requires_grad for tensor in tensors)
         try:
             inputs = tuple(map(Given.of, tensors))
@@ -102,6 +103,17 @@ class ModelCalls:
         """The calls that a loss was computed from."""
         numbers = {node._sequence_nr() for node in graph.nodes}
         return [call for call in self._latest if call.outputs & numbers]
+
+
+def _numbers(node: Node) -> Iterator[int]:
+    """Sequence numbers of the node of an output, and of those that it views.
+
+    An output that is overwritten in place gets another node in place of its views.
+    """
+    yield node._sequence_nr()
+    while VIEWS.match(kind(node)) and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+        yield node._sequence_nr()
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:
