@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradlens.curvature.calls import LossCall
+from gradlens.hooks.node_kinds import Node, kind
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.labelling.graph import Node, kind
 
 _PASS = "pass info={'outputs': ...} to the context"
 LINEAR_IN_OUTPUTS = (

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.hooks.layer_rules import forget_layer_calls, record_layer_calls
+from gradlens.hooks.node_kinds import VIEWS, Node, kind
 from gradlens.hooks.torch_private import (
     forward_hooks,
     remove_forward_hook,
@@ -91,7 +92,7 @@ class ModelCalls:
         leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         tensors = [leaf for leaf in leaves if leaf.dim() and leaf.layout == torch.strided]
         nodes = [tensor.grad_fn for tensor in _tensors(output)]
-        numbers = frozenset(sequence_number(node) for node in nodes if node is not None)
+        numbers = frozenset(n for node in nodes if node is not None for n in _numbers(node))
         is_first = not any(tensor.requires_grad for tensor in tensors)
         try:
             inputs = tuple(map(Given.of, tensors))
@@ -105,6 +106,17 @@ class ModelCalls:
     def with_outputs(self, numbers: Set[int]) -> list[ModelCall]:
         """The calls whose outputs were computed by nodes with some of these sequence numbers."""
         return [call for call in self._latest if call.outputs & numbers]
+
+
+def _numbers(node: Node) -> Iterator[int]:
+    """Sequence numbers of the node of an output, and of those that it views.
+
+    An output that is overwritten in place gets another node in place of its views.
+    """
+    yield sequence_number(node)
+    while VIEWS.match(kind(node)) and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+        yield sequence_number(node)
 
 
 def _tensors(output: Any) -> Iterator[Tensor]:

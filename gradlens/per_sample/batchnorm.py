@@ -23,9 +23,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
+from gradlens.hooks.node_kinds import CHANNEL_NORMALISATION, SYNCHRONISED, Node, kind
 from gradlens.hooks.torch_private import saved
-from gradlens.per_sample.labelling.graph import Graph, Node, kind
-from gradlens.per_sample.labelling.node_kinds import CHANNEL_NORMALISATION, SYNCHRONISED
+from gradlens.per_sample.labelling.graph import Graph
 from gradlens.per_sample.labelling.saved import recomputation
 
 BatchNormPolicy: TypeAlias = Literal["coupled", "frozen", "skip"]

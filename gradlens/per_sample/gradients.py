@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from gradlens.hooks.backpack_context import own_pass
 from gradlens.hooks.model_calls import Given, calls_behind
 from gradlens.hooks.module_hooks import on_gradient
+from gradlens.hooks.node_kinds import LEAF
 from gradlens.hooks.torch_private import BatchNorm
 from gradlens.hooks.undisturbed import buffers_kept
 from gradlens.numerics.unavailable import first_line
@@ -28,7 +29,6 @@ from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
 from gradlens.per_sample.labelling.candidates import BatchEvidence
 from gradlens.per_sample.labelling.graph import Edge, Graph, is_python_function
-from gradlens.per_sample.labelling.node_kinds import LEAF
 from gradlens.per_sample.labelling.plan import Plan
 from gradlens.per_sample.labelling.planner import plan_of
 
@@ -219,8 +219,7 @@ def evidence_of(graph: Graph, model: nn.Module | None, info: Mapping[str, Any]) 
     return BatchEvidence(
         info.get("batch_size"),
         _length(info.get("individual_losses")),
-        tuple(dict.fromkeys(shape for call in calls for shape in call.shapes)),
-        len(calls),
+        tuple(call.shapes for call in calls),
         _has_positions_first(model),
     )
 

@@ -20,11 +20,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from gradlens.hooks.layer_rules import layer_call
+from gradlens.hooks.node_kinds import CASTS, TRANSPOSE, Node
 from gradlens.hooks.torch_private import in_backward_pass, output_metadata, saved
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.labelling.graph import Graph, Link, Node, Use, is_python_function
-from gradlens.per_sample.labelling.node_kinds import CASTS, TRANSPOSE
+from gradlens.per_sample.labelling.graph import Graph, Link, Use, is_python_function
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
 from gradlens.per_sample.labelling.saved import recomputation
 from gradlens.per_sample.operators.convolution import Convolution, Geometry

@@ -738,4 +738,142 @@ MEETING = {
     ),
 }
 
-ROW_CASES = CHUNKS | SELECTED | SHARED | ORDERS | AXES | LOSSES | MEETING
+# The axis or the calls that count the samples.
+
+
+def recurrent(net: Any, x: Tensor, state: Tensor) -> Tensor:
+    return net.head(net.layer(x, state)[0].mean(1))
+
+
+def tagger(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.layer(x)[0])[..., 0]
+
+
+def of_tags(model: Any, batch: Batch) -> Tensor:
+    """Losses ``[T, N]``."""
+    x, y = batch
+    return F.mse_loss(model(x.transpose(0, 1)), y.T)
+
+
+def own_recurrence(net: Any, x: Tensor) -> Tensor:
+    hidden, found = x.new_zeros(x.shape[1], H), []
+    for row in x:
+        hidden = (net.inner(row) + net.again(hidden)).tanh()
+        found.append(hidden)
+    return net.head(torch.stack(found))[..., 0]
+
+
+def own_tagger() -> nn.Module:
+    layers = {"inner": nn.Linear(D, H), "again": nn.Linear(H, H), "head": nn.Linear(H, 1)}
+    return Net(own_recurrence, **layers)
+
+
+def exits(net: Any, x: Tensor) -> list[Tensor]:
+    hidden = net.inner(x / 255.0).tanh()
+    return [head(hidden) for head in net.heads]
+
+
+def with_exits() -> nn.Module:
+    heads = nn.ModuleList(nn.Linear(H, C) for _ in range(N))
+    return Net(exits, inner=nn.Linear(D, H), heads=heads)
+
+
+def of_exits(model: Any, batch: Batch) -> Tensor:
+    x, y = batch
+    return torch.stack([F.cross_entropy(outputs, y) for outputs in model(x)]).sum()
+
+
+def of_passes(model: Any, batch: Batch) -> Tensor:
+    """Losses ``[K, N]`` of several calls."""
+    x, y = batch
+    calls = [F.cross_entropy((k + 1) * model(x), y, reduction="none") for k in range(2)]
+    return torch.stack(calls).mean()
+
+
+def of_stacked_halves(model: Any, batch: Batch) -> Tensor:
+    halves = zip(batch[0].chunk(2), batch[1].chunk(2), strict=True)
+    return torch.stack([F.cross_entropy(model(x), y) for x, y in halves]).mean()
+
+
+def of_crops(model: Any, batch: Batch) -> Tensor:
+    """Two views of each sample, in one call."""
+    x, y = batch
+    parts = model(torch.cat([x, x.sin()])).chunk(2)
+    return sum(F.cross_entropy(part, y) for part in parts)
+
+
+def of_scored(model: Any, batch: Batch) -> Tensor:
+    """Some of the losses ``[N, T]``."""
+    x, mask = batch
+    return model(x).square().sum(-1)[mask].mean()
+
+
+def of_one_scored(model: Any, batch: Batch, n: int) -> Tensor:
+    x, mask = one(batch, n)
+    return N * model(x).square().sum(-1)[mask].sum() / batch[1].sum()
+
+
+def scored() -> Batch:
+    mask = torch.rand(N, T) < 0.5
+    mask[0, 0] = True
+    return randn(N, T, D), mask
+
+
+SECOND = "second axis may count the samples.*batch_size="
+OF_CALLS = "called 2 times, with 4 and 4 rows: .*batch_size="
+
+COUNTED = {
+    "recurrent, with a state": RowCase(
+        lambda: Net(recurrent, layer=nn.GRU(D, H, batch_first=True), head=nn.Linear(H, C)),
+        lambda: (randn(N, T, D), randn(1, N, H), classes(N)),
+        cross_entropy,
+        lambda model, batch, n: F.cross_entropy(
+            model(batch[0][n : n + 1], batch[1][:, n : n + 1]), batch[2][n : n + 1]
+        ),
+    ),
+    "tags [T, N]": RowCase(
+        lambda: Net(tagger, layer=nn.GRU(D, H), head=nn.Linear(H, 1)),
+        lambda: (randn(N, T, D), randn(N, T)),
+        of_tags,
+    ),
+    "tags [T, N], T = N": RowCase(
+        lambda: Net(tagger, layer=nn.GRU(D, H), head=nn.Linear(H, 1)),
+        lambda: (randn(N, N, D), randn(N, N)),
+        of_tags,
+        batch_size=N,
+    ),
+    "own recurrence, positions first": RowCase(
+        own_tagger, lambda: (randn(N, T, D), randn(N, T)), of_tags, refused=("",), reason=SECOND
+    ),
+    "own recurrence, positions first, batch size passed": RowCase(
+        own_tagger, lambda: (randn(N, T, D), randn(N, T)), of_tags, batch_size=N
+    ),
+    "as many exits as samples, bytes": RowCase(
+        with_exits, lambda: (torch.randint(256, (N, D)).double(), classes(N)), of_exits
+    ),
+    "as many exits as samples, batch size passed": RowCase(
+        with_exits,
+        lambda: (torch.randint(256, (N, D)).double(), classes(N)),
+        of_exits,
+        batch_size=N,
+    ),
+    "passes": RowCase(mlp, vectors, of_passes, refused=("",), reason=OF_CALLS),
+    "passes, batch size passed": RowCase(mlp, vectors, of_passes, batch_size=N),
+    "losses of halves, stacked": RowCase(
+        mlp,
+        vectors,
+        of_stacked_halves,
+        refused=("",),
+        reason="sum of 2 losses of 2 rows.*batch_size=",
+    ),
+    "losses of halves, stacked, batch size passed": RowCase(
+        mlp, vectors, of_stacked_halves, of_all, batch_size=N
+    ),
+    "crops in one call": RowCase(
+        mlp, vectors, of_crops, refused=("",), reason="isn't certain.*8, by .*4, by.*batch_size="
+    ),
+    "crops in one call, batch size passed": RowCase(mlp, vectors, of_crops, batch_size=N),
+    "some of the losses [N, T]": RowCase(mlp, scored, of_scored, of_one_scored),
+}
+
+ROW_CASES = CHUNKS | SELECTED | SHARED | ORDERS | AXES | LOSSES | COUNTED | MEETING

@@ -202,6 +202,42 @@ def test_in_low_precision(dtype: torch.dtype, factor: float) -> None:
         assert difference.norm() < 0.03 * expected[name].float().norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layers_as_wide_as_the_model_s_input_in_low_precision(dtype: torch.dtype) -> None:
+    """Their inputs are compared with the model's."""
+    torch.manual_seed(0)
+    layers = nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)
+    model = gradlens.extend(nn.Sequential(*layers).to(dtype))
+    loss = model(torch.randn(4, 8, dtype=dtype)).float().square().mean()
+    with gradlens.per_sample_gradients(model) as gradients:
+        loss.backward()
+    assert gradients.batch_size == len(gradients) == 4
+
+
+def test_outputs_that_are_overwritten_after_the_call() -> None:
+    torch.manual_seed(0)
+    model = gradlens.extend(nn.Linear(4, 4).double())
+    outputs = model(randn(2, 3, 4))
+    outputs.mul_(0.5)
+    outputs[..., 0] = 0
+    losses = outputs.square().mean((1, 2))
+    expected = per_sample_gradients_of_losses(losses, model)
+    with gradlens.per_sample_gradients(model) as gradients:
+        losses.mean().backward()
+    assert gradients.keys() == expected.keys()
+    for name in gradients:
+        assert_close(gradients[name].dense(), expected[name])
+
+
+@pytest.mark.parametrize("batch_size", [4.0, 0, "4"])
+def test_a_batch_size_that_is_no_number_of_samples(batch_size: Any) -> None:
+    model = gradlens.extend(mlp().double())
+    with gradlens.per_sample_gradients(model, batch_size=batch_size) as gradients:
+        labels(model(randn(4, 5))).backward()
+    with pytest.raises(KeyError, match="pass the number of samples as an int"):
+        gradients["0.weight"]
+
+
 def test_backward_on_another_loss() -> None:
     """Nothing is given that isn't the loss's."""
     torch.manual_seed(0)

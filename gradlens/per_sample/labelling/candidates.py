@@ -8,10 +8,14 @@ with.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import index
+from typing import SupportsIndex, TypeAlias
 
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.labelling.loss_inputs import LossInputs
+
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -19,114 +23,183 @@ class BatchEvidence:
     """What is known of a batch besides the loss's graph.
 
     ``batch_size`` is the number that the user has passed, ``losses`` the number of per-sample
-    losses. ``called_with`` are the shapes of the tensors that the model was called with, in
-    ``calls`` calls, and ``positions_first`` means that some of its layers count samples along the
-    second axis.
+    losses. ``calls`` are the shapes of the tensors that the model was called with, by call, and
+    ``positions_first`` means that some of its layers count samples along the second axis.
     """
 
-    batch_size: int | None = None
+    batch_size: SupportsIndex | None = None
     losses: int | None = None
-    called_with: tuple[tuple[int, ...], ...] = ()
-    calls: int = 0
+    calls: tuple[tuple[Shape, ...], ...] = ()
     positions_first: bool = False
+
+    @property
+    def called_with(self) -> list[Shape]:
+        """Shapes of the tensors of all calls, each once."""
+        return list(dict.fromkeys(shape for shapes in self.calls for shape in shapes))
+
+    @property
+    def rows_of_calls(self) -> list[int]:
+        """The number of rows in each call; a vector of real numbers is one."""
+        return [_first_rows(shapes) for shapes in self.calls]
+
+    @property
+    def single_samples(self) -> int:
+        """The number of calls, if there were several on one row each."""
+        rows = self.rows_of_calls
+        return len(rows) if len(rows) > 1 and set(rows) == {1} else 0
+
+
+def _first_rows(shapes: Sequence[Shape]) -> int:
+    """The length of the first tensor: vectors may be the elements of all samples in one list."""
+    tensors = [shape for shape in shapes if len(shape) > 1]
+    return next((shape[0] for shape in tensors or shapes), 1)
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A number of samples that agrees with the evidence, and how it is known.
 
-    ``axis`` counts the samples in the loss's inputs, unless these have too few axes, and
-    ``input_axis`` in the model's inputs, ``None`` where that isn't known. ``rows_together`` is the
-    number of rows that each sample has in the model's inputs.
+    ``axis`` counts the samples in the loss's inputs, unless these have too few axes, and one of
+    ``input_axes`` in the model's inputs; there are none where that isn't known. ``rows_together``
+    is the number of rows that each sample has in the model's inputs. With ``in_each_call``, each
+    call of the model got all samples.
     """
 
     samples: int
     axis: int
     known_by: str
-    input_axis: int | None = None
+    input_axes: tuple[int, ...] = ()
     rows_together: int = 1
+    in_each_call: bool = False
+
+    @property
+    def needs_proof(self) -> bool:
+        """Whether the loss counts samples along the second axis, but not the model's inputs."""
+        return self.axis == 1 and 1 not in self.input_axes
+
+    @property
+    def is_rival(self) -> bool:
+        """Whether it is never right, but leaves no other one certain.
+
+        Outputs of several calls that are stacked may be those of parts of the batch.
+        """
+        return self.axis == 1 and self.in_each_call and self.known_by == AGREED
 
 
 def candidates_of(inputs: LossInputs, evidence: BatchEvidence) -> list[Candidate]:
-    """Numbers of samples that the batch may have, the likeliest first.
+    """Numbers of samples that the batch may have, and their axes, the likeliest first.
 
     ``UnavailableError`` if there is none, or if the evidence contradicts itself.
     """
     if not inputs.edges:
         raise UnavailableError("the loss isn't computed from any rows of samples")
+    if not any(inputs.rows):
+        raise UnavailableError("the loss is computed from a tensor without any rows")
     if evidence.batch_size is not None:
-        _check_losses(evidence)
-        return _on_axes(evidence.batch_size, PASSED, inputs, evidence)
+        samples = _checked(evidence.batch_size, evidence.losses)
+        return _on_both_axes(samples, PASSED, evidence)
     if evidence.losses is not None:
-        return _on_axes(evidence.losses, "the per-sample losses", inputs, evidence)
-    if not inputs.connected and evidence.calls in (0, len(inputs.edges)):
-        raise UnavailableError(SEVERAL.format(count=len(inputs.edges), rows=listed(inputs.rows)))
-    axes = (0, 1) if evidence.positions_first else (0,)
-    if _may_be_either(inputs, evidence):
-        raise UnavailableError(
-            EITHER.format(rows=inputs.rows[0], shape=list(evidence.called_with[0]))
-        )
-    found = [each for axis in axes for each in _agreed(inputs, evidence, axis)]
-    found += [each for axis in axes for each in _called(inputs, evidence, axis)]
-    found += _by_loss_alone(inputs, evidence)
+        return _on_both_axes(evidence.losses, "the per-sample losses", evidence)
+    found = _of_calls(inputs, evidence)
     if not found:
-        called = listed(_leading(evidence.called_with, 0))
-        raise UnavailableError(
-            f"the loss is computed from tensors of {listed(inputs.rows)} rows"
-            + (f", and the model was called with {called}" if called else "")
-            + ": pass the number of samples as batch_size=... to the context"
-            + ("" if called else NO_CALLS)
-        )
+        raise UnavailableError(_unknown(inputs, evidence))
     return found
 
 
-NO_CALLS = ", or extend the model (gradlens.extend) before its forward pass"
 PASSED = "batch_size="
 AGREED = "the rows of the loss's inputs and of the model's"
 CALLED = "the rows that the model was called with"
+TOGETHER = "the rows of the loss's inputs and of all calls of the model together"
 BY_LOSS = "the rows of the loss's inputs"
 CHECK = "pass another number, or compute the loss from a tensor with one row for each sample"
+PASS_BATCH_SIZE = "pass the number of samples as batch_size=... to the context"
 
 EITHER = (
     "the loss is computed from {rows} rows, and the model was called with a tensor of shape "
-    "{shape}, of which either axis may count the samples: pass batch_size=... to the context"
+    "{shape}, of which either axis may count the samples: " + PASS_BATCH_SIZE
 )
 SEVERAL = (
     "the loss is a sum of {count} losses of {rows} rows, which may be parts of the batch or "
-    "several losses of the whole: pass the number of samples as batch_size=... to the context"
+    "several losses of the whole: " + PASS_BATCH_SIZE
+)
+NO_CALLS = (
+    ". No call of the model is known to be behind the loss: calls are recorded from "
+    "gradlens.extend on, but not those of compiled models or inside torch.func's transforms"
 )
 
 
-def _check_losses(evidence: BatchEvidence) -> None:
-    if evidence.losses not in (None, evidence.batch_size):
+def _checked(batch_size: SupportsIndex, losses: int | None) -> int:
+    """The number of samples that the user has passed."""
+    try:
+        samples = index(batch_size)
+    except TypeError:
+        samples = 0
+    if samples < 1:
         raise UnavailableError(
-            f"batch_size={evidence.batch_size} was passed, but there are {evidence.losses} "
-            "per-sample losses: pass the number of samples in the batch"
+            f"batch_size={batch_size!r} was passed: pass the number of samples as an int"
         )
+    if losses not in (None, samples):
+        raise UnavailableError(
+            f"batch_size={batch_size} was passed, but there are {losses} per-sample losses: pass "
+            "the number of samples in the batch"
+        )
+    return samples
 
 
-def _on_axes(
-    samples: int, known_by: str, inputs: LossInputs, evidence: BatchEvidence
-) -> list[Candidate]:
-    """The leading axis counts the samples unless none of the loss's inputs has N rows there."""
-    second = any(len(s) > 2 and s[0] != samples and s[1] == samples for s in inputs.shapes)
-    axes = (1, 0) if second and samples not in inputs.rows else (0,)
-    places = [axis for axis in (0, 1) if samples in _leading(evidence.called_with, axis)]
-    place = places[0] if len(places) == 1 or (places and not evidence.positions_first) else None
-    return [Candidate(samples, axis, known_by, place) for axis in axes]
+def _on_both_axes(samples: int, known_by: str, evidence: BatchEvidence) -> list[Candidate]:
+    """A known number of samples, which either axis may count."""
+    places = [axis for axis in (0, 1) if samples in _lengths(evidence.called_with, axis)]
+    # Of two axes with N entries, the leading one counts the samples, unless layers have
+    # positions first.
+    axes = tuple(places if evidence.positions_first else places[:1])
+    calls = evidence.rows_of_calls
+    in_each_call = len(calls) > 1 and set(calls) == {samples}
+    return _along_both(Candidate(samples, 0, known_by, axes, in_each_call=in_each_call))
 
 
-def _leading(shapes: Sequence[tuple[int, ...]], axis: int) -> list[int]:
+def _along_both(candidate: Candidate) -> list[Candidate]:
+    """Along the axis of the loss's inputs that counts the samples in the model's, and the other."""
+    first = candidate.input_axes[0] if candidate.input_axes else 0
+    return [replace(candidate, axis=axis) for axis in (first, 1 - first)]
+
+
+def _lengths(shapes: Sequence[Shape], axis: int) -> list[int]:
     return list(dict.fromkeys(shape[axis] for shape in shapes if len(shape) > axis))
 
 
+def _of_calls(inputs: LossInputs, evidence: BatchEvidence) -> list[Candidate]:
+    """By what the model was called with, and the rows of the loss's inputs."""
+    calls = len(evidence.calls)
+    if not inputs.connected and calls in (0, len(inputs.edges)):
+        raise UnavailableError(SEVERAL.format(count=len(inputs.edges), rows=listed(inputs.rows)))
+    if calls > 1:
+        return _of_several_calls(inputs, evidence)
+    if _may_be_either(inputs, evidence):
+        shape = list(evidence.called_with[0])
+        raise UnavailableError(EITHER.format(rows=inputs.rows[0], shape=shape))
+    axes = (0, 1) if evidence.positions_first else (0,)
+    found = [each for axis in axes for each in _agreed(inputs, evidence, axis)]
+    found += [each for axis in axes for each in _called(inputs, evidence, axis)]
+    return found + _by_loss_alone(inputs, evidence)
+
+
+def _of_several_calls(inputs: LossInputs, evidence: BatchEvidence) -> list[Candidate]:
+    """On parts of the batch whose outputs are put together, or each of them on all samples."""
+    calls = evidence.rows_of_calls
+    if inputs.rows == (sum(calls),):
+        return [Candidate(sum(calls), 0, TOGETHER)]
+    if all(rows == inputs.rows[0] for rows in (*calls, *inputs.rows)):
+        return _along_both(Candidate(calls[0], 0, AGREED, (0,), in_each_call=True))
+    return []
+
+
 def _may_be_either(inputs: LossInputs, evidence: BatchEvidence) -> bool:
-    """Whether the second axis of the model's inputs may count the samples, too."""
-    if evidence.calls != 1 or len(inputs.rows) != 1:
+    """Whether the second axis of what the model was called with may count the samples, too."""
+    if len(evidence.calls) != 1 or len(inputs.rows) != 1:
         return False
     (rows,) = inputs.rows
     second = [shape for shape in evidence.called_with if len(shape) > 1 and shape[1] == rows]
-    if rows in _leading(evidence.called_with, 0) or not second:
+    if rows in _lengths(evidence.called_with, 0) or not second:
         return False
     # With one row in front, all rows belong to it, unless layers have positions first.
     return rows == 1 or (second[0][0] == 1) == evidence.positions_first
@@ -134,39 +207,67 @@ def _may_be_either(inputs: LossInputs, evidence: BatchEvidence) -> bool:
 
 def _agreed(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Candidate]:
     """The length of the model's inputs, if the loss's inputs have as many rows."""
-    lengths = set(inputs.rows) | ({s[1] for s in inputs.shapes if len(s) > 2} if axis else set())
+    lengths = {*inputs.rows, *(_lengths(inputs.shapes, 1) if axis else [])}
     # Vectors may be lists of all samples' elements, with the places where samples begin.
     tensors = [shape for shape in evidence.called_with if len(shape) > 1][:1]
-    found = _leading(tensors or evidence.called_with, axis)
-    return [Candidate(n, axis, AGREED, axis) for n in found if n in lengths][:1]
+    found = _lengths(tensors or evidence.called_with, axis)
+    fitting = [n for n in found if n in lengths][:1]
+    return [each for n in fitting for each in _of_axis(n, axis, AGREED, evidence)]
 
 
 def _called(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Candidate]:
     """The length of the model's inputs alone, to which the loss's rows have to be traced back."""
-    called_with = _leading(evidence.called_with, axis)
+    lengths = _lengths(evidence.called_with, axis)
     # An input of length 1 is the same for all samples; several other lengths are ambiguous.
-    if evidence.calls != 1 or len({n for n in called_with if n != 1}) > 1 or not called_with:
+    if len({n for n in lengths if n != 1}) > 1 or not lengths:
         return []
     # The loss may have some of the samples' rows, but along the second axis only all of them.
-    if axis == 1 and any(rows % max(called_with) for rows in inputs.rows):
+    if axis == 1 and any(rows % max(lengths) for rows in inputs.rows):
         return []
-    return [Candidate(max(called_with), axis, CALLED, axis)]
+    return _of_axis(max(lengths), axis, CALLED, evidence)
+
+
+def _of_axis(samples: int, axis: int, known_by: str, evidence: BatchEvidence) -> list[Candidate]:
+    """The number of entries of an axis of the model's inputs, and of the other one by chance."""
+    same = evidence.positions_first and samples in _lengths(evidence.called_with, 1 - axis)
+    return _along_both(Candidate(samples, axis, known_by, (axis, 1 - axis) if same else (axis,)))
 
 
 def _by_loss_alone(inputs: LossInputs, evidence: BatchEvidence) -> list[Candidate]:
-    """The rows of the loss's inputs, for each of which the model may have got several."""
-    called_with = _leading(evidence.called_with, 0)
-    if len(inputs.rows) > 1 or not inputs.rows[0]:
+    """The rows of the loss's inputs, for each of which the model has got several."""
+    if len(inputs.rows) > 1 or not evidence.calls:
         return []
-    (rows,) = inputs.rows
-    fitting = [n for n in called_with[:1] if n % rows == 0]
-    if evidence.calls > 1:
-        return [Candidate(rows, 0, BY_LOSS)]
-    if not called_with:
+    (rows,), (together,) = inputs.rows, evidence.rows_of_calls
+    if rows < 2 or together % rows:
         return []
-    if rows == 1 or not fitting:
-        return []
-    return [Candidate(rows, 0, BY_LOSS, rows_together=fitting[0] // rows)]
+    return [Candidate(rows, 0, BY_LOSS, rows_together=together // rows)]
+
+
+def second_axis_may_count(
+    candidate: Candidate, inputs: LossInputs, evidence: BatchEvidence
+) -> bool:
+    """Whether nothing but a rule of thumb says that the samples are along the leading axis.
+
+    The second axis may be one of positions, or is as long as one of the loss's inputs.
+    """
+    if evidence.batch_size is not None or evidence.losses is not None:
+        return False
+    rows = {*_lengths(inputs.shapes, 0), *_lengths(inputs.shapes, 1)} - {candidate.samples}
+    return any(len(s) > 2 or (len(s) == 2 and s[1] in rows) for s in evidence.called_with)
+
+
+def _unknown(inputs: LossInputs, evidence: BatchEvidence) -> str:
+    """Why no number of samples agrees with the evidence."""
+    calls = evidence.rows_of_calls
+    if len(calls) > 1:
+        called = f", and the model was called {len(calls)} times, with {listed(calls)} rows"
+    else:
+        lengths = _lengths(evidence.called_with, 0)
+        called = f", and the model was called with {listed(lengths)}" if lengths else ""
+    return (
+        f"the loss is computed from tensors of {listed(inputs.rows)} rows{called}: "
+        f"{PASS_BATCH_SIZE}" + ("" if calls else NO_CALLS)
+    )
 
 
 def listed(numbers: Sequence[int]) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -12,11 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from gradlens.hooks.layer_rules import layer_calls
+from gradlens.hooks.node_kinds import INDEXING, LEAF, Node, kind
 from gradlens.hooks.torch_private import output_metadata, saved, saved_names, sequence_number
-from gradlens.per_sample.labelling.node_kinds import INDEXING, LEAF
-
-Node: TypeAlias = Any
-"""A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't declare."""
 
 Edge: TypeAlias = tuple[int, int]
 """The number of a node in its graph, and the number of one of its outputs."""
@@ -211,18 +208,6 @@ class Graph:
     def descend(self, edge: Edge) -> Iterator[Edge]:
         """The edges that the node of an edge consumes."""
         return (child for child in self.children[edge[0]] if child is not None)
-
-
-@cache
-def _kind_of(type_: Hashable) -> str:
-    return str(type_.__name__)  # type: ignore[attr-defined]
-
-
-def kind(node: Node) -> str:
-    """The node's name, such as ``"AddmmBackward0"``."""
-    type_: Any = type(node)
-    name = _kind_of(type_)
-    return str(node.name()).rpartition("::")[2] if name == "CppFunction" else name
 
 
 def nodes_below(nodes: Iterable[Node | None]) -> set[Node]:

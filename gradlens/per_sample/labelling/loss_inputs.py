@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
+from gradlens.hooks.node_kinds import JOINING, LEAF
 from gradlens.hooks.torch_private import sequence_number
 from gradlens.per_sample.labelling.graph import Edge, Graph
-from gradlens.per_sample.labelling.node_kinds import LEAF
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,25 @@ class LossInputs:
         return tuple(dict.fromkeys(shape[0] for shape in self.shapes))
 
 
-def loss_inputs(graph: Graph, alone: Sequence[bool]) -> LossInputs:
-    """The inputs of a loss, without terms of parameters alone."""
+def loss_inputs(graph: Graph, alone: Sequence[bool], single_samples: int = 0) -> LossInputs:
+    """The inputs of a loss, without terms of parameters alone.
+
+    If the model was called on ``single_samples`` one by one, as many numbers that are stacked are
+    their losses.
+    """
+    found = _behind(graph, [graph.root], alone, single_samples)
+    # In the order in which the user's code has computed them.
+    found.sort(key=lambda edge: (sequence_number(graph.nodes[edge[0]]), edge[1]))
+    shapes = tuple(graph.shape(edge) for edge in found)
+    return LossInputs(tuple(found), shapes, _are_connected(graph, found, alone))
+
+
+def _behind(
+    graph: Graph, edges: Sequence[Edge], alone: Sequence[bool], single_samples: int
+) -> list[Edge]:
+    """The first edges that hold rows."""
     found: list[Edge] = []
-    visited, waiting = set(), [graph.root]
+    visited, waiting = set(), list(edges)
     while waiting:
         edge = waiting.pop()
         if edge in visited or alone[edge[0]]:
@@ -42,14 +58,33 @@ def loss_inputs(graph: Graph, alone: Sequence[bool]) -> LossInputs:
         visited.add(edge)
         if graph.kinds[edge[0]] == LEAF:
             continue
-        if graph.shape(edge):
-            found.append(edge)
+        below = list(graph.descend(edge))
+        joined = _joined(graph, edge, below, alone, single_samples)
+        if joined or _is_one_number(graph, edge, below, alone):
+            waiting += joined or below
         else:
-            waiting += graph.descend(edge)
-    # In the order in which the user's code has computed them.
-    found.sort(key=lambda edge: (sequence_number(graph.nodes[edge[0]]), edge[1]))
-    shapes = tuple(graph.shape(edge) for edge in found)
-    return LossInputs(tuple(found), shapes, _are_connected(graph, found, alone))
+            found.append(edge)
+    return found
+
+
+def _is_one_number(graph: Graph, edge: Edge, below: Sequence[Edge], alone: Sequence[bool]) -> bool:
+    """Whether rows are summed up to a number; a layer's output may be one, too."""
+    shape = graph.shape(edge)
+    is_layer = not below or any(alone[number] for number, _ in below)
+    return not shape or (prod(shape) == 1 and not is_layer)
+
+
+def _joined(
+    graph: Graph, edge: Edge, below: Sequence[Edge], alone: Sequence[bool], single_samples: int
+) -> list[Edge]:
+    """The first edges that hold rows behind numbers that were stacked, such as several losses."""
+    if not JOINING.match(graph.kinds[edge[0]]) or len(below) == single_samples:
+        return []
+    if any(prod(graph.shape(child)) > 1 for child in below):
+        return []
+    found = _behind(graph, below, alone, single_samples)
+    # Outputs of a layer, one number for each sample, aren't losses.
+    return [] if any(prod(graph.shape(each)) == 1 for each in found) else found
 
 
 def _are_connected(graph: Graph, edges: Sequence[Edge], alone: Sequence[bool]) -> bool:

@@ -8,30 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
+from gradlens.hooks.node_kinds import LEAF, SELECT, SELECTING, STACKING
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.labelling.candidates import CHECK, PASSED, Candidate, listed
+from gradlens.per_sample.labelling.candidates import (
+    CHECK,
+    PASS_BATCH_SIZE,
+    PASSED,
+    Candidate,
+    listed,
+)
 from gradlens.per_sample.labelling.graph import Edge, Graph
 from gradlens.per_sample.labelling.labels import LabelledEdge, Source, read_labels
 from gradlens.per_sample.labelling.loss_inputs import LossInputs
-from gradlens.per_sample.labelling.node_kinds import LEAF, REDUCED, SELECTING
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE
+from gradlens.per_sample.labelling.uses import FINE_ELEMENTS
 
 
 @dataclass(frozen=True)
 class LabelledInputs:
     """The loss's inputs as sources of labels.
 
-    ``ambiguous`` means that another of their axes has as many entries as there are samples, and
-    ``in_parts`` that samples are numbered in the order of losses of a part of the batch each.
+    ``in_parts`` means that samples are numbered in the order of losses of a part of the batch each,
+    and ``is_square`` that outputs from which they are computed have two axes of N entries.
+    ``is_unsure`` means that they were traced back to such a tensor, or couldn't be traced, and
+    ``are_views`` that they are equal parts of outputs with a row for each sample, which may be
+    views of fewer samples.
     """
 
     sources: tuple[Source, ...]
-    ambiguous: bool = False
     in_parts: bool = False
+    is_square: bool = False
+    is_unsure: bool = False
+    are_views: bool = False
 
 
 def labelled_inputs(
@@ -42,7 +55,7 @@ def labelled_inputs(
     ``UnavailableError`` if they are certain for none of the inputs.
     """
     found = [_labelled_input(graph, edge, alone, candidate) for edge in inputs.edges]
-    sources = tuple(source for source, _ in found)
+    sources = tuple(each.source for each in found)
     uncertain = [source for source in sources if source.labels is None]
     if uncertain and candidate.known_by == PASSED and not inputs.connected:
         lengths = [shape[0] for shape in inputs.shapes]
@@ -51,44 +64,73 @@ def labelled_inputs(
                 return LabelledInputs(_one_after_another(inputs, samples), in_parts=True)
     if len(uncertain) == len(sources):
         raise UnavailableError(_unlike(inputs, candidate))
-    return LabelledInputs(sources, any(ambiguous for _, ambiguous in found))
+    origins = {edge for each in found for edge in each.behind}
+    outputs = origins | _outputs(graph, inputs.edges, alone)
+    square = {each for each in outputs if graph.shape(each).count(candidate.samples) > 1}
+    return LabelledInputs(
+        sources,
+        is_square=bool(square),
+        is_unsure=not square.isdisjoint(origins) or any(each.is_unsure for each in found),
+        are_views=_are_views(graph, inputs, origins, candidate.samples),
+    )
+
+
+def _are_views(graph: Graph, inputs: LossInputs, origins: set[Edge], samples: int) -> bool:
+    """Whether inputs of fewer rows than there are samples are equal parts that weren't selected."""
+    rows = inputs.rows[0]
+    if len(inputs.rows) > 1 or not 1 < rows < samples or samples % rows:
+        return False
+    between = graph.below(n for n, _ in inputs.edges) - graph.below(n for n, _ in origins)
+    return not any(SELECTING.match(graph.kinds[number]) for number in between)
+
+
+def _outputs(graph: Graph, edges: Sequence[Edge], alone: Sequence[bool]) -> set[Edge]:
+    """The edges between a loss and the last nodes that compute with parameters."""
+    visited: set[Edge] = set()
+    waiting = list(edges)
+    while waiting:
+        edge = waiting.pop()
+        below = list(graph.descend(edge))
+        if edge not in visited and not any(alone[number] for number, _ in below):
+            waiting += below
+        visited.add(edge)
+    return visited
+
+
+@dataclass(frozen=True)
+class _LabelledInput:
+    """One of the loss's inputs with its labels, and the edges ``behind`` that they come from.
+
+    ``is_unsure`` means that its rows may come from other samples than their places say.
+    """
+
+    source: Source
+    behind: Sequence[Edge] = ()
+    is_unsure: bool = False
 
 
 def _labelled_input(
     graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
-) -> tuple[Source, bool]:
-    """One of the loss's inputs with its labels, and whether another axis may count the samples."""
+) -> _LabelledInput:
     shape, samples = graph.shape(edge), candidate.samples
     if samples == 1:
-        return Source(edge, torch.zeros([1] * len(shape), dtype=torch.long)), False
-    labels, origins = _labels_and_origins(graph, edge, alone, candidate)
-    losses = shape == (samples, samples) and bool(REDUCED.match(graph.kinds[edge[0]]))
-    return Source(edge, labels), losses or any(_is_square(each, samples) for each in origins)
-
-
-def _labels_and_origins(
-    graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
-) -> tuple[Tensor | None, list[tuple[int, ...]]]:
-    """Labels of an input, and the shapes of the tensors that they come from."""
-    labels = _along_axis(graph.shape(edge), candidate.samples, candidate.axis)
-    find = _nearest_with_axis if labels is None else _selected_from
-    behind = find(graph, edge, alone, candidate)
-    if labels is not None and not behind:
-        return labels, [graph.shape(edge)]
-    origins = [graph.shape(each) for each in behind]
-    traced = _traced(graph, edge, behind, candidate)
+        return _LabelledInput(Source(edge, torch.zeros([1] * len(shape), dtype=torch.long)))
+    labels = _along_axis(shape, samples, candidate.axis, least_axes=2)
     if labels is None:
-        return traced, origins
-    if traced is not None and len(traced.unique()) == traced.numel() == candidate.samples:
-        # One row of each sample, in the loss's order.
-        return labels, origins
+        behind = _nearest_with_axis(graph, edge, alone, candidate)
+        return _LabelledInput(Source(edge, _traced(graph, edge, behind, candidate)), behind)
+    behind, are_stacked = _selected_from(graph, edge, alone, candidate)
+    traced = _traced(graph, edge, behind, candidate)
+    if not behind or (traced is not None and _is_one_row_each(traced, samples)):
+        return _LabelledInput(Source(edge, labels))  # in the loss's order
+    if traced is None and are_stacked:
+        return _LabelledInput(Source(edge, labels), is_unsure=True)
     # Selected positions are in the order of samples, unless these are behind another axis.
-    return traced if candidate.axis == 0 else None, origins
+    return _LabelledInput(Source(edge, traced if candidate.axis == 0 else None), behind)
 
 
-def _is_square(shape: tuple[int, ...], samples: int) -> bool:
-    """Whether another axis may count the samples; of images ``[N, C, H, W]``, it is the first."""
-    return len(shape) > 2 and len(shape) != 4 and shape[0] == shape[1] == samples
+def _is_one_row_each(labels: Tensor, samples: int) -> bool:
+    return len(labels.unique()) == labels.numel() == samples
 
 
 def _unlike(inputs: LossInputs, candidate: Candidate) -> str:
@@ -97,9 +139,6 @@ def _unlike(inputs: LossInputs, candidate: Candidate) -> str:
         f"N = {candidate.samples} by {candidate.known_by}, but the loss is computed from tensors "
         f"of {listed(inputs.rows)} rows, which can't be divided among so many samples: {remedy}"
     )
-
-
-PASS_BATCH_SIZE = "pass the number of samples as batch_size=..."
 
 
 def _one_after_another(inputs: LossInputs, samples: Sequence[int]) -> tuple[Source, ...]:
@@ -112,28 +151,19 @@ def _one_after_another(inputs: LossInputs, samples: Sequence[int]) -> tuple[Sour
     return tuple(sources)
 
 
-def _along_axis(shape: tuple[int, ...], samples: int, axis: int) -> Tensor | None:
-    """Labels 0 to N - 1 along the axis that counts the samples."""
-    if axis == 1 and len(shape) > 2 and shape[1] == samples:
+def _along_axis(
+    shape: tuple[int, ...], samples: int, axis: int, least_axes: int = 3
+) -> Tensor | None:
+    """Labels 0 to N - 1 along the axis that counts the samples.
+
+    That is the second one of tensors with ``least_axes`` alone, since the last one may be of
+    features, and not of images ``[N, C, H, W]``.
+    """
+    if axis == 1 and len(shape) >= least_axes and len(shape) != 4 and shape[1] == samples:
         return torch.arange(samples).reshape(1, -1, *[1] * (len(shape) - 2))
     if shape[0] == samples and (axis == 0 or len(shape) < 3):
         return torch.arange(samples).reshape(-1, *[1] * (len(shape) - 1))
     return None
-
-
-def _read_rows(graph: Graph, edge: Edge, behind: Sequence[Edge]) -> dict[Edge, Tensor]:
-    """The numbers of an input's rows, at the rows of tensors behind it that they come from."""
-    shape = graph.shape(edge)
-    rows = shape[:-1] if len(shape) > 1 else shape
-    count = torch.Size(rows).numel()
-    numbers = torch.arange(count).reshape(*rows, *[1] * (len(shape) - len(rows)))
-    edges = [LabelledEdge(each, _last_axis(graph.shape(each))) for each in behind]
-    found = read_labels(graph, [Source(edge, numbers)], edges, count)
-    return {each.edge: labels.cpu() for each, labels in found.items()}
-
-
-def _last_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (len(shape) - 1,) if len(shape) > 1 else ()
 
 
 def _traced(
@@ -141,18 +171,43 @@ def _traced(
 ) -> Tensor | None:
     """Samples of an input's rows, by the rows of tensors behind it that have an axis of N entries.
 
-    The input's rows get their own numbers as labels, which are read off at these tensors. ``None``
-    if a row there has a share in several rows, or a row comes from several samples.
+    Rows may also be single elements, or a whole vector. ``None`` if a row comes from several
+    samples whatever rows are.
     """
+    shape = graph.shape(edge)
     if not behind:
         return None
+    kinds = [(shape[:-1], False)] if len(shape) > 1 else [(shape, False), ((), False)]
+    if prod(shape) <= FINE_ELEMENTS:
+        kinds.append((shape, True))
+    each = (_traced_rows(graph, edge, behind, candidate, *kind) for kind in kinds)
+    return next((found for found in each if found is not None), None)
+
+
+def _traced_rows(
+    graph: Graph,
+    edge: Edge,
+    behind: Sequence[Edge],
+    candidate: Candidate,
+    rows: tuple[int, ...],
+    fine: bool,
+) -> Tensor | None:
+    """Samples of an input's rows, which its leading axes ``rows`` count.
+
+    They get their own numbers as labels, which are read off at tensors behind them, where each
+    element is a row if it is ``fine``.
+    """
     shape = graph.shape(edge)
-    rows = shape[:-1] if len(shape) > 1 else shape
-    samples = torch.full((torch.Size(rows).numel(),), NO_SAMPLE)
-    for below, labels in _read_rows(graph, edge, behind).items():
-        along = _along_axis(graph.shape(below), candidate.samples, candidate.axis)
+    numbers = torch.arange(prod(rows)).reshape(*rows, *[1] * (len(shape) - len(rows)))
+    edges = [LabelledEdge(each, () if fine else _last_axis(graph.shape(each))) for each in behind]
+    samples = torch.full((prod(rows),), NO_SAMPLE)
+    for below, found in read_labels(graph, [Source(edge, numbers)], edges, prod(rows)).items():
+        labels = found.cpu()
+        along = _along_axis(graph.shape(below.edge), candidate.samples, candidate.axis)
         if along is None or bool((labels < NO_SAMPLE).any()):
             return None
+        if prod(along.shape[labels.dim() :]) > 1:
+            return None  # the elements of a row belong to several samples
         own = along.reshape(along.shape[: labels.dim()]).expand_as(labels)
         known = labels != NO_SAMPLE
         before = samples[labels[known]]
@@ -162,38 +217,56 @@ def _traced(
         # A row of several samples would keep one of them.
         if bool((samples[labels[known]] != own[known]).any()):
             return None
-    return samples.reshape(*rows, *[1] * (len(shape) - len(rows)))
+    return samples.reshape(numbers.shape)
+
+
+def _last_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (len(shape) - 1,) if len(shape) > 1 else ()
 
 
 def _selected_from(
     graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
-) -> list[Edge]:
+) -> tuple[list[Edge], bool]:
     """The edges that an input's N rows were selected from, if these have more rows or axes.
 
-    The number of selected elements, such as masked positions of a text, may be N by chance.
+    The number of selected elements, such as masked positions of a text, may be N by chance. Rows
+    that are stacked may have been selected one by one; the second value says that there are no
+    others.
     """
     found: list[Edge] = []
+    are_stacked = True
     visited, waiting = set(), [edge]
     while waiting:
         above = waiting.pop()
         if above in visited or alone[above[0]]:
             continue
         visited.add(above)
-        shape = graph.shape(above)
-        selects = bool(SELECTING.match(graph.kinds[above[0]]))
+        shape, kind = graph.shape(above), graph.kinds[above[0]]
+        if STACKING.match(kind):
+            found += _nearest_with_axis(graph, above, alone, candidate, whole=True)
+            continue
         for below in graph.descend(above):
             behind = graph.shape(below)
-            if selects and (behind[:1] != shape[:1] or len(behind) > len(shape)):
+            other = behind[:1] != shape[:1] or len(behind) > len(shape)
+            if other and SELECTING.match(kind):
                 found += _nearest_with_axis(graph, above, alone, candidate)
+                are_stacked = False
             elif behind[:1] == shape[:1]:
                 waiting.append(below)
-    return found
+    return list(dict.fromkeys(found)), are_stacked
 
 
 def _nearest_with_axis(
-    graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
+    graph: Graph,
+    edge: Edge,
+    alone: Sequence[bool],
+    candidate: Candidate,
+    whole: bool = False,
 ) -> list[Edge]:
-    """The first edges behind an edge that have an axis of N entries."""
+    """The first edges behind an edge whose rows are the samples'.
+
+    With ``whole``, these are no vectors, and no parts of other tensors.
+    """
     found: list[Edge] = []
     visited, waiting = set(), list(graph.descend(edge))
     while waiting:
@@ -202,7 +275,9 @@ def _nearest_with_axis(
             continue
         visited.add(below)
         shape = graph.shape(below)
-        if shape and _along_axis(shape, candidate.samples, candidate.axis) is not None:
+        is_part = len(shape) < 2 or graph.kinds[below[0]] == SELECT
+        fits = bool(shape) and not (whole and is_part)
+        if fits and _along_axis(shape, candidate.samples, candidate.axis) is not None:
             found.append(below)
         else:
             waiting += graph.descend(below)

@@ -53,7 +53,7 @@ class Plan:
     the loss also depends on without any samples. ``coupling`` are nodes that normalise over
     samples; with ``recounts``, reading what they have saved updates their running statistics again.
     ``holds`` means that the plan is that of other graphs of the same structure, too, if these have
-    the same ``selections``.
+    the same ``selections``. ``meeting`` means that the samples of some parameters meet.
     """
 
     samples: int | None
@@ -65,6 +65,7 @@ class Plan:
     recounts: bool = False
     holds: bool = False
     selections: tuple[Selection, ...] = ()
+    meeting: bool = False
 
     def holds_for(self, graph: Graph) -> bool:
         """Whether this is also the plan of another graph with the same structure."""

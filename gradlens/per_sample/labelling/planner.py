@@ -7,24 +7,31 @@ the gradients of samples are still apart, and the sample of each of their rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from gradlens.history.coverage import few
 from gradlens.hooks.model_calls import Given
+from gradlens.hooks.node_kinds import HIDING, REENTRANT_CHECKPOINT, SYNCHRONISED
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.per_sample.batchnorm import in_front_of, statistics_frozen, uses_statistics
-from gradlens.per_sample.labelling.candidates import BatchEvidence, Candidate, candidates_of
+from gradlens.per_sample.labelling.candidates import (
+    CALLED,
+    PASSED,
+    BatchEvidence,
+    Candidate,
+    candidates_of,
+    second_axis_may_count,
+)
 from gradlens.per_sample.labelling.graph import Graph, Use
 from gradlens.per_sample.labelling.labels import UNREADABLE, LabelledEdge, Source, read_labels
 from gradlens.per_sample.labelling.loss_inputs import LossInputs, loss_inputs
-from gradlens.per_sample.labelling.loss_labels import labelled_inputs
-from gradlens.per_sample.labelling.model_inputs import inputs_by_axis, reads_data
-from gradlens.per_sample.labelling.node_kinds import HIDING, REENTRANT_CHECKPOINT, SYNCHRONISED
+from gradlens.per_sample.labelling.loss_labels import LabelledInputs, labelled_inputs
+from gradlens.per_sample.labelling.model_inputs import ModelInputs, reads_data
 from gradlens.per_sample.labelling.plan import LabelledUse, Plan
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
 from gradlens.per_sample.labelling.rule_checks import disagreements
@@ -36,15 +43,19 @@ MAX_ROUNDS = 3
 """Rounds of labelled passes for one plan: the first one is for the outputs of layers, further ones
 are for computations with parameters that all samples share."""
 
-_Labels: TypeAlias = tuple[tuple[int, ...] | None, ...]
+_Labels: TypeAlias = tuple[tuple[Any, ...] | None, ...]
 
 
 @dataclass(frozen=True)
 class _LossGraph:
-    """A loss's graph, the model's parameters, and the tensors that the model was called with."""
+    """A loss's graph, the model's parameters, and what is known of the batch.
+
+    ``model_inputs`` are the tensors that the model was called with.
+    """
 
     graph: Graph
     parameters: Mapping[str, nn.Parameter]
+    evidence: BatchEvidence = field(default_factory=BatchEvidence)
     model_inputs: Sequence[Given] = ()
 
     @cached_property
@@ -55,12 +66,37 @@ class _LossGraph:
     @cached_property
     def inputs(self) -> LossInputs:
         """The edges at which the loss is computed from tensors with axes."""
-        return loss_inputs(self.graph, self.alone)
+        return loss_inputs(self.graph, self.alone, self.evidence.single_samples)
 
     @cached_property
     def reads_data(self) -> list[bool]:
         """Whether a node computes with what the model was called with, by number."""
         return reads_data(self.graph, self.model_inputs)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """The plan for a candidate, and whether it agrees with what the model was called with.
+
+    That isn't known if ``agrees`` is ``None``. ``inputs`` are the loss's, with their labels.
+    """
+
+    candidate: Candidate
+    plan: Plan
+    agrees: bool | None
+    inputs: LabelledInputs
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether no other candidate can be right."""
+        one_axis = len(self.candidate.input_axes) == 1 and not self.candidate.needs_proof
+        doubtful = self.candidate.is_rival or self.are_views
+        return bool(self.agrees) and not doubtful and (one_axis or not self.plan.meeting)
+
+    @property
+    def are_views(self) -> bool:
+        """Whether rows that the model was called with may be views of fewer samples."""
+        return self.candidate.known_by == CALLED and self.inputs.are_views
 
 
 def plan_of(
@@ -74,74 +110,113 @@ def plan_of(
     ``model_inputs`` are the tensors that the model was called with, which decide where two axes
     have N entries. Gradients of parameters stay as they are.
     """
-    loss = _LossGraph(graph, parameters, model_inputs)
+    loss = _LossGraph(graph, parameters, evidence, model_inputs)
+    if loss.inputs.edges and not any(loss.inputs.rows):
+        return _nothing(parameters, EMPTY)
     try:
-        candidates = candidates_of(loss.inputs, evidence)
+        return _chosen(loss, candidates_of(loss.inputs, evidence))
     except UnavailableError as reason:
         return _nothing(parameters, str(reason))
-    if not any(loss.inputs.rows):
-        return _nothing(parameters, EMPTY)
-    plans: list[Plan] = []
+
+
+def _chosen(loss: _LossGraph, candidates: Sequence[Candidate]) -> Plan:
+    """The plan of the only candidate that can be right; ``UnavailableError`` if there are more."""
+    attempts: list[_Attempt] = []
     tried: set[_Labels] = set()
-    reasons: list[str] = []
+    reasons: list[UnavailableError] = []
     for candidate in candidates:
-        if candidate.samples == 1 and plans:
+        if candidate.samples == 1 and attempts:
             continue  # a single sample has all rows, whatever they are
         try:
-            plan = _plan_for(candidate, loss, tried)
+            attempt = _attempt(candidate, loss, tried)
         except UnavailableError as reason:
-            reasons.append(str(reason))
+            reasons.append(reason)
+            continue
         except Exception as error:  # of a graph that allows no pass besides the user's own
-            reasons.append(NO_PASS.format(error=first_line(error)))
-        else:
-            if plan is not None and not plan.unavailable:
-                return plan
-            plans += [] if plan is None else [plan]
-    if len(plans) > 1:
-        return _nothing(parameters, AMBIGUOUS.format(numbers=_either(plans)))
-    return plans[0] if plans else _nothing(parameters, "".join(reasons[:1]))
+            reasons.append(UnavailableError(NO_PASS.format(error=first_line(error))))
+            continue
+        if attempt is not None and attempt.is_certain:
+            return attempt.plan
+        attempts += [] if attempt is None else [attempt]
+    if not attempts:
+        raise reasons[0]
+    return _likeliest(attempts, loss).plan
 
 
-def _plan_for(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> Plan | None:
+def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
+    """The attempt that agrees with the model's inputs, or under which no samples meet."""
+    agreeing = [each for each in attempts if each.agrees] or list(attempts)
+    if agreeing[0].are_views:
+        agreeing = list(attempts)
+    possible = [each for each in agreeing if not each.plan.meeting] or agreeing
+    best = possible[0]
+    if not any(each.plan.uses for each in attempts):
+        return best  # everything has a reason of its own
+    if best.candidate.is_rival:
+        raise UnavailableError(ONE_CALL_EACH.format(samples=best.candidate.samples))
+    others = len(attempts) > 1
+    unproven = others if best.candidate.needs_proof else best.inputs.is_unsure and not others
+    if len(possible) > 1 or (unproven and not best.agrees):
+        raise UnavailableError(_uncertain([each.candidate for each in possible]))
+    if best.plan.meeting and not best.agrees:
+        if best.inputs.is_square:
+            raise UnavailableError(_uncertain([best.candidate]))
+        if second_axis_may_count(best.candidate, loss.inputs, loss.evidence):
+            raise UnavailableError(MAY_BE_OTHER.format(samples=best.candidate.samples))
+    return best
+
+
+def _uncertain(candidates: Sequence[Candidate]) -> str:
+    numbers = dict.fromkeys(f"{each.samples}, by {each.known_by}" for each in candidates)
+    if len({each.samples for each in candidates}) == 1:
+        return OTHER_AXIS.format(samples=candidates[0].samples)
+    return AMBIGUOUS.format(numbers=" or ".join(numbers))
+
+
+def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _Attempt | None:
     """The plan for one number of samples; ``None`` if another candidate has the same labels.
 
     ``UnavailableError`` if the candidate contradicts what the model was called with.
     """
     found = labelled_inputs(loss.graph, loss.inputs, loss.alone, candidate)
-    labels = tuple(
-        None if source.labels is None else tuple(source.labels.flatten().tolist())
-        for source in found.sources
-    )
+    labels = tuple(_as_key(source.labels) for source in found.sources)
     if labels in tried:
         return None
     tried.add(labels)
     planner = _Planner(loss, candidate, found.sources)
     plan = planner.plan()
-    if candidate.rows_together > 1 and (plan.unavailable or not plan.is_balanced):
-        # Some rows of the model's don't belong to any of the loss's.
-        raise UnavailableError(
-            NOT_TOGETHER.format(
-                samples=candidate.samples,
-                known_by=candidate.known_by,
-                together=candidate.rows_together,
-            )
-        )
-    inputs = inputs_by_axis(loss.model_inputs, candidate.input_axis)
+    if candidate.rows_together > 1 and (plan.meeting or not plan.is_balanced):
+        raise UnavailableError(NOT_TOGETHER.format(samples=candidate.samples))
     uses = _labels_of_uses(plan)
-    agree = inputs.agree(loss.graph, uses, candidate.samples) if inputs else None
-    if agree is False or (agree is None and found.ambiguous):
+    if candidate.in_each_call and any(len(labels.unique()) == 1 for _, labels in uses):
+        reason = OTHER_AXIS if candidate.known_by == PASSED else ONE_CALL_EACH
+        raise UnavailableError(reason.format(samples=candidate.samples))
+    inputs = [
+        ModelInputs(loss.model_inputs, axis, candidate.samples) for axis in candidate.input_axes
+    ]
+    answers = [each.agree(loss.graph, uses) for each in inputs if candidate.samples > 1]
+    agrees = True if True in answers else False if answers and None not in answers else None
+    if agrees is False:
         raise UnavailableError(OTHER_AXIS.format(samples=candidate.samples))
-    order = inputs.order(loss.graph, uses, candidate.samples) if inputs and found.in_parts else None
-    return planner.reusable(plan) if order is None else plan.part(order)
+    orders = [each.order(loss.graph, uses) for each in inputs if found.in_parts]
+    order = next((each for each in orders if each is not None), None)
+    plan = planner.reusable(plan) if order is None else plan.part(order)
+    return _Attempt(candidate, plan, agrees, found)
+
+
+def _as_key(labels: Tensor | None) -> tuple[Any, ...] | None:
+    """Labels without the axes along which they are the same."""
+    if labels is None:
+        return None
+    for axis in range(labels.dim()):
+        first = labels.narrow(axis, 0, min(1, labels.shape[axis]))
+        labels = first if bool((labels == first).all()) else labels
+    return (labels.shape, *labels.flatten().tolist())
 
 
 def _labels_of_uses(plan: Plan) -> list[tuple[Use, Tensor]]:
     labelled = (use for uses in plan.uses.values() for use in uses)
     return [(use.use, use.rows[0].labels) for use in labelled if 0 in use.rows]
-
-
-def _either(plans: Sequence[Plan]) -> str:
-    return " or ".join(dict.fromkeys(f"{plan.samples}, by {plan.known_by}" for plan in plans))
 
 
 def _nothing(parameters: Iterable[str], reason: str) -> Plan:
@@ -162,12 +237,11 @@ def plan_of_rows(
 
 def samples_of(graph: Graph, evidence: BatchEvidence) -> int:
     """The number of samples of a loss; ``UnavailableError`` if it isn't known."""
-    alone = graph.of_parameters_alone()
-    inputs = loss_inputs(graph, alone)
+    loss = _LossGraph(graph, {}, evidence)
     reasons: list[UnavailableError] = []
-    for candidate in candidates_of(inputs, evidence):
+    for candidate in candidates_of(loss.inputs, evidence):
         try:
-            labelled_inputs(graph, inputs, alone, candidate)
+            labelled_inputs(graph, loss.inputs, loss.alone, candidate)
         except UnavailableError as reason:
             reasons.append(reason)
         else:
@@ -251,6 +325,7 @@ class _Planner:
             tuple(name for name, way in ways.items() if way.beside),
             tuple(coupling),
             any(is_recomputed(node) for node in self._graph.nodes if uses_statistics(node)),
+            meeting=any(reason.startswith(MEETING) for reason in reasons.values()),
         )
 
     def _without_unknown_rows(self, plan: Plan) -> Plan:
@@ -332,7 +407,9 @@ class _Planner:
         if unknown:
             return UNKNOWN_TERM.format(shape=list(unknown[0]), samples=self._candidate.samples)
         behind = self._first_behind(way.mixed[0], apart)
-        return MEETING.format(behind=few(behind) or "the loss", samples=self._candidate.samples)
+        samples, is_passed = self._candidate.samples, self._candidate.known_by == PASSED
+        where = WHERE.format(behind=few(behind) or "the loss", samples=samples)
+        return MEETING + where + ("" if is_passed else OTHER_N.format(samples=samples))
 
     def _first_behind(self, node: int, apart: Mapping[int, str]) -> list[str]:
         """The parameters of the first nodes towards the loss at which samples are apart."""
@@ -361,13 +438,28 @@ def _couples(labels: Tensor | None, samples: int) -> bool:
 
 
 AMBIGUOUS = (
-    "samples meet in the network whichever axis counts them, so that the number of samples isn't "
-    "certain ({numbers}): pass batch_size=... to the context"
+    "the number of samples isn't certain, since more than one agrees with the network ({numbers}): "
+    "pass batch_size=... to the context"
+)
+MAY_BE_OTHER = (
+    "samples meet in the network if there are {samples}, the rows along the leading axis, and the "
+    "second axis may count the samples, too: pass the number of samples as batch_size=... to the "
+    "context"
 )
 OTHER_AXIS = (
     "more than one axis, or a selection of rows, has {samples} entries in the tensors that the "
     "loss is computed from, so that it isn't certain which of them are the samples: use a batch of "
     "another size, or compute the loss from a tensor with one row for each sample"
+)
+ONE_CALL_EACH = (
+    "the model was called several times with {samples} rows, and the loss is computed from as many "
+    "rows, but some of these come from one call each: pass the number of samples as "
+    "batch_size=... to the context"
+)
+NOT_TOGETHER = (
+    "the loss is computed from {samples} rows, of which the model was called with a multiple, but "
+    "not all of them come from as many rows each: pass the number of samples as batch_size=... to "
+    "the context"
 )
 NO_PASS = "no backward pass besides the user's own is possible ({error})"
 COMPLEX = "it is complex"
@@ -381,11 +473,6 @@ BESIDE = (
     "or it weights a whole loss"
 )
 EMPTY = "the batch is empty"
-NOT_TOGETHER = (
-    "N = {samples} by {known_by}, and the model was called with {together} rows for each of them, "
-    "which can't be told apart from the rows of the others: pass the number of samples as "
-    "batch_size=... to the context"
-)
 HIDDEN = (
     "a reentrant checkpoint hides which sample its gradients belong to: pass use_reentrant=False "
     "to it"
@@ -402,11 +489,13 @@ ACROSS_PROCESSES = (
     "it is in front of a normalisation with the statistics of all processes: use BatchNorm, or "
     "eval mode"
 )
-MEETING = (
-    "samples meet between it and {behind}: its gradient comes from rows that several of the "
+MEETING = "samples meet "
+WHERE = (
+    "between it and {behind}: its gradient comes from rows that several of the "
     "{samples} samples depend on (they are normalised together, compared with each other, or "
-    "attend to each other); if N = {samples} is wrong, pass batch_size=... to the context"
+    "attend to each other)"
 )
+OTHER_N = "; if N = {samples} is wrong, pass batch_size=... to the context"
 UNKNOWN_TERM = (
     "a term of the loss is computed from a tensor of shape {shape}, whose rows can't be divided "
     "among {samples} samples, and it depends on this parameter"

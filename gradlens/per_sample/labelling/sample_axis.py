@@ -18,8 +18,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from gradlens.hooks.node_kinds import Node
 from gradlens.hooks.torch_private import saved
-from gradlens.per_sample.labelling.graph import Edge, Graph, Node, is_python_function
+from gradlens.per_sample.labelling.graph import Edge, Graph, is_python_function
 from gradlens.per_sample.labelling.labels import Source
 from gradlens.per_sample.labelling.plan import LabelledUse, Selection
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex

@@ -15,10 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from gradlens.per_sample.batchnorm import uses_statistics
-from gradlens.per_sample.labelling.graph import Edge, Graph, Link, Use
-from gradlens.per_sample.labelling.labels import LabelledEdge
-from gradlens.per_sample.labelling.node_kinds import (
+from gradlens.hooks.node_kinds import (
     BROADCASTING,
     HIDING,
     INDEXING,
@@ -27,6 +24,9 @@ from gradlens.per_sample.labelling.node_kinds import (
     feature_axes,
     node_kind,
 )
+from gradlens.per_sample.batchnorm import uses_statistics
+from gradlens.per_sample.labelling.graph import Edge, Graph, Link, Use
+from gradlens.per_sample.labelling.labels import LabelledEdge
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE
 
 OPEN_NODES = 2

@@ -8,8 +8,26 @@ for one sample at a time.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeAlias
+
+Node: TypeAlias = Any
+"""A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't declare."""
+
+
+def kind(node: Node) -> str:
+    """The node's name, such as ``"AddmmBackward0"``."""
+    type_: Any = type(node)
+    name = _kind_of(type_)
+    return str(node.name()).rpartition("::")[2] if name == "CppFunction" else name
+
+
+@cache
+def _kind_of(type_: Hashable) -> str:
+    return str(type_.__name__)  # type: ignore[attr-defined]
+
 
 LEAF = "AccumulateGrad"
 """The node of a parameter, or of another tensor that was not computed."""
@@ -84,11 +102,17 @@ INDEXING = re.compile(r"Index|Embedding|Gather|Scatter|Masked|Where|Take|Repeat|
 CHANNEL_NORMALISATION = re.compile(r"^(Native|Cudnn|Miopen)BatchNorm")
 """Kinds that normalise channels, in train mode with the statistics of the batch."""
 
+JOINING = re.compile(r"^(Stack|Cat)Backward")
+"""Kinds that put tensors together."""
+
+SELECT = "SelectBackward0"
+"""The node of one entry of an axis."""
+
+STACKING = re.compile(r"^StackBackward")
+"""The kind whose output has a row for each of its inputs."""
+
 SELECTING = re.compile(r"^(Index|IndexSelect|MaskedSelect|Gather|Take)Backward")
 """Kinds whose output has some rows of their input."""
-
-REDUCED = re.compile(r"^(Sum|Mean|Neg|NllLoss2D|Logsumexp|LinalgVectorNorm|Norm|Div)")
-"""Kinds whose matrices may hold losses ``[N, T]`` or ``[T, N]`` rather than outputs ``[N, C]``."""
 
 _IMAGES = re.compile(r"^(Convolution|NativeGroupNorm)")
 _LAST_AXIS = re.compile(
