@@ -221,6 +221,7 @@ def evidence_of(graph: Graph, model: nn.Module | None, info: Mapping[str, Any]) 
         _length(info.get("individual_losses")),
         tuple(call.shapes for call in calls),
         _has_positions_first(model),
+        any(len(given.shape) > 1 + given.is_real for call in calls for given in call.inputs),
     )
 
 

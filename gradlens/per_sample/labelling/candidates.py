@@ -24,13 +24,13 @@ class BatchEvidence:
 
     ``batch_size`` is the number that the user has passed, ``losses`` the number of per-sample
     losses. ``calls`` are the shapes of the tensors that the model was called with, by call, and
-    ``positions_first`` means that some of its layers count samples along the second axis.
     """
 
     batch_size: SupportsIndex | None = None
     losses: int | None = None
     calls: tuple[tuple[Shape, ...], ...] = ()
     positions_first: bool = False
+    has_positions: bool = False
 
     @property
     def called_with(self) -> list[Shape]:
@@ -253,7 +253,7 @@ def second_axis_may_count(
     if evidence.batch_size is not None or evidence.losses is not None:
         return False
     rows = {*_lengths(inputs.shapes, 0), *_lengths(inputs.shapes, 1)} - {candidate.samples}
-    return any(len(s) > 2 or (len(s) == 2 and s[1] in rows) for s in evidence.called_with)
+    return evidence.has_positions or not rows.isdisjoint(_lengths(evidence.called_with, 1))
 
 
 def _unknown(inputs: LossInputs, evidence: BatchEvidence) -> str:

@@ -158,11 +158,16 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
     unproven = others if best.candidate.needs_proof else best.inputs.is_unsure and not others
     if len(possible) > 1 or (unproven and not best.agrees):
         raise UnavailableError(_uncertain([each.candidate for each in possible]))
-    if best.plan.meeting and not best.agrees:
-        if best.inputs.is_square:
-            raise UnavailableError(_uncertain([best.candidate]))
-        if second_axis_may_count(best.candidate, loss.inputs, loss.evidence):
-            raise UnavailableError(MAY_BE_OTHER.format(samples=best.candidate.samples))
+    if best.agrees:
+        return best
+    if best.plan.meeting and best.inputs.is_square:
+        raise UnavailableError(_uncertain([best.candidate]))
+    # Samples may seem not to meet if most of their rows have no share in the loss by chance.
+    by_chance = loss.evidence.positions_first and not best.plan.is_balanced
+    if (best.plan.meeting or (by_chance and best.candidate.input_axes == (0,))) and (
+        second_axis_may_count(best.candidate, loss.inputs, loss.evidence)
+    ):
+        raise UnavailableError(MAY_BE_OTHER.format(samples=best.candidate.samples))
     return best
 
 
@@ -442,9 +447,9 @@ AMBIGUOUS = (
     "pass batch_size=... to the context"
 )
 MAY_BE_OTHER = (
-    "samples meet in the network if there are {samples}, the rows along the leading axis, and the "
-    "second axis may count the samples, too: pass the number of samples as batch_size=... to the "
-    "context"
+    "it isn't certain that there are {samples} samples, the rows along the leading axis, since the "
+    "second axis may count the samples, too, and under the first one samples meet or some layers "
+    "have positions first: pass the number of samples as batch_size=... to the context"
 )
 OTHER_AXIS = (
     "more than one axis, or a selection of rows, has {samples} entries in the tensors that the "
