@@ -23,7 +23,9 @@ class BatchEvidence:
     """What is known of a batch besides the loss's graph.
 
     ``batch_size`` is the number that the user has passed, ``losses`` the number of per-sample
-    losses. ``calls`` are the shapes of the tensors that the model was called with, by call, and
+    losses. ``calls`` are the shapes of the tensors that the model was called with, by call.
+    ``positions_first`` means that some of the model's layers count samples along the second axis,
+    and ``has_positions`` that a tensor has an axis besides those of samples and features.
     """
 
     batch_size: SupportsIndex | None = None
