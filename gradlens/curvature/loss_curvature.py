@@ -30,10 +30,10 @@ from gradlens.curvature.loss_diagonal import (
 from gradlens.curvature.network_outputs import note_on_bypass, outputs_of_calls, passed_outputs
 from gradlens.curvature.probes import private_random_numbers
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.gradients import Plans, evidence_of
+from gradlens.per_sample.gradients import Plans, evidence_of, inputs_of
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
 from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.planner import samples_of
+from gradlens.per_sample.labelling.planner import plan_of
 
 
 @final
@@ -104,12 +104,14 @@ class LossCurvature:
             return Batch()
         graph = Graph(self.loss)
         evidence = evidence_of(graph, self._model, {"batch_size": self._batch_size})
-        try:
-            return Batch(samples_of(graph, evidence), loss_reduction="sum")
-        except UnavailableError as reason:
+        inputs = inputs_of(graph, self._model)
+        # Labels are read as for per-sample gradients, so that both are of the same batch.
+        plan = plan_of(graph, self.parameters, evidence, inputs)
+        if plan.samples is None:
             raise ValueError(
-                f"the curvature of a sum loss is divided by the number of samples: {reason}"
-            ) from reason
+                f"the curvature of a sum loss is divided by the number of samples: {plan.known_by}"
+            )
+        return Batch(plan.samples, plan.known_by, "sum")
 
     def diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
         """The diagonal by the first method that applies (``DIAGONAL_METHODS``).

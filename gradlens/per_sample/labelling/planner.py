@@ -240,20 +240,6 @@ def plan_of_rows(
     return planner.reusable(planner.plan())
 
 
-def samples_of(graph: Graph, evidence: BatchEvidence) -> int:
-    """The number of samples of a loss; ``UnavailableError`` if it isn't known."""
-    loss = _LossGraph(graph, {}, evidence)
-    reasons: list[UnavailableError] = []
-    for candidate in candidates_of(loss.inputs, evidence):
-        try:
-            labelled_inputs(graph, loss.inputs, loss.alone, candidate)
-        except UnavailableError as reason:
-            reasons.append(reason)
-        else:
-            return candidate.samples
-    raise reasons[0]
-
-
 class _Planner:
     """Finds the plan for one candidate number of samples."""
 
