@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmarks.zoo.network import Batch, Network
+from gradlens.hooks.undisturbed import hooks_muted
 
 LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)
 
@@ -19,7 +20,7 @@ LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)
 class Reference:
     """Per-sample gradients ``[N, *P]`` and the batch's gradient, by parameter name.
 
-    ``inconsistency`` is how far the individual ones are from adding up to the batch's, relative to
+    ``inconsistency`` is how far those of samples are from adding up to the batch's, relative to
     its largest number, and ``low_precision`` says that parts of the network compute in float32 or
     less.
     """
@@ -42,7 +43,8 @@ def reference(network: Network, model: nn.Module, batch: Batch, copies: int = 1)
     several ``copies`` a sample stands as often in its batch of one, which has the same mean loss.
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    with _statistics_of_the_batch(network, model, batch):
+    # Hooks on parameters, such as those that project p.grad, are no part of the loss's gradient.
+    with hooks_muted(parameters.values()), _statistics_of_the_batch(network, model, batch):
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         loss = network.loss(model, batch)
         gradients = _gradients(loss, parameters)
