@@ -136,11 +136,19 @@ def _chosen(loss: _LossGraph, candidates: Sequence[Candidate]) -> Plan:
             reasons.append(UnavailableError(NO_PASS.format(error=first_line(error))))
             continue
         if attempt is not None and attempt.is_certain:
-            return attempt.plan
+            return _unrivalled(attempt, candidates).plan
         attempts += [] if attempt is None else [attempt]
     if not attempts:
         raise reasons[0]
-    return _likeliest(attempts, loss).plan
+    return _unrivalled(_likeliest(attempts, loss), candidates).plan
+
+
+def _unrivalled(attempt: _Attempt, candidates: Sequence[Candidate]) -> _Attempt:
+    """The attempt, unless all rows may as well belong to a single sample, as of the last batch."""
+    single = [each for each in candidates if each.samples == 1]
+    if single and attempt.candidate.samples > 1:
+        raise UnavailableError(_uncertain([single[0], attempt.candidate]))
+    return attempt
 
 
 def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
