@@ -136,18 +136,26 @@ def _chosen(loss: _LossGraph, candidates: Sequence[Candidate]) -> Plan:
             reasons.append(UnavailableError(NO_PASS.format(error=first_line(error))))
             continue
         if attempt is not None and attempt.is_certain:
-            return _unrivalled(attempt, candidates).plan
+            return _unrivalled(attempt, candidates, loss).plan
         attempts += [] if attempt is None else [attempt]
     if not attempts:
         raise reasons[0]
-    return _unrivalled(_likeliest(attempts, loss), candidates).plan
+    return _unrivalled(_likeliest(attempts, loss), candidates, loss).plan
 
 
-def _unrivalled(attempt: _Attempt, candidates: Sequence[Candidate]) -> _Attempt:
-    """The attempt, unless all rows may as well belong to a single sample, as of the last batch."""
+def _unrivalled(attempt: _Attempt, candidates: Sequence[Candidate], loss: _LossGraph) -> _Attempt:
+    """The attempt, unless all rows may as well belong to a single sample, as of the last batch.
+
+    Or unless it is covered in part, and the model's leading axis alone counts its samples, although
+    some layers have positions first.
+    """
+    candidate = attempt.candidate
     single = [each for each in candidates if each.samples == 1]
-    if single and attempt.candidate.samples > 1:
-        raise UnavailableError(_uncertain([single[0], attempt.candidate]))
+    if single and candidate.samples > 1:
+        raise UnavailableError(_uncertain([single[0], candidate]))
+    by_call = candidate.known_by == CALLED and candidate.input_axes[:1] == (0,)
+    if by_call and loss.evidence.positions_first and attempt.plan.unavailable:
+        raise UnavailableError(MAY_BE_OTHER.format(samples=candidate.samples))
     return attempt
 
 
