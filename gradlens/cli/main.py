@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = COMMANDS[options.command](options)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read the output has seen enough. What is left goes nowhere, or else Python
-        # complains on its way out.
+        # The reader of the output has closed it, as head does. What is left is discarded, since
+        # Python would otherwise report an error when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, ValueError, ImportError) as error:

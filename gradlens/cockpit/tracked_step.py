@@ -108,7 +108,7 @@ class TrackedStep:
         if self._gradients is not None:
             self._gradients.release()
         self._gradients = self._losses = None
-        # Nothing that quantities have asked BackPACK for stays on parameters.
+        # Results of extensions that only quantities need are removed from the parameters.
         saved = frozenset() if self._extensions is None else self._extensions.saved
         for parameter in self._tracking.setting.parameters.values() if saved else ():
             for savefield in saved & vars(parameter).keys():

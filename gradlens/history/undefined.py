@@ -7,7 +7,7 @@ class Undefined(float):
     """A NaN carrying the reason why there is no number.
 
     Behaves as ``float("nan")`` everywhere, so that arithmetic, plots and files need no
-    special case, and keeps ``reason`` for whoever wonders.
+    special case, and keeps the ``reason`` why there is no number.
     """
 
     reason: str

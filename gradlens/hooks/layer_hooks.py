@@ -45,7 +45,7 @@ class LayerHook:
     """A forward hook on a layer, which runs BackPACK's extensions when backward reaches the layer.
 
     A layer has one, which is installed permanently (``permanent``), or while a ``HookInstaller``
-    asks for it. Once it was removed, ``missed_call`` says that the layer's latest call may have
+    needs it. Once it was removed, ``missed_call`` says that the layer's latest call may have
     been without it.
 
     The gradient at the output comes from a hook on the output tensor. A full backward hook would
@@ -69,7 +69,7 @@ class LayerHook:
         self._install(module)
 
     def remove_for(self, installer: HookInstaller, module: nn.Module) -> None:
-        """Remove it from its module, unless somebody else still needs it."""
+        """Remove it from its module, unless it is permanent or another installer needs it."""
         self._installers.discard(installer)
         if not (self.permanent or self._installers):
             remove_forward_hook(module, self)

@@ -112,7 +112,7 @@ NO_BACKWARD_PASS = -1
 def backward_pass_id() -> int:
     """A number of the backward pass that runs in this thread, different for each of them.
 
-    Nothing public tells one backward pass from another.
+    Nothing public identifies a backward pass.
     """
     return torch._C._current_graph_task_id()
 
@@ -125,7 +125,7 @@ def in_backward_pass() -> bool:
 def keeps_graph() -> bool:
     """Whether the backward pass that is running was called with ``retain_graph=True``.
 
-    Nothing public says so; only what runs inside a backward pass may ask.
+    Nothing public says so. It may be called inside a backward pass alone.
     """
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
@@ -133,11 +133,11 @@ def keeps_graph() -> bool:
 def checkpoint_group() -> AbstractContextManager[Any] | None:
     """A new context in which each checkpointed region is recomputed at most once.
 
-    ``None`` inside another one, since they can't be nested, and with versions of torch that have
-    none. The class is public, but not whether one is active.
+    ``None`` inside another one, since they can't be nested. The class is public, but not whether
+    one is active.
     """
-    group: Any = getattr(checkpoint, "GraphExecGroup", None)
-    return None if group is None or group._get_current_group() is not None else group()
+    group: Any = checkpoint.GraphExecGroup
+    return None if group._get_current_group() is not None else group()
 
 
 # Tensors ----------------------------------------------------------------------------------------

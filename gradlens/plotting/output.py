@@ -17,7 +17,7 @@ DPI = 200
 def replacing(path: Path) -> Iterator[Path]:
     """A path to write to, which takes the place of ``path`` once that has succeeded.
 
-    Whoever reads ``path`` meanwhile sees the old file, or the new one. Folders are made.
+    A reader of ``path`` gets the old file or the new one, never a part. Folders are made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the same folder, for only there a file can be renamed at once; the ending tells formats.

@@ -144,10 +144,11 @@ def _chosen(loss: _LossGraph, candidates: Sequence[Candidate]) -> Plan:
 
 
 def _unrivalled(attempt: _Attempt, candidates: Sequence[Candidate], loss: _LossGraph) -> _Attempt:
-    """The attempt, unless all rows may as well belong to a single sample, as of the last batch.
+    """The attempt, if no other reading of the batch is as likely.
 
-    Or unless it is covered in part, and the model's leading axis alone counts its samples, although
-    some layers have positions first.
+    ``UnavailableError`` if all rows may belong to a single sample, as in a last batch of one. The
+    same if N is the length of the leading axis of the model's inputs alone, while some layers have
+    positions first and some parameters have no per-sample gradients.
     """
     candidate = attempt.candidate
     single = [each for each in candidates if each.samples == 1]
