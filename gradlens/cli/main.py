@@ -149,7 +149,7 @@ def _add_watch(commands: Commands) -> None:
         type=_seconds,
         default=INTERVAL,
         metavar="SECONDS",
-        help="time between two looks at the file (default: %(default)g)",
+        help="time between two readings of the file (default: %(default)g)",
     )
     _add_screen(parser)
 
@@ -172,7 +172,7 @@ def _add_compare(commands: Commands) -> None:
         "compare",
         help="draw several runs in one figure",
         description="Draw all single numbers of several runs over each other, with a colour for "
-        "each run. Runs are called by what tells their paths apart.",
+        "each run. Runs are named by the parts in which their paths differ.",
         epilog=EPILOG,
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")

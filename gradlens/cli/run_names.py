@@ -1,4 +1,4 @@
-"""Short names for runs: what tells their paths apart."""
+"""Short names for runs: the parts in which their paths differ."""
 
 from __future__ import annotations
 

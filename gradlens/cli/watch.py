@@ -82,10 +82,11 @@ def watch(
     interval: float,
     stream: TextIO | None = None,
 ) -> None:
-    """Show a run whenever its file has changed, until nobody looks any more.
+    """Show a run whenever its file has changed, until its display is closed.
 
-    A file that doesn't exist yet is waited for, and so are steps and what can be drawn; ``stream``,
-    by default stderr, is told about that. ``ValueError`` if the file is no run and stays as it is.
+    It waits for a file that doesn't exist yet, for the first step, and for something to draw, and
+    says so on ``stream``, by default stderr. ``ValueError`` if the file is no run and doesn't
+    change.
     """
     stream = sys.stderr if stream is None else stream
     seen, broken, told = 0, 0, ""

@@ -38,8 +38,7 @@ class OwnedHook(Generic[Owner]):
     """A hook on a module or a tensor, which calls ``function(owner, *arguments of the hook)``.
 
     The owner is referenced weakly, so that a model or a graph doesn't keep it alive. Copies and
-    pickles of a module contain its hooks, but belong to somebody else: there, they have no owner
-    and do nothing.
+    pickles of a module contain its hooks; there, the hooks have no owner and do nothing.
     """
 
     def __init__(

@@ -57,8 +57,8 @@ def layer_lines(records: Records, history: History, fields: Sequence[str]) -> La
     part = next((name for name in NOUNS if entry(records, name)), "layers")
     parts = {step: v[part] if _has(v, part) else v for step, v in ordered(records).items()}
     for field in fields:
-        told = {name: one for name, one in lines(parts, field).items() if _told(one)}
-        found = {name: one for name, one in told.items() if _known(one)} or told
+        shown = {name: one for name, one in lines(parts, field).items() if _has_content(one)}
+        found = {name: one for name, one in shown.items() if _has_numbers(one)} or shown
         if found:
             names = in_order(tuple(found), history)
             return LayerLines({name: found[name] for name in names})
@@ -71,12 +71,12 @@ def _has(value: object, part: str) -> bool:
     return isinstance(value, Mapping) and part in value
 
 
-def _known(one: Line) -> bool:
+def _has_numbers(one: Line) -> bool:
     return bool(one.finite.any()) or always_infinite(one)
 
 
-def _told(one: Line) -> bool:
-    return _known(one) or bool(one.reason)
+def _has_content(one: Line) -> bool:
+    return _has_numbers(one) or bool(one.reason)
 
 
 def draw_layers(ax: Axes, axis: StepAxis, found: LayerLines, scale: Scale) -> Artists:

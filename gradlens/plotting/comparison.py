@@ -110,10 +110,10 @@ def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
 
 
 def left_out(runs: Mapping[str, History]) -> tuple[str, ...]:
-    """Series with records that no single numbers tell."""
-    told = {one.series for history in runs.values() for one in scalars(history)}
+    """Series whose records have no single number for each step."""
+    shown = {one.series for history in runs.values() for one in scalars(history)}
     names = (name for history in runs.values() for name in history.names if history[name])
-    return tuple(dict.fromkeys(name for name in names if name not in told))
+    return tuple(dict.fromkeys(name for name in names if name not in shown))
 
 
 # Panels -------------------------------------------------------------------------------------

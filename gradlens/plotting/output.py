@@ -20,7 +20,7 @@ def replacing(path: Path) -> Iterator[Path]:
     A reader of ``path`` gets the old file or the new one, never a part. Folders are made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, for only there a file can be renamed at once; the ending tells formats.
+    # In the same folder, where renaming is atomic; the suffix says which format is written.
     partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         yield partial
