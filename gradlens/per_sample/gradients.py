@@ -220,7 +220,7 @@ def evidence_of(graph: Graph, model: nn.Module | None, info: Mapping[str, Any]) 
         info.get("batch_size"),
         _length(info.get("individual_losses")),
         tuple(call.shapes for call in calls),
-        _has_positions_first(model),
+        _has_positions_first(graph, model),
         any(len(given.shape) > 1 + given.is_real for call in calls for given in call.inputs),
     )
 
@@ -265,11 +265,18 @@ def _length(losses: Tensor | None) -> int | None:
     return len(losses) if losses is not None and losses.dim() else None
 
 
-def _has_positions_first(model: nn.Module | None) -> bool:
-    """Whether the model has layers whose second axis counts the samples."""
+def _has_positions_first(graph: Graph, model: nn.Module | None) -> bool:
+    """Whether layers that the loss may depend on count samples along their second axis."""
     modules: Iterable[nn.Module] = () if model is None else model.modules()
     kinds = (nn.RNNBase, nn.MultiheadAttention)
-    return any(isinstance(m, kinds) and not m.batch_first for m in modules)
+    layers = [m for m in modules if isinstance(m, kinds) and not m.batch_first]
+    return any(_may_reach(graph, layer) for layer in layers)
+
+
+def _may_reach(graph: Graph, layer: nn.Module) -> bool:
+    """Whether a loss depends on a layer's parameters, or the layer has none that are trained."""
+    trained = [p for p in layer.parameters() if p.requires_grad]
+    return not trained or any(p in graph for p in trained)
 
 
 def _layers_of(graph: Graph, coupling: Iterable[int], setting: Setting) -> list[str]:

@@ -301,7 +301,9 @@ RULED_CASES = {
         applied=False,
     ),
     "samples meet behind": RuledCase(refused(centred, SEVERAL, alone=of_all), applied=False),
-    "positions first": RuledCase(refused(positions_first, SEVERAL, batch=sequences), applied=False),
+    "positions first": RuledCase(
+        refused(positions_first, SEVERAL, batch=sequences, batch_size=N), applied=False
+    ),
     "an overwritten input": RuledCase(refused(overwritten, "overwritten"), applied=False),
     "a penalty beside the output": RuledCase(
         RowCase(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from math import prod
+from math import lgamma, log, prod
 
 import torch
 from torch import Tensor
@@ -25,16 +25,20 @@ MAX_ELEMENTS = 2**22
 """Larger tensors, of 16 MiB in single precision, aren't searched for the model's input."""
 
 CHANCE = 1e4
-"""How many other orders of rows there must be for one order to be taken for that of the inputs."""
+"""How many other orders or choices of rows there must be for one to be taken for the inputs'."""
 
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """The tensors that a model was called with for ``samples``, and the axis that counts these."""
+    """The tensors that a model was called with for ``samples``, and the axis that counts these.
+
+    ``either`` means that another axis may count them.
+    """
 
     given: Sequence[Given]
     axis: int
     samples: int
+    either: bool = False
 
     def agree(self, graph: Graph, uses: Sequence[tuple[Use, Tensor]]) -> bool | None:
         """Whether the labels ``[*S]`` of uses are one for each sample of the inputs.
@@ -49,9 +53,18 @@ class ModelInputs:
         if not all(_one_to_one(each) for each in pairs):
             return False
         together = torch.cat(pairs, dim=1) if pairs else torch.empty(2, 0)
-        certain = any(_seen(each) > 1 for each in pairs)
-        certain = certain or (_seen(together) > 1 and _one_to_one(together))
+        certain = any(self._is_proof(each) for each in pairs)
+        certain = certain or (self._is_proof(together, len(pairs)) and _one_to_one(together))
         return certain or None
+
+    def _is_proof(self, pairs: Tensor, uses: int = 1) -> bool:
+        """Whether samples and labels of the same rows, one to one, aren't so by chance.
+
+        A row for each sample, chosen from both axes, may happen to be one for each position, too.
+        """
+        if not self.either or pairs.shape[1] > self.samples * uses:
+            return _seen(pairs) > 1
+        return self.samples * log(self.samples) - lgamma(self.samples + 1) > log(CHANCE)
 
     def order(self, graph: Graph, uses: Sequence[tuple[Use, Tensor]]) -> Tensor | None:
         """The label of each sample of the inputs, ``[N]``; ``None`` if some are unknown."""

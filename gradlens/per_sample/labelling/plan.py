@@ -53,7 +53,8 @@ class Plan:
     the loss also depends on without any samples. ``coupling`` are nodes that normalise over
     samples; with ``recounts``, reading what they have saved updates their running statistics again.
     ``holds`` means that the plan is that of other graphs of the same structure, too, if these have
-    the same ``selections``. ``meeting`` means that the samples of some parameters meet.
+    the same ``selections``. ``mixed`` means that the samples of some parameters meet, or can't be
+    told apart.
     """
 
     samples: int | None
@@ -65,7 +66,7 @@ class Plan:
     recounts: bool = False
     holds: bool = False
     selections: tuple[Selection, ...] = ()
-    meeting: bool = False
+    mixed: bool = False
 
     def holds_for(self, graph: Graph) -> bool:
         """Whether this is also the plan of another graph with the same structure."""

@@ -91,7 +91,7 @@ class _Attempt:
         """Whether no other candidate can be right."""
         one_axis = len(self.candidate.input_axes) == 1 and not self.candidate.needs_proof
         doubtful = self.candidate.is_rival or self.are_views
-        return bool(self.agrees) and not doubtful and (one_axis or not self.plan.meeting)
+        return bool(self.agrees) and not doubtful and (one_axis or not self.plan.mixed)
 
     @property
     def are_views(self) -> bool:
@@ -165,7 +165,7 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
     agreeing = [each for each in attempts if each.agrees] or list(attempts)
     if agreeing[0].are_views:
         agreeing = list(attempts)
-    possible = [each for each in agreeing if not each.plan.meeting] or agreeing
+    possible = [each for each in agreeing if not each.plan.mixed] or agreeing
     best = possible[0]
     if not any(each.plan.uses for each in attempts):
         return best  # everything has a reason of its own
@@ -177,11 +177,11 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
         raise UnavailableError(_uncertain([each.candidate for each in possible]))
     if best.agrees:
         return best
-    if best.plan.meeting and best.inputs.is_square:
+    if best.plan.mixed and best.inputs.is_square:
         raise UnavailableError(_uncertain([best.candidate]))
     # Samples may seem not to meet if most of their rows have no share in the loss by chance.
     by_chance = loss.evidence.positions_first and not best.plan.is_balanced
-    if (best.plan.meeting or (by_chance and best.candidate.input_axes == (0,))) and (
+    if (best.plan.mixed or (by_chance and best.candidate.input_axes == (0,))) and (
         second_axis_may_count(best.candidate, loss.inputs, loss.evidence)
     ):
         raise UnavailableError(MAY_BE_OTHER.format(samples=best.candidate.samples))
@@ -207,14 +207,18 @@ def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _At
     tried.add(labels)
     planner = _Planner(loss, candidate, found.sources)
     plan = planner.plan()
-    if candidate.rows_together > 1 and (plan.meeting or not plan.is_balanced):
+    if candidate.rows_together > 1 and (plan.mixed or not plan.is_balanced):
         raise UnavailableError(NOT_TOGETHER.format(samples=candidate.samples))
     uses = _labels_of_uses(plan)
-    if candidate.in_each_call and any(len(labels.unique()) == 1 for _, labels in uses):
+    if candidate.in_each_call and any(
+        len(labels[labels != NO_SAMPLE].unique()) == 1 for _, labels in uses
+    ):
         reason = OTHER_AXIS if candidate.known_by == PASSED else ONE_CALL_EACH
         raise UnavailableError(reason.format(samples=candidate.samples))
+    either = loss.evidence.positions_first
     inputs = [
-        ModelInputs(loss.model_inputs, axis, candidate.samples) for axis in candidate.input_axes
+        ModelInputs(loss.model_inputs, axis, candidate.samples, either)
+        for axis in candidate.input_axes
     ]
     answers = [each.agree(loss.graph, uses) for each in inputs if candidate.samples > 1]
     agrees = True if True in answers else False if answers and None not in answers else None
@@ -238,7 +242,7 @@ def _as_key(labels: Tensor | None) -> tuple[Any, ...] | None:
 
 def _labels_of_uses(plan: Plan) -> list[tuple[Use, Tensor]]:
     labelled = (use for uses in plan.uses.values() for use in uses)
-    return [(use.use, use.rows[0].labels) for use in labelled if 0 in use.rows]
+    return [(use.use, use.rows[0].read) for use in labelled if 0 in use.rows]
 
 
 def _nothing(parameters: Iterable[str], reason: str) -> Plan:
@@ -333,7 +337,9 @@ class _Planner:
             tuple(name for name, way in ways.items() if way.beside),
             tuple(coupling),
             any(is_recomputed(node) for node in self._graph.nodes if uses_statistics(node)),
-            meeting=any(reason.startswith(MEETING) for reason in reasons.values()),
+            mixed=any(
+                way.mixed and reasons[n] not in (HIDDEN, COMPILED) for n, way in ways.items()
+            ),
         )
 
     def _without_unknown_rows(self, plan: Plan) -> Plan:

@@ -17,12 +17,19 @@ class RowIndex:
     """The sample of each row: ``labels`` ``[*S]`` on the rows' device, from 0 to N - 1.
 
     Rows with the label ``NO_SAMPLE`` are left out of all results. They have no gradient, unless the
-    samples are only ``some`` of the batch.
+    samples are only ``some`` of the batch. ``completed`` are the labels that were read, if those of
+    other rows follow from them.
     """
 
     labels: Tensor
     samples: int
     some: bool = False
+    completed: Tensor | None = None
+
+    @property
+    def read(self) -> Tensor:
+        """The labels that were read, ``[*S]``."""
+        return self.labels if self.completed is None else self.completed
 
     @cached_property
     def axis(self) -> int | None:
@@ -82,7 +89,7 @@ class RowIndex:
         outer, inner = folds[0]
         numbers = torch.arange(self.samples, device=self.labels.device)[None, :, None]
         labels = numbers.expand(outer, self.samples, inner).reshape(self.labels.shape)
-        return RowIndex(labels, self.samples)
+        return RowIndex(labels, self.samples, completed=self.labels)
 
     @cached_property
     def _known(self) -> Tensor:
