@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.batch_assembly import BatchAssembly
+from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forecast import Forecast
 from gradlens.cockpit.layers import LayerTracking
@@ -51,6 +52,8 @@ class Cockpit:
     ``resume=True`` and is an error otherwise. ``batchnorm`` says what a per-sample gradient is
     where samples are coupled (``gradlens.per_sample.batchnorm``). ``budget`` is the share of the
     training time that tracking may take, such as 0.05: schedules are thinned to keep to it.
+    What fails while the run is tracked is a NaN with its reason, and training goes on; ``strict``
+    raises exceptions instead, for those who develop quantities.
 
     The context is entered at each step, around the backward pass::
 
@@ -69,6 +72,7 @@ class Cockpit:
         budget: float | None = None,
         run: str | Path | None = None,
         resume: bool = False,
+        strict: bool = False,
     ) -> None:
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
@@ -93,17 +97,19 @@ class Cockpit:
         self._run = Run(
             self.quantities, aggregation, self.parameters, run, resume, assembly.is_first_process
         )
+        boundary = Boundary(self._run.note, strict)
         self._tracking = Tracking(
             self.quantities,
             setting,
             Plans(),
             self._run,
-            Updates(self._run.record),
+            Updates(self._run.record, boundary),
             assembly,
             forecast,
             HookInstaller([m for m in (self.model, loss_function) if m is not None]),
-            LayerTracking(self.model, self.quantities, forecast),
+            LayerTracking(self.model, self.quantities, forecast, boundary),
             self.budget,
+            boundary,
         )
         self._tracking.start()
 

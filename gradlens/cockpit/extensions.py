@@ -19,15 +19,15 @@ from gradlens.quantities.quantity import Quantity
 class StepExtensions:
     """Extensions of a step, one of each class, the user's own first.
 
-    ``within`` run in the user's backward pass, with ``hooks`` after them on each module. ``apart``
-    are of second order and need passes of their own. ``per_sample`` says that per-sample gradients
-    are needed. ``saved`` are the names under which results are on the parameters only as long as
-    the context lasts.
+    ``within`` run in the user's backward pass, with the ``hooks`` of quantities after them on each
+    module. ``apart`` are of second order and need passes of their own. ``per_sample`` says that
+    per-sample gradients are needed. ``saved`` are the names under which results are on the
+    parameters only as long as the context lasts.
     """
 
     within: Sequence[BackpropExtension]
     apart: Sequence[BackpropExtension]
-    hooks: Sequence[Callable[[nn.Module], None]]
+    hooks: Sequence[tuple[Quantity, Callable[[nn.Module], None]]]
     per_sample: bool
     saved: frozenset[str]
 
@@ -38,20 +38,11 @@ def step_extensions(
     model: nn.Module | None,
     global_step: int,
 ) -> StepExtensions:
-    """What the active quantities and the user need at a step.
-
-    ``ValueError`` names what the user has passed that is no extension.
-    """
-    for extension in by_user:
-        if not isinstance(extension, BackpropExtension):
-            raise ValueError(
-                f"{extension!r} is no BackpropExtension: pass BackPACK extensions to the context, "
-                "and everything else by name, as in cockpit(global_step, loss=loss)"
-            )
+    """What the active quantities and the user need at a step."""
     given, hooks = list(by_user), []
     for quantity in active:
         given += quantity.extensions(global_step)
-        hooks += quantity.extension_hooks(global_step)
+        hooks += [(quantity, hook) for hook in quantity.extension_hooks(global_step)]
     by_class: dict[type[BackpropExtension], BackpropExtension] = {}
     for extension in given:
         by_class.setdefault(type(extension), extension)

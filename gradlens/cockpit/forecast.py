@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 
+from gradlens.cockpit.boundary import Boundary
 from gradlens.quantities.quantity import Quantity
 
 
@@ -22,10 +24,16 @@ class Forecast:
         self._past: deque[int] = deque(maxlen=3)
         self._active: dict[int, tuple[Quantity, ...]] = {}
 
-    def active_at(self, global_step: int) -> tuple[Quantity, ...]:
-        """The active quantities; their schedules are called once for each step."""
+    def active_at(self, global_step: int, boundary: Boundary | None = None) -> tuple[Quantity, ...]:
+        """The active quantities; their schedules are called once for each step.
+
+        Where a schedule raises an exception, its quantity isn't active, with a ``boundary``.
+        """
         if global_step not in self._active:
-            active = [q for q in self._quantities if q.is_active(global_step)]
+            active = []
+            for quantity in self._quantities:
+                with boundary.contain(f"{quantity.name}'s schedule") if boundary else nullcontext():
+                    active += [quantity] if quantity.is_active(global_step) else []
             self._active[global_step] = tuple(active)
         return self._active[global_step]
 

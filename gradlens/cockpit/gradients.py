@@ -14,6 +14,7 @@ from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.model import compiled_prefixes
 from gradlens.history.coverage import Coverage, few
 from gradlens.hooks.backward_call import BackwardCall
+from gradlens.numerics.unavailable import Contain
 from gradlens.per_sample.batch_parts import BatchPart
 from gradlens.per_sample.context import UNSEEN
 from gradlens.per_sample.gradients import Gradients, Setting
@@ -39,12 +40,14 @@ class StepGradients:
         retain: bool,
         info: Mapping[str, Any],
         accumulating: bool,
+        contain: Contain,
     ) -> None:
         self._setting = setting
         self._assembly = assembly
         self._info = info
         self._is_part = assembly.has_parts(accumulating)
         self._accumulating = accumulating
+        self._contain = contain
         self.labelling_seconds = 0.0
         self.whole: BatchPart | None = None
         self._gradients = Gradients(setting, info)
@@ -54,6 +57,7 @@ class StepGradients:
             reductions,
             retain,
             waits=self._is_part,
+            contain=contain,
         )
 
     @property
@@ -83,9 +87,13 @@ class StepGradients:
 
     def _timed(self, begin: Callable[[Tensor], None], tensor: Tensor) -> None:
         start = time.perf_counter()
-        begin(tensor)
+        with self._contain("finding the samples of the loss", self._refuse_all):
+            begin(tensor)
         if self._gradients.labelled:
             self.labelling_seconds += time.perf_counter() - start
+
+    def _refuse_all(self, reason: str) -> None:
+        self._gradients.collector.refuse_all(self._setting.parameters, reason)
 
     def finish(self, individual_losses: Tensor | None) -> None:
         """Reduce what is left, and the whole batch if this was the last of its parts."""
@@ -110,11 +118,6 @@ class StepGradients:
         )
 
     @property
-    def error(self) -> Exception | None:
-        """The first exception of a reduction."""
-        return self.reducer.error
-
-    @property
     def _missing(self) -> Mapping[str, str]:
         """Why parameters have no per-sample gradients."""
         if self.whole is not None:
@@ -125,7 +128,7 @@ class StepGradients:
         return {name: found.get(name, reason) for name, reason in unseen.items()}
 
     @property
-    def refusal(self) -> str:
+    def uncovered(self) -> str:
         """Why no parameter has per-sample gradients; empty if one has."""
         if self.reducer.covered or not self._missing:
             return ""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.forecast import Forecast, may_hold
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
@@ -30,8 +31,13 @@ class LayerTracking:
     """
 
     def __init__(
-        self, model: nn.Module | None, quantities: Iterable[Quantity], forecast: Forecast
+        self,
+        model: nn.Module | None,
+        quantities: Iterable[Quantity],
+        forecast: Forecast,
+        boundary: Boundary,
     ) -> None:
+        self._boundary = boundary
         self.quantities = [q for q in quantities if q.layer_requests]
         self._forecast = forecast
         self._step: int | None = None
@@ -43,7 +49,7 @@ class LayerTracking:
             named = {n: m for quantity in self.quantities for n, m in quantity.modules.items()}
             places = {module: place for place, module in enumerate(model.modules())}
             modules = dict(sorted(named.items(), key=lambda item: places[item[1]]))
-            self._capture = SignalCapture(model, modules, self._everything)
+            self._capture = SignalCapture(model, modules, self._everything, boundary.report)
             self._capture.expect(self._everything)
 
     def announce(self, global_step: int) -> None:
@@ -122,8 +128,11 @@ class LayerTracking:
             signals = before.and_also(captured[0]) if at == step.global_step else captured[0]
             self._evaluated[name] = step.global_step, signals
             for quantity in able:
-                found = quantity.after_backward(replace(step, signals=signals), None)
-                record(quantity, found)
+                at_evaluation = replace(step, signals=signals)
+                work = f"{quantity.name} ({name})"
+                found = self._boundary.value(work, quantity.after_backward, at_evaluation, None)
+                with self._boundary.contain(f"recording {work}"):
+                    record(quantity, found)
 
     def close(self) -> None:
         """Remove all hooks from the model."""

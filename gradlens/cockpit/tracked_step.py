@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from backpack.extensions.backprop_extension import BackpropExtension
-from torch import Tensor
+from torch import Tensor, nn
 
+from gradlens.cockpit.boundary import Refuse
 from gradlens.cockpit.extensions import StepExtensions, needs_layer_hooks, step_extensions
 from gradlens.cockpit.gradients import StepGradients
 from gradlens.cockpit.plain import recordable
@@ -21,14 +23,15 @@ from gradlens.history.undefined import Undefined
 from gradlens.hooks.backpack_context import own_pass, with_extensions
 from gradlens.per_sample.losses import PerSampleLosses
 from gradlens.quantities.quantity import Phase, Quantity
-from gradlens.quantities.step import NothingCoveredError, Step, gradient_scale
+from gradlens.quantities.step import Step, gradient_scale
 
 
 class TrackedStep:
     """One step's context, as ``Cockpit.__call__`` returns it.
 
     It calls the active quantities in their phases before and after the backward pass, and lets
-    those wait that have later ones (``Updates``).
+    those wait that have later ones (``Updates``). What fails in them, or in the work for all of
+    them, ends in ``Boundary``: their values are NaN with the reason.
     """
 
     def __init__(
@@ -52,25 +55,40 @@ class TrackedStep:
         self._losses: PerSampleLosses | None = None
         self._values: dict[str, Any] = {}
         self._earlier: dict[str, Any] = {}
-        self._failures = Failures()
+        self._failed = False
         self._contexts = ExitStack()
 
     def __enter__(self) -> None:
         tracking, step = self._tracking, self._global_step
-        tracking.begin_step(step)
-        self._active = tracking.forecast.active_at(step)
+        is_first = not tracking.run.has_begun
+        check_extensions(self._by_user)
+        if self._info.get("loss") is not None:
+            check_loss(self._info["loss"])
+        tracking.boundary.begin_step(step)
+        with tracking.boundary.contain("the beginning of a step", self._refuse_all):
+            tracking.begin_step(step)
+            self._active = tracking.forecast.active_at(step, tracking.boundary)
+        self._check_user_hooks()
+        self._check_needs(is_first or tracking.boundary.strict)
         if self._active or self._by_user or tracking.updates.interval is not None:
             try:
-                self._prepare()
+                self._prepare_contained()
             except BaseException:
                 self._release()
                 raise
         if tracking.budget is not None:
             tracking.budget.begin_backward()
 
+    def _prepare_contained(self) -> None:
+        """What BackPACK says of the user's own extensions is raised, as without gradlens."""
+        if self._by_user:
+            self._prepare()
+            return
+        with self._tracking.boundary.contain("preparing a step", self._refuse_all):
+            self._prepare()
+
     def _prepare(self) -> None:
         step, model = self._global_step, self._tracking.setting.model
-        check_info(self._active, self._info, step)
         self._check_layer_hooks()
         if self._debug:
             print(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
@@ -87,10 +105,11 @@ class TrackedStep:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        tracking = self._tracking
+        tracking, boundary = self._tracking, self._tracking.boundary
         if tracking.budget is not None:
             tracking.budget.end_backward()
-        self._contexts.close()
+        with boundary.contain("the end of a backward pass", self._refuse_all):
+            self._contexts.close()
         if error is not None:
             tracking.assembly.drop()
         once = 0.0 if self._gradients is None else self._gradients.labelling_seconds
@@ -99,8 +118,9 @@ class TrackedStep:
                 self._finish()
         finally:
             goes_on = self._accumulating and error is None
-            self._release()
-            tracking.end_step(self._global_step, self._accumulating, goes_on)
+            with boundary.contain("the end of a step"):
+                self._release()
+                tracking.end_step(self._global_step, self._accumulating, goes_on)
             if tracking.budget is not None:
                 tracking.budget.end_step(once)
 
@@ -114,24 +134,55 @@ class TrackedStep:
             for savefield in saved & vars(parameter).keys():
                 delattr(parameter, savefield)
 
+    # Reasons why quantities have no value.
+
+    def _refusing(self, *quantities: Quantity) -> Refuse:
+        def refuse(reason: str) -> None:
+            for quantity in quantities:
+                if quantity.should_compute(self._global_step):
+                    self._values.setdefault(quantity.name, Undefined(reason))
+
+        return refuse
+
+    def _refuse_all(self, reason: str) -> None:
+        self._failed = True
+        self._refusing(*self._active)(reason)
+        self._tracking.updates.refuse_interval(reason)
+
     # On entering.
+
+    def _check_user_hooks(self) -> None:
+        """``ValueError`` if the user's extensions have nothing to work on."""
+        hooks = self._tracking.layer_hooks
+        if needs_layer_hooks(self._by_user, self._tracking.setting.model):
+            if hooks.missed_call:
+                raise ValueError(LATE.format(extension=type(self._by_user[0]).__name__))
+            hooks.install_always()
+
+    def _check_needs(self, raises: bool) -> None:
+        """Quantities without what the user passes to the context have no value.
+
+        ``ValueError`` instead if it ``raises``, as at a run's first step, which loses nothing.
+        """
+        for quantity in self._active:
+            needed = lacking(quantity, self._info)
+            if not needed:
+                continue
+            if raises:
+                raise ValueError(NOT_PASSED.format(quantity=quantity.name, needed=needed))
+            self._refusing(quantity)(NOT_PASSED.format(quantity=quantity.name, needed=needed))
 
     def _check_layer_hooks(self) -> None:
         """What runs by hooks on layers has nothing to work on if a forward pass ran without."""
         tracking, step = self._tracking, self._global_step
         model = tracking.setting.model
-        by_user = needs_layer_hooks(self._by_user, model)
-        if by_user:
-            if tracking.layer_hooks.missed_call:
-                raise ValueError(LATE.format(extension=type(self._by_user[0]).__name__))
-            tracking.layer_hooks.install_always()
-        lacking = [
-            quantity.name
+        by_hooks = [
+            quantity
             for quantity in self._active
             if quantity.extension_hooks(step) or needs_layer_hooks(quantity.extensions(step), model)
         ]
-        if lacking and tracking.layer_hooks.missed_call:
-            self._values |= dict.fromkeys(lacking, Undefined(UNFORESEEN))
+        if by_hooks and tracking.layer_hooks.missed_call:
+            self._refusing(*by_hooks)(UNFORESEEN)
             tracking.layer_hooks.install_always()
 
     def _before_backward(self, extensions: StepExtensions) -> None:
@@ -140,7 +191,9 @@ class TrackedStep:
         active = [
             quantity
             for quantity in self._active
-            if Phase.BEFORE_BACKWARD in quantity.phases and not self._accumulating
+            if Phase.BEFORE_BACKWARD in quantity.phases
+            and not self._accumulating
+            and quantity.name not in self._values
         ]
         if not active and not extensions.apart:
             return
@@ -162,14 +215,23 @@ class TrackedStep:
         )
         with own_pass(setting.model):
             for extension in extensions.apart:
-                curvature.run(extension)
+                self._run_apart(curvature, extension)
             for quantity in active:
-                with self._failures:
+                with tracking.boundary.contain(quantity.name, self._refusing(quantity)):
                     self._take(quantity, Phase.BEFORE_BACKWARD, quantity.before_backward(curvature))
         for note in curvature.notes:
             tracking.run.note(self._global_step, note)
         if active and tracking.assembly.has_parts(self._accumulating):
             tracking.run.note(self._global_step, CURVATURE_OF_A_PART)
+
+    def _run_apart(self, curvature: LossCurvature, extension: BackpropExtension) -> None:
+        if extension in self._by_user:
+            curvature.run(extension)
+            return
+        step, kind = self._global_step, type(extension)
+        needing = [q for q in self._active if any(type(e) is kind for e in q.extensions(step))]
+        with self._tracking.boundary.contain(kind.__name__, self._refusing(*needing)):
+            curvature.run(extension)
 
     def _take(self, quantity: Quantity, phase: Phase, found: Any) -> None:
         """Keep what a phase has returned: the value, if it was the quantity's last phase."""
@@ -191,7 +253,14 @@ class TrackedStep:
             self._gradients = self._step_gradients()
             stack.enter_context(self._gradients.collecting())
         if within or extensions.hooks:
-            stack.enter_context(with_extensions(within, extensions.hooks, self._debug))
+            hooks = [partial(self._run_hook, quantity, hook) for quantity, hook in extensions.hooks]
+            stack.enter_context(with_extensions(within, hooks, self._debug))
+
+    def _run_hook(
+        self, quantity: Quantity, hook: Callable[[nn.Module], None], module: nn.Module
+    ) -> None:
+        with self._tracking.boundary.contain(quantity.name, self._refusing(quantity)):
+            hook(module)
 
     def _step_gradients(self) -> StepGradients:
         tracking, step = self._tracking, self._global_step
@@ -206,30 +275,47 @@ class TrackedStep:
             retain,
             self._info,
             self._accumulating,
+            tracking.boundary.contain,
         )
 
     # On leaving, after a backward pass without exceptions.
 
     def _finish(self) -> None:
-        tracking, gradients, failures = self._tracking, self._gradients, self._failures
+        tracking, boundary = self._tracking, self._tracking.boundary
+        self._check_for_hook_errors()
+        if not self._failed:
+            with boundary.contain("the end of a step", self._refuse_all):
+                self._compute()
+        if not self._accumulating:
+            with boundary.contain("recording a step"):
+                tracking.run.record(self._global_step, self._values)
+
+    def _check_for_hook_errors(self) -> None:
+        """Exceptions of the user's own extensions are raised, others are reasons."""
+        error = self._tracking.layer_hooks.take_error()
+        if error is None:
+            return
+        if self._by_user:
+            raise error
+        by_hooks = [q for q in self._active if q.needs_layer_hooks(self._global_step)]
+        self._tracking.boundary.report("a hook on a layer", error, self._refusing(*by_hooks))
+
+    def _compute(self) -> None:
+        tracking, gradients, boundary = self._tracking, self._gradients, self._tracking.boundary
         losses = self._individual_losses()
         if gradients is not None:
             gradients.finish(losses)
-        if not self._accumulating:
-            step = self._step(losses)
-            self._add_notes(step)
-            with torch.no_grad():
-                with failures:
-                    tracking.updates.end_interval(step)
-                for quantity in self._active:
-                    with failures:
-                        self._after_backward(quantity, step)
-                tracking.run.record(self._global_step, self._values)
-                with failures:
-                    self._await_update(step)
-        if gradients is not None and gradients.error is not None:
-            raise gradients.error
-        failures.raise_first()
+        if self._accumulating:
+            return
+        step = self._step(losses)
+        self._add_notes(step)
+        with torch.no_grad():
+            with boundary.contain("the interval between two steps"):
+                tracking.updates.end_interval(step)
+            for quantity in self._active:
+                with boundary.contain(quantity.name, self._refusing(quantity)):
+                    self._after_backward(quantity, step)
+            self._await_update(step)
 
     def _individual_losses(self) -> Tensor | None:
         if self._losses is None:
@@ -256,14 +342,15 @@ class TrackedStep:
             info,
             {} if gradients is None else gradients.reducer.values,
             self._tracking.layers.finish(self._global_step),
-            "" if gradients is None else gradients.refusal,
+            "" if gradients is None else gradients.uncovered,
+            {} if gradients is None else gradients.reducer.failed,
         )
 
     def _add_notes(self, step: Step) -> None:
         run, gradients = self._tracking.run, self._gradients
         for note in step.signals.notes:
             run.note(step.global_step, note)
-        if gradients is None or gradients.error:
+        if gradients is None:
             return
         if gradients.reducer.values:
             run.cover(step.global_step, gradients.coverage)
@@ -274,16 +361,10 @@ class TrackedStep:
         name, phases = quantity.name, quantity.phases
         due = name not in self._values and quantity.should_compute(step.global_step)
         begun = name in self._earlier or phases[0] is Phase.AFTER_BACKWARD
-        try:
-            if due and begun and Phase.AFTER_BACKWARD in phases:
-                found = quantity.after_backward(step, self._earlier.pop(name, None))
-                self._take(quantity, Phase.AFTER_BACKWARD, found)
-            quantity.adapt_to(step)
-        except NothingCoveredError as error:
-            if not error.refusal:
-                raise
-            if quantity.should_compute(step.global_step):
-                self._values[name] = Undefined(error.refusal)
+        if due and begun and Phase.AFTER_BACKWARD in phases:
+            found = quantity.after_backward(step, self._earlier.pop(name, None))
+            self._take(quantity, Phase.AFTER_BACKWARD, found)
+        quantity.adapt_to(step)
 
     def _await_update(self, step: Step) -> None:
         waiting = [
@@ -305,39 +386,25 @@ class TrackedStep:
         self._tracking.updates.wait(step, waiting, retained)
 
 
-class Failures:
-    """Catches exceptions, so that what comes after them is done, and raises the first one later."""
-
-    def __init__(self) -> None:
-        self._first: Exception | None = None
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self._first = self._first or error
-        return True
-
-    def raise_first(self) -> None:
-        """Raise the first exception that was caught, if any."""
-        if self._first is not None:
-            raise self._first
+def lacking(quantity: Quantity, info: Mapping[str, Any]) -> str:
+    """What a quantity needs and the user hasn't passed to the context."""
+    needed = (each for each in quantity.needs if each != "individual_losses")
+    return next((each for each in needed if each not in info), "")
 
 
-def check_info(active: Sequence[Quantity], info: Mapping[str, Any], global_step: int) -> None:
-    """``ValueError`` names what the context needs and was not passed, or a loss that is none."""
-    for quantity in active:
-        for needed in set(quantity.needs) - {"individual_losses"}:
-            if needed not in info:
-                raise ValueError(
-                    f"{quantity.name} needs the {needed} at step {global_step}: pass "
-                    f"{needed}=... to the context, as in cockpit(global_step, {needed}="
-                    f"{needed})"
-                )
-    loss = info.get("loss")
-    if loss is not None and not (isinstance(loss, Tensor) and loss.numel() == 1):
+def check_extensions(extensions: Sequence[BackpropExtension]) -> None:
+    """``ValueError`` names what the user has passed that is no extension."""
+    for extension in extensions:
+        if not isinstance(extension, BackpropExtension):
+            raise ValueError(
+                f"{extension!r} is no BackpropExtension: pass BackPACK extensions to the context, "
+                "and everything else by name, as in cockpit(global_step, loss=loss)"
+            )
+
+
+def check_loss(loss: Any) -> None:
+    """``ValueError`` for what is no loss."""
+    if not (isinstance(loss, Tensor) and loss.numel() == 1):
         shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(
             f"loss= must be a tensor with one element, got {shape}: pass the loss that "
@@ -345,6 +412,10 @@ def check_info(active: Sequence[Quantity], info: Mapping[str, Any], global_step:
         )
 
 
+NOT_PASSED = (
+    "{quantity} needs the {needed}: pass {needed}=... to the context, as in "
+    "cockpit(global_step, {needed}={needed})"
+)
 LATE = (
     "{extension} is the first BackPACK extension to be passed, and this step's forward pass ran "
     "without hooks on layers: call gradlens.extend(model) before the first step, which installs "

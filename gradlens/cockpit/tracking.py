@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from gradlens.cockpit.batch_assembly import BatchAssembly
+from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forecast import Forecast
 from gradlens.cockpit.layers import LayerTracking
@@ -37,6 +38,7 @@ class Tracking:
     layer_hooks: HookInstaller
     layers: LayerTracking
     budget: Budget | None
+    boundary: Boundary
 
     @property
     def _called(self) -> nn.Module | None:
@@ -53,7 +55,8 @@ class Tracking:
             self.budget.begin_step(global_step)
         if not self.run.has_begun:
             for quantity in self.quantities:
-                quantity.start(self.setting.parameters)
+                with self.boundary.contain(f"starting {quantity.name}"):
+                    quantity.start(self.setting.parameters)
         self.updates.begin_step()
         self.run.begin_step(global_step)
         if self.forecast.is_repeated(global_step) and self.run.has_values(global_step):
@@ -65,6 +68,7 @@ class Tracking:
 
     def end_step(self, global_step: int, accumulating: bool, goes_on: bool) -> None:
         """A step's context is left; ``goes_on`` if another one of the same step follows."""
+        self.layer_hooks.take_error()
         self.layers.end(global_step, goes_on)
         if not accumulating:
             self.updates.close_interval()
@@ -83,9 +87,11 @@ class Tracking:
 
     def close(self) -> None:
         """Compute what waited for the last update, and remove all hooks."""
-        self.updates.begin_step()
-        self.updates.close_interval()
-        self.run.close()
+        with self.boundary.contain("the last update"):
+            self.updates.begin_step()
+            self.updates.close_interval()
+        with self.boundary.contain("closing the run"):
+            self.run.close()
         self.layers.close()
         self.layer_hooks.close()
         if self._called is not None:

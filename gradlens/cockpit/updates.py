@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.plain import recordable
 from gradlens.history.undefined import Undefined
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.quantities.quantity import Phase, Quantity
-from gradlens.quantities.step import NothingCoveredError, Step
+from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
 from gradlens.reductions import DirectionDots
 
@@ -35,8 +36,9 @@ class Updates:
     ``interval`` is the update before, if a quantity's value needs the step that ends it.
     """
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, boundary: Boundary) -> None:
         self._record = record
+        self._boundary = boundary
         self._pending: PendingUpdate | None = None
         self.interval: Interval | None = None
 
@@ -53,7 +55,7 @@ class Updates:
         retained: Mapping[str, GradientOperator],
     ) -> None:
         """Let quantities wait for the update; ``retained`` are operators to be projected on it."""
-        self._pending = PendingUpdate(step, waiting, retained, self._after_update)
+        self._pending = PendingUpdate(step, waiting, retained, self._after_update, self._boundary)
 
     def resolve(self) -> None:
         """Take the parameters as they are for those after the update, if it is still awaited."""
@@ -70,24 +72,38 @@ class Updates:
     def end_interval(self, end: Step) -> None:
         """Compute what needed this step, and record it at the step before."""
         if self.interval is not None:
-            self._record(self.interval.start.global_step, self.interval.values(end))
+            self._record(self.interval.start.global_step, self.interval.values(end, self._boundary))
+
+    def refuse_interval(self, reason: str) -> None:
+        """Record that what needed this step has no value, and why."""
+        if self.interval is not None:
+            values = {each.quantity.name: Undefined(reason) for each in self.interval.waiting}
+            self._record(self.interval.start.global_step, values)
+        self.interval = None
 
     def close_interval(self) -> None:
         """Nothing needs the latest step any more."""
         self.interval = None
 
-    def _after_update(self, pending: PendingUpdate, update: Update) -> None:
-        step, values, open_ = pending.step, {}, []
+    def _after_update(self, pending: PendingUpdate, update: Update | Undefined) -> None:
+        step, values, open_ = pending.step, dict[str, Any](), []
         for each in pending.waiting:
-            quantity, earlier = each.quantity, each.earlier
-            if Phase.AFTER_UPDATE in quantity.phases:
-                earlier = quantity.after_update(step, update, earlier)
-            if quantity.phases[-1] is Phase.AT_NEXT_STEP:
-                open_.append(WaitingQuantity(quantity, earlier))
+            quantity, value = each.quantity, each.earlier
+            if isinstance(update, Undefined):
+                value = update
+            elif Phase.AFTER_UPDATE in quantity.phases:
+                value = self._boundary.value(
+                    quantity.name, quantity.after_update, step, update, each.earlier
+                )
+            if quantity.phases[-1] is Phase.AT_NEXT_STEP and not isinstance(value, Undefined):
+                open_.append(WaitingQuantity(quantity, value))
             else:
-                values[quantity.name] = recordable(quantity, step.global_step, earlier)
-        self._record(step.global_step, values)
-        if open_:
+                values[quantity.name] = self._boundary.value(
+                    quantity.name, recordable, quantity, step.global_step, value
+                )
+        with self._boundary.contain("recording an update"):
+            self._record(step.global_step, values)
+        if open_ and isinstance(update, Update):
             self.interval = Interval(pending, update, open_)
 
 
@@ -104,12 +120,14 @@ class PendingUpdate:
         step: Step,
         waiting: Sequence[WaitingQuantity],
         retained: Mapping[str, GradientOperator],
-        on_update: Callable[[PendingUpdate, Update], None],
+        on_update: Callable[[PendingUpdate, Update | Undefined], None],
+        boundary: Boundary,
     ) -> None:
         self.step = step.without_gradients()
         self.waiting = waiting
         self._retained = dict(retained)
-        self._on_update: Callable[[PendingUpdate, Update], None] | None = on_update
+        self._on_update: Callable[[PendingUpdate, Update | Undefined], None] | None = on_update
+        self._boundary = boundary
         self._before = {name: p.detach().clone() for name, p in step.parameters.items()}
         self.overtaken = False
         # It stays until the context after: torch's hooks must not change while they run.
@@ -129,12 +147,16 @@ class PendingUpdate:
         on_update = self._on_update
         if on_update is None:
             return
-        direction = _difference(self.step.parameters, self._before)
-        projections = _projections(self._retained, direction)
+        update = self._boundary.value("the update of the parameters", self._update)
         self._on_update = None
         self._retained.clear()
         self._before.clear()
-        on_update(self, Update(direction, projections))
+        with self._boundary.contain("the quantities of an update"):
+            on_update(self, update)
+
+    def _update(self) -> Update:
+        direction = _difference(self.step.parameters, self._before)
+        return Update(direction, _projections(self._retained, direction))
 
     def close(self) -> None:
         """Remove the hook from the optimizer."""
@@ -173,25 +195,22 @@ class Interval:
         """Whether per-sample losses of the next step are needed."""
         return any("individual_losses" in each.quantity.needs for each in self.waiting)
 
-    def values(self, end: Step) -> dict[str, Any]:
+    def values(self, end: Step, boundary: Boundary) -> dict[str, Any]:
         """The quantities' values, of which ``start`` is the step."""
+        if self._pending.overtaken:
+            return {each.quantity.name: Undefined(OVERTAKEN) for each in self.waiting}
+        found = boundary.value("the interval between two steps", end.total, self.reduction)
+        update = replace(self._update, end_projections=found)
         return {
-            each.quantity.name: recordable(
-                each.quantity, self.start.global_step, self._value(each, end)
-            )
+            each.quantity.name: found
+            if isinstance(found, Undefined)
+            else boundary.value(each.quantity.name, self._value, each, update, end)
             for each in self.waiting
         }
 
-    def _value(self, each: WaitingQuantity, end: Step) -> Any:
-        if self._pending.overtaken:
-            return Undefined(OVERTAKEN)
-        try:
-            update = replace(self._update, end_projections=end.total(self.reduction))
-        except NothingCoveredError as error:
-            if not error.refusal:
-                raise
-            return Undefined(error.refusal)
-        return each.quantity.at_next_step(self.start, update, end, each.earlier)
+    def _value(self, each: WaitingQuantity, update: Update, end: Step) -> Any:
+        value = each.quantity.at_next_step(self.start, update, end, each.earlier)
+        return recordable(each.quantity, self.start.global_step, value)
 
 
 OVERTAKEN = (

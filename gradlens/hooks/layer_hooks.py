@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -87,14 +88,35 @@ class LayerHook:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         self.missed_call = False
+        try:
+            self._await_gradient(module, args, kwargs, output)
+        except Exception as error:
+            self._failed(error)
+
+    def _await_gradient(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         outputs = _differentiable(output) if _has_calls_of_interest(module) else []
         if not outputs:
             return
         call = PendingCall(module, args, kwargs, outputs[0])
         if len(outputs) == 1:
-            on_gradient(outputs[0], lambda gradient: call.run_extensions([gradient]))
+            on_gradient(outputs[0], lambda gradient: self._run_extensions(call, [gradient]))
         else:
-            register_multi_grad_hook(outputs, call.run_extensions)
+            register_multi_grad_hook(outputs, partial(self._run_extensions, call))
+
+    def _run_extensions(self, call: PendingCall, gradients: Sequence[Tensor | None]) -> None:
+        try:
+            call.run_extensions(gradients)
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """Leave an exception to the installers; without any, raise it in the user's pass."""
+        if not self._installers:
+            raise error
+        for installer in self._installers:
+            installer.keep_error(error)
 
     def __reduce__(self) -> tuple[type[LayerHook], tuple[bool]]:
         # Copies and pickles of a module get a hook of their own, without installers.
@@ -111,6 +133,7 @@ class HookInstaller:
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._modules = [module for model in models for module in hookable_modules(model)]
         self._installed = self._always = False
+        self._error: Exception | None = None
         self.install_if(True)
 
     def install_if(self, needed: bool) -> None:
@@ -130,6 +153,15 @@ class HookInstaller:
         """Install the hooks for all later forward passes; ``install_if`` removes none."""
         self._always = True
         self.install_if(True)
+
+    def keep_error(self, error: Exception) -> None:
+        """Keep the first exception that a hook has raised, which the user's pass must not see."""
+        self._error = self._error or error
+
+    def take_error(self) -> Exception | None:
+        """The first exception that hooks have raised since the last call of this function."""
+        error, self._error = self._error, None
+        return error
 
     def close(self) -> None:
         """Remove the hooks."""

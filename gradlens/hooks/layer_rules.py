@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -151,6 +152,14 @@ def _versions(inputs: tuple[Any, ...]) -> tuple[int, ...]:
 
 def _record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     """A forward hook, a function without state so that modules can be copied and pickled."""
+    # Without the call, the layer's parameters are those of any computation.
+    with suppress(Exception):
+        _record_call(module, args, kwargs, output)
+
+
+def _record_call(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
     rule = rule_of(module)
     if rule is None or torch.compiler.is_compiling() or not isinstance(output, Tensor):
         return

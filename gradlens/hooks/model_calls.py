@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,16 +90,10 @@ class ModelCalls:
     ) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
-        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        tensors = [leaf for leaf in leaves if leaf.dim() and leaf.layout == torch.strided]
-        nodes = [tensor.grad_fn for tensor in _tensors(output)]
-        numbers = frozenset(n for node in nodes if node is not None for n in _numbers(node))
-        is_first = not any(tensor.requires_grad for tensor in tensors)
-        try:
-            inputs = tuple(map(Given.of, tensors))
-        except RuntimeError:  # inside torch.func's transforms, tensors have no memory of their own
-            return
-        self._latest.append(ModelCall(inputs, numbers, is_first))
+        # Inside torch.func's transforms, tensors have no memory of their own. Any class of tensors
+        # may lack more: N is unknown then, and the user's forward pass goes on.
+        with suppress(Exception):
+            self._latest.append(_call(args, kwargs, output))
 
     def __reduce__(self) -> tuple[type[ModelCalls], tuple[()]]:
         return ModelCalls, ()
@@ -106,6 +101,15 @@ class ModelCalls:
     def with_outputs(self, numbers: Set[int]) -> list[ModelCall]:
         """The calls whose outputs were computed by nodes with some of these sequence numbers."""
         return [call for call in self._latest if call.outputs & numbers]
+
+
+def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCall:
+    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in leaves if leaf.dim() and leaf.layout == torch.strided]
+    nodes = [tensor.grad_fn for tensor in _tensors(output)]
+    numbers = frozenset(n for node in nodes if node is not None for n in _numbers(node))
+    is_first = not any(tensor.requires_grad for tensor in tensors)
+    return ModelCall(tuple(map(Given.of, tensors)), numbers, is_first)
 
 
 def _numbers(node: Node) -> Iterator[int]:

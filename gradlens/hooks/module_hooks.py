@@ -30,6 +30,10 @@ class HookOwner:
         finally:
             self._paused = before
 
+    def failed(self, error: Exception) -> None:
+        """Called with an exception of a hook, which is raised in the user's pass by default."""
+        raise error
+
 
 Owner = TypeVar("Owner", bound=HookOwner)
 
@@ -54,8 +58,12 @@ class OwnedHook(Generic[Owner]):
 
     def __call__(self, *arguments: Any) -> None:
         owner = self.owner
-        if owner is not None and self._function is not None and not owner._paused:
+        if owner is None or self._function is None or owner._paused:
+            return
+        try:
             self._function(owner, *arguments)
+        except Exception as error:
+            owner.failed(error)
 
     def __reduce__(self) -> tuple[type[OwnedHook[Owner]], tuple[()]]:
         return type(self), ()

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+Contain = Callable[[str, Callable[[str], None]], AbstractContextManager[Any]]
+"""Makes a context for a piece of work, whose exceptions become reasons passed to a function."""
+
+
+def uncontained(work: str, refuse: Callable[[str], None]) -> AbstractContextManager[None]:
+    """A context that raises all exceptions."""
+    return nullcontext()
+
 
 class UnavailableError(RuntimeError):
     """A result can't be had for these inputs; the message is the reason and, if any, the remedy."""

@@ -88,6 +88,13 @@ class BackwardPass:
         known = next((g for g in gradients if g is not None), None)
         if known is None or self.paused:
             return
+        try:
+            self._take_all(number, gradients, known)
+        except Exception as error:  # the user's backward pass goes on
+            reason = FAILED.format(kind=self._graph.kinds[number], error=first_line(error))
+            self._collector.refuse_all([name for name, _ in self._at.get(number, ())], reason)
+
+    def _take_all(self, number: int, gradients: tuple[Tensor | None, ...], known: Tensor) -> None:
         backward_pass = backward_pass_id()
         saved: dict[str, Tensor | None] = {}
         by_rule: dict[str, Tensor] = {}
@@ -119,14 +126,13 @@ class BackwardPass:
         )
         try:
             operator = operator_of(found)
-        except UnavailableError as reason:
-            self._collector.refuse(name, str(reason))
-        except Exception as error:  # the user's backward pass goes on
-            kind = self._graph.kinds[labelled.use.node]
-            self._collector.refuse(name, FAILED.format(kind=kind, error=first_line(error)))
-        else:
             if operator is not None:
                 self._collector.receive(name, backward_pass, operator)
+        except UnavailableError as reason:
+            self._collector.refuse(name, str(reason))
+        except Exception as error:  # other parameters may be had
+            kind = self._graph.kinds[labelled.use.node]
+            self._collector.refuse(name, FAILED.format(kind=kind, error=first_line(error)))
 
 
 FAILED = "its per-sample gradients can't be computed from its {kind} ({error})"

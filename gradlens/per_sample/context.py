@@ -68,8 +68,6 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
             self._backward = None
         self._gradients.end()
         self._reducer.finish()
-        if error is None and self._reducer.error is not None:
-            raise self._reducer.error
         found = self._reducer.waiting
         self._operators = {name: found[name] for name in self._setting.parameters if name in found}
         self._reducer.stop()

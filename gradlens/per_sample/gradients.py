@@ -194,9 +194,13 @@ class Gradients:
         """∂(what backward is called on)/∂loss, a factor that gₙ must not contain."""
         if self._pass is None or self.closed:
             return
-        # Nothing else can run before the loss's gradient, so on a GPU this costs one kernel launch.
-        self.batch = replace(self.batch, factor=float(gradient.detach().sum()))
-        self._pass.batch = self.batch
+        try:
+            # Nothing else can run before the loss's gradient: on a GPU, this is one kernel launch.
+            factor = float(gradient.detach().sum())
+        except Exception as error:  # the user's backward pass goes on
+            self.collector.refuse_all(self._setting.parameters, FAILED.format(first_line(error)))
+            return
+        self._pass.batch = self.batch = replace(self.batch, factor=factor)
         self._pass.paused = False
 
     def end(self) -> None:

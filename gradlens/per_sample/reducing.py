@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.hooks.torch_private import backward_pass_id
+from gradlens.numerics.unavailable import Contain, uncontained
 from gradlens.per_sample.backward_pass import autocast_off
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.operators.operator import GradientOperator
@@ -23,9 +25,10 @@ class Reducer:
     """Reduces a collector's operators when a parameter's gradient is complete, and frees them.
 
     A parameter's gradient is complete when autograd accumulates it, since all its uses have been
-    passed then. ``values`` are by reduction and parameter name, ``covered`` are the parameters that
-    have them, ``retained``, with ``retain``, are the operators themselves, and ``waiting``, with
-    ``waits``, are those of a part of a batch.
+    passed then. ``values`` are by reduction and parameter name, ``failed`` are the reasons why
+    reductions have none, ``covered`` are the parameters that have them, ``retained``, with
+    ``retain``, are the operators themselves, and ``waiting``, with ``waits``, are those of a part
+    of a batch.
     """
 
     def __init__(
@@ -35,9 +38,10 @@ class Reducer:
         reductions: Iterable[Reduction],
         retain: bool = False,
         waits: bool = False,
+        contain: Contain = uncontained,
     ) -> None:
         self.collector = collector
-        self.error: Exception | None = None
+        self.failed: dict[Reduction, str] = {}
         self.values: dict[Reduction, dict[str, Any]] = {reduction: {} for reduction in reductions}
         self.covered: set[str] = set()
         self.retained: dict[str, GradientOperator] = {}
@@ -46,6 +50,7 @@ class Reducer:
         self._shared = sum(each.passes for each in self.values) + retain > 1
         self._may_retain = RETAINED_BYTES
         self._waits = waits
+        self._contain = contain
         self._parameters = parameters
         self._handles: list[RemovableHandle] = [
             parameter.register_post_accumulate_grad_hook(self._completion(name))
@@ -57,39 +62,42 @@ class Reducer:
         return lambda _: self._complete(name, backward_pass_id())
 
     def _complete(self, name: str, backward_pass: int) -> None:
-        if self.error is not None or name not in self.collector.names:
-            return
-        parameter = self._parameters[name]
-        try:
-            with torch.no_grad(), autocast_off(parameter):
-                self._reduce(name, backward_pass)
-        except Exception as error:  # the user's backward pass goes on
-            self._forget(name, str(error))
-            self.error = error
+        with self._contain(f"the gradients of {name}", partial(self._refuse, name)):
+            if name in self.collector.names:
+                with torch.no_grad(), autocast_off(self._parameters[name]):
+                    self._reduce(name, backward_pass)
 
     def _reduce(self, name: str, backward_pass: int) -> None:
         individual = self.collector.take(name, backward_pass)
         if individual is None:
             return
         if name in self.covered:
-            raise RuntimeError(
-                f"parameter {name!r} got gradients from two backward passes inside one context: "
-                "add the losses and call backward once, or use a context for each"
-            )
-        if self._waits:
+            self._refuse(name, SEVERAL_PASSES)
+            self._fail(self.values, SEVERAL_PASSES)
+        elif self._waits:
             self.waiting[name] = individual
             self.covered.add(name)
-            return
-        self._reduce_operator(name, individual)
+        else:
+            self._reduce_operator(name, individual)
 
     def _reduce_operator(self, name: str, individual: GradientOperator) -> None:
         gradients = ParameterGradients(name, self._parameters[name], individual, self._shared)
-        found = {reduction: reduction.reduce(gradients) for reduction in self.values}
-        for reduction, value in found.items():
-            self.values[reduction][name] = value
+        for reduction in [each for each in self.values if each not in self.failed]:
+            with self._contain(f"{reduction} of {name}", partial(self._fail, [reduction])):
+                self.values[reduction][name] = reduction.reduce(gradients)
         self.covered.add(name)
         if self._retain:
             self.retained[name] = self._lasting(gradients)
+
+    def _refuse(self, name: str, reason: str) -> None:
+        self.collector.refuse(name, reason)
+        self.covered.discard(name)
+        self.waiting.pop(name, None)
+
+    def _fail(self, reductions: Iterable[Reduction], reason: str) -> None:
+        """Without one of the parameters, a reduction would be that of others."""
+        for reduction in reductions:
+            self.failed.setdefault(reduction, reason)
 
     def _lasting(self, gradients: ParameterGradients) -> GradientOperator:
         """The operator that gives projections after the update at the least cost."""
@@ -106,12 +114,6 @@ class Reducer:
         for name, operator in operators.items():
             with torch.no_grad(), autocast_off(self._parameters[name]):
                 self._reduce_operator(name, operator)
-
-    def _forget(self, name: str, reason: str) -> None:
-        self.collector.refuse(name, reason)
-        self.covered.discard(name)
-        for values in self.values.values():
-            values.pop(name, None)
 
     def finish(self) -> None:
         """Reduce what autograd didn't accumulate (``torch.autograd.grad``), and remove hooks."""
@@ -132,3 +134,9 @@ class Reducer:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+
+SEVERAL_PASSES = (
+    "it got gradients from two backward passes inside one context: add the losses and call "
+    "backward once, or use a context for each"
+)

@@ -6,6 +6,7 @@ from torch.optim import SGD, Optimizer
 
 from gradlens.history.view import View
 from gradlens.numerics.formulas import batch_size_rule
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import MeanSquaredNorm, SquaredNorms
@@ -33,7 +34,7 @@ class CABS(SingleStepQuantity):
 
 
 def plain_sgd_learning_rate(optimizer: Optimizer | None) -> float:
-    """η of plain SGD; ``ValueError`` if the optimizer is another one."""
+    """η of plain SGD; ``UnavailableError`` if the optimizer is another one."""
     groups = [] if optimizer is None else optimizer.param_groups
     extras = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
     used = sorted({extra for group in groups for extra in extras if group.get(extra)})
@@ -46,7 +47,7 @@ def plain_sgd_learning_rate(optimizer: Optimizer | None) -> float:
     elif len(rates) > 1:
         problem = f"there are {len(rates)} learning rates"
     if problem:
-        raise ValueError(
+        raise UnavailableError(
             f"CABS is derived for plain SGD with one learning rate, but {problem}: leave it "
             "out, or use GradNoiseScale, a batch size that doesn't depend on the optimizer"
         )

@@ -10,7 +10,6 @@ from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.view import View
-from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.kinds import CurvatureQuantity
 
 
@@ -52,7 +51,4 @@ class HessEigenvalues(CurvatureQuantity):
         }
 
     def _matrix(self, curvature: LossCurvature) -> CurvatureOperator:
-        try:
-            return curvature.hessian if self.matrix == "hessian" else curvature.ggn
-        except UnavailableError as reason:
-            raise UnavailableError(f"{self.name}: {reason}") from reason
+        return curvature.hessian if self.matrix == "hessian" else curvature.ggn

@@ -50,7 +50,8 @@ class Quantity(ABC):
 
     The usual combinations of phases have base classes, such as ``SingleStepQuantity``, whose
     subclasses define ``compute`` alone. ``TypeError`` if ``track_schedule`` is not callable, or if
-    ``phases`` are empty or in another order than in a step.
+    ``phases`` are empty, in another order than in a step, or without
+    their methods.
     """
 
     track_schedule: Schedule = EVERY_STEP
@@ -84,27 +85,32 @@ class Quantity(ABC):
                 f"{self.name}: phases={self.phases!r}: list one Phase or more, in their order, or "
                 "derive from a class that does, such as SingleStepQuantity"
             )
+        for phase in self.phases:
+            if getattr(type(self), phase.value) is getattr(Quantity, phase.value):
+                raise TypeError(
+                    f"{self.name} lists {phase} among its phases: define its method {phase.value}"
+                )
 
     # The methods of the phases: a subclass defines those of its own.
 
     def before_backward(self, curvature: LossCurvature) -> Any:
         """Compute in ``Phase.BEFORE_BACKWARD``, from the curvature of the loss."""
-        raise NotImplementedError(_lacks(self, Phase.BEFORE_BACKWARD))
+        raise NotImplementedError
 
     def after_backward(self, step: Step, earlier: Any) -> Any:
         """Compute in ``Phase.AFTER_BACKWARD``, from gradients and reductions."""
-        raise NotImplementedError(_lacks(self, Phase.AFTER_BACKWARD))
+        raise NotImplementedError
 
     def after_update(self, step: Step, update: Update, earlier: Any) -> Any:
         """Compute in ``Phase.AFTER_UPDATE``.
 
         ``step`` is the one that the update follows; its reductions and signals are freed by then.
         """
-        raise NotImplementedError(_lacks(self, Phase.AFTER_UPDATE))
+        raise NotImplementedError
 
     def at_next_step(self, start: Step, update: Update, end: Step, earlier: Any) -> Any:
         """Compute in ``Phase.AT_NEXT_STEP``; ``update`` leads from ``start`` to ``end``."""
-        raise NotImplementedError(_lacks(self, Phase.AT_NEXT_STEP))
+        raise NotImplementedError
 
     # Further methods that a subclass may define.
 
@@ -169,10 +175,6 @@ class Quantity(ABC):
         found = self.extensions(global_step)
         extends = any(not isinstance(each, PerSampleGradients) for each in found)
         return extends or bool(self.extension_hooks(global_step))
-
-
-def _lacks(quantity: Quantity, phase: Phase) -> str:
-    return f"{quantity.name} lists {phase} among its phases: define its method {phase.value}"
 
 
 def class_names(quantity: Quantity) -> tuple[str, ...]:

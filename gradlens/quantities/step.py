@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import layer_of
 from gradlens.per_sample.labelling.batch import LossReduction
 from gradlens.reductions import Reduction
@@ -22,8 +23,8 @@ class Step:
     ``parameters`` are the trainable ones by name. ``batch_size`` is N and ``individual_losses`` are
     ℓₙ ``[N]``; both are ``None`` if they are unknown. ``info`` is what the user has passed to the
     context. ``reduced`` has the results of reductions, by reduction and parameter; read it by the
-    methods below. ``refusal`` is the reason why no parameter has per-sample gradients, if layers
-    were found that should have them.
+    methods below. ``uncovered`` is the reason why no parameter has per-sample gradients, and
+    ``failed`` the reason why a reduction has no value.
     """
 
     global_step: int
@@ -36,7 +37,8 @@ class Step:
     info: Mapping[str, Any] = field(default_factory=dict)
     reduced: Mapping[Reduction, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     signals: LayerSignals = field(default_factory=LayerSignals, repr=False)
-    refusal: str = ""
+    uncovered: str = ""
+    failed: Mapping[Reduction, str] = field(default_factory=dict)
 
     def without_gradients(self) -> Step:
         """The step without reductions, signals and graph, to be kept until the next step."""
@@ -45,17 +47,22 @@ class Step:
 
     @property
     def samples(self) -> int:
-        """N; ``NothingCoveredError`` if it is unknown."""
+        """N; ``UnavailableError`` if it is unknown."""
         if self.batch_size is None:
-            raise NothingCoveredError(self.global_step, self.refusal)
+            raise self._nothing_covered()
         return self.batch_size
+
+    def _nothing_covered(self) -> UnavailableError:
+        return UnavailableError(self.uncovered or NOTHING_COVERED)
 
     def by_parameter(self, reduction: Reduction) -> Mapping[str, Any]:
         """A reduction's value for each covered parameter, on its device and in its precision.
 
-        ``KeyError`` if the reduction was not requested; ``NothingCoveredError`` if no parameter is
-        covered.
+        ``KeyError`` if the reduction was not requested; ``UnavailableError`` if it has failed, or
+        if no parameter is covered.
         """
+        if reduction in self.failed:
+            raise UnavailableError(self.failed[reduction])
         if reduction not in self.reduced:
             raise KeyError(
                 f"{reduction} was not computed at step {self.global_step}: name it in the "
@@ -63,7 +70,7 @@ class Step:
             )
         found = self.reduced[reduction]
         if not found:
-            raise NothingCoveredError(self.global_step, self.refusal)
+            raise self._nothing_covered()
         return {name: found[name] for name in self.parameters if name in found}
 
     def total(self, reduction: Reduction) -> Any:
@@ -83,28 +90,22 @@ class Step:
         return {layer: reduction.total(values) for layer, values in layers.items()}
 
     def mean_loss(self) -> float:
-        """L under a mean loss, L/N under a sum loss; ``RuntimeError`` without a loss."""
+        """L under a mean loss, L/N under a sum loss; ``UnavailableError`` without a loss."""
         if self.loss is None:
-            raise RuntimeError(
-                f"the loss at step {self.global_step} is unknown: pass loss=... to the context"
-            )
+            raise UnavailableError("the loss is unknown: pass loss=... to the context")
         divisor = self.samples if self.loss_reduction == "sum" else 1
         return float(self.loss.detach()) / divisor
 
     def gradients(self) -> dict[str, Tensor]:
-        """``p.grad`` of every parameter that is not frozen, without a scaler's scale.
+        """``p.grad`` of all parameters that have one, without a scaler's scale.
 
-        ``ValueError`` names the parameters that have no gradient.
+        The others are those that optimizers leave out, too, such as an expert without tokens.
+        ``UnavailableError`` if none has one.
         """
-        absent = [n for n, p in self.parameters.items() if p.requires_grad and p.grad is None]
-        if absent:
-            raise ValueError(
-                f"no gradient at step {self.global_step} of {', '.join(absent)}: the loss doesn't "
-                "depend on it, or a hook has cleared it; freeze it (requires_grad_(False)) or "
-                "leave it out of the cockpit"
-            )
-        scale = gradient_scale(self.info)
         found = {n: p.grad.detach() for n, p in self.parameters.items() if p.grad is not None}
+        if not found:
+            raise UnavailableError(NO_GRADIENTS)
+        scale = gradient_scale(self.info)
         return found if scale == 1 else {name: grad / scale for name, grad in found.items()}
 
 
@@ -114,18 +115,16 @@ def gradient_scale(info: Mapping[str, Any]) -> float:
     return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
 
 
-class NothingCoveredError(RuntimeError):
-    """No parameter has per-sample gradients; ``refusal`` is the reason if there are layers."""
-
-    def __init__(self, global_step: int, refusal: str) -> None:
-        super().__init__(refusal or NOTHING_COVERED.format(step=global_step))
-        self.refusal = refusal
-
-
 NOTHING_COVERED = (
-    "no layer gave per-sample gradients at step {step}: extend the model (gradlens.extend, or "
+    "no layer gave per-sample gradients: extend the model (gradlens.extend, or "
     "Cockpit(model, ...)) before its forward pass, and call backward on the loss inside the "
     'context; a compiled one runs tracked steps inside torch.compiler.set_stance("force_eager")'
+)
+
+
+NO_GRADIENTS = (
+    "no parameter has a gradient: no backward pass ran inside the context, the loss doesn't depend "
+    "on any of them, or a hook has cleared their gradients"
 )
 
 

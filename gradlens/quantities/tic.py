@@ -22,7 +22,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import takeuchi_by_diagonal, takeuchi_by_trace
 from gradlens.quantities.kinds import GradientCurvatureQuantity
-from gradlens.quantities.step import NothingCoveredError, Step
+from gradlens.quantities.step import Step
 from gradlens.reductions import SquaredNorms, SumOfSquares
 
 
@@ -62,8 +62,6 @@ class TIC(GradientCurvatureQuantity):
             return earlier.trace.value
         (reduction,) = self.reductions
         sums = step.by_parameter(reduction)
-        if not sums:
-            raise NothingCoveredError(step.global_step, step.refusal)
         return self._criterion(sums, step.samples, earlier, _remedy(self.curvature, earlier.method))
 
     @abstractmethod

@@ -20,6 +20,9 @@ from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.recorded_calls import RecordedCall, Requests, counted, signals_of
 from gradlens.signals.signal import Request, first_tensor
 
+Report = Callable[[str, Exception, Callable[[str], None]], None]
+"""Notes an exception of some work, or raises it; calls a function with the reason."""
+
 NOT_RECORDED = (
     "the forward pass ran before the context of step {step}, when another step was expected: run "
     "it inside `with cockpit.forward({step}):`, or inside the step's own context"
@@ -48,9 +51,18 @@ class SignalCapture(HookOwner):
     """
 
     def __init__(
-        self, model: nn.Module, modules: Mapping[str, nn.Module], wanted: Requests
+        self,
+        model: nn.Module,
+        modules: Mapping[str, nn.Module],
+        wanted: Requests,
+        report: Report,
     ) -> None:
-        """Set hooks on ``modules`` of the model, for all that may ever be ``wanted`` of them."""
+        """Set hooks on ``modules`` of the model, for all that may ever be ``wanted`` of them.
+
+        ``report`` is called with the exceptions of hooks.
+        """
+        self._report = report
+        self._failure = ""
         self.modules = dict(modules)
         axes = find_axes(model)
         self._axes = {name: axes[module] for name, module in self.modules.items()}
@@ -93,6 +105,14 @@ class SignalCapture(HookOwner):
         self._in_backward = self._inside_model = False
         self._recorded_requests = dict(wanted)
         self._wanted = wanted
+        self._failure = ""
+
+    def failed(self, error: Exception) -> None:
+        """Nothing that was recorded counts for the step."""
+        self._report("recording the signals of layers", error, self._fail)
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
 
     def suspend(self) -> None:
         """Record nothing until the step begins."""
@@ -133,6 +153,9 @@ class SignalCapture(HookOwner):
     def finish(self, global_step: int, wanted: Requests) -> LayerSignals:
         """The values of a step, after its backward pass."""
         self._in_backward = False
+        if self._failure:
+            every = {layer: dict.fromkeys(each, self._failure) for layer, each in wanted.items()}
+            return signals_of([], wanted, self.modules, every)
         calls, reasons = counted(self._calls), dict[str, dict[Request, str]]()
         not_recorded = NOT_RECORDED.format(step=global_step)
         for layer, requests in wanted.items():

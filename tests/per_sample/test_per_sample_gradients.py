@@ -199,12 +199,12 @@ def test_retained_graph_can_be_used_again() -> None:
 def test_several_backward_passes_are_refused() -> None:
     """Their samples may be others."""
     model = classifier()
-    with (
-        pytest.raises(RuntimeError, match="from two backward passes inside one context"),
-        gradlens.per_sample_gradients(model),
-    ):
+    with gradlens.per_sample_gradients(model) as gradients:
         for samples in (3, 2):
             model(torch.randn(samples, 5, dtype=torch.float64)).square().mean().backward()
+    assert not gradients
+    with pytest.raises(KeyError, match="from two backward passes inside one context"):
+        gradients["0.weight"]
 
 
 def test_gradients_of_inputs_in_front_of_the_backward_pass() -> None:

@@ -1,0 +1,84 @@
+"""Where exceptions of gradlens's own work end, so that the user's training goes on."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from gradlens.history.undefined import Undefined
+from gradlens.numerics.unavailable import UnavailableError, first_line
+
+Refuse = Callable[[str], None]
+"""Called with the reason why something has no value."""
+
+PACKAGE: Final = str(Path(__file__).parents[1])
+
+
+class Boundary:
+    """Catches exceptions of gradlens's own work in the user's loop, of quantities above all.
+
+    The reason why a value can't be had (``UnavailableError``) is its NaN's. Any other exception is
+    a defect of gradlens or of a quantity. It is noted once, and its message is the reason; with
+    ``strict``, it is raised. Interrupts and warnings that are errors are always raised.
+    """
+
+    def __init__(self, note: Callable[[int, str], None], strict: bool = False) -> None:
+        self.strict = strict
+        self._note = note
+        self._step = 0
+
+    def begin_step(self, global_step: int) -> None:
+        """Notes belong to this step from now on."""
+        self._step = global_step
+
+    @contextmanager
+    def contain(self, work: str, refuse: Refuse | None = None) -> Iterator[None]:
+        """A context for a piece of ``work``; ``refuse`` is called with the reason if it fails."""
+        try:
+            yield
+        except UnavailableError as reason:
+            if refuse is not None:
+                refuse(str(reason))
+        except Exception as error:
+            self.report(work, error, refuse)
+
+    def value(self, work: str, compute: Callable[..., Any], *arguments: Any) -> Any:
+        """What a function returns, or a NaN with the reason if it fails."""
+        found: list[Any] = []
+        reasons: list[str] = []
+        with self.contain(work, reasons.append):
+            found.append(compute(*arguments))
+        return found[0] if found else Undefined(reasons[0])
+
+    def report(self, work: str, error: Exception, refuse: Refuse | None = None) -> None:
+        """Note an exception that ``work`` has raised, or raise it."""
+        if self.strict or isinstance(error, Warning):
+            raise error
+        reason = f"{first_line(error)} ({_place(error)})"
+        if refuse is not None:
+            refuse(reason)
+        self._note(self._step, FAILED.format(work=work, reason=reason))
+
+
+def _place(error: Exception) -> str:
+    """The innermost line of gradlens's or the user's code that an exception was raised from."""
+    frames = [
+        (frame.filename, frame.lineno)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename.startswith(PACKAGE) or not _is_installed(frame.filename)
+    ]
+    filename, line = frames[-1] if frames else ("an unknown file", 0)
+    return f"{Path(filename).name}, line {line}"
+
+
+def _is_installed(filename: str) -> bool:
+    return any(folder in Path(filename).parts for folder in ("site-packages", "dist-packages"))
+
+
+FAILED = (
+    "{work} failed: {reason}. Training isn't affected; Cockpit(..., strict=True) raises the "
+    "exception with its traceback"
+)
