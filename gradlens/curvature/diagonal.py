@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from gradlens.curvature.probes import Seed, rademacher
 from gradlens.curvature.products import Products, SymmetricMatrix
@@ -28,10 +27,19 @@ class DiagonalEstimate:
     reason: str = ""
 
 
-def diagonal_sample(products: Products, generator: np.random.Generator) -> Tensor:
-    """z∘Hz ``[D]`` for random signs z, whose expectation is H's diagonal (Bekas et al., 2007)."""
-    probe = rademacher(products, generator)
-    return probe * products(probe)
+def probed_diagonal(products: Products, samples: int, seed: Seed) -> RunningMean:
+    """Mean of z∘Hz ``[D]`` over random signs z, which estimates the diagonal.
+
+    Raises ``ValueError`` for fewer than one sample.
+    """
+    if samples < 1:
+        raise ValueError(f"{samples} samples: take one at least, two for a standard error")
+    generator = np.random.default_rng(seed)
+    mean = RunningMean()
+    for _ in range(samples):
+        probe = rademacher(products, generator)
+        mean.add(probe * products(probe))
+    return mean
 
 
 def hutchinson_diagonal(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> DiagonalEstimate:
@@ -39,14 +47,9 @@ def hutchinson_diagonal(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -
 
     A diagonal matrix's is exact. Raises ``ValueError`` for fewer than one sample.
     """
-    if samples < 1:
-        raise ValueError(f"{samples} samples: take one at least, two for a standard error")
     products = Products(matrix)
-    generator = np.random.default_rng(seed)
-    mean = RunningMean()
     try:
-        for _ in range(samples):
-            mean.add(diagonal_sample(products, generator))
+        mean = probed_diagonal(products, samples, seed)
     except UnavailableError as error:
         nan = np.full(products.size, np.nan)
         return DiagonalEstimate(nan, nan.copy(), samples, str(error))
