@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -15,36 +14,28 @@ SEEDS = 100
 LEAST = int(stats.binom.ppf(1e-3, SEEDS, 0.92))
 """Fewer of an interval that holds in 92 % are one case in a thousand."""
 
-_FEW_OUTLIERS_ARE_MISSED = {
+DOESNT_HOLD = {
+    # A sub-batch may have none of the samples with most of the trace.
     ("sampled trace, 32 of 128", "1 of 20 samples"),
     ("sampled trace, 32 of 128", "1 of all samples"),
+    # The products of two random signs are all the same too often.
+    ("hutchinson", "1 coupled pair"),
+    ("hutchinson_blocks", "1 coupled pair"),
+    ("spectral_density, largest", "1 coupled pair"),
 }
-_TOO_FEW_SIGNS = {
-    (name, "1 coupled pair", number)
-    for name in (
-        "hutchinson",
-        "hutchinson_blocks",
-        "spectral_density, largest",
-    )
-    for number in (1, 2, 3, 4, 10)
-}
-"""Of one coupling between two parameters, few signs have the same product too often."""
+"""What the docs name as the cases for which intervals don't hold."""
 
-
-def cases() -> Iterator[object]:
-    """All but those that the docs name as the ones for which intervals don't hold."""
-    for kind in KINDS:
-        for name, draw in kind.draws.items():
-            for number in kind.numbers:
-                if (kind.name, name) in _FEW_OUTLIERS_ARE_MISSED:
-                    continue
-                if (kind.name, name, number) in _TOO_FEW_SIGNS:
-                    continue
-                yield pytest.param(partial(draw, number), id=f"{kind.name}-{name}-{number}")
+CASES = [
+    pytest.param(partial(draw, number), id=f"{kind.name}-{name}-{number}")
+    for kind in KINDS
+    for name, draw in kind.draws.items()
+    for number in kind.numbers
+    if (kind.name, name) not in DOESNT_HOLD
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draw", [*cases()])
+@pytest.mark.parametrize("draw", CASES)
 def test_intervals_hold_the_truth(draw: Draw) -> None:
     assert coverage(draw, SEEDS).holds * SEEDS >= LEAST
 
@@ -71,13 +62,13 @@ def test_noise_of_few_samples_has_a_lower_end_alone(noise: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "distribution", "number", "width"),
     [
-        # In standard deviations of the estimate over the truth: 4.3 on both sides of it.
-        ("hutchinson", "1 outlier", 2, 8.6),
-        ("spectral_density, median", "decaying", 4, 2.0),
-        ("sampled trace, 128 samples", "equal", 1, 1.0),
+        ("hutchinson", "random matrix", 2, 500),
+        ("spectral_density, median", "decaying", 4, 0.12),
+        ("sampled trace, 128 samples", "equal", 1, 0.7),
     ],
 )
 def test_intervals_are_no_wider_than_they_need(
     kind: str, distribution: str, number: int, width: float
 ) -> None:
+    """Relative to the truth; of two numbers zᵀHz alone, the first would be 740 wide."""
     assert coverage(draw_of(kind, distribution, number), SEEDS).width < width

@@ -17,8 +17,9 @@ from gradlens.numerics.unavailable import UnavailableError
 class DiagonalEstimate:
     """Unbiased estimates ``diagonal`` ``[D]`` with their ``standard_error`` ``[D]``.
 
-    All are from the same ``samples`` probes. The standard error is NaN for one probe; where the
-    diagonal is NaN too, ``reason`` says why.
+    All are from the same ``samples`` probes, so that an element's error has one degree of freedom
+    less. The standard error is NaN for one probe; where the diagonal is NaN too, ``reason`` says
+    why.
     """
 
     diagonal: NDArray[np.float64]

@@ -133,8 +133,8 @@ def takeuchi_by_trace(
 BOUNDED_FROM = 59
 """The noise scale has an upper end from this number of samples on.
 
-Of 59, the largest is above the 95 % quantile of what it is drawn from with a probability of 95 %
-(Wilks, 1941): noise that is in one of 20 samples is in fewer of them at one step in 20 only.
+With a probability of 95 %, at least one of 59 is among the 5 % that have the most noise (Wilks,
+1941). Of fewer samples, too many batches don't show that some samples have most of it.
 """
 
 DOMINATING = 0.15
@@ -166,9 +166,9 @@ def noise_scale(squared_norms: Tensor, mean_dots: Tensor, mean_squared_norm: Ten
 
     The interval is Fieller's for a ratio, with the jackknife's covariance of the two estimates. It
     has no upper end where ‖G‖² can't be distinguished from zero, and where samples that aren't in
-    the batch may hold most of the noise: for fewer than ``BOUNDED_FROM`` samples, and where one has
-    more than ``DOMINATING`` of the estimates' spread. Without an upper end, the lower one is the
-    one-sided bound.
+    the batch may have most of the noise: for fewer than ``BOUNDED_FROM`` samples, and where one of
+    them has more than ``DOMINATING`` of the estimates' spread. In these two cases, the lower end is
+    the one-sided bound of 95 %.
     """
     n = len(squared_norms)
     if n < 3:
