@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from gradlens.curvature.interval import confidence_interval
+from gradlens.curvature.interval import t_quantile
 from gradlens.curvature.lanczos import lanczos
 from gradlens.curvature.probes import Seed, rademacher
 from gradlens.curvature.products import Products, SymmetricMatrix
-from gradlens.numerics.running_mean import RunningMean
 from gradlens.numerics.unavailable import UnavailableError
 
 Array: TypeAlias = NDArray[np.float64]
@@ -37,15 +35,15 @@ class SpectralDensity:
     """Density of the eigenvalues, smoothed by a Gaussian of standard deviation ``width``.
 
     ``density`` ``[G]`` at the points ``grid`` ``[G]`` estimates (1/D)·Σᵢ N(grid; λᵢ, width²)
-    with ``standard_error`` ``[G]`` from ``probes`` independent probes, whose densities have
-    ``skewness`` ``[G]``; it integrates to one.
-    ``products`` counts the products with H. Where NaN, ``reason`` says why.
+    with ``standard_error`` ``[G]``, whose ``degrees_of_freedom`` ``[G]`` are those of Student's t
+    for the band; it integrates to one. ``probes`` is the number of random vectors, and ``products``
+    counts the products with H. Where NaN, ``reason`` says why.
     """
 
     grid: Array
     density: Array
     standard_error: Array
-    skewness: Array
+    degrees_of_freedom: Array
     width: float
     probes: int
     products: int
@@ -54,13 +52,11 @@ class SpectralDensity:
     def confidence_band(self, level: float = 0.95) -> tuple[Array, Array]:
         """Bounds low ``[G]`` and high ``[G]`` that hold the truth with probability ``level``.
 
-        At each grid point by itself, approximately: Student's t with Hall's correction for skewed
-        samples, cut off at zero. Raises ``ValueError`` for a level outside (0, 1).
+        At each grid point by itself, approximately: Student's t, cut off at zero. Raises
+        ``ValueError`` for a level outside (0, 1).
         """
-        low, high = confidence_interval(
-            self.density, self.standard_error, self.skewness, self.probes, level
-        )
-        return np.maximum(low, 0.0), high
+        half = self.standard_error * t_quantile(self.degrees_of_freedom, level)
+        return np.maximum(self.density - half, 0.0), self.density + half
 
 
 def spectral_density(
@@ -97,35 +93,49 @@ def spectral_density(
     except UnavailableError as error:
         nan = np.full(points, np.nan)
         return SpectralDensity(nan, nan, nan, nan, math.nan, probes, products.count, str(error))
-    return _smoothed(rules, points, relative_width, products.count)
+    return _smoothed(rules, points, relative_width, products)
 
 
 def _smoothed(
-    rules: list[_Rule], points: int, relative_width: float, products: int
+    rules: list[_Rule], points: int, relative_width: float, products: Products
 ) -> SpectralDensity:
     nodes = np.concatenate([nodes for nodes, _ in rules])
+    weights = np.concatenate([weights for _, weights in rules]) / len(rules)
     width = relative_width * _extent(nodes)
     low, high = float(nodes.min()), float(nodes.max())
     grid = np.linspace(low - MARGIN * width, high + MARGIN * width, points)
-    mean = RunningMean()
-    for rule in rules:
-        mean.add(torch.from_numpy(gaussian_mixture(grid, *rule, width)))
+    kernels = _gaussians(grid, nodes, width)
+    error, freedom = _standard_error(kernels, weights, len(rules), products.size)
     return SpectralDensity(
-        grid,
-        mean.mean.numpy(),
-        mean.standard_error().numpy(),
-        mean.skewness().numpy(),
-        width,
-        len(rules),
-        products,
+        grid, kernels @ weights, error, freedom, width, len(rules), products.count
     )
+
+
+def _standard_error(kernels: Array, weights: Array, probes: int, size: int) -> tuple[Array, Array]:
+    """Standard error ``[G]`` of the mean of all probes' kernels, and its degrees of freedom.
+
+    At each grid point, a probe's density is zᵀFz/D, F being a Gaussian of the matrix. Its variance
+    2·Σᵢ≠ⱼFᵢⱼ²/D² (Hutchinson, 1990, Prop. 1) is at most 2/D times the variance of the Gaussian over
+    all eigenvalues, which the rules estimate, too. The degrees of freedom are those of a sum of
+    squares (Satterthwaite, 1946): one for each probe if one eigenvalue dominates, otherwise more.
+    """
+    squares = (kernels - (kernels @ weights)[:, None]) ** 2
+    variance, fourth = squares @ weights, squares**2 @ weights
+    counted = np.divide(size * variance**2, fourth, out=np.ones_like(variance), where=fourth > 0)
+    return np.sqrt(2 * variance / (size * probes)), probes * np.maximum(counted, 1.0)
 
 
 def gaussian_mixture(grid: Array, nodes: Array, weights: Array, width: float) -> Array:
     """Σⱼ wⱼ·N(t; θⱼ, width²) at each grid point t, ``[G]``."""
+    mixture: Array = _gaussians(grid, nodes, width) @ weights
+    return mixture
+
+
+def _gaussians(grid: Array, nodes: Array, width: float) -> Array:
+    """N(t; θⱼ, width²) for each grid point t and node θⱼ, ``[G, nodes]``."""
     distances = (grid[:, None] - nodes) / width
     kernels: Array = np.exp(-0.5 * distances**2) / (width * math.sqrt(2 * math.pi))
-    return kernels @ weights
+    return kernels
 
 
 def _extent(nodes: Array) -> float:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from gradlens.curvature.probes import Seed, rademacher
 from gradlens.curvature.products import Products, SymmetricMatrix
@@ -18,8 +17,9 @@ from gradlens.numerics.unavailable import UnavailableError
 class DiagonalEstimate:
     """Unbiased estimates ``diagonal`` ``[D]`` with their ``standard_error`` ``[D]``.
 
-    All are from the same ``samples`` probes. The standard error is NaN for one probe; where the
-    diagonal is NaN too, ``reason`` says why.
+    All are from the same ``samples`` probes, so that an element's error has one degree of freedom
+    less. The standard error is NaN for one probe; where the diagonal is NaN too, ``reason`` says
+    why.
     """
 
     diagonal: NDArray[np.float64]
@@ -28,10 +28,19 @@ class DiagonalEstimate:
     reason: str = ""
 
 
-def diagonal_sample(products: Products, generator: np.random.Generator) -> Tensor:
-    """z∘Hz ``[D]`` for random signs z, whose expectation is H's diagonal (Bekas et al., 2007)."""
-    probe = rademacher(products, generator)
-    return probe * products(probe)
+def probed_diagonal(products: Products, samples: int, seed: Seed) -> RunningMean:
+    """Mean of z∘Hz ``[D]`` over random signs z, which estimates the diagonal.
+
+    Raises ``ValueError`` for fewer than one sample.
+    """
+    if samples < 1:
+        raise ValueError(f"{samples} samples: take one at least, two for a standard error")
+    generator = np.random.default_rng(seed)
+    mean = RunningMean()
+    for _ in range(samples):
+        probe = rademacher(products, generator)
+        mean.add(probe * products(probe))
+    return mean
 
 
 def hutchinson_diagonal(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> DiagonalEstimate:
@@ -39,14 +48,9 @@ def hutchinson_diagonal(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -
 
     A diagonal matrix's is exact. Raises ``ValueError`` for fewer than one sample.
     """
-    if samples < 1:
-        raise ValueError(f"{samples} samples: take one at least, two for a standard error")
     products = Products(matrix)
-    generator = np.random.default_rng(seed)
-    mean = RunningMean()
     try:
-        for _ in range(samples):
-            mean.add(diagonal_sample(products, generator))
+        mean = probed_diagonal(products, samples, seed)
     except UnavailableError as error:
         nan = np.full(products.size, np.nan)
         return DiagonalEstimate(nan, nan.copy(), samples, str(error))

@@ -18,19 +18,22 @@ from torch import Tensor
 
 from gradlens.curvature.agreement import has_diagonal
 from gradlens.curvature.backpack_graph import check_graph
-from gradlens.curvature.diagonal import diagonal_sample
+from gradlens.curvature.diagonal import probed_diagonal
 from gradlens.curvature.ggn_diagonal import SamplesJacobians, roots, signed_sum
 from gradlens.curvature.loss_diagonal import (
     DiagonalKind,
     DiagonalProblem,
     LossDiagonal,
     LossTraces,
+    diagonal_by_parameter,
     exact_diagonal,
     mean_diagonal,
 )
+from gradlens.curvature.operator import parameter_slices
 from gradlens.curvature.probes import private_random_numbers
 from gradlens.curvature.products import Products, float64_device
 from gradlens.curvature.sampled_traces import sampled_traces
+from gradlens.curvature.trace import hutchinson_estimates
 from gradlens.numerics.unavailable import UnavailableError
 
 MAX_BYTES = 2**31
@@ -69,7 +72,7 @@ def by_backpack(problem: DiagonalProblem) -> LossDiagonal:
 
     with private_random_numbers(matrix.device, problem.seed):
         if sampled:
-            return mean_diagonal(draw, problem.samples, parameters, "Monte Carlo")
+            return mean_diagonal(draw, problem.samples, parameters)
         found = exact_diagonal(draw(), parameters)
     if not has_diagonal(matrix, found.values, problem.seed):
         raise UnavailableError("BackPACK's diagonal isn't that of the loss")
@@ -95,7 +98,7 @@ def by_per_sample_gradients(problem: DiagonalProblem) -> LossDiagonal:
         return squared(signed_sum(columns, signs))
 
     if problem.kind == "diag_ggn_mc":
-        return mean_diagonal(draw, problem.samples, ggn.parameters, "Monte Carlo")
+        return mean_diagonal(draw, problem.samples, ggn.parameters)
     return exact_diagonal(torch.stack([squared(c) for c in columns]).sum(0), ggn.parameters)
 
 
@@ -104,14 +107,11 @@ def by_hutchinson(problem: DiagonalProblem) -> LossDiagonal:
 
     Raises ``UnavailableError`` where a product contains NaN or Inf.
     """
-    products = Products(problem.matrix)
-    generator = np.random.default_rng(problem.seed)
-    return mean_diagonal(
-        lambda: diagonal_sample(products, generator),
-        problem.samples,
-        problem.matrix.parameters,
-        "Hutchinson",
-    )
+    parameters = problem.matrix.parameters
+    diagonal = probed_diagonal(Products(problem.matrix), problem.samples, problem.seed)
+    blocks = [slice(None), *parameter_slices(parameters).values()]
+    traces = hutchinson_estimates(diagonal, blocks, problem.samples)
+    return diagonal_by_parameter(diagonal.mean, traces, parameters, "Hutchinson")
 
 
 DIAGONAL_METHODS: Mapping[DiagonalKind, Sequence[Callable[[DiagonalProblem], LossDiagonal]]] = {

@@ -158,7 +158,7 @@ class LossCurvature:
         if found is None:
             # The last method takes nothing but products, so its reason is the matrix's own.
             why = f"{kind} is undefined: {reasons[-1]}"
-            return undefined_diagonal(self.parameters, samples, why)
+            return undefined_diagonal(self.parameters, why)
         if found.method == "Hutchinson":
             self.note(
                 f"{kind} is estimated, by Hutchinson's method with {samples} products: "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from gradlens.curvature.backpack_graph import BackpackGraph
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.operator import CurvatureOperator, parameter_slices
-from gradlens.curvature.trace import Estimate, estimates, undefined_estimate
-from gradlens.numerics.running_mean import RunningMean
+from gradlens.curvature.trace import Estimate, positive_estimates, undefined_estimate
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import Plans
 
@@ -92,41 +91,51 @@ class LossDiagonal:
         return LossTraces(self.trace, self.traces, self.method)
 
 
-def mean_diagonal(
-    draw: Callable[[], Tensor], samples: int, parameters: Mapping[str, Tensor], method: Method
+def diagonal_by_parameter(
+    diagonal: Tensor, traces: Sequence[Estimate], parameters: Mapping[str, Tensor], method: Method
 ) -> LossDiagonal:
-    """Mean of ``samples`` independent diagonals ``[D]``, and of the sums of their blocks.
+    """A diagonal ``[D]``, with the traces of the whole and of each parameter's block, in order."""
+    trace, *parts = traces
+    slices = parameter_slices(parameters)
+    values = {name: diagonal[slices[name]].reshape(p.shape) for name, p in parameters.items()}
+    return LossDiagonal(values, trace, dict(zip(slices, parts, strict=True)), method)
+
+
+def mean_diagonal(
+    draw: Callable[[], Tensor], samples: int, parameters: Mapping[str, Tensor]
+) -> LossDiagonal:
+    """Mean of ``samples`` independent random diagonals ``[D]``, none of which has a negative sum.
 
     Raises ``UnavailableError`` if a diagonal contains NaN or Inf.
     """
-    slices = parameter_slices(parameters)
-    total, sums = torch.zeros(()), RunningMean()
+    total, sums = torch.zeros(()), []
     for _ in range(samples):
         diagonal = draw()
-        if not bool(diagonal.isfinite().all()):
-            raise UnavailableError("the curvature's diagonal contains NaN or Inf")
-        total = diagonal if sums.samples == 0 else total.add_(diagonal)
-        parts = [diagonal.sum(), *(diagonal[block].sum() for block in slices.values())]
-        sums.add(torch.stack(parts))
-    trace, *traces = estimates(sums, samples)
-    values = {
-        name: (total[block] / samples).reshape(parameters[name].shape)
-        for name, block in slices.items()
-    }
-    return LossDiagonal(values, trace, dict(zip(slices, traces, strict=True)), method)
+        sums.append(_block_sums(diagonal, parameters))
+        total = diagonal if len(sums) == 1 else total.add_(diagonal)
+    traces = positive_estimates(torch.stack(sums), samples)
+    return diagonal_by_parameter(total / samples, traces, parameters, "Monte Carlo")
 
 
 def exact_diagonal(diagonal: Tensor, parameters: Mapping[str, Tensor]) -> LossDiagonal:
     """A diagonal ``[D]`` without error; ``UnavailableError`` if it contains NaN or Inf."""
-    found = mean_diagonal(lambda: diagonal, 1, parameters, "exact")
-    traces = {name: replace(each, standard_error=0.0) for name, each in found.traces.items()}
-    return replace(found, trace=replace(found.trace, standard_error=0.0), traces=traces)
+    sums = _block_sums(diagonal, parameters).tolist()
+    traces = [Estimate(value, 0.0, 1, products=1) for value in sums]
+    return diagonal_by_parameter(diagonal, traces, parameters, "exact")
 
 
-def undefined_diagonal(parameters: Mapping[str, Tensor], samples: int, reason: str) -> LossDiagonal:
+def _block_sums(diagonal: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """The sum of all elements, and those of the parameters' blocks."""
+    if not bool(diagonal.isfinite().all()):
+        raise UnavailableError("the curvature's diagonal contains NaN or Inf")
+    blocks = parameter_slices(parameters).values()
+    return torch.stack([diagonal.sum(), *(diagonal[block].sum() for block in blocks)])
+
+
+def undefined_diagonal(parameters: Mapping[str, Tensor], reason: str) -> LossDiagonal:
     """NaNs with their reason, in place of a diagonal that no method has found."""
-    trace = undefined_estimate(samples, 0, reason)
-    part = undefined_estimate(samples, 0, "as the trace of all parameters")
+    trace = undefined_estimate(0, reason)
+    part = undefined_estimate(0, "as the trace of all parameters")
     values = {
         name: torch.full(p.shape, torch.nan, dtype=torch.float64) for name, p in parameters.items()
     }

@@ -13,8 +13,7 @@ from torch import Tensor
 from gradlens.curvature.ggn_diagonal import SamplesJacobians
 from gradlens.curvature.loss_diagonal import DiagonalProblem, LossTraces
 from gradlens.curvature.output_draws import drawing
-from gradlens.curvature.trace import estimates
-from gradlens.numerics.running_mean import RunningMean
+from gradlens.curvature.trace import estimates_of_one_draw, positive_estimates
 from gradlens.numerics.unavailable import UnavailableError
 
 
@@ -41,9 +40,10 @@ def sampled_traces(problem: DiagonalProblem) -> LossTraces:
     each = torch.stack(norms) * (n * ggn.scale)
     if not bool(each.isfinite().all()):
         raise UnavailableError("the curvature's diagonal contains NaN or Inf")
-    independent = each[0] if samples == 1 else each.mean(1)
-    whole = independent.sum(1, keepdim=True)
-    trace, *traces = estimates(RunningMean.of(torch.cat([whole, independent], dim=1)), samples)
+    each = torch.cat([each.sum(2, keepdim=True), each], dim=2)
+    one = samples == 1
+    found = estimates_of_one_draw(each[0], 1) if one else positive_estimates(each.mean(1), samples)
+    trace, *traces = found
     return LossTraces(trace, dict(zip(ggn.parameters, traces, strict=True)), "Monte Carlo")
 
 

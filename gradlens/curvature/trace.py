@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gradlens.curvature.diagonal import diagonal_sample
-from gradlens.curvature.interval import confidence_interval
+from gradlens.curvature.diagonal import probed_diagonal
+from gradlens.curvature.interval import t_quantile
 from gradlens.curvature.orthogonal import direction, projected_out
 from gradlens.curvature.probes import Seed, gaussian, rademacher
 from gradlens.curvature.products import Products, SymmetricMatrix
@@ -25,33 +26,30 @@ ONE_SAMPLE = "one sample has no standard error: take two or more"
 class Estimate:
     """An unbiased estimate, and the standard error of its random part.
 
-    ``samples`` is the number of independent samples that the error is from, ``skewness`` their
-    skewness, and ``products`` the number of products with the matrix. A value that can't be had is
-    an ``Undefined``, a NaN with its reason.
+    ``degrees_of_freedom`` are those of Student's t for the interval, and ``products`` is the number
+    of products with the matrix. ``positive`` says that the estimated number can't be negative. A
+    value that can't be had is an ``Undefined``, a NaN with its reason.
     """
 
     value: float
     standard_error: float
-    skewness: float
-    samples: int
+    degrees_of_freedom: float
     products: int
+    positive: bool = False
 
     def confidence_interval(self, level: float = 0.95) -> tuple[float, float]:
         """Bounds that hold the true value with probability ``level``, approximately.
 
-        Student's t with Hall's correction for skewed samples. Raises ``ValueError`` for a level
-        outside (0, 1).
+        Student's t; of a number that can't be negative, for its logarithm. Raises ``ValueError``
+        for a level outside (0, 1).
         """
-        # Without an error the interval is a point, even for one sample.
-        samples = max(self.samples, 2) if self.standard_error == 0 else self.samples
-        low, high = confidence_interval(
-            np.array(self.value),
-            np.array(self.standard_error),
-            np.array(self.skewness),
-            samples,
-            level,
-        )
-        return float(low), float(high)
+        half = self.standard_error * float(t_quantile(self.degrees_of_freedom, level))
+        if math.isnan(half):
+            return self.standard_error, self.standard_error
+        if self.positive and half > 0:
+            factor = math.exp(half / self.value)
+            return self.value / factor, self.value * factor
+        return self.value - half, self.value + half
 
 
 def hutchinson(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Estimate:
@@ -72,15 +70,12 @@ def hutchinson_blocks(
     overlap. Raises ``ValueError`` for fewer than one sample.
     """
     products = Products(matrix)
-    generator = _generator(samples, seed)
-    mean = RunningMean()
     try:
-        for _ in range(samples):
-            terms = diagonal_sample(products, generator)
-            mean.add(torch.stack([terms[block].sum() for block in blocks.values()]))
+        diagonal = probed_diagonal(products, samples, seed)
     except UnavailableError as error:
-        return dict.fromkeys(blocks, undefined_estimate(samples, products.count, str(error)))
-    return dict(zip(blocks, estimates(mean, products.count), strict=True))
+        return dict.fromkeys(blocks, undefined_estimate(products.count, str(error)))
+    traces = hutchinson_estimates(diagonal, blocks.values(), products.count)
+    return dict(zip(blocks, traces, strict=True))
 
 
 def hutch_plus_plus(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Estimate:
@@ -95,17 +90,18 @@ def hutch_plus_plus(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Es
     """
     products = Products(matrix)
     generator = _generator(samples, seed)
-    mean = RunningMean()
+    diagonal = RunningMean()
     try:
         basis = _range(products, samples, generator)
         exact = sum(float(row @ products(row)) for row in basis)
         for _ in range(samples):
-            rest = projected_out(rademacher(products, generator), basis)
-            mean.add((rest @ products(rest))[None])
+            probe = rademacher(products, generator)
+            image = products(projected_out(probe, basis))
+            diagonal.add(probe * projected_out(image, basis))
     except UnavailableError as error:
-        return undefined_estimate(samples, products.count, str(error))
-    (rest_estimate,) = estimates(mean, products.count)
-    return replace(rest_estimate, value=exact + rest_estimate.value)
+        return undefined_estimate(products.count, str(error))
+    (rest,) = hutchinson_estimates(diagonal, [slice(None)], products.count)
+    return replace(rest, value=exact + rest.value)
 
 
 def _range(products: Products, samples: int, generator: np.random.Generator) -> Tensor:
@@ -124,20 +120,62 @@ def _generator(samples: int, seed: Seed) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def estimates(mean: RunningMean, products: int) -> list[Estimate]:
-    """An estimate for each element of a mean ``[K]`` of independent samples."""
-    moments = torch.stack([mean.mean, mean.standard_error(), mean.skewness()], dim=1).tolist()
+def hutchinson_estimates(
+    diagonal: RunningMean, blocks: Iterable[slice], products: int
+) -> list[Estimate]:
+    """Traces of diagonal blocks from the elements z∘Hz ``[D]`` of each probe z.
+
+    The variance of zᵀHz is 2·Σᵢ≠ⱼHᵢⱼ² (Hutchinson, 1990, Prop. 1), twice the sum of the
+    elements' variances Σⱼ≠ᵢHᵢⱼ². That sum is known far better than the variance of a few numbers
+    zᵀHz. If one eigenvalue dominates, it has one degree of freedom for each probe, and otherwise
+    more. Of a block's trace, it is an upper bound, up to √2 too large: where the block's rows are
+    coupled to other blocks, each of their elements' variances counts once.
+    """
+    variances = 2 * diagonal.standard_error().square()
     return [
-        Estimate(value, _defined(standard_error), skewness, mean.samples, products)
-        for value, standard_error, skewness in moments
+        Estimate(
+            float(diagonal.mean[block].sum()),
+            _defined(float(variances[block].sum().sqrt())),
+            diagonal.samples,
+            products,
+        )
+        for block in blocks
     ]
 
 
-def undefined_estimate(samples: int, products: int, reason: str) -> Estimate:
+def positive_estimates(draws: Tensor, products: int) -> list[Estimate]:
+    """Means of independent draws ``[S, K]`` of numbers that can't be negative."""
+    return _positive(draws, torch.full_like(draws[0], max(len(draws) - 1, 1)), products)
+
+
+def estimates_of_one_draw(samples: Tensor, products: int) -> list[Estimate]:
+    """Means over the batch's samples ``[N, K]`` of numbers that can't be negative.
+
+    Degrees of freedom are those of a sum of variances with one each (Satterthwaite, 1946): a sample
+    that dominates the sum leaves one.
+    """
+    squares = (samples - samples.mean(0)).square()
+    freedom = squares.sum(0).square() / squares.square().sum(0)
+    return _positive(
+        samples, freedom.nan_to_num(nan=1.0).clamp(1, max(len(samples) - 1, 1)), products
+    )
+
+
+def _positive(samples: Tensor, degrees_of_freedom: Tensor, products: int) -> list[Estimate]:
+    nan = torch.full_like(samples[0], torch.nan)
+    errors = samples.std(0) / math.sqrt(len(samples)) if len(samples) > 1 else nan
+    rows = torch.stack([samples.mean(0), errors, degrees_of_freedom], dim=1).tolist()
+    return [
+        Estimate(mean, _defined(error), freedom, products, positive=True)
+        for mean, error, freedom in rows
+    ]
+
+
+def undefined_estimate(products: int, reason: str) -> Estimate:
     """NaNs with their reason, in place of an estimate."""
     nan = Undefined(reason)
-    return Estimate(nan, nan, nan, samples, products)
+    return Estimate(nan, nan, nan, products)
 
 
 def _defined(standard_error: float) -> float:
-    return Undefined(ONE_SAMPLE) if np.isnan(standard_error) else standard_error
+    return Undefined(ONE_SAMPLE) if math.isnan(standard_error) else standard_error

@@ -20,7 +20,7 @@ from gradlens.instruments.drawing import (
     zero_line,
 )
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import StepAxis, fit, log_if_far, step_label
+from gradlens.instruments.scales import StepAxis, fit, log_if_far, step_label, without_spikes
 from gradlens.instruments.series import Line, Records, field_line, ordered
 from gradlens.instruments.style import BLUE, subtitle, title
 
@@ -40,7 +40,9 @@ class HessTraceInstrument(Instrument):
         if not any_finite([trace]):
             return explain_empty(ax, [trace])
         artists = curve(ax, axis, trace, BLUE, "trace")
-        fit(ax, [trace.values, low.values, high.values], log_if_far([trace.values]))
+        # The interval of a trace that few samples dominate reaches up to many times the trace.
+        ends = [without_spikes(one.values) for one in (low, high)]
+        fit(ax, [trace.values, *ends], log_if_far([trace.values]))
         estimated = _has_width(low, high)
         if estimated:
             artists["band"] = band(ax, axis, low, high, BLUE)

@@ -14,6 +14,8 @@ class GradNoiseScale(SingleStepQuantity):
 
     A value holds the ``"value"``, the ends ``"low"`` and ``"high"`` of its 95 % confidence
     interval, and the unbiased estimates ``"trace"`` of tr(Σ) and ``"squared_norm"`` of ‖G‖².
+    ``"high"`` is infinite if ‖G‖² can't be distinguished from zero, for fewer than 59 samples, and
+    if one sample has more than 15 % of the estimates' spread: other batches may have more noise.
     """
 
     reductions = (SquaredNorms(), MeanDots(), MeanSquaredNorm())

@@ -26,7 +26,8 @@ class HessTrace(CurvatureQuantity):
       ``samples`` backward passes from random gradients at the outputs, each for all samples of the
       batch or for a random ``sub_batch`` of them. The standard error is computed from the
       differences between the passes; with one pass, from those between the batch's samples, which
-      overestimates it.
+      overestimates it. If few samples have most of the trace, a sub-batch may contain none of them,
+      and the interval is too narrow.
 
     For all other networks the trace is estimated by Hutchinson's method with ``samples`` products,
     at least two. Results are checked against products of the matrix with random vectors. For

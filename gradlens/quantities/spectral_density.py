@@ -16,7 +16,8 @@ class SpectralDensity(CurvatureQuantity):
     """Density of the Hessian's eigenvalues by stochastic Lanczos quadrature.
 
     A value holds ``"grid"`` and ``"density"`` ``[points]``, smoothed by a Gaussian of standard
-    deviation ``"width"``, and a 95 % confidence band ``"low"``, ``"high"``. Lanczos' method runs
+    deviation ``"width"``, and a 95 % confidence band ``"low"``, ``"high"``, which holds at each
+    point by itself. What is random are the probes, not the batch. Lanczos' method runs
     for ``steps`` steps from each of ``probes`` random vectors, with one Hessian product a step
     (Ghorbani et al., 2019, arXiv:1901.10159).
     """

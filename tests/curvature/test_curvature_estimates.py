@@ -26,6 +26,8 @@ from tests.cases.curvature_cases import build, dense_ggn, dense_hessian
 SEEDS = 100
 COVERED = range(90, 100)
 """How many of 100 intervals of 95 % hold the truth: 95 on average, 2.2 more or less."""
+AT_LEAST = range(90, 101)
+"""As ``COVERED``, of intervals that are rather too wide where no eigenvalue dominates."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -94,7 +96,7 @@ def test_trace_intervals_hold_the_truth(matrix: np.ndarray, trace: Callable[...,
     covered = sum(holds(e.confidence_interval(), truth) for e in estimates)
     # Hutch++ is exact for a matrix of low rank.
     exact = all(e.standard_error < 1e-12 * truth for e in estimates)
-    assert covered == SEEDS if exact else covered in COVERED
+    assert covered == SEEDS if exact else covered in AT_LEAST
     values = np.array([e.value for e in estimates])
     assert abs(values.mean() - truth) < 4 * values.std() / np.sqrt(SEEDS) + 1e-12 * abs(truth)
 
@@ -104,7 +106,7 @@ def test_block_trace_intervals_hold_the_truth(matrix: np.ndarray) -> None:
     estimates = [hutchinson_blocks(matrix, blocks, 20, seed) for seed in range(SEEDS)]
     for name, block in blocks.items():
         truth = np.trace(matrix[block, block])
-        assert sum(holds(e[name].confidence_interval(), truth) for e in estimates) in COVERED
+        assert sum(holds(e[name].confidence_interval(), truth) for e in estimates) in AT_LEAST
 
 
 def test_diagonal_errors_are_those_of_the_diagonal(matrix: np.ndarray) -> None:
@@ -207,33 +209,36 @@ def test_a_wider_level_is_a_wider_interval() -> None:
         found.confidence_interval(95)
 
 
-def test_symmetric_samples_have_a_t_interval() -> None:
-    found = Estimate(1.0, 0.5, 0.0, 10, 10)
-    half = 2.262157 * 0.5  # nine degrees of freedom
+def test_estimates_have_a_t_interval() -> None:
+    found = Estimate(1.0, 0.5, 9, 10)
+    half = 2.262157 * 0.5
     assert found.confidence_interval() == pytest.approx((1 - half, 1 + half))
 
 
-def test_skewed_samples_have_a_transformed_t_interval() -> None:
-    """Bounds solve ±t = T + γ(T²/3 + 1/6)/√n + (γ/3)²T³/(3n), T the studentised error."""
-    found = Estimate(1.0, 0.5, 1.5, 10, 10)
-    for bound, quantile in zip(found.confidence_interval(), (2.262157, -2.262157), strict=True):
-        error = (found.value - bound) / found.standard_error
-        transformed = (
-            error + 1.5 * (error**2 / 3 + 1 / 6) / np.sqrt(10) + 0.5**2 * error**3 / (3 * 10)
-        )
-        assert transformed == pytest.approx(quantile, rel=1e-5)
+def test_logarithms_of_positive_numbers_have_a_t_interval() -> None:
+    found = Estimate(3.0, 0.6, 9, 10, positive=True)
+    factor = np.exp(2.262157 * 0.6 / 3)
+    assert found.confidence_interval() == pytest.approx((3 / factor, 3 * factor))
+    zero = Estimate(0.0, 0.0, 9, 10, positive=True)
+    assert zero.confidence_interval() == (0, 0)
+
+
+def test_the_error_of_a_trace_is_known_from_two_probes() -> None:
+    """Of many eigenvalues, whose elements' variances are twice the sum of squares of a row."""
+    matrix = gaussian_matrix(300)
+    truth = np.sqrt(2 * (np.square(matrix).sum() - np.square(np.diag(matrix)).sum()) / 2)
+    for seed in range(10):
+        assert hutchinson(matrix, 2, seed).standard_error == pytest.approx(truth, rel=0.15)
 
 
 @pytest.mark.parametrize("samples", [2, 3, 50])
-def test_running_moments_equal_those_of_all_samples(samples: int) -> None:
+def test_running_means_equal_those_of_all_samples(samples: int) -> None:
     values = 1e3 + np.random.default_rng(0).exponential(size=(samples, 4))
     running = RunningMean()
     for value in torch.from_numpy(values):
         running.add(value)
     np.testing.assert_allclose(running.mean, values.mean(0), rtol=1e-14)
     np.testing.assert_allclose(running.standard_error(), stats.sem(values), rtol=1e-9)
-    skewness = stats.skew(values, bias=False) if samples > 2 else np.zeros(4)
-    np.testing.assert_allclose(running.skewness(), skewness, rtol=1e-8)
 
 
 # Density
@@ -378,9 +383,10 @@ def test_one_sample_has_no_standard_error(trace: Callable[..., Estimate]) -> Non
     found = trace(gaussian_matrix(), 1)
     assert np.isfinite(found.value)
     assert isinstance(found.standard_error, Undefined)
-    assert np.isnan(found.confidence_interval()).all()
+    for end in found.confidence_interval():
+        assert isinstance(end, Undefined)
+        assert "two or more" in end.reason
     assert np.isnan(hutchinson_diagonal(gaussian_matrix(), 1).standard_error).all()
-    assert np.isnan(spectral_density(gaussian_matrix(), 1, 5).standard_error).all()
 
 
 def test_bad_requests_are_named(trace: Callable[..., Estimate]) -> None:

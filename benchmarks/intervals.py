@@ -1,0 +1,246 @@
+"""How often 95 % intervals hold the truth: ``python -m benchmarks.intervals [--seeds 400]``.
+
+For each quantity that records an interval, for few and many probes or samples, and for easy and
+hard distributions. ``open`` is the share of intervals without an upper end, and ``width`` the
+median of all others' widths over the truth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradlens.curvature import hutch_plus_plus, hutchinson, hutchinson_blocks, spectral_density
+from gradlens.curvature.density import gaussian_mixture
+from gradlens.curvature.trace import Estimate, estimates_of_one_draw, positive_estimates
+from gradlens.numerics.formulas import noise_scale
+
+Array: TypeAlias = NDArray[np.float64]
+Generator: TypeAlias = np.random.Generator
+
+SIZE = 60
+PARAMETERS = 30
+SAMPLES = 128
+SUB_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Interval:
+    low: float
+    high: float
+    truth: float
+
+    @property
+    def holds(self) -> bool:
+        rounding = 1e-12 * abs(self.truth)
+        return self.low - rounding <= self.truth <= self.high + rounding
+
+
+Draw: TypeAlias = Callable[[int], Interval]
+"""An interval from a seed."""
+
+
+# Spectra: what is random are the probes.
+
+
+def _rotated(eigenvalues: Iterable[float]) -> Array:
+    """A matrix of ``SIZE`` rows with these eigenvalues, and zeros."""
+    values = [*eigenvalues]
+    basis, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((SIZE, SIZE)))
+    columns = basis[:, : len(values)]
+    return np.asarray((columns * np.array(values)) @ columns.T)
+
+
+def _random_matrix() -> Array:
+    matrix = np.random.default_rng(0).standard_normal((SIZE, SIZE))
+    return np.asarray((matrix + matrix.T) / 2)
+
+
+def _coupled_pair() -> Array:
+    matrix = np.eye(SIZE)
+    matrix[0, 1] = matrix[1, 0] = 1.0
+    return matrix
+
+
+SPECTRA: Mapping[str, Array] = {
+    "random matrix": _random_matrix(),
+    "decaying": _rotated(50 / np.arange(1, SIZE + 1) ** 1.5),
+    "5 outliers": _rotated([20, 10, 8, 5, 3, *np.linspace(0, 0.3, SIZE - 5)]),
+    "2 of either sign": _rotated([1, -0.5]),
+    "1 outlier": _rotated([1]),
+    "1 coupled pair": _coupled_pair(),
+}
+
+
+def _of_trace(method: Callable[..., Estimate], matrix: Array, probes: int, seed: int) -> Interval:
+    return Interval(*method(matrix, probes, seed).confidence_interval(), float(np.trace(matrix)))
+
+
+def _of_block(matrix: Array, probes: int, seed: int) -> Interval:
+    """The block of the first third of the rows."""
+    block = slice(0, SIZE // 3)
+    estimate = hutchinson_blocks(matrix, {"": block}, probes, seed)[""]
+    return Interval(*estimate.confidence_interval(), float(np.trace(matrix[block, block])))
+
+
+def _of_density(quantile: float, matrix: Array, probes: int, seed: int) -> Interval:
+    """The band at an eigenvalue."""
+    eigenvalues: Array = np.linalg.eigvalsh(matrix).astype(np.float64)
+    found = spectral_density(matrix, probes, 10, points=64, seed=seed)
+    at = int(np.abs(found.grid - np.quantile(eigenvalues, quantile)).argmin())
+    weights = np.full(SIZE, 1 / SIZE)
+    truth = gaussian_mixture(found.grid[[at]], eigenvalues, weights, found.width)
+    low, high = found.confidence_band()
+    return Interval(float(low[at]), float(high[at]), float(truth[0]))
+
+
+# Noise: what is random are the samples of the batch.
+
+
+def _shared(scale: Callable[[Generator, int], Array]) -> Callable[[Generator, int], Array]:
+    """Normal noise times one random factor for each sample, as of samples that are hard."""
+
+    def noise(generator: Generator, n: int) -> Array:
+        each: Array = generator.standard_normal((n, PARAMETERS)) * scale(generator, n)[:, None]
+        return each
+
+    return noise
+
+
+def _student(generator: Generator, shape: Any) -> Array:
+    return np.asarray(generator.standard_t(3, shape) / math.sqrt(3))
+
+
+def _lognormal(generator: Generator, shape: Any) -> Array:
+    centred = generator.lognormal(size=shape) - math.exp(0.5)
+    return np.asarray(centred / math.sqrt((math.e - 1) * math.e))
+
+
+NOISE: Mapping[str, Callable[[Generator, int], Array]] = {
+    "normal": lambda generator, n: generator.standard_normal((n, PARAMETERS)),
+    "Student t, elements": lambda generator, n: _student(generator, (n, PARAMETERS)),
+    "Student t, samples": _shared(lambda generator, n: np.sqrt(1 / generator.chisquare(3, n))),
+    "lognormal, elements": lambda generator, n: _lognormal(generator, (n, PARAMETERS)),
+    "lognormal, samples": _shared(lambda generator, n: generator.lognormal(size=n) / math.e),
+    "1 of 20 samples": _shared(lambda g, n: np.where(g.random(n) < 0.05, math.sqrt(20), 0.0)),
+    "1 of 20, mostly": _shared(lambda g, n: np.where(g.random(n) < 0.05, 4.0, math.sqrt(4 / 19))),
+}
+"""Noise ``[N, PARAMETERS]`` with mean 0 and variance 1."""
+
+
+def _of_noise_scale(noise: str, n: int, seed: int) -> Interval:
+    deviations, gradient = np.linspace(0.1, 2, PARAMETERS), np.linspace(-1, 1, PARAMETERS)
+    drawn = gradient + deviations * NOISE[noise](np.random.default_rng(seed), n)
+    each = torch.from_numpy(drawn)
+    mean = each.mean(0)
+    found = noise_scale(each.square().sum(1), each @ mean, mean @ mean)
+    return Interval(found.low, found.high, float((deviations**2).sum() / (gradient**2).sum()))
+
+
+# Sampled traces: what is random are the signs, and which samples are in the sub-batch.
+
+
+SHARES: Mapping[str, Callable[[Generator], Array]] = {
+    "equal": lambda generator: np.ones(SAMPLES),
+    "Student t": lambda generator: np.abs(generator.standard_t(3, SAMPLES)),
+    "lognormal": lambda generator: generator.lognormal(size=SAMPLES),
+    "1 of 20 samples": lambda g: np.where(g.random(SAMPLES) < 0.05, 20.0, 0.05),
+    "1 of all samples": lambda generator: np.eye(SAMPLES)[0],
+}
+"""Traces ``[SAMPLES]`` of the samples' Gauss-Newton matrices, each of which has rank one."""
+
+
+def _of_sampled_trace(sub_batch: int, shares: str, draws: int, seed: int) -> Interval:
+    generator = np.random.default_rng(seed)
+    traces = SHARES[shares](generator)
+    kept = [generator.permutation(SAMPLES)[:sub_batch] for _ in range(draws)]
+    norms = [traces[some] * generator.chisquare(1, sub_batch) * SAMPLES for some in kept]
+    each = torch.from_numpy(np.array(norms))[..., None]
+    one = draws == 1
+    (found,) = estimates_of_one_draw(each[0], 1) if one else positive_estimates(each.mean(1), draws)
+    return Interval(*found.confidence_interval(), float(traces.sum()))
+
+
+# The table
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A quantity's interval, for each number of probes or samples and each distribution."""
+
+    name: str
+    numbers: tuple[int, ...]
+    draws: Mapping[str, Callable[[int, int], Interval]]
+
+
+def _by_spectrum(draw: Callable[[Array, int, int], Interval]) -> dict[str, Any]:
+    return {name: partial(draw, matrix) for name, matrix in SPECTRA.items()}
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("hutchinson", (2, 3, 4, 10), _by_spectrum(partial(_of_trace, hutchinson))),
+    Kind("hutchinson_blocks", (2, 3, 4, 10), _by_spectrum(_of_block)),
+    Kind("hutch_plus_plus", (2, 4, 10), _by_spectrum(partial(_of_trace, hutch_plus_plus))),
+    Kind("spectral_density, largest", (1, 2, 4), _by_spectrum(partial(_of_density, 1.0))),
+    Kind("spectral_density, median", (1, 2, 4), _by_spectrum(partial(_of_density, 0.5))),
+    Kind(
+        f"sampled trace, {SAMPLES} samples",
+        (1, 2, 3, 10),
+        {name: partial(_of_sampled_trace, SAMPLES, name) for name in SHARES},
+    ),
+    Kind(
+        f"sampled trace, {SUB_BATCH} of {SAMPLES}",
+        (1, 2, 10),
+        {name: partial(_of_sampled_trace, SUB_BATCH, name) for name in SHARES},
+    ),
+    Kind(
+        "noise scale",
+        (3, 8, 32, 59, 64, 128, 512),
+        {name: partial(_of_noise_scale, name) for name in NOISE},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Of 95 % intervals from seeds of their own; as fractions."""
+
+    holds: float
+    open: float
+    width: float
+
+
+def coverage(draw: Draw, seeds: int) -> Coverage:
+    found = [draw(seed) for seed in range(seeds)]
+    widths = [(one.high - one.low) / abs(one.truth) for one in found if one.high < math.inf]
+    holds, unbounded = sum(one.holds for one in found), seeds - len(widths)
+    width = float(np.median(widths)) if widths else math.nan
+    return Coverage(holds / seeds, unbounded / seeds, width)
+
+
+def rows(seeds: int) -> Iterator[str]:
+    """Lines of the table, each as soon as it is measured."""
+    yield f"{'interval':26} {'distribution':20} {'number':>6} {'holds':>6} {'open':>5} {'width':>8}"
+    for kind in KINDS:
+        for name, draw in kind.draws.items():
+            for number in kind.numbers:
+                one = coverage(partial(draw, number), seeds)
+                yield (
+                    f"{kind.name:26} {name:20} {number:6} {one.holds:6.1%} {one.open:5.0%} "
+                    f"{one.width:8.3g}"
+                )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=400)
+    for row in rows(parser.parse_args().seeds):
+        print(row, flush=True)
