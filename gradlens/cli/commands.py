@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from gradlens.cli.failure import failed
 from gradlens.cli.run_names import run_names
 from gradlens.cli.summary_text import render
 from gradlens.cli.watch import FileDisplay, WindowDisplay, watch
@@ -55,14 +56,14 @@ def _plot(options: argparse.Namespace) -> int:
     if suffix in ANIMATIONS:
         animate(history, screen, out, options.frames)
         print(f"figure: {out}")
-        return 0
+        return _exit_code({run: history})
     for number, page in enumerate(pages(panels) if options.layers else (panels,), 1):
         figure = Figure(facecolor=PAPER)
         screen.draw(history, figure, page)
         path = out if number == 1 else out.with_stem(f"{out.stem}_{number}")
         write_figure(figure, path)
         print(f"figure: {path}")
-    return 0
+    return _exit_code({run: history})
 
 
 def _watch(options: argparse.Namespace) -> int:
@@ -73,11 +74,12 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _summary(options: argparse.Namespace) -> int:
-    summary = summarize(_load(options.run))
+    history = _load(options.run)
+    summary = summarize(history)
     width, title = max(40, shutil.get_terminal_size().columns), str(options.run)
     text = render(summary, width, title)
     print(text if _printable(text) else render(summary, width, title, plain=True))
-    return 0
+    return _exit_code({options.run: history})
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -93,7 +95,13 @@ def _compare(options: argparse.Namespace) -> int:
     rest = left_out(runs)
     if rest:
         print(f"left out, for they are no single numbers: {', '.join(rest)}")
-    return 0
+    return _exit_code(dict(zip(options.runs, histories, strict=True)))
+
+
+def _exit_code(runs: Mapping[Path, History]) -> int:
+    """1 if lines of a run could not be read, which is said on stderr; everything else was shown."""
+    damages = [f"{run}: {history.damage}" for run, history in runs.items() if history.damage]
+    return failed("; ".join(damages)) if damages else 0
 
 
 def _screen(options: argparse.Namespace, title: str | None = None) -> Screen:
@@ -104,7 +112,8 @@ def _load(run: Path, until: int | None = None) -> History:
     """A run with steps; ``ValueError`` if there is none up to ``until``."""
     history = load_run(run)
     if not history.steps:
-        raise ValueError(f"{run} is empty: no step has been recorded")
+        damage = f"; {history.damage}" if history.damage else ""
+        raise ValueError(f"{run} is empty: no step has been recorded{damage}")
     if until is not None and until < history.steps[0]:
         raise ValueError(f"--until {until} is before the first step of {run}, {history.steps[0]}")
     return up_to(history, until)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gradlens._version import __version__
-
-FAILED = 1
+from gradlens.cli.failure import failed
 
 FRAMES = 60
 """Most frames of an animation: six seconds, at ten frames a second."""
@@ -25,7 +24,8 @@ Commands: TypeAlias = Any
 
 EPILOG = """\
 RUN is a file that Cockpit(..., run="run.jsonl") writes, or a log of cockpit-for-pytorch 1.0.2.
-It may be cut off, or still be written. Exit codes: 0, 1 if it failed, 2 for a wrong call.
+It may be cut off, or still be written. Exit codes: 0, 1 if it failed or lines of RUN are broken
+(what can be read is shown all the same), 2 for a wrong call.
 """
 
 
@@ -44,24 +44,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, ValueError, ImportError) as error:
-        return _failed(_message(error))
+        return failed(_message(error))
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        return _failed("interrupted; nothing that was recorded is lost")
+        return failed("interrupted; nothing that was recorded is lost")
     return code
 
 
-def _failed(message: str) -> int:
-    print(f"gradlens: {message}", file=sys.stderr)
-    return FAILED
-
-
 def _message(error: Exception) -> str:
-    """What went wrong, in one line."""
-    text = str(error)
+    """What went wrong."""
     if isinstance(error, OSError) and error.filename and error.strerror:
-        text = f"{error.filename}: {error.strerror}"
-    return " ".join(text.split())
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 # Arguments ----------------------------------------------------------------------------------
