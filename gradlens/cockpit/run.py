@@ -55,9 +55,9 @@ class Run:
         self._step = self.history.steps[-1] if self.history.steps else 0
         opens = path is not None and writes
         self._file = RunFile(path, self.history, resume) if path is not None and opens else None
+        self._write(self.history.header())
         if dropped:
             self.note(self._step, f"{path} is continued: {dropped}")
-        self._note_failure("")
 
     def _resume(self, path: Path, writes: bool) -> str:
         """Take in what a file has; what could not be read, in words."""
@@ -144,23 +144,26 @@ class Run:
     def close(self) -> None:
         """Record the statistics that remain, and close the file."""
         self._append_statistics(*self._aggregation.rest())
-        if self._file is not None:
-            file, self._file = self._file, None
+        if self._file is not None and self._file.waiting:
+            self._write_waiting(self._file)
+        file, self._file = self._file, None
+        if file is not None:
             file.close()
             if file.waiting:
                 self.note(self._step, LACKING.format(file=file))
 
     def _write(self, record: Mapping[str, Value]) -> None:
         if self._file is not None:
-            before = self._file.failure
-            self._file.write(record)
-            self._note_failure(before)
+            self._file.add(record)
+            self._write_waiting(self._file)
 
-    def _note_failure(self, before: str) -> None:
-        """Note that the file can't be written any more, or can be written again."""
-        if self._file is not None and bool(before) != bool(self._file.failure):
+    def _write_waiting(self, file: RunFile) -> None:
+        """Write what can be written; note that this fails from now on, or works again."""
+        before = file.failure
+        file.write()
+        if bool(before) != bool(file.failure):
             text = AGAIN if before else FAILED
-            self.note(self._step, text.format(file=self._file, step=self._step))
+            self.note(self._step, text.format(file=file, step=self._step))
 
     def _append(self, global_step: int, values: Mapping[str, Any]) -> None:
         if not values:

@@ -48,20 +48,18 @@ class RunFile:
             self._size = self._file.seek(0, os.SEEK_END)
         else:
             self._file = new_file(self.path)
-        self.write(history.header())
 
     @property
     def waiting(self) -> int:
         """How many records are not in the file yet."""
         return len(self._waiting) + bool(self._line)
 
-    def write(self, record: Mapping[str, Value]) -> None:
-        """Append a record."""
+    def add(self, record: Mapping[str, Value]) -> None:
+        """Let a record wait until it is written."""
         self._waiting.append(record)
-        self.retry()
 
-    def retry(self) -> None:
-        """Write what could not be written before."""
+    def write(self) -> None:
+        """Write all records that wait, as far as that is possible; see ``failure``."""
         try:
             if self._file is None or not self._is_in_place(self._file):
                 self._file = self._reopened()
@@ -69,13 +67,14 @@ class RunFile:
             self.failure = ""
         except OSError as error:
             self.failure = error.strerror or str(error)
-            self._release()
+            self.close()
 
     def close(self) -> None:
-        """Close the file, after another try if something is waiting."""
-        if self.waiting:
-            self.retry()
-        self._release()
+        """Close the file."""
+        if self._file is not None:
+            with suppress(OSError):  # as of a disk that reports on closing that it is full
+                self._file.close()
+        self._file = None
 
     def _write_waiting(self, file: FileIO) -> None:
         while self._line or self._waiting:
@@ -98,18 +97,15 @@ class RunFile:
         return os.path.samestat(found, os.fstat(file.fileno())) and found.st_size >= self._size
 
     def _reopened(self) -> FileIO:
-        """The file at the path, or a new one to which the whole history is to be written."""
-        self._release()
-        try:
-            file = FileIO(self.path, "x")
-        except FileExistsError:
-            file = FileIO(self.path, "a+")
-            if not self._has_the_same_end(file):
-                file.close()
-                raise OSError(CHANGED) from None
-        else:
+        """The file at the path; if it is new or empty, everything is to be written to it."""
+        self.close()
+        file = FileIO(self.path, "a+")
+        if not file.seek(0, os.SEEK_END):
             self._line, self._end, self._size = b"", b"", 0
             self._waiting = deque(self._history.records())
+        elif not self._has_the_same_end(file):
+            file.close()
+            raise OSError(CHANGED)
         return file
 
     def _has_the_same_end(self, file: FileIO) -> bool:
@@ -119,15 +115,9 @@ class RunFile:
         file.seek(self._size - len(self._end))
         return file.read(len(self._end)) == self._end
 
-    def _release(self) -> None:
-        if self._file is not None:
-            with suppress(OSError):  # as of a disk that reports on closing that it is full
-                self._file.close()
-        self._file = None
-
     def __del__(self) -> None:
         # Whoever keeps no cockpit has nothing to close it with.
-        self._release()
+        self.close()
 
 
 def mend(path: Path, truncated: bool) -> str:
