@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from gradlens.cli.failure import failed
 from gradlens.cli.run_names import run_names
 from gradlens.cli.summary_text import render
 from gradlens.cli.watch import FileDisplay, WindowDisplay, watch
@@ -51,19 +51,19 @@ def _plot(options: argparse.Namespace) -> int:
     suffix = check_suffix(out, (*FIGURES, *ANIMATIONS))
     screen = _screen(options, options.title)
     history = _load(run, options.until)
-    with _named_in_errors(run):
+    with _about(run):
         panels = screen.panels(history)
-    if suffix in ANIMATIONS:
-        animate(history, screen, out, options.frames)
-        print(f"figure: {out}")
-        return _exit_code({run: history})
-    for number, page in enumerate(pages(panels) if options.layers else (panels,), 1):
-        figure = Figure(facecolor=PAPER)
-        screen.draw(history, figure, page)
-        path = out if number == 1 else out.with_stem(f"{out.stem}_{number}")
-        write_figure(figure, path)
-        print(f"figure: {path}")
-    return _exit_code({run: history})
+        if suffix in ANIMATIONS:
+            animate(history, screen, out, options.frames)
+            print(f"figure: {out}")
+            return 0
+        for number, page in enumerate(pages(panels) if options.layers else (panels,), 1):
+            figure = Figure(facecolor=PAPER)
+            screen.draw(history, figure, page)
+            path = out if number == 1 else out.with_stem(f"{out.stem}_{number}")
+            write_figure(figure, path)
+            print(f"figure: {path}")
+    return 0
 
 
 def _watch(options: argparse.Namespace) -> int:
@@ -75,11 +75,12 @@ def _watch(options: argparse.Namespace) -> int:
 
 def _summary(options: argparse.Namespace) -> int:
     history = _load(options.run)
-    summary = summarize(history)
     width, title = max(40, shutil.get_terminal_size().columns), str(options.run)
-    text = render(summary, width, title)
-    print(text if _printable(text) else render(summary, width, title, plain=True))
-    return _exit_code({options.run: history})
+    with _about(options.run):
+        summary = summarize(history)
+        text = render(summary, width, title)
+        print(text if _printable(text) else render(summary, width, title, plain=True))
+    return 0
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -90,18 +91,13 @@ def _compare(options: argparse.Namespace) -> int:
     names = run_names(options.runs)
     histories = [_load(run, options.until) for run in options.runs]
     runs = dict(zip(names, histories, strict=True))
-    write_figure(compare(runs, options.title, options.log_steps), out)
+    with _about(*options.runs):
+        write_figure(compare(runs, options.title, options.log_steps), out)
     print(f"figure: {out}")
     rest = left_out(runs)
     if rest:
         print(f"left out, for they are no single numbers: {', '.join(rest)}")
-    return _exit_code(dict(zip(options.runs, histories, strict=True)))
-
-
-def _exit_code(runs: Mapping[Path, History]) -> int:
-    """1 if lines of a run could not be read, which is said on stderr; everything else was shown."""
-    damages = [f"{run}: {history.damage}" for run, history in runs.items() if history.damage]
-    return failed("; ".join(damages)) if damages else 0
+    return 0
 
 
 def _screen(options: argparse.Namespace, title: str | None = None) -> Screen:
@@ -120,11 +116,21 @@ def _load(run: Path, until: int | None = None) -> History:
 
 
 @contextmanager
-def _named_in_errors(run: Path) -> Iterator[None]:
+def _about(*runs: Path) -> Iterator[None]:
+    """A context for what is made of runs, whose paths come first in its errors and warnings."""
+    names = ", ".join(map(str, runs))
     try:
-        yield
+        with warnings.catch_warnings(record=True) as caught:
+            yield
+    except OSError:  # of the file that is written
+        raise
     except ValueError as error:
-        raise ValueError(f"{run}: {error}") from error
+        raise ValueError(f"{names}: {error}") from error
+    except Exception as error:  # as the values may be anything, so may be what they lead to
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{names}: the values can't be shown ({reason})") from error
+    for each in caught:
+        warnings.warn(f"{names}: {each.message}", each.category, stacklevel=2)
 
 
 def _printable(text: str) -> bool:

@@ -6,12 +6,14 @@ import argparse
 import math
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from gradlens._version import __version__
-from gradlens.cli.failure import failed
+
+FAILED = 1
 
 FRAMES = 60
 """Most frames of an animation: six seconds, at ten frames a second."""
@@ -34,9 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     # Imported here because --version and --help need neither numpy nor matplotlib.
     from gradlens.cli.commands import COMMANDS
+    from gradlens.history.history import LeftOutWarning
 
     try:
-        code = COMMANDS[options.command](options)
+        with warnings.catch_warnings(record=True) as caught:
+            # Of other warnings, such as those of numpy about overflows, a user of the command line
+            # can make nothing.
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", LeftOutWarning)
+            code = COMMANDS[options.command](options)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of the output has closed it, as head does. What is left is discarded, since
@@ -44,11 +52,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, ValueError, ImportError) as error:
-        return failed(_message(error))
+        return _failed(_message(error))
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        return failed("interrupted; nothing that was recorded is lost")
-    return code
+        return _failed("interrupted; nothing that was recorded is lost")
+    return _failed("; ".join(str(each.message) for each in caught)) if caught else code
+
+
+def _failed(message: str) -> int:
+    """Print what went wrong in one line on stderr, and return the exit code."""
+    text = " ".join(message.split())
+    shown = "".join(sign if sign.isprintable() else "?" for sign in text)
+    print(f"gradlens: {shown}", file=sys.stderr)
+    return FAILED
 
 
 def _message(error: Exception) -> str:

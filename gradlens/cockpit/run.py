@@ -18,6 +18,7 @@ from gradlens.cockpit.plain import recordable
 from gradlens.history.coverage import Coverage
 from gradlens.history.history import (
     History,
+    LeftOutWarning,
     Note,
     Source,
     coverage_record,
@@ -63,7 +64,9 @@ class Run:
         """Take in what a file has; what could not be read, in words."""
         if not path.exists() or not path.stat().st_size:
             return ""
-        past = History.load(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LeftOutWarning)  # a note says it
+            past = History.load(path)
         _take_in(self.history, past)
         cut = mend(path, past.truncated) if writes else ""
         return "; ".join(filter(None, [cut, past.damage]))

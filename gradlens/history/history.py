@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -37,6 +38,10 @@ class Source:
     def kind(self) -> str:
         """Name of the quantity's own class; empty if there is none."""
         return self.kinds[0] if self.kinds else ""
+
+
+class LeftOutWarning(UserWarning):
+    """A part of a run could not be read or drawn; the rest was."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +148,8 @@ class History:
         """Read a run file, also of a run that is still going on, was killed, or is damaged.
 
         A last line that was cut off is left out and ``truncated`` is set. Lines that can't be read
-        are left out and listed in ``broken_lines``. ``ValueError`` if the file is no run, or was
-        written by another format.
+        are left out and listed in ``broken_lines``, with a ``LeftOutWarning``. ``ValueError`` if
+        the file is no run, or was written in another format.
         """
         history, path, number = cls(), Path(path), 0
         with path.open("rb") as file:
@@ -163,6 +168,8 @@ class History:
                         history.truncated = True
         if not number:
             raise ValueError(f"{path} is not a gradlens run: it is empty")
+        if history.damage:
+            warnings.warn(f"{path}: {history.damage}", LeftOutWarning, stacklevel=2)
         return history
 
     @property

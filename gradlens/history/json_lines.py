@@ -37,8 +37,8 @@ DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", 
 
 FLOATS = ("nan", "inf", "-inf")
 
-ROOM = 2**28
-"""Bytes (256 MiB) that the arrays of any file may take once they are inflated."""
+ROOM = 2**26
+"""Bytes (64 MiB) that the arrays of any file may take once they are inflated."""
 
 INFLATION = 100
 """Times its size that a larger file may take; arrays of zeros with 2,000 elements take 80 times."""
@@ -82,7 +82,8 @@ def parsed(text: str, constant: Callable[[str], Any] = float) -> Any:
     try:
         found = json.loads(text, parse_constant=constant)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{error.msg} at line {error.lineno}, column {error.colno}") from error
+        line = f"line {error.lineno}, " if "\n" in text else ""
+        raise ValueError(f"{error.msg} at {line}column {error.colno}") from error
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     _check(found, 0)

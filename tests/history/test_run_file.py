@@ -71,7 +71,7 @@ def resumed(path: Path, step: int = STEPS) -> History:
         training = Training(path, resume=True)
         training.step(step)
         training.cockpit.close()
-    return History.load(path)
+        return History.load(path)
 
 
 def records(content: bytes) -> list[bytes]:
