@@ -19,6 +19,7 @@ from gradlens.cockpit.updates import WaitingQuantity
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.history.undefined import Undefined
 from gradlens.hooks.backpack_context import own_pass, with_extensions
+from gradlens.hooks.global_state import GlobalState
 from gradlens.per_sample.losses import PerSampleLosses
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import NothingCoveredError, Step, gradient_scale
@@ -54,17 +55,21 @@ class TrackedStep:
         self._earlier: dict[str, Any] = {}
         self._failures = Failures()
         self._contexts = ExitStack()
+        self._before = GlobalState(tracking.setting.parameters.values())
 
     def __enter__(self) -> None:
+        try:
+            self._enter()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _enter(self) -> None:
         tracking, step = self._tracking, self._global_step
         tracking.begin_step(step)
         self._active = tracking.forecast.active_at(step)
         if self._active or self._by_user or tracking.updates.interval is not None:
-            try:
-                self._prepare()
-            except BaseException:
-                self._release()
-                raise
+            self._prepare()
         if tracking.budget is not None:
             tracking.budget.begin_backward()
 
@@ -87,6 +92,22 @@ class TrackedStep:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        try:
+            self._exit(error)
+        except BaseException:
+            self._abandon()
+            raise
+        if error is not None:
+            self._before.restore()
+
+    def _abandon(self) -> None:
+        """Undo what an exception, perhaps an interrupt in the midst of it, has left undone."""
+        self._contexts.close()
+        self._tracking.assembly.drop()
+        self._release()
+        self._before.restore()
+
+    def _exit(self, error: BaseException | None) -> None:
         tracking = self._tracking
         if tracking.budget is not None:
             tracking.budget.end_backward()

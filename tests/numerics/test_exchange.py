@@ -54,7 +54,7 @@ def test_plain_values(value: Any) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (4, 3)], ids=str)
 def test_tensors(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     odd = torch.ones(3, dtype=torch.uint8)
-    tensor = (10 * torch.rand(shape[::-1])).permute(*range(len(shape))[::-1]).to(dtype)
+    tensor = (10 * torch.rand(shape[::-1])).permute([*range(len(shape))][::-1]).to(dtype)
     one, found, again = from_bytes(to_bytes((odd, tensor, tensor), ()), (), CPU)
     assert torch.equal(one, odd)
     assert (found.dtype, found.shape) == (dtype, tensor.shape)
