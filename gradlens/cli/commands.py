@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -50,18 +51,18 @@ def _plot(options: argparse.Namespace) -> int:
     suffix = check_suffix(out, (*FIGURES, *ANIMATIONS))
     screen = _screen(options, options.title)
     history = _load(run, options.until)
-    with _named_in_errors(run):
+    with _about(run):
         panels = screen.panels(history)
-    if suffix in ANIMATIONS:
-        animate(history, screen, out, options.frames)
-        print(f"figure: {out}")
-        return 0
-    for number, page in enumerate(pages(panels) if options.layers else (panels,), 1):
-        figure = Figure(facecolor=PAPER)
-        screen.draw(history, figure, page)
-        path = out if number == 1 else out.with_stem(f"{out.stem}_{number}")
-        write_figure(figure, path)
-        print(f"figure: {path}")
+        if suffix in ANIMATIONS:
+            animate(history, screen, out, options.frames)
+            print(f"figure: {out}")
+            return 0
+        for number, page in enumerate(pages(panels) if options.layers else (panels,), 1):
+            figure = Figure(facecolor=PAPER)
+            screen.draw(history, figure, page)
+            path = out if number == 1 else out.with_stem(f"{out.stem}_{number}")
+            write_figure(figure, path)
+            print(f"figure: {path}")
     return 0
 
 
@@ -73,10 +74,12 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _summary(options: argparse.Namespace) -> int:
-    summary = summarize(_load(options.run))
+    history = _load(options.run)
     width, title = max(40, shutil.get_terminal_size().columns), str(options.run)
-    text = render(summary, width, title)
-    print(text if _printable(text) else render(summary, width, title, plain=True))
+    with _about(options.run):
+        summary = summarize(history)
+        text = render(summary, width, title)
+        print(text if _printable(text) else render(summary, width, title, plain=True))
     return 0
 
 
@@ -88,7 +91,8 @@ def _compare(options: argparse.Namespace) -> int:
     names = run_names(options.runs)
     histories = [_load(run, options.until) for run in options.runs]
     runs = dict(zip(names, histories, strict=True))
-    write_figure(compare(runs, options.title, options.log_steps), out)
+    with _about(*options.runs):
+        write_figure(compare(runs, options.title, options.log_steps), out)
     print(f"figure: {out}")
     rest = left_out(runs)
     if rest:
@@ -104,18 +108,29 @@ def _load(run: Path, until: int | None = None) -> History:
     """A run with steps; ``ValueError`` if there is none up to ``until``."""
     history = load_run(run)
     if not history.steps:
-        raise ValueError(f"{run} is empty: no step has been recorded")
+        damage = f"; {history.damage}" if history.damage else ""
+        raise ValueError(f"{run} is empty: no step has been recorded{damage}")
     if until is not None and until < history.steps[0]:
         raise ValueError(f"--until {until} is before the first step of {run}, {history.steps[0]}")
     return up_to(history, until)
 
 
 @contextmanager
-def _named_in_errors(run: Path) -> Iterator[None]:
+def _about(*runs: Path) -> Iterator[None]:
+    """A context for what is made of runs, whose paths come first in its errors and warnings."""
+    names = ", ".join(map(str, runs))
     try:
-        yield
+        with warnings.catch_warnings(record=True) as caught:
+            yield
+    except OSError:  # of the file that is written
+        raise
     except ValueError as error:
-        raise ValueError(f"{run}: {error}") from error
+        raise ValueError(f"{names}: {error}") from error
+    except Exception as error:  # as the values may be anything, so may be what they lead to
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{names}: the values can't be shown ({reason})") from error
+    for each in caught:
+        warnings.warn(f"{names}: {each.message}", each.category, stacklevel=2)
 
 
 def _printable(text: str) -> bool:

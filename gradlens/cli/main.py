@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,7 +26,8 @@ Commands: TypeAlias = Any
 
 EPILOG = """\
 RUN is a file that Cockpit(..., run="run.jsonl") writes, or a log of cockpit-for-pytorch 1.0.2.
-It may be cut off, or still be written. Exit codes: 0, 1 if it failed, 2 for a wrong call.
+It may be cut off, or still be written. Exit codes: 0, 1 if it failed or lines of RUN are broken
+(what can be read is shown all the same), 2 for a wrong call.
 """
 
 
@@ -34,9 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     # Imported here because --version and --help need neither numpy nor matplotlib.
     from gradlens.cli.commands import COMMANDS
+    from gradlens.history.history import LeftOutWarning
 
     try:
-        code = COMMANDS[options.command](options)
+        with warnings.catch_warnings(record=True) as caught:
+            # Of other warnings, such as those of numpy about overflows, a user of the command line
+            # can make nothing.
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", LeftOutWarning)
+            code = COMMANDS[options.command](options)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of the output has closed it, as head does. What is left is discarded, since
@@ -48,20 +56,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return _failed("interrupted; nothing that was recorded is lost")
-    return code
+    return _failed("; ".join(str(each.message) for each in caught)) if caught else code
 
 
 def _failed(message: str) -> int:
-    print(f"gradlens: {message}", file=sys.stderr)
+    """Print what went wrong in one line on stderr, and return the exit code."""
+    text = " ".join(message.split())
+    shown = "".join(sign if sign.isprintable() else "?" for sign in text)
+    print(f"gradlens: {shown}", file=sys.stderr)
     return FAILED
 
 
 def _message(error: Exception) -> str:
-    """What went wrong, in one line."""
-    text = str(error)
+    """What went wrong."""
     if isinstance(error, OSError) and error.filename and error.strerror:
-        text = f"{error.filename}: {error.strerror}"
-    return " ".join(text.split())
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 # Arguments ----------------------------------------------------------------------------------

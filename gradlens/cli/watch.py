@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, TextIO, final
@@ -98,14 +99,15 @@ def watch(
             news = f"waiting for {path}"
         elif size != seen:
             try:
-                history = load_run(path)
+                with warnings.catch_warnings(record=True) as caught:
+                    news = _show(path, load_run(path), screen, display)
             except ValueError:
                 # It may be in the midst of being written, but then it grows.
                 if size == broken:
                     raise
                 broken = size
             else:
-                seen, news = size, _show(path, history, screen, display)
+                seen, news = size, news or "; ".join(str(each.message) for each in caught)
         if news and news != told:
             print(f"gradlens: {news}", file=stream, flush=True)
             told = news
@@ -128,5 +130,10 @@ def _show(path: Path, history: History, screen: Screen, display: Display) -> str
         screen.panels(history)
     except ValueError as reason:
         return f"waiting for something to draw in {path}: {reason}"
-    display.show(history, screen)
+    try:
+        display.show(history, screen)
+    except OSError:  # of the image
+        raise
+    except Exception as error:
+        return f"{path} can't be drawn ({type(error).__name__}: {error})"
     return ""

@@ -77,6 +77,7 @@ class StepGradients:
     def collecting(self) -> Iterator[None]:
         """Collect gradients in the backward pass of the loss, or of what backward is called on."""
         loss = self._info.get("loss")
+        self.reducer.start()
         if loss is not None:
             self._timed(self._gradients.begin, loss)
         with BackwardCall(lambda tensor: self._timed(self._gradients.called_on, tensor)):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradlens.history.json_lines import Value
+from gradlens.history.json_lines import DEEPEST, LARGEST, Value
 from gradlens.quantities.quantity import Quantity
 
 
@@ -28,24 +28,32 @@ def recordable(quantity: Quantity, global_step: int, value: Any) -> Value:
     return plain
 
 
-def to_plain(value: Any) -> Value:
+DEEPEST_VALUE = DEEPEST - 10
+"""How deep a value may be nested; the record of a step, and encoded arrays, need more levels."""
+
+
+def to_plain(value: Any, depth: int = 0) -> Value:
     """Numbers, arrays, lists and dicts instead of tensors and dataclasses, all of them copies.
 
-    ``TypeError`` for anything else.
+    ``TypeError`` for anything else, and for what a file can't hold.
     """
+    if depth > DEEPEST_VALUE:
+        raise _unrecordable(f"value that is nested more than {DEEPEST_VALUE} levels deep")
     if isinstance(value, Tensor):
         return _tensor_to_plain(value.detach())
     if isinstance(value, (np.ndarray, np.generic)):
         return _array_to_plain(np.asarray(value))
     if is_dataclass(value) and not isinstance(value, type):
-        return to_plain(asdict(value))
+        return to_plain(asdict(value), depth + 1)
     if isinstance(value, Mapping):
-        plain = {str(key): to_plain(entry) for key, entry in value.items()}
+        plain = {str(key): to_plain(entry, depth + 1) for key, entry in value.items()}
         if len(plain) < len(value):
             raise TypeError(f"two keys of {list(value)} are the same as text: use strings")
         return plain
     if isinstance(value, (list, tuple)):
-        return [to_plain(entry) for entry in value]
+        return [to_plain(entry, depth + 1) for entry in value]
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise _unrecordable("whole number that is larger than any float")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise _unrecordable(type(value).__name__)

@@ -16,7 +16,17 @@ from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.metrics import PUSHED, pushable
 from gradlens.cockpit.plain import recordable
 from gradlens.history.coverage import Coverage
-from gradlens.history.history import History, Note, RunFile, Source
+from gradlens.history.history import (
+    History,
+    LeftOutWarning,
+    Note,
+    Source,
+    coverage_record,
+    note_record,
+    step_record,
+)
+from gradlens.history.json_lines import Value
+from gradlens.history.run_file import RunFile, mend
 from gradlens.quantities.quantity import Quantity, class_names
 
 
@@ -41,11 +51,25 @@ class Run:
         self._aggregation = aggregation
         shapes = {name: tuple(p.shape) for name, p in parameters.items()}
         self.history = History(aggregation.sources(quantities), shapes)
-        if path is not None and resume and Path(path).exists():
-            _take_in(self.history, History.load(path))
+        dropped = self._resume(Path(path), writes) if path is not None and resume else ""
         self._names_at_last_step = self._resumed_names()
+        self._step = self.history.steps[-1] if self.history.steps else 0
         opens = path is not None and writes
         self._file = RunFile(path, self.history, resume) if path is not None and opens else None
+        self._write(self.history.header())
+        if dropped:
+            self.note(self._step, f"{path} is continued: {dropped}")
+
+    def _resume(self, path: Path, writes: bool) -> str:
+        """Take in what a file has; what could not be read, in words."""
+        if not path.exists() or not path.stat().st_size:
+            return ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LeftOutWarning)  # a note says it
+            past = History.load(path)
+        _take_in(self.history, past)
+        cut = mend(path, past.truncated) if writes else ""
+        return "; ".join(filter(None, [cut, past.damage]))
 
     def _resumed_names(self) -> frozenset[str]:
         """The series that have a value at the last step of the run that is resumed."""
@@ -59,6 +83,7 @@ class Run:
     def begin_step(self, global_step: int) -> None:
         """A step's context is entered."""
         self.has_begun = True
+        self._step = global_step
         self._aggregation.begin_step(global_step)
 
     def has_values(self, global_step: int) -> bool:
@@ -85,8 +110,7 @@ class Run:
             return
         note = Note(global_step, text)
         self.history.notes.append(note)
-        if self._file is not None:
-            self._file.write_note(note)
+        self._write(note_record(note))
         warnings.warn(f"gradlens, step {global_step}: {text}", stacklevel=_users_level())
 
     def cover(self, global_step: int, coverage: Coverage) -> None:
@@ -95,8 +119,7 @@ class Run:
         if coverages and coverages[max(coverages)] == coverage:
             return
         coverages[global_step] = coverage
-        if self._file is not None:
-            self._file.write_coverage(global_step, coverage)
+        self._write(coverage_record(global_step, coverage))
         for text in coverage.notes(self.history.parameters):
             self.note(global_step, text)
 
@@ -124,15 +147,32 @@ class Run:
     def close(self) -> None:
         """Record the statistics that remain, and close the file."""
         self._append_statistics(*self._aggregation.rest())
+        if self._file is not None and self._file.waiting:
+            self._write_waiting(self._file)
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+            if file.waiting:
+                self.note(self._step, LACKING.format(file=file))
+
+    def _write(self, record: Mapping[str, Value]) -> None:
         if self._file is not None:
-            self._file.close()
+            self._file.add(record)
+            self._write_waiting(self._file)
+
+    def _write_waiting(self, file: RunFile) -> None:
+        """Write what can be written; note that this fails from now on, or works again."""
+        before = file.failure
+        file.write()
+        if bool(before) != bool(file.failure):
+            text = AGAIN if before else FAILED
+            self.note(self._step, text.format(file=file, step=self._step))
 
     def _append(self, global_step: int, values: Mapping[str, Any]) -> None:
         if not values:
             return
         self.history.append(global_step, values)
-        if self._file is not None:
-            self._file.write_step(global_step, values)
+        self._write(step_record(global_step, values))
 
     def _append_statistics(self, global_step: int, values: Mapping[str, Any]) -> None:
         for name in values:
@@ -142,8 +182,7 @@ class Run:
     def _add_source(self, name: str, source: Source) -> None:
         if name not in self.history.sources:
             self.history.sources[name] = source
-            if self._file is not None:
-                self._file.write_sources(self.history)
+            self._write(self.history.header())
 
     def _is_pushed(self, name: str) -> bool:
         return self._aggregation.has_pushed(name) or self.history.sources.get(name) == PUSHED
@@ -161,6 +200,17 @@ class Run:
                 "step, which is kept: push it after the next step"
             )
 
+
+FAILED = (
+    "{file.path} can't be written from step {step} on ({file.failure}). Training goes on and "
+    "nothing is lost: records are kept in memory, and are written as soon as that is possible "
+    "again. cockpit.history.write(path) saves everything elsewhere"
+)
+AGAIN = "{file.path} can be written again from step {step} on, and lacks nothing"
+LACKING = (
+    "{file.path} lacks the last {file.waiting} records, since it can't be written "
+    "({file.failure}): save everything elsewhere by cockpit.history.write(path)"
+)
 
 _NOT_USERS = (str(Path(__file__).parents[1]), contextlib.__file__)
 """Files that a warning isn't attributed to: those of gradlens, and that of generator contexts."""

@@ -21,6 +21,7 @@ from gradlens.cockpit.updates import WaitingQuantity
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.history.undefined import Undefined
 from gradlens.hooks.backpack_context import own_pass, with_extensions
+from gradlens.hooks.global_state import GlobalState
 from gradlens.per_sample.losses import PerSampleLosses
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import Step, gradient_scale
@@ -57,8 +58,16 @@ class TrackedStep:
         self._earlier: dict[str, Any] = {}
         self._failed = False
         self._contexts = ExitStack()
+        self._before = GlobalState(tracking.setting.parameters.values())
 
     def __enter__(self) -> None:
+        try:
+            self._enter()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _enter(self) -> None:
         tracking, step = self._tracking, self._global_step
         is_first = not tracking.run.has_begun
         check_extensions(self._by_user)
@@ -71,11 +80,7 @@ class TrackedStep:
         self._check_user_hooks()
         self._check_needs(is_first or tracking.boundary.strict)
         if self._active or self._by_user or tracking.updates.interval is not None:
-            try:
-                self._prepare_contained()
-            except BaseException:
-                self._release()
-                raise
+            self._prepare_contained()
         if tracking.budget is not None:
             tracking.budget.begin_backward()
 
@@ -105,6 +110,22 @@ class TrackedStep:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        try:
+            self._exit(error)
+        except BaseException:
+            self._abandon()
+            raise
+        if error is not None:
+            self._before.restore()
+
+    def _abandon(self) -> None:
+        """Undo what an exception, perhaps an interrupt in the midst of it, has left undone."""
+        self._contexts.close()
+        self._tracking.assembly.drop()
+        self._release()
+        self._before.restore()
+
+    def _exit(self, error: BaseException | None) -> None:
         tracking, boundary = self._tracking, self._tracking.boundary
         if tracking.budget is not None:
             tracking.budget.end_backward()

@@ -47,7 +47,7 @@ class Tracking:
     def start(self) -> None:
         """Keep the calls of the model, from which the number of samples is read."""
         if self._called is not None:
-            keep_calls(self._called)
+            keep_calls(self._called, user=self.layer_hooks)
 
     def begin_step(self, global_step: int) -> None:
         """A step's context is entered: what waited for the update is over."""
@@ -95,7 +95,7 @@ class Tracking:
         self.layers.close()
         self.layer_hooks.close()
         if self._called is not None:
-            forget_calls(self._called)
+            forget_calls(self._called, user=self.layer_hooks)
         if self.budget is not None:
             self.budget.restore()
 

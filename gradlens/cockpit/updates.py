@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.plain import recordable
@@ -56,6 +57,7 @@ class Updates:
     ) -> None:
         """Let quantities wait for the update; ``retained`` are operators to be projected on it."""
         self._pending = PendingUpdate(step, waiting, retained, self._after_update, self._boundary)
+        self._pending.start()
 
     def resolve(self) -> None:
         """Take the parameters as they are for those after the update, if it is still awaited."""
@@ -131,11 +133,13 @@ class PendingUpdate:
         self._before = {name: p.detach().clone() for name, p in step.parameters.items()}
         self.overtaken = False
         # It stays until the context after: torch's hooks must not change while they run.
-        self._handle = (
-            None
-            if step.optimizer is None
-            else step.optimizer.register_step_post_hook(lambda *_: self._stepped())
-        )
+        self._handles: list[RemovableHandle] = []
+
+    def start(self) -> None:
+        """Set a hook on the optimizer, if it is known."""
+        if self.step.optimizer is not None:
+            hook = self.step.optimizer.register_step_post_hook
+            self._handles.append(hook(lambda *_: self._stepped()))
 
     def _stepped(self) -> None:
         self.overtaken = self._on_update is None
@@ -160,9 +164,9 @@ class PendingUpdate:
 
     def close(self) -> None:
         """Remove the hook from the optimizer."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
 
 def _difference(

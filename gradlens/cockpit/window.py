@@ -9,6 +9,9 @@ from typing import Any, TypeAlias
 import torch.distributed
 
 from gradlens.history.undefined import Undefined
+from gradlens.numerics.exchange import all_gathered
+from gradlens.numerics.quantile_sketch import QuantileSketch
+from gradlens.numerics.running_moments import RunningMoments
 from gradlens.numerics.running_statistics import STATISTICS, RunningStatistics, Statistic
 
 Path: TypeAlias = tuple[str, ...]
@@ -87,16 +90,18 @@ def gathered(windows: dict[str, Window]) -> dict[str, Window]:
             "there are no processes to gather from: call torch.distributed.init_process_group "
             "first, or tick_epoch() without across_processes"
         )
-    of_processes: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(of_processes, windows)
     total: dict[str, Window] = {}
-    for found in of_processes:
+    for found in all_gathered(windows, CLASSES, torch.device("cpu")):
         for name, window in found.items():
             if name in total:
                 total[name].merge(window)
             else:
                 total[name] = window
     return total
+
+
+CLASSES = (Window, RunningStatistics, RunningMoments, QuantileSketch)
+"""What a window consists of."""
 
 
 def _path_of_minimum(path: Path) -> Path | None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from io import FileIO
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
-from gradlens.history.coverage import Coverage
-from gradlens.history.json_lines import Value, from_line, to_line
-from gradlens.history.view import View
+from gradlens.history.coverage import COUPLING, Coverage, few
+from gradlens.history.json_lines import Room, Value, from_line, to_line
+from gradlens.history.new_file import new_file
+from gradlens.history.schema import Anything, Either, Fields, Is, ListOf, MapOf, OneOf, Whole
+from gradlens.history.view import Group, View, YScale
 
 FORMAT = 1
+
+BEGINNING = b'{"gradlens_run":'
+"""The first bytes of every run's file."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,10 @@ class Source:
         return self.kinds[0] if self.kinds else ""
 
 
+class LeftOutWarning(UserWarning):
+    """A part of a run could not be read or drawn; the rest was."""
+
+
 @dataclass(frozen=True)
 class Note:
     """A message for the user about a step."""
@@ -52,13 +60,16 @@ class History:
     network's parameters, from input to output; ``notes`` are messages for the user. ``coverages``
     gives the per-sample gradients that exist, by each step from which on that has changed. A number
     that could not be computed is a NaN, and an ``Undefined`` if its reason is known. A later value
-    for the same name and step replaces the earlier one.
+    for the same name and step replaces the earlier one. Of a file, ``truncated`` says that its last
+    line was cut off, and ``broken_lines`` gives the numbers of lines that could not be read, with
+    the reasons.
     """
 
     sources: dict[str, Source] = field(default_factory=dict)
     parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     truncated: bool = False
+    broken_lines: dict[int, str] = field(default_factory=dict)
     coverages: dict[int, Coverage] = field(default_factory=dict)
     _values: dict[str, dict[int, Value]] = field(default_factory=dict, repr=False)
 
@@ -104,168 +115,178 @@ class History:
             self._values.setdefault(name, {})[step] = value
 
     def write(self, path: str | Path) -> None:
-        """Write everything as a new run file; ``FileExistsError`` if there is one already."""
-        with RunFile(path, self) as file:
-            for note in self.notes:
-                file.write_note(note)
-            for step, coverage in self.coverages.items():
-                file.write_coverage(step, coverage)
-            for step in self.steps:
-                values = {n: series[step] for n, series in self._values.items() if step in series}
-                file.write_step(step, values)
+        """Write everything as a new run file; ``FileExistsError`` if there is one already.
+
+        ``OSError`` if it can't be written as a whole; then no part of it is left.
+        """
+        new_file(path).close()
+        try:
+            with Path(path).open("wb") as file:
+                file.writelines(to_line(record).encode() + b"\n" for record in self.records())
+        except BaseException:
+            Path(path).unlink(missing_ok=True)
+            raise
+
+    def records(self) -> Iterator[dict[str, Value]]:
+        """The records of a run's file that holds everything, the header first."""
+        yield self.header()
+        yield from map(note_record, self.notes)
+        for step, coverage in self.coverages.items():
+            yield coverage_record(step, coverage)
+        for step in self.steps:
+            values = {n: series[step] for n, series in self._values.items() if step in series}
+            yield step_record(step, values)
+
+    def header(self) -> dict[str, Value]:
+        """The record that says what the series come from, as far as it is known by now."""
+        sources = {name: asdict(source) for name, source in self.sources.items()}
+        parameters = {name: list(shape) for name, shape in self.parameters.items()}
+        return {"gradlens_run": FORMAT, "sources": sources, "parameters": parameters}
 
     @classmethod
     def load(cls, path: str | Path) -> History:
-        """Read a run file, also of a run that is still going on or was killed.
+        """Read a run file, also of a run that is still going on, was killed, or is damaged.
 
-        A last line that was cut off is left out and ``truncated`` is set. ``ValueError`` if the
-        file is not a run, or if one of its other lines is broken.
+        A last line that was cut off is left out and ``truncated`` is set. Lines that can't be read
+        are left out and listed in ``broken_lines``, with a ``LeftOutWarning``. ``ValueError`` if
+        the file is no run, or was written in another format.
         """
-        lines = Path(path).read_bytes().split(b"\n")
-        header, *records = lines[:-1] if len(lines) > 1 else lines
-        history = _from_header(header, path, truncated=bool(lines[-1]) and len(lines) > 1)
-        for number, line in enumerate(records, start=2):
-            try:
-                _take_in(history, from_line(line.decode("utf-8")))
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"line {number} of {path} is broken ({error}); everything before it can be "
-                    f"read after removing the rest"
-                ) from error
+        history, path, number = cls(), Path(path), 0
+        with path.open("rb") as file:
+            room = Room(path.stat().st_size)
+            for number, line in enumerate(file, start=1):
+                if number == 1:
+                    _check_beginning(line, path)
+                try:
+                    history._take_in(from_line(line.decode("utf-8"), room))
+                except OtherFormatError as error:
+                    raise ValueError(f"{path}, line {number}: {error}") from error
+                except ValueError as error:
+                    if line.endswith(b"\n"):
+                        history.broken_lines[number] = str(error)
+                    else:
+                        history.truncated = True
+        if not number:
+            raise ValueError(f"{path} is not a gradlens run: it is empty")
+        if history.damage:
+            warnings.warn(f"{path}: {history.damage}", LeftOutWarning, stacklevel=2)
         return history
 
+    @property
+    def damage(self) -> str:
+        """Which lines of a file could not be read, in words; empty if all could."""
+        if not self.broken_lines:
+            return ""
+        (number, reason), *others = self.broken_lines.items()
+        text = f"line {number} is broken ({reason}) and left out"
+        return f"{text}, as well as {few([f'line {n}' for n, _ in others])}" if others else text
 
-def _header(history: History) -> dict[str, Value]:
-    sources: dict[str, Value] = {
-        name: {
-            "kinds": list(source.kinds),
-            "view": asdict(source.view),
-            "of_samples": source.of_samples,
-        }
-        for name, source in history.sources.items()
+    def _take_in(self, record: Mapping[str, Any]) -> None:
+        """Add a record; ``ValueError`` if it isn't one."""
+        if "gradlens_run" in record:
+            if record["gradlens_run"] != FORMAT:
+                raise OtherFormatError(record["gradlens_run"])
+            HEADER.check(record, "the header")
+            # A run that was resumed has several headers, perhaps with other quantities.
+            self.sources |= _sources(record)
+            shapes = {name: tuple(shape) for name, shape in record["parameters"].items()}
+            self.parameters = {**self.parameters, **shapes}
+            for name in self.sources:
+                self._values.setdefault(name, {})
+        elif "note" in record:
+            NOTE.check(record, "the record")
+            self.notes.append(Note(record["step"], record["note"]))
+        elif "coverage" in record:
+            COVERAGE.check(record, "the record")
+            self.coverages[record["step"]] = Coverage.from_plain(record["coverage"])
+        else:
+            VALUES.check(record, "the record")
+            self.append(record["step"], record["values"])
+
+
+# Records of a file --------------------------------------------------------------------------
+
+STEP = Whole(-(2**53), 2**53)
+"""A global step, which a step axis must be able to show: such numbers are exact as floats."""
+
+HEADER = Fields(
+    {
+        "sources": MapOf(
+            Fields(
+                {
+                    "kinds": ListOf(Is(str), 100),
+                    "view": Fields(
+                        {
+                            "title": Is(str),
+                            "group": OneOf(get_args(Group)),
+                            "yscale": OneOf(get_args(YScale)),
+                            "label": Is(str),
+                        }
+                    ),
+                    "of_samples": Is(bool),
+                }
+            )
+        ),
+        "parameters": MapOf(ListOf(Whole(0, 2**53), 64)),
     }
-    parameters = {name: list(shape) for name, shape in history.parameters.items()}
-    return {"gradlens_run": FORMAT, "sources": sources, "parameters": parameters}
+)
+NOTE = Fields({"step": STEP, "note": Is(str)})
+VALUES = Fields({"step": STEP, "values": MapOf(Anything())})
+COVERAGE = Fields(
+    {
+        "step": STEP,
+        "coverage": Fields(
+            {
+                "missing": MapOf(Is(str)),
+                "coupled": ListOf(Is(str)),
+                "batchnorm": OneOf(tuple(COUPLING)),
+                "samples": Either(Whole(0, 2**53)),
+                "known_by": Is(str),
+            }
+        ),
+    }
+)
 
 
-def _from_header(line: bytes, path: str | Path, truncated: bool) -> History:
-    try:
-        header = from_line(line.decode("utf-8"))
-        found = header["gradlens_run"]
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{path} is not a gradlens run: its first line is no header") from error
-    if found != FORMAT:
-        raise ValueError(
-            f"{path} has run format {found!r}, this version reads format {FORMAT}: "
+class OtherFormatError(ValueError):
+    """A run was written in another format than this version's."""
+
+    def __init__(self, found: Any) -> None:
+        super().__init__(
+            f"the run has format {str(found)[:20]}, and this version reads format {FORMAT}: "
             "read it with the version of gradlens that wrote it"
         )
-    sources = _sources(header)
-    parameters = {name: tuple(shape) for name, shape in header["parameters"].items()}
-    return History(sources, parameters, truncated=truncated)
+
+
+def step_record(step: int, values: Mapping[str, Value]) -> dict[str, Value]:
+    """The record of one step's values."""
+    return {"step": step, "values": values}
+
+
+def coverage_record(step: int, coverage: Coverage) -> dict[str, Value]:
+    """The record of the per-sample gradients that there are from a step on."""
+    return {"step": step, "coverage": coverage.plain()}
+
+
+def note_record(note: Note) -> dict[str, Value]:
+    """The record of a note."""
+    return {"step": note.step, "note": note.text}
+
+
+def _check_beginning(line: bytes, path: Path) -> None:
+    """``ValueError`` if a file's first line isn't that of a run, or of the beginning of one."""
+    if line and BEGINNING.startswith(line[: len(BEGINNING)]):
+        return
+    raise ValueError(f"{path} is not a gradlens run: its first line is no header")
 
 
 def _sources(header: Mapping[str, Any]) -> dict[str, Source]:
+    names = [each.name for each in fields(View)]
     return {
-        name: Source(tuple(found["kinds"]), View(**found["view"]), found["of_samples"])
+        name: Source(
+            tuple(found["kinds"]),
+            View(**{key: found["view"][key] for key in names}),
+            found["of_samples"],
+        )
         for name, found in header["sources"].items()
     }
-
-
-def _take_in(history: History, record: Mapping[str, Any]) -> None:
-    if "gradlens_run" in record:  # of a run that was resumed, perhaps with other quantities
-        history.sources |= _sources(record)
-    elif "note" in record:
-        history.notes.append(Note(record["step"], record["note"]))
-    elif "coverage" in record:
-        history.coverages[record["step"]] = Coverage.from_plain(record["coverage"])
-    else:
-        history.append(record["step"], record["values"])
-
-
-class RunFile:
-    """Writes a history to disk line by line while training runs.
-
-    Each record is handed to the operating system at once, so that a killed process loses at most
-    the line that it was writing. An existing file is never overwritten: with ``resume`` it is
-    continued, otherwise it is a ``FileExistsError``.
-    """
-
-    def __init__(self, path: str | Path, history: History, resume: bool = False) -> None:
-        self._file: FileIO | None = None
-        self.path = Path(path)
-        if resume and self.path.exists():
-            _cut_off_partial_line(self.path)
-            self._file = FileIO(self.path, "a")
-            self._write(_header(history))
-            return
-        try:
-            self._file = FileIO(self.path, "x")
-        except FileExistsError as error:
-            raise FileExistsError(
-                f"{path} exists and is kept: choose another path, remove the file, or continue "
-                "that run with Cockpit(..., resume=True)"
-            ) from error
-        except OSError as error:
-            raise type(error)(
-                error.errno,
-                f"the run can't be written ({error.strerror}); choose another path",
-                str(path),
-            ) from error
-        self._write(_header(history))
-
-    def write_step(self, step: int, values: Mapping[str, Value]) -> None:
-        """Append one step's values."""
-        self._write({"step": step, "values": values})
-
-    def write_sources(self, history: History) -> None:
-        """Append what the series come from, as far as it is known by now."""
-        self._write(_header(history))
-
-    def write_coverage(self, step: int, coverage: Coverage) -> None:
-        """Append which per-sample gradients there are from a step on."""
-        self._write({"step": step, "coverage": coverage.plain()})
-
-    def write_note(self, note: Note) -> None:
-        """Append a note."""
-        self._write({"step": note.step, "note": note.text})
-
-    def _write(self, record: Mapping[str, Value]) -> None:
-        if self._file is None:
-            return
-        line = to_line(record).encode() + b"\n"
-        try:
-            # Unbuffered, so that nothing is left behind in a process that is killed.
-            if self._file.write(line) != len(line):
-                raise OSError("the disk is full")
-        except OSError as error:
-            self._file = None
-            warnings.warn(
-                f"{self.path} can't be written any more ({error}); recording goes on in memory: "
-                "save it with cockpit.history.write(path)",
-                stacklevel=2,
-            )
-
-    def close(self) -> None:
-        """Close the file; nothing is written afterwards."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def __del__(self) -> None:
-        # Whoever keeps no cockpit has nothing to close it with.
-        self.close()
-
-    def __enter__(self) -> RunFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _cut_off_partial_line(path: Path) -> None:
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if not whole:
-        path.write_bytes(content + b"\n")  # a header alone
-    elif whole < len(content):
-        path.write_bytes(content[:whole])

@@ -4,6 +4,9 @@ Everything is strict JSON. What JSON has no word for is an object with one marke
 ``{"$float": "nan"}``, ``{"$undefined": reason}`` or ``{"$array": [dtype, shape, data]}``,
 where ``data`` is the array's little-endian bytes, deflated, in base 64. A user's own key that
 begins with a dollar sign gets a second one.
+
+A line may come from anywhere: whatever it holds, reading it gives a record of bounded size and
+depth, or a ``ValueError``.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import base64
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,64 +26,214 @@ Value: TypeAlias = Any
 """``float``, ``int``, ``bool``, ``str``, ``None``, ``numpy.ndarray``, or lists and
 string-keyed dicts of these."""
 
+DEEPEST = 50
+"""Records may be nested so deep, which is far from Python's limit of recursion (1000)."""
+
+LARGEST = int(math.ldexp(1, 1023))
+"""Whole numbers have at most this size, which a float can have, too."""
+
+DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8")
+"""What an array's elements may be."""
+
+FLOATS = ("nan", "inf", "-inf")
+
+ROOM = 2**26
+"""Bytes (64 MiB) that the arrays of any file may take once they are inflated."""
+
+INFLATION = 100
+"""Times its size that a larger file may take; arrays of zeros with 2,000 elements take 80 times."""
+
 
 def to_line(record: Mapping[str, Value]) -> str:
-    """One line of strict JSON, without the line break."""
+    """One line of strict JSON, without the line break; ``TypeError`` for what can't be stored."""
     return json.dumps(_encode(record), allow_nan=False, separators=(",", ":"))
 
 
-def from_line(line: str) -> dict[str, Value]:
-    """The record that ``to_line`` was given; ``ValueError`` if the line is not one."""
-    record = json.loads(line, object_hook=_decode)
+def from_line(line: str, room: Room | None = None) -> dict[str, Value]:
+    """The record that ``to_line`` was given; ``ValueError`` if the line is not one.
+
+    ``room`` is what arrays may take; all lines of a file share it.
+    """
+    record = parsed(line, _refuse_constant)
     if not isinstance(record, dict):
         raise ValueError("a record is a JSON object")
-    return record
+    room = room or Room(len(line))
+    return {_unmarked(key): _decode(value, room) for key, value in record.items()}
 
 
-def _encode(value: Value) -> Any:
+class Room:
+    """The memory that is left for the arrays of a file of ``size`` bytes."""
+
+    def __init__(self, size: int) -> None:
+        self._whole = self._left = max(ROOM, INFLATION * size)
+
+    def take(self, size: int) -> None:
+        """Use so many bytes; ``ValueError`` if there is less."""
+        if size > self._left:
+            raise ValueError(f"the arrays of the file take more than {self._whole:,} bytes")
+        self._left -= size
+
+
+def parsed(text: str, constant: Callable[[str], Any] = float) -> Any:
+    """What a JSON text holds; ``ValueError`` for one that is too deep, or numbers too large.
+
+    ``constant`` makes a value of NaN, Infinity and -Infinity, which strict JSON doesn't have.
+    """
+    try:
+        found = json.loads(text, parse_constant=constant)
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in text else ""
+        raise ValueError(f"{error.msg} at {line}column {error.colno}") from error
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    _check(found, 0)
+    return found
+
+
+TOO_DEEP = f"it is nested more than {DEEPEST} levels deep"
+
+
+def _check(value: Any, depth: int) -> None:
+    kind = type(value)
+    if kind is str:
+        _check_text(value)
+    elif kind is int:
+        if not -LARGEST <= value <= LARGEST:
+            raise ValueError("a whole number is larger than any float")
+    elif kind is list or kind is dict:
+        if depth == DEEPEST:
+            raise ValueError(TOO_DEEP)
+        if kind is dict:
+            for key in value:
+                _check_text(key)
+            value = value.values()
+        for entry in value:
+            if type(entry) is not float:
+                _check(entry, depth + 1)
+
+
+def _check_text(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError("a text has half a character (a lone surrogate)") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _encode(value: Value, depth: int = 0) -> Any:
+    if depth > DEEPEST - 3:  # an array has three levels
+        raise TypeError(f"{TOO_DEEP}, which can't be stored in a run")
     if isinstance(value, Undefined):
-        return {"$undefined": value.reason}
-    if value is None or isinstance(value, (str, bool, int)):
+        return {"$undefined": _text(value.reason)}
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, int):
+        if abs(value) > LARGEST:
+            raise TypeError("a whole number that is larger than any float can't be stored in a run")
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
     if isinstance(value, (np.ndarray, np.generic)):
         return _encode_array(value) if np.ndim(value) else _encode(value.item())
     if isinstance(value, Mapping):
-        return {_key(key): _encode(entry) for key, entry in value.items()}
+        return {_key(key): _encode(entry, depth + 1) for key, entry in value.items()}
     if isinstance(value, Sequence):
-        return [_encode(entry) for entry in value]
+        return [_encode(entry, depth + 1) for entry in value]
     raise TypeError(
         f"a {type(value).__name__} can't be stored in a run: return a number, a string, an array "
         "or tensor, or lists and dicts of these"
     )
 
 
+def _text(text: str) -> str:
+    """A text as it is, with half a character (as in names of files) written out."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def _key(key: Any) -> str:
     if isinstance(key, str):
-        return f"${key}" if key.startswith("$") else key
+        return _text(f"${key}" if key.startswith("$") else key)
     raise TypeError(f"the key {key!r} can't be stored in a run: use strings")
 
 
 def _encode_array(array: Any) -> Any:
     array = np.asarray(array)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"an array of {array.dtype} can't be stored in a run")
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    if array.dtype.str not in DTYPES:
+        raise TypeError(f"an array of {array.dtype} can't be stored in a run")
     data = base64.b64encode(zlib.compress(array.tobytes(), 1)).decode("ascii")
     return {"$array": [array.dtype.str, list(array.shape), data]}
 
 
-def _decode(entry: dict[str, Any]) -> Value:
-    if "$float" in entry:
-        return float(entry["$float"])
-    if "$undefined" in entry:
-        return Undefined(entry["$undefined"])
-    if "$array" in entry:
-        return _decode_array(*entry["$array"])
-    return {key.removeprefix("$"): value for key, value in entry.items()}
+def _decode(value: Any, room: Room) -> Value:
+    kind = type(value)
+    if kind is list:
+        return [_decode(entry, room) for entry in value]
+    if kind is not dict:
+        return value
+    if len(value) == 1:
+        ((key, entry),) = value.items()
+        if key == "$float":
+            return _decode_float(entry)
+        if key == "$undefined":
+            return _decode_undefined(entry)
+        if key == "$array":
+            return _decode_array(entry, room)
+    return {_unmarked(key): _decode(entry, room) for key, entry in value.items()}
 
 
-def _decode_array(dtype: str, shape: list[int], data: str) -> Value:
-    array = np.frombuffer(zlib.decompress(base64.b64decode(data)), dtype)
-    return array.reshape(shape).astype(array.dtype.newbyteorder("="))
+def _unmarked(key: str) -> str:
+    return key.removeprefix("$")
+
+
+def _decode_float(name: Any) -> float:
+    if type(name) is not str or name not in FLOATS:
+        raise ValueError("a $float is none of " + ", ".join(FLOATS))
+    return float(name)
+
+
+def _decode_undefined(reason: Any) -> Undefined:
+    if type(reason) is not str:
+        raise ValueError("the reason of an $undefined is no text")
+    return Undefined(reason)
+
+
+def _decode_array(entry: Any, room: Room) -> Value:
+    if type(entry) is not list or len(entry) != 3 or type(entry[2]) is not str:
+        raise ValueError("an $array is no list of dtype, shape and data")
+    dtype, shape, data = entry
+    count = array_size(dtype, shape)
+    size = count * np.dtype(dtype).itemsize
+    room.take(size)
+    content = inflated(data, size)
+    array = np.frombuffer(content, dtype).reshape(shape)
+    return array.astype(array.dtype.newbyteorder("="))
+
+
+def array_size(dtype: Any, shape: Any) -> int:
+    """Number of elements; ``ValueError`` for no dtype of ``DTYPES``, and impossible shapes."""
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise ValueError("the dtype of an $array is none of " + ", ".join(DTYPES))
+    lengths = type(shape) is list and all(type(n) is int and n >= 0 for n in shape)
+    if not lengths or len(shape) > 32:
+        raise ValueError("the shape of an $array is no list of at most 32 lengths")
+    return math.prod(shape)
+
+
+def inflated(data: str, size: int, wbits: int = zlib.MAX_WBITS) -> bytes:
+    """The ``size`` bytes that were deflated and are given in base 64; else ``ValueError``."""
+    try:
+        inflater = zlib.decompressobj(wbits)
+        # A byte more than there should be, so that no more than that is ever inflated.
+        content = inflater.decompress(base64.b64decode(data, validate=True), size + 1)
+    except (zlib.error, ValueError) as error:
+        raise ValueError(f"the data of an array is damaged ({error})") from error
+    if len(content) != size or not inflater.eof:
+        raise ValueError("the data of an array has not the length that its shape has")
+    return content

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Group = Literal["step size", "gradients", "curvature", "noise", "performance", "layers", "other"]
+YScale = Literal["linear", "log", "symlog"]
 
 
 @dataclass(frozen=True)
@@ -18,5 +19,5 @@ class View:
 
     title: str
     group: Group = "other"
-    yscale: Literal["linear", "log", "symlog"] = "linear"
+    yscale: YScale = "linear"
     label: str = ""

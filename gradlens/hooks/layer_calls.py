@@ -171,17 +171,17 @@ def _run_backpack(call: LayerCall) -> None:
         )
     arguments = (*call.args, *call.kwargs.values())
     names = [f"input{index}" for index in range(len(arguments))]
-    for name, argument in zip(names, arguments, strict=True):
-        setattr(module, name, argument)
-    # Apart from recurrent ones, first-order rules use nothing of the output but its identity.
-    module.output = grad_outputs[0]  # type: ignore[assignment]
     try:
+        for name, argument in zip(names, arguments, strict=True):
+            setattr(module, name, argument)
+        # Apart from recurrent ones, first-order rules use nothing of the output but its identity.
+        module.output = grad_outputs[0]  # type: ignore[assignment]
         for extension in extensions:
             extension(module, (), grad_outputs)  # type: ignore[arg-type]
         CTX.get_extension_hook()(module)
     finally:
         for name in [*names, "output"]:
-            delattr(module, name)
+            vars(module).pop(name, None)
 
 
 def stored_inputs(module: nn.Module) -> tuple[Any, ...]:

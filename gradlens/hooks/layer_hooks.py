@@ -38,7 +38,7 @@ def extend(model: AnyModule) -> AnyModule:
     """
     for module in hookable_modules(model):
         _hook_for(module).install_permanently(module)
-    keep_calls(model)
+    keep_calls(model, user=model)
     return model
 
 
@@ -47,7 +47,7 @@ class LayerHook:
 
     A layer has one, which is installed permanently (``permanent``), or while a ``HookInstaller``
     needs it. Once it was removed, ``missed_call`` says that the layer's latest call may have
-    been without it.
+    been without it. It is forgotten once no installer may install it again.
 
     The gradient at the output comes from a hook on the output tensor. A full backward hook would
     wrap inputs and outputs, and so forbid in-place operations; and each call has its own inputs
@@ -57,7 +57,18 @@ class LayerHook:
     def __init__(self, permanent: bool = False) -> None:
         self.permanent = permanent
         self.missed_call = False
+        self._users: weakref.WeakSet[HookInstaller] = weakref.WeakSet()
         self._installers: weakref.WeakSet[HookInstaller] = weakref.WeakSet()
+
+    def keep_for(self, installer: HookInstaller) -> None:
+        """Keep it, installed or not, until ``forget_for`` is called."""
+        self._users.add(installer)
+
+    def forget_for(self, installer: HookInstaller, module: nn.Module) -> None:
+        """Let its module forget it, unless it is permanent or another installer may need it."""
+        self._users.discard(installer)
+        if not (self.permanent or self._users):
+            delattr(module, _ATTRIBUTE)
 
     def install_permanently(self, module: nn.Module) -> None:
         """Install it on its module for good."""
@@ -134,6 +145,8 @@ class HookInstaller:
         self._modules = [module for model in models for module in hookable_modules(model)]
         self._installed = self._always = False
         self._error: Exception | None = None
+        for module in self._modules:
+            _hook_for(module).keep_for(self)
         self.install_if(True)
 
     def install_if(self, needed: bool) -> None:
@@ -164,9 +177,12 @@ class HookInstaller:
         return error
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks for good, and what modules keep of them."""
         self._always = False
         self.install_if(False)
+        for module in self._modules:
+            _hook_for(module).forget_for(self, module)
+        self._modules = []
 
     @property
     def missed_call(self) -> bool:

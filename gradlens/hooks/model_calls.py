@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Hashable, Iterable, Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -78,11 +78,11 @@ class ModelCalls:
 
     A call belongs to a loss whose graph contains one of its outputs. Nodes are compared by their
     sequence numbers, so that the hook keeps no graph alive. Copies and pickles of the module get
-    an empty hook. ``users`` is how many objects need it.
+    an empty hook. ``users`` are the objects that need it.
     """
 
     def __init__(self) -> None:
-        self.users = 0
+        self.users: weakref.WeakSet[Hashable] = weakref.WeakSet()
         self._latest: deque[ModelCall] = deque(maxlen=MAX_CALLS)
 
     def __call__(
@@ -165,21 +165,21 @@ def _hooks_of(module: nn.Module) -> list[ModelCalls]:
     return [hook for hook in hooks if isinstance(hook, ModelCalls)]
 
 
-def keep_calls(model: nn.Module) -> None:
+def keep_calls(model: nn.Module, user: Hashable) -> None:
     """Register the hook on a model and its parts, or use the one that is there."""
     for module in (model, *_parts_of(model)):
         if not _hooks_of(module):
             module.register_forward_hook(ModelCalls(), with_kwargs=True)
-        _hooks_of(module)[0].users += 1
+        _hooks_of(module)[0].users.add(user)
     record_layer_calls(model)
 
 
-def forget_calls(model: nn.Module) -> None:
+def forget_calls(model: nn.Module, user: Hashable) -> None:
     """Remove the hooks that no other object needs."""
     for module in (model, *_parts_of(model)):
         for hook in _hooks_of(module):
-            hook.users -= 1
-            if hook.users <= 0:
+            hook.users.discard(user)
+            if not hook.users:
                 remove_forward_hook(module, hook)
     if not _hooks_of(model):
         forget_layer_calls(model)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch._C import _len_torch_function_stack, _pop_torch_function_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -225,3 +226,13 @@ def _is_optimized(module: nn.Module) -> bool:
     # torch.compile imports this package, which takes seconds; without it there is no such module.
     dynamo: Any = sys.modules.get("torch._dynamo")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+def function_mode_depth() -> int:
+    """How many ``TorchFunctionMode`` contexts are entered; there is no public name for that."""
+    return _len_torch_function_stack()
+
+
+def pop_function_mode() -> None:
+    """Leave the innermost ``TorchFunctionMode`` context."""
+    _pop_torch_function_stack()

@@ -36,9 +36,9 @@ def training_kept(parameters: Iterable[Tensor]) -> Iterator[None]:
     leaves = [each for each in parameters if each.is_leaf]
     gradients = [each.grad for each in leaves]
     devices = sorted({each.device.index for each in leaves if each.is_cuda})
-    for each in leaves:
-        each.grad = None
     try:
+        for each in leaves:
+            each.grad = None
         with torch.random.fork_rng(devices):
             yield
     finally:
@@ -67,9 +67,9 @@ def hooks_muted(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Without the tensors' own hooks, which may count calls or clip gradients."""
     hooks = [registered for tensor in tensors if (registered := gradient_hooks(tensor))]
     kept = [dict(registered) for registered in hooks]
-    for registered in hooks:
-        registered.clear()
     try:
+        for registered in hooks:
+            registered.clear()
         yield
     finally:
         for registered, entries in zip(hooks, kept, strict=True):

@@ -68,4 +68,4 @@ def _methods(records: Records) -> list[str]:
 
 
 def _names_method(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value.get("method"))
+    return isinstance(value, Mapping) and isinstance(value.get("method"), str)

@@ -18,7 +18,7 @@ from gradlens.instruments.drawing import Artists
 from gradlens.instruments.layers import layout, row_names
 from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.series import Records, entry, keys
-from gradlens.instruments.style import PAPER, dress, figure_of, inside, message, title
+from gradlens.instruments.style import PAPER, dress, figure_of, inside, literal, message, title
 
 CELL = (3.0, 2.15)
 """Inches that a panel of width 1 and height 1 takes in a figure, with its labels."""
@@ -140,7 +140,9 @@ class Instrument(ABC):
         ``log_step`` makes the step axis logarithmic. Nothing but the axis changes.
         """
         ax = _new_axes(max(1, len(self.panels(history))), self.size(history)) if ax is None else ax
-        return self.draw_panel(history, ax, step_axis(history, log_step))
+        drawing = self.draw_panel(history, ax, step_axis(history, log_step))
+        literal(ax)
+        return drawing
 
     @final
     def draw_panel(self, history: History, ax: Axes, axis: StepAxis) -> Drawing:

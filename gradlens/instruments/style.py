@@ -14,6 +14,7 @@ import matplotlib
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
@@ -127,6 +128,15 @@ def size_in_points(ax: Axes) -> tuple[float, float]:
     """Width and height of an axis on paper."""
     dpi = figure_of(ax).dpi
     return float(ax.bbox.width * 72 / dpi), float(ax.bbox.height * 72 / dpi)
+
+
+def literal(artist: Artist) -> None:
+    """Show all texts as they are, also with dollar signs; only labels of ticks are formulas."""
+    for child in artist.get_children():
+        part = child.label if isinstance(child, Axis) else child
+        if isinstance(part, Text):
+            part.set_parse_math(False)
+        literal(part)
 
 
 def text_width(text: str, size: float, weight: str = "normal") -> float:

@@ -7,7 +7,6 @@ Nᵢ of all N samples thus has gₙ = N·wᵢ/Nᵢ·∇ℓₙ under a mean loss;
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,9 +14,17 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from gradlens.numerics.exchange import all_gathered
 from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.per_sample.operators.convolution import Convolution, Geometry
+from gradlens.per_sample.operators.dense import Dense
+from gradlens.per_sample.operators.grouped import Grouped
 from gradlens.per_sample.operators.joined import Joined
 from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
+from gradlens.per_sample.operators.rows import IndexedRows
+from gradlens.per_sample.operators.stored import Stored
+from gradlens.per_sample.operators.summed import Summed
 
 
 @dataclass(frozen=True)
@@ -82,12 +89,11 @@ def exchanged(
     The factors of structured gradients are exchanged, not the gradients themselves. All processes
     must call this at the same steps.
     """
-    buffer = io.BytesIO()
-    torch.save(part, buffer)
-    everyone: list[bytes | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, buffer.getvalue(), group=group)
-    # The data comes from the processes of the same training, so unpickling it is safe.
-    return [
-        torch.load(io.BytesIO(data or b""), map_location=device, weights_only=False)
-        for data in everyone
-    ]
+    return all_gathered(part, CLASSES, device, group)
+
+
+CLASSES = (
+    BatchPart, Convolution, Dense, Geometry, Grouped, IndexedRows, Joined, OuterProduct, Stored,
+    Summed, SumOfOuterProducts,
+)  # fmt: skip
+"""What a part consists of."""

@@ -49,6 +49,7 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         self._operators = {}
         self._gradients = Gradients(self._setting, {"batch_size": self._batch_size})
         self._reducer = Reducer(self._setting.parameters, self._gradients.collector, (), waits=True)
+        self._reducer.start()
         if self._loss is not None:
             self._gradients.begin(self._loss)
         self._backward = BackwardCall(self._gradients.called_on)

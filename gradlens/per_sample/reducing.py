@@ -52,11 +52,14 @@ class Reducer:
         self._waits = waits
         self._contain = contain
         self._parameters = parameters
-        self._handles: list[RemovableHandle] = [
-            parameter.register_post_accumulate_grad_hook(self._completion(name))
-            for name, parameter in parameters.items()
-            if parameter.is_leaf and parameter.requires_grad
-        ]
+        self._handles: list[RemovableHandle] = []
+
+    def start(self) -> None:
+        """Set hooks that reduce a parameter's gradients as soon as they are complete."""
+        for name, parameter in self._parameters.items():
+            if parameter.is_leaf and parameter.requires_grad:
+                complete = self._completion(name)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(complete))
 
     def _completion(self, name: str) -> Callable[[Tensor], None]:
         return lambda _: self._complete(name, backward_pass_id())

@@ -173,7 +173,9 @@ def up_to(history: History, last: int | None) -> History:
     if last is None:
         return history
     notes = [note for note in history.notes if note.step <= last]
-    kept = History(history.sources, history.parameters, notes, history.truncated)
+    kept = History(
+        history.sources, history.parameters, notes, history.truncated, history.broken_lines
+    )
     for name in history.names:
         for step, value in history[name].items():
             if step <= last:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gradlens.history.history import History
+from gradlens.history.coverage import few
+from gradlens.history.history import History, LeftOutWarning
 from gradlens.history.view import Group
-from gradlens.instruments.instrument import panel_box, step_axis
+from gradlens.instruments.instrument import CELL, Instrument, panel_box, step_axis
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.series import line
-from gradlens.instruments.style import FAINT, INK, MUTED, shorten, text_width
+from gradlens.instruments.style import FAINT, INK, MUTED, literal, shorten, text_width
 from gradlens.plotting.layout import HEADING, Page, Place, arrange
 from gradlens.plotting.panels import EPOCHS, Panel
 
@@ -43,6 +46,7 @@ def draw(
     axis = step_axis(history, log_step)
     for row in page.places(*_inches(figure)):
         _draw_row(figure, history, row, axis)
+    literal(figure)
 
 
 def facts(history: History) -> tuple[str, ...]:
@@ -67,7 +71,22 @@ def _draw_row(figure: Figure, history: History, row: Sequence[Place], axis: Step
     for place in row:
         box = panel_box(place.left, place.top, place.width, place.height, figure)
         ax = figure.add_axes((box[0], box[1], box[2], box[3]))
-        place.panel.instrument.draw_panel(history, ax, axis)
+        _draw_panel(place.panel.instrument, history, ax, axis)
+
+
+def _draw_panel(instrument: Instrument, history: History, ax: Axes, axis: StepAxis) -> None:
+    """Draw a panel; an empty one with a ``LeftOutWarning`` if its instrument raises."""
+    try:
+        instrument.draw_panel(history, ax, axis)
+    except Exception as error:
+        names = few(instrument.names)
+        text = f"{names} can't be drawn ({type(error).__name__}: {error})"
+        warnings.warn(text, LeftOutWarning, stacklevel=2)
+        ax.clear()
+        ax.set_axis_off()
+        placed: dict[str, Any] = {"ha": "center", "va": "center", "transform": ax.transAxes}
+        shown = shorten(f"{names} can't be drawn", 72 * CELL[0] * 0.8, 7)
+        ax.text(0.5, 0.5, shown, fontsize=7, color=MUTED, **placed)
 
 
 def _group_heading(figure: Figure, group: Group, left: float, right: float, top: float) -> None:

@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from gradlens import History, Undefined, View
-from gradlens.history.history import Note, RunFile, Source
+from gradlens.history.history import LeftOutWarning, Note, Source
 from gradlens.history.json_lines import from_line, to_line
+from gradlens.history.run_file import RunFile
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+scalars = st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats() | st.text()
 arrays = npst.arrays(
     st.sampled_from([np.float64, np.float32, np.int64, np.uint8, np.bool_]),
     npst.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=4),
@@ -115,13 +115,14 @@ def test_write_and_load(tmp_path: Path) -> None:
 def test_every_truncation_of_a_run_loads(tmp_path: Path) -> None:
     example().write(tmp_path / "run.jsonl")
     content = (tmp_path / "run.jsonl").read_bytes()
-    header = content.index(b"\n") + 1
-    for length in range(header, len(content) + 1):
+    for length in range(1, len(content) + 1):
         (tmp_path / "cut.jsonl").write_bytes(content[:length])
         loaded = History.load(tmp_path / "cut.jsonl")
-        whole_lines = content[:length].count(b"\n") - 1
-        assert len(loaded.notes) + len(loaded.steps) == whole_lines
-        assert loaded.truncated == (not content[:length].endswith(b"\n"))
+        # A line that lacks nothing but its line break is whole.
+        whole_lines = content[: length + 1].count(b"\n")
+        assert bool(loaded.sources) + len(loaded.notes) + len(loaded.steps) == whole_lines
+        assert loaded.truncated == (b"\n" not in content[length - 1 : length + 1])
+        assert not loaded.broken_lines
 
 
 @pytest.mark.parametrize(
@@ -139,14 +140,28 @@ def test_run_of_another_format(tmp_path: Path) -> None:
         History.load(tmp_path / "run")
 
 
-@pytest.mark.parametrize("line", ["nonsense", '{"step": 1}', "[]"])
-def test_broken_line_in_the_middle_is_named(line: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["nonsense", '{"step": 1}', "[]", "", "\ud800"])
+def test_broken_line_in_the_middle_is_left_out(line: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     example().write(path)
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[1], line, *lines[2:]]) + "\n")
-    with pytest.raises(ValueError, match=r"line 3 of .*run.jsonl is broken"):
-        History.load(path)
+    first, second, *rest = path.read_bytes().splitlines(keepends=True)
+    broken = line.encode("utf-8", "surrogatepass") + b"\n"
+    path.write_bytes(b"".join([first, second, broken, *rest, broken]))
+    with pytest.warns(LeftOutWarning, match=r"run.jsonl: line 3 is broken \(.* as well as line 6$"):
+        loaded = History.load(path)
+    assert_same_history(loaded, example())
+    assert list(loaded.broken_lines) == [3, 6]
+
+
+def test_without_its_header_a_run_keeps_its_values(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    example().write(path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"sources", b"sourcez", 1))
+    text = r"line 1 is broken \(the header has no 'sources'\) and left out$"
+    with pytest.warns(LeftOutWarning, match=text):
+        loaded = History.load(path)
+    assert (loaded.steps, loaded.notes, loaded.sources) == ((3, 10), example().notes, {})
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
@@ -168,14 +183,12 @@ def test_unwritable_path(path: str, tmp_path: Path) -> None:
         RunFile(tmp_path / path, example())
 
 
-def test_full_disk_ends_streaming_but_not_the_run(tmp_path: Path) -> None:
-    file = RunFile(tmp_path / "run.jsonl", example())
-    with FileIO("/dev/full", "w") as full_disk:
-        file.close()
-        file._file = full_disk
-        with pytest.warns(UserWarning, match=r"can't be written any more.*goes on in memory"):
-            file.write_step(1, {"Loss": 1.0})
-        file.write_step(2, {"Loss": 1.0})
+def test_a_run_that_cannot_be_written_as_a_whole_leaves_nothing(tmp_path: Path) -> None:
+    history = example()
+    history.append(11, {"Loss": object()})
+    with pytest.raises(TypeError, match="can't be stored"):
+        history.write(tmp_path / "run.jsonl")
+    assert not [*tmp_path.iterdir()]
 
 
 KILLED = """

@@ -1,0 +1,305 @@
+"""Run files that are damaged, or written to do harm."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gradlens.history.coverage import Coverage
+from gradlens.history.history import Note
+from tests.instruments.test_instruments import CASES, realistic
+
+
+def base_runs(folder: Path) -> list[bytes]:
+    """The contents of small runs, which together have quantities of all kinds."""
+    kinds = sorted({kind for case in CASES.values() for kind in case})
+    runs = []
+    for start in range(0, len(kinds), 3):
+        history = realistic(3, tuple(kinds[start : start + 3]), layers=1)
+        history.notes.append(Note(1, "something"))
+        history.coverages[0] = Coverage({"0.weight": "no rule"}, ("1",), samples=4, known_by="loss")
+        path = folder / f"base{start}.jsonl"
+        history.write(path)
+        runs.append(path.read_bytes())
+    return runs
+
+
+def array(dtype: Any, shape: Any, content: bytes = b"") -> dict[str, Any]:
+    data = base64.b64encode(zlib.compress(content, 9)).decode("ascii")
+    return {"$array": [dtype, shape, data]}
+
+
+def nested(depth: int, brackets: str = "[]") -> str:
+    return brackets[0] * depth + brackets[1] * depth
+
+
+class Raw(str):
+    """JSON as it is written, or what looks like it."""
+
+
+BOMB = array("<f8", [2**28], bytes(2**24))  # says 2 GiB
+BOMB_OF_ZEROS = array("|u1", [2**29], bytes(2**25))
+
+HOSTILE: list[Any] = [
+    None,
+    True,
+    0,
+    1,
+    -1,
+    1.5,
+    "",
+    "x",
+    "x" * 100_000,
+    [],
+    {},
+    [1],
+    [[1, 2], [3]],
+    {"a": {"b": 1}},
+    2**53,
+    -(2**53),
+    2**63,
+    2**64,
+    10**300,
+    -(10**300),
+    10**400,
+    1e308,
+    -1e308,
+    5e-324,
+    1e-300,
+    Raw("NaN"),
+    Raw("Infinity"),
+    Raw("-Infinity"),
+    Raw("1e999"),
+    Raw("-0.0"),
+    Raw("1" * 5000),
+    Raw('"\\ud800"'),
+    Raw('"\\udfff x"'),
+    Raw('"\\u0000"'),
+    Raw('"\\u001b[31m"'),
+    Raw('"a\\nb"'),
+    Raw(nested(40)),
+    Raw(nested(500)),
+    Raw(nested(100_000)),
+    Raw('{"a":' * 60 + "1" + "}" * 60),
+    {"$float": "nan"},
+    {"$float": "inf"},
+    {"$float": "-inf"},
+    {"$float": "1"},
+    {"$float": 3},
+    {"$undefined": "why"},
+    {"$undefined": 3},
+    {"$undefined": "x" * 100_000},
+    {"$array": []},
+    {"$array": [1, 2, 3]},
+    {"$array": {}},
+    array("<f8", []),
+    array("<f8", [0]),
+    array("<f8", [0, 3]),
+    array("<f8", [2], bytes(16)),
+    array("<f8", [-2], bytes(16)),
+    array("<f8", [3], bytes(16)),
+    array("<f8", [1], b"\xff" * 8),
+    array("O", [1], bytes(8)),
+    array("V8", [1], bytes(8)),
+    array("M8[s]", [1], bytes(8)),
+    array("<U2", [1], bytes(8)),
+    array("<i8", [1], b"\x80" * 8),
+    array("<f8", [1] * 33, bytes(8)),
+    array("<f8", [1.0], bytes(8)),
+    array("<f8", "ab", bytes(8)),
+    array("<f8", [2**62, 2**62]),
+    array("|b1", [3], b"\x00\x01\x07"),
+    array("<f2", [2], b"\x00|" * 2),
+    array("<f8", [1, 1, 1, 1], bytes(8)),
+    array("<f4", [200, 200], bytes(160_000)),
+    BOMB,
+    "$x^",
+    "$\\frac{$",
+    "\\$",
+    "<script>",
+    "日本語",
+    "😀",
+    "\u202eabc",
+    " " * 1000,
+    "\t",
+    "%s{0}{a}",
+    "a" * 3000,
+    {str(n): n for n in range(300)},
+    {str(n): [n] for n in range(300)},
+    [0] * 10_000,
+    {"": {"": 0}},
+]
+
+
+def dumped(value: Any) -> str:
+    """JSON in which ``Raw`` texts are left as they are."""
+    raws: list[str] = []
+
+    def mark(part: Any) -> Any:
+        if isinstance(part, Raw):
+            raws.append(str(part))
+            return f"\x01{len(raws) - 1}\x01"
+        if isinstance(part, dict):
+            return {key: mark(entry) for key, entry in part.items()}
+        return [mark(entry) for entry in part] if isinstance(part, list) else part
+
+    text = json.dumps(mark(value))
+    for number, raw in enumerate(raws):
+        text = text.replace(f'"\\u0001{number}\\u0001"', raw)
+    return text
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths to all parts of a JSON value."""
+    yield path
+    entries = value.items() if isinstance(value, dict) else []
+    entries = enumerate(value) if isinstance(value, list) else entries
+    for key, entry in entries:
+        yield from places(entry, (*path, key))
+
+
+def with_value(content: bytes, rng: random.Random) -> bytes:
+    """Another value at some place of some line."""
+    lines, number, record = _line(content, rng)
+    path = rng.choice([*places(record)])
+    lines[number] = dumped(_replaced(record, path, rng.choice(HOSTILE))).encode()
+    return b"\n".join(lines) + b"\n"
+
+
+def in_every_step(content: bytes, rng: random.Random) -> bytes:
+    """Another value at the same place of all steps that have it."""
+    lines = content.splitlines()
+    records = [json.loads(line) for line in lines]
+    steps = [record for record in records if "values" in record]
+    path = rng.choice([p for p in places(rng.choice(steps)) if len(p) > 1])
+    value = rng.choice(HOSTILE)
+    for number, record in enumerate(records):
+        if path in places(record):
+            lines[number] = dumped(_replaced(record, path, value)).encode()
+    return b"\n".join(lines) + b"\n"
+
+
+def with_key(content: bytes, rng: random.Random) -> bytes:
+    """A key removed, renamed or added."""
+    lines, number, record = _line(content, rng)
+    parent, key = _parent(record, rng.choice([p for p in places(record) if p]))
+    if isinstance(parent, dict):
+        value = parent.pop(key)
+        names = [None, "", "$array", "$float", "$x", "x" * 5000, "\ud800", "\0", "values", "a\nb"]
+        name = rng.choice(names)
+        parent |= {} if name is None else {name: value}
+    else:
+        del parent[key]
+    lines[number] = json.dumps(record).encode()
+    return b"\n".join(lines) + b"\n"
+
+
+def _line(content: bytes, rng: random.Random) -> tuple[list[bytes], int, Any]:
+    lines = content.splitlines()
+    number = rng.randrange(len(lines))
+    return lines, number, json.loads(lines[number])
+
+
+def _replaced(record: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    parent, key = _parent(record, path)
+    parent[key] = value
+    return record
+
+
+def _parent(record: Any, path: tuple[Any, ...]) -> tuple[Any, Any]:
+    for key in path[:-1]:
+        record = record[key]
+    return record, path[-1]
+
+
+def flipped_bits(content: bytes, rng: random.Random) -> bytes:
+    found = bytearray(content)
+    for _ in range(rng.choice([1, 1, 3, 30])):
+        found[rng.randrange(len(found))] ^= 1 << rng.randrange(8)
+    return bytes(found)
+
+
+def cut(content: bytes, rng: random.Random) -> bytes:
+    return content[: rng.randrange(len(content))]
+
+
+def piece_removed(content: bytes, rng: random.Random) -> bytes:
+    start = rng.randrange(len(content))
+    return content[:start] + content[start + rng.choice([1, 5, 100, 5000]) :]
+
+
+def garbage_inside(content: bytes, rng: random.Random) -> bytes:
+    start = rng.randrange(len(content))
+    return content[:start] + rng.randbytes(rng.choice([1, 10, 1000])) + content[start:]
+
+
+def nothing_but_garbage(content: bytes, rng: random.Random) -> bytes:
+    beginning = rng.choice([b"", b"{", b"\0", content[: content.index(b"\n") + 1]])
+    return beginning + rng.randbytes(rng.choice([1, 100, 10_000]))
+
+
+def lines_in_disorder(content: bytes, rng: random.Random) -> bytes:
+    header, *lines = content.splitlines(keepends=True)
+    lines += rng.choices([header, b"\n", b"{}\n", b"[]\n", b"null\n", *lines], k=5)
+    rng.shuffle(lines)
+    return b"".join([header, *lines])
+
+
+def many_series(content: bytes, rng: random.Random) -> bytes:
+    header = json.loads(content.splitlines()[0])
+    count = rng.choice([300, 3000])
+    if rng.random() < 0.3:
+        source = next(iter(header["sources"].values()))
+        header["sources"] = {f"s{n}": source for n in range(count)}
+    values = {f"s{n}": rng.choice([1.0, n, [n, n]]) for n in range(count)}
+    step = {"step": 0, "values": values}
+    return (dumped(header) + "\n" + dumped(step) + "\n").encode()
+
+
+def many_steps(content: bytes, rng: random.Random) -> bytes:
+    step = rng.choice([1, 2**40, -(2**33)])
+    name = rng.choice(["Loss", "GradNorm", "a"])
+    lines = [json.dumps({"step": n * step, "values": {name: n}}) for n in range(2000)]
+    return content + "\n".join(lines).encode()
+
+
+def bombs(content: bytes, rng: random.Random) -> bytes:
+    """Arrays that inflate to much more than the file's size."""
+    name = rng.choice(["Loss", "GradHist2d", "a"])
+    step = dumped({"step": 5, "values": {name: BOMB_OF_ZEROS}}).encode()
+    many = [
+        dumped({"step": n, "values": {name: array("<f8", [2**21], bytes(2**24))}}).encode()
+        for n in range(40)
+    ]
+    return content + b"\n".join(rng.choice([[step], many]))
+
+
+MUTATIONS: dict[Callable[[bytes, random.Random], bytes], int] = {
+    with_value: 40,
+    in_every_step: 30,
+    with_key: 15,
+    flipped_bits: 10,
+    cut: 5,
+    piece_removed: 5,
+    garbage_inside: 5,
+    nothing_but_garbage: 3,
+    lines_in_disorder: 5,
+    many_series: 1,
+    many_steps: 2,
+    bombs: 1,
+}
+"""All mutations, with their weights."""
+
+
+def mutated(runs: list[bytes], seed: int) -> tuple[str, bytes]:
+    """A mutated run, and what was done to it."""
+    rng = random.Random(seed)
+    (mutation,) = rng.choices([*MUTATIONS], weights=[*MUTATIONS.values()])
+    return mutation.__name__, mutation(rng.choice(runs), rng)

@@ -1,0 +1,128 @@
+"""What processes exchange arrives as it was, and nothing else can."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gradlens
+from gradlens.cockpit.window import CLASSES as WINDOW_CLASSES
+from gradlens.cockpit.window import Window
+from gradlens.numerics.exchange import DTYPES, from_bytes, to_bytes
+from gradlens.per_sample.batch_parts import CLASSES, BatchPart
+from gradlens.per_sample.operators.convolution import Convolution, Geometry
+from gradlens.per_sample.operators.dense import Dense
+from gradlens.per_sample.operators.grouped import Grouped
+from gradlens.per_sample.operators.joined import Joined
+from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
+from gradlens.per_sample.operators.rows import IndexedRows
+from gradlens.per_sample.operators.stored import Stored
+from gradlens.per_sample.operators.summed import Summed
+
+CPU = torch.device("cpu")
+
+PLAIN: list[Any] = [
+    None,
+    True,
+    3,
+    -2.5,
+    math.inf,
+    "‖θ‖",
+    [1, (2, [3.0])],
+    {"a": {(1, "b"): frozenset({"c"})}},
+    torch.Size([2, 3]),
+    torch.bfloat16,
+    CPU,
+]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_plain_values(value: Any) -> None:
+    found = from_bytes(to_bytes(value, ()), (), CPU)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (4, 3)], ids=str)
+def test_tensors(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    odd = torch.ones(3, dtype=torch.uint8)
+    tensor = (10 * torch.rand(shape[::-1])).permute([*range(len(shape))][::-1]).to(dtype)
+    one, found, again = from_bytes(to_bytes((odd, tensor, tensor), ()), (), CPU)
+    assert torch.equal(one, odd)
+    assert (found.dtype, found.shape) == (dtype, tensor.shape)
+    assert torch.equal(found, tensor)
+    assert again is found
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, dtype=torch.float64)
+
+
+OPERATORS: list[GradientOperator] = [
+    Dense(rand(4, 3, 2), 0.5),
+    Stored(Dense(rand(4, 3, 2))),
+    OuterProduct(rand(4, 3), rand(4, 2)),
+    SumOfOuterProducts(rand(4, 5, 3), rand(4, 5, 2), 2.0),
+    Grouped(OuterProduct(rand(8, 3), rand(8, 2)), 2),
+    Summed([Dense(rand(4, 3, 2)), OuterProduct(rand(4, 3), rand(4, 2))]),
+    Joined([Dense(rand(1, 3, 2)), OuterProduct(rand(3, 3), rand(3, 2))], [0.5, 2.0]),
+    IndexedRows(torch.tensor([0, 2, 2]), rand(3, 2), torch.tensor([0, 1, 3]), 4, 3),
+    Convolution(rand(4, 3, 3, 3), rand(4, 2, 5, 5), Geometry((3, 3), (1, 1), (1, 1), 1)),
+]
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda each: type(each).__name__)
+def test_operators(operator: GradientOperator) -> None:
+    part = BatchPart(4, 1.0, 0.5, torch.ones(4), {"w": operator}, {"b": "why"}, frozenset({"bn"}))
+    found = from_bytes(to_bytes(part, CLASSES), CLASSES, CPU)
+    assert isinstance(found, BatchPart)
+    assert (found.batch_size, found.missing, found.coupling) == (4, part.missing, part.coupling)
+    other = found.operators["w"]
+    assert repr(other) == repr(operator)
+    assert torch.equal(other.dense(), operator.dense())
+    assert torch.equal(other.squared_norms(), operator.squared_norms())
+
+
+def test_every_operator_can_be_sent() -> None:
+    assert {*GradientOperator.__subclasses__()} <= {*CLASSES}
+    assert {type(operator) for operator in OPERATORS} == {*GradientOperator.__subclasses__()}
+
+
+def test_windows() -> None:
+    window = Window()
+    for value in (1.0, math.nan, 3.0):
+        window.add({"a": {"b": value, "least": value, "least_unit": 2}})
+    found = from_bytes(to_bytes({"x": window}, WINDOW_CLASSES), WINDOW_CLASSES, CPU)["x"]
+    assert repr(found.record()) == repr(window.record())
+
+
+@dataclass
+class Other:
+    """No class that processes exchange."""
+
+
+def test_other_classes_are_refused() -> None:
+    with pytest.raises(TypeError, match="a Other can't be sent to other processes"):
+        to_bytes([Other()], CLASSES)
+    message = to_bytes([Other()], [Other])
+    with pytest.raises(KeyError, match="Other"):
+        from_bytes(message, CLASSES, CPU)
+
+
+def test_nothing_is_unpickled() -> None:
+    words = re.compile(r"\bimport pickle|pickle\.load|torch\.load|_object\(|_object_list\(")
+    folder = Path(gradlens.__file__).parent
+    found = {
+        path.name
+        for path in folder.rglob("*.py")
+        if any(words.search(line) for line in path.read_text().splitlines())
+    }
+    assert not found
