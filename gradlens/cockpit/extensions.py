@@ -38,16 +38,7 @@ def step_extensions(
     model: nn.Module | None,
     global_step: int,
 ) -> StepExtensions:
-    """What the active quantities and the user need at a step.
-
-    ``ValueError`` names what the user has passed that is no extension.
-    """
-    for extension in by_user:
-        if not isinstance(extension, BackpropExtension):
-            raise ValueError(
-                f"{extension!r} is no BackpropExtension: pass BackPACK extensions to the context, "
-                "and everything else by name, as in cockpit(global_step, loss=loss)"
-            )
+    """What the active quantities and the user need at a step."""
     given, hooks = list(by_user), []
     for quantity in active:
         given += quantity.extensions(global_step)

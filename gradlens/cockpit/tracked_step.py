@@ -46,17 +46,22 @@ class TrackedStep:
         self._info = info
         self._accumulating = accumulating
         self._debug = debug
+        self._entered = False
         self._active: tuple[Quantity, ...] = ()
         self._extensions: StepExtensions | None = None
         self._gradients: StepGradients | None = None
         self._losses: PerSampleLosses | None = None
         self._values: dict[str, Any] = {}
         self._earlier: dict[str, Any] = {}
+        self._before: dict[str, Tensor] = {}
         self._failures = Failures()
         self._contexts = ExitStack()
 
     def __enter__(self) -> None:
         tracking, step = self._tracking, self._global_step
+        if self._entered:
+            raise RuntimeError(ENTERED)
+        self._entered = True
         tracking.begin_step(step)
         self._active = tracking.forecast.active_at(step)
         if self._active or self._by_user or tracking.updates.interval is not None:
@@ -76,6 +81,9 @@ class TrackedStep:
             print(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
         self._extensions = step_extensions(self._active, self._by_user, model, step)
         self._before_backward(self._extensions)
+        if self._waiting():
+            parameters = self._tracking.setting.parameters
+            self._before = {name: p.detach().clone() for name, p in parameters.items()}
         with ExitStack() as stack:
             self._enter_contexts(stack, self._extensions)
             self._contexts = stack.pop_all()
@@ -108,6 +116,7 @@ class TrackedStep:
         if self._gradients is not None:
             self._gradients.release()
         self._gradients = self._losses = None
+        self._before = {}
         # Results of extensions that only quantities need are removed from the parameters.
         saved = frozenset() if self._extensions is None else self._extensions.saved
         for parameter in self._tracking.setting.parameters.values() if saved else ():
@@ -285,15 +294,20 @@ class TrackedStep:
             if quantity.should_compute(step.global_step):
                 self._values[name] = Undefined(error.refusal)
 
-    def _await_update(self, step: Step) -> None:
-        waiting = [
+    def _waiting(self) -> list[WaitingQuantity]:
+        """The active quantities that need the update after this step."""
+        return [
             WaitingQuantity(quantity, self._earlier.get(quantity.name))
             for quantity in self._active
-            if quantity.phases
+            if not self._accumulating
+            and quantity.phases
             and quantity.phases[-1] in (Phase.AFTER_UPDATE, Phase.AT_NEXT_STEP)
-            and quantity.should_compute(step.global_step)
+            and quantity.should_compute(self._global_step)
             and quantity.name not in self._values
         ]
+
+    def _await_update(self, step: Step) -> None:
+        waiting = self._waiting()
         if not waiting:
             return
         lacking = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
@@ -302,7 +316,7 @@ class TrackedStep:
             text = NO_INDIVIDUAL_LOSSES.format(quantities=", ".join(lacking))
             self._tracking.run.note(step.global_step, text)
         retained = {} if self._gradients is None else self._gradients.reducer.retained
-        self._tracking.updates.wait(step, waiting, retained)
+        self._tracking.updates.wait(step, waiting, retained, self._before)
 
 
 class Failures:
@@ -327,7 +341,7 @@ class Failures:
 
 
 def check_info(active: Sequence[Quantity], info: Mapping[str, Any], global_step: int) -> None:
-    """``ValueError`` names what the context needs and was not passed, or a loss that is none."""
+    """``ValueError`` names what the context needs and was not passed."""
     for quantity in active:
         for needed in set(quantity.needs) - {"individual_losses"}:
             if needed not in info:
@@ -336,15 +350,12 @@ def check_info(active: Sequence[Quantity], info: Mapping[str, Any], global_step:
                     f"{needed}=... to the context, as in cockpit(global_step, {needed}="
                     f"{needed})"
                 )
-    loss = info.get("loss")
-    if loss is not None and not (isinstance(loss, Tensor) and loss.numel() == 1):
-        shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(
-            f"loss= must be a tensor with one element, got {shape}: pass the loss that "
-            "backward is called on (loss.mean() or loss.sum() of individual losses)"
-        )
 
 
+ENTERED = (
+    "a context is entered once, for one step: call the cockpit anew for each step, as in "
+    "`with cockpit(step, loss=loss):`"
+)
 LATE = (
     "{extension} is the first BackPACK extension to be passed, and this step's forward pass ran "
     "without hooks on layers: call gradlens.extend(model) before the first step, which installs "

@@ -51,9 +51,14 @@ class Updates:
         step: Step,
         waiting: Sequence[WaitingQuantity],
         retained: Mapping[str, GradientOperator],
+        before: Mapping[str, Tensor],
     ) -> None:
-        """Let quantities wait for the update; ``retained`` are operators to be projected on it."""
-        self._pending = PendingUpdate(step, waiting, retained, self._after_update)
+        """Let quantities wait for the update from ``before``, on which ``retained`` are projected.
+
+        ``before`` are copies of the parameters when the context was entered, so that an optimizer
+        may also step inside it.
+        """
+        self._pending = PendingUpdate(step, waiting, retained, before, self._after_update)
 
     def resolve(self) -> None:
         """Take the parameters as they are for those after the update, if it is still awaited."""
@@ -104,13 +109,14 @@ class PendingUpdate:
         step: Step,
         waiting: Sequence[WaitingQuantity],
         retained: Mapping[str, GradientOperator],
+        before: Mapping[str, Tensor],
         on_update: Callable[[PendingUpdate, Update], None],
     ) -> None:
         self.step = step.without_gradients()
         self.waiting = waiting
         self._retained = dict(retained)
         self._on_update: Callable[[PendingUpdate, Update], None] | None = on_update
-        self._before = {name: p.detach().clone() for name, p in step.parameters.items()}
+        self._before = dict(before)
         self.overtaken = False
         # It stays until the context after: torch's hooks must not change while they run.
         self._handle = (

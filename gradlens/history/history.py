@@ -187,7 +187,7 @@ class RunFile:
 
     Each record is handed to the operating system at once, so that a killed process loses at most
     the line that it was writing. An existing file is never overwritten: with ``resume`` it is
-    continued, otherwise it is a ``FileExistsError``.
+    continued, otherwise it is a ``FileExistsError``. Folders are made.
     """
 
     def __init__(self, path: str | Path, history: History, resume: bool = False) -> None:
@@ -198,7 +198,12 @@ class RunFile:
             self._file = FileIO(self.path, "a")
             self._write(_header(history))
             return
+        if self.path.is_dir():
+            raise IsADirectoryError(
+                f"{path} is a directory: choose another path, such as {self.path / 'run.jsonl'}"
+            )
         try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = FileIO(self.path, "x")
         except FileExistsError as error:
             raise FileExistsError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sized
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -137,7 +137,7 @@ def _fields(counts: Counts) -> dict[str, Any]:
 
 
 def _checked_pair(name: str, argument: str, pair: Any) -> tuple[Any, Any]:
-    if not isinstance(pair, Sized) or len(pair) != 2:
+    if not isinstance(pair, Collection) or len(pair) != 2:
         raise TypeError(
             f"{name}: {argument}={pair!r}: give a pair, of gradients (x) and parameters (y)"
         )
@@ -163,7 +163,7 @@ def _checked_bins(name: str, bins: Any) -> int:
 
 
 def _checked_range(name: str, range_: Any) -> Range:
-    if not isinstance(range_, Sized) or len(range_) != 2:
+    if not isinstance(range_, Collection) or len(range_) != 2:
         raise TypeError(f"{name}: range={range_!r} is not a pair: give (low, high)")
     low, high = range_
     if not (math.isfinite(low) and math.isfinite(high) and low < high):

@@ -100,8 +100,9 @@ class Step:
         if absent:
             raise ValueError(
                 f"no gradient at step {self.global_step} of {', '.join(absent)}: the loss doesn't "
-                "depend on it, or a hook has cleared it; freeze it (requires_grad_(False)) or "
-                "leave it out of the cockpit"
+                "depend on it, no backward pass was run in the context, or zero_grad or a hook has "
+                "cleared it. Freeze what isn't trained (requires_grad_(False)), or leave it out of "
+                "the cockpit"
             )
         scale = gradient_scale(self.info)
         found = {n: p.grad.detach() for n, p in self.parameters.items() if p.grad is not None}
