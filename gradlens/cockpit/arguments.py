@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from os import PathLike
+from types import NoneType
 from typing import Any
 
 import torch
@@ -22,10 +24,13 @@ from gradlens.spelling import similar
 READ = ("loss", "optimizer", "batch_size", "scaler", "individual_losses", "outputs")
 """What gradlens itself reads from ``info``."""
 
-MISSPELT = 0.8
-"""Least similarity at which a key of ``info`` is taken for a misspelt one. "optimiser" and
-"batchsize" have 0.9 and more; "losses" and "output_size", which may be for a user's own quantity,
-have less."""
+UNLIKELY = ("optimizer", "batch_size", "individual_losses")
+"""Keys of ``info`` that others are hardly similar to by chance. "scale" and "output", say, may be
+for a quantity of the user's own."""
+
+MISSPELT = 0.85
+"""Least similarity at which a key is taken for a misspelt one of these. That of "optimiser" is
+0.89, and that of "individual_outputs" is 0.74."""
 
 
 # Of a cockpit ---------------------------------------------------------------------------------
@@ -96,6 +101,14 @@ def check_loss_function(loss_function: Any, loss_reduction: LossReduction) -> No
         )
 
 
+def check_run(run: Any) -> None:
+    """``TypeError`` unless it is a path, or none was given."""
+    if not isinstance(run, (str, PathLike, NoneType)):
+        raise TypeError(
+            f'run={_short(run)} is no path: pass that of a file, such as run="run.jsonl"'
+        )
+
+
 # Of a context ---------------------------------------------------------------------------------
 
 
@@ -143,7 +156,7 @@ def notes_on(info: Mapping[str, Any], parameters: Set[int]) -> Iterator[str]:
     if optimizer is not None and not _has_any_of(optimizer, parameters):
         yield OTHER_OPTIMIZER
     for key in info.keys() - {*READ}:
-        meant = [name for name in similar(key, READ, MISSPELT) if name not in info]
+        meant = [name for name in similar(key, UNLIKELY, MISSPELT) if name not in info]
         if meant:
             yield MISSPELT_KEY.format(key=key, meant=meant[0])
 
@@ -226,7 +239,7 @@ def _short(value: object) -> str:
         return f"a tensor of shape {list(value.shape)} and {value.dtype}"
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    if isinstance(value, (nn.Module, Optimizer, Quantity, Aggregate)):
+    if isinstance(value, (nn.Module, Quantity)) or type(value).__repr__ is object.__repr__:
         return f"{type(value).__name__} object"
     return " ".join(reprlib.repr(value).split())
 

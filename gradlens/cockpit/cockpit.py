@@ -18,6 +18,7 @@ from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.arguments import (
     check_extensions,
     check_loss_function,
+    check_run,
     check_together,
     checked_info,
     checked_quantities,
@@ -82,6 +83,7 @@ class Cockpit:
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
         check_loss_function(loss_function, loss_reduction)
+        check_run(run)
         given = configuration("economy") if quantities is None else checked_quantities(quantities)
         aggregation = Aggregation(given)
         self.quantities = aggregation.quantities

@@ -23,6 +23,8 @@ from gradlens.hooks.torch_private import (
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
+NO_MODULE = "a {kind} is not a model: pass the nn.Module itself"
+
 _ATTRIBUTE = "_gradlens_layer_hook"
 """Where a module's hook is found, also while it isn't installed."""
 
@@ -33,8 +35,10 @@ def extend(model: AnyModule) -> AnyModule:
     Nothing changes in what the model computes. Call it once, before the forward pass. A loss module
     can be extended too, for quantities that need per-sample losses. First-order BackPACK extensions
     then work on the model too. Second-order ones need BackPACK's own ``extend`` on model and loss
-    besides.
+    besides. ``TypeError`` if it isn't a module.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(NO_MODULE.format(kind=type(model).__name__))
     for module in hookable_modules(model):
         _hook_for(module).install_permanently(module)
     keep_calls(model)

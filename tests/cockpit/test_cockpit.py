@@ -751,7 +751,7 @@ def test_parameter_without_gradient_is_named_and_the_rest_is_kept(model: nn.Modu
     model.register_parameter("unused", nn.Parameter(torch.ones(2)))
     cockpit = Cockpit(model, [quantities.Loss(), quantities.GradNorm(), quantities.Time()])
     loss = loss_of(model)
-    with pytest.raises(ValueError, match=r"no gradient at step 0 of unused: .*freeze"):
+    with pytest.raises(ValueError, match=r"no gradient at step 0 of unused: .*Freeze"):
         with cockpit(0, loss=loss):
             loss.backward()
     assert 0 in cockpit.history["Loss"]

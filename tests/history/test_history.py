@@ -162,10 +162,16 @@ def test_existing_file_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("path", ["missing/run.jsonl", "."])
+@pytest.mark.parametrize("path", ["file/run.jsonl", "."])
 def test_unwritable_path(path: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="choose another path"):
         RunFile(tmp_path / path, example())
+
+
+def test_folders_are_made(tmp_path: Path) -> None:
+    example().write(tmp_path / "new" / "folder" / "run.jsonl")
+    assert History.load(tmp_path / "new" / "folder" / "run.jsonl").steps == example().steps
 
 
 def test_full_disk_ends_streaming_but_not_the_run(tmp_path: Path) -> None:
