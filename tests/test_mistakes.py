@@ -114,6 +114,12 @@ def shared_quantities(_: Path) -> None:
     Cockpit(net(), shared)
 
 
+def scripted(model: nn.Module) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(model)
+
+
 def existing_run(folder: Path) -> None:
     (folder / "run.jsonl").write_text("precious")
     Cockpit(net(), run=folder / "run.jsonl")
@@ -263,6 +269,10 @@ AT_ONCE: dict[str, tuple[Program, str]] = {
     "frozen parameters": (
         lambda _: cockpit_of(net().requires_grad_(False)),
         r"ValueError: no parameter needs a gradient, since all are frozen.*requires_grad_\(True\)",
+    ),
+    "a scripted model": (
+        lambda _: cockpit_of(scripted(net())),
+        r"TypeError: the model was compiled by torch.jit.script.*track the model that it was made",
     ),
     "quantities before the model": (
         lambda _: cockpit_of(some(), net()),
@@ -917,6 +927,11 @@ def on_one_device(_: Path) -> Cockpit:
     return train(Cockpit(model, some()), model)
 
 
+def scripted_inside(_: Path) -> Cockpit:
+    model = nn.Sequential(nn.Linear(4, 3), scripted(nn.Tanh()), nn.Linear(3, 2))
+    return train(Cockpit(model, [*some(), quantities.InputNorm()]), model, 1)
+
+
 def in_a_new_folder(folder: Path) -> Cockpit:
     cockpit = train(Cockpit(model := net(), some(), run=folder / "a" / "b" / "run.jsonl"), model)
     assert gradlens.load_run(folder / "a" / "b" / "run.jsonl").steps == (0, 1, 2)
@@ -952,6 +967,7 @@ INTENDED: dict[str, Program] = {
     "eval mode": lambda _: tracked(in_eval_mode),
     "tied weights": tied_weights,
     "DataParallel on one device": on_one_device,
+    "a part that is scripted": scripted_inside,
     "a run in a new folder": in_a_new_folder,
     "values of any name": lambda _: tracked(logged_under_any_name),
     "no quantities": lambda _: train(Cockpit(model := net(), []), model),

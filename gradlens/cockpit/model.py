@@ -8,12 +8,22 @@ from typing import Any
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from gradlens.hooks.module_hooks import takes_hooks
 from gradlens.hooks.torch_private import is_compiled, uncompiled
 from gradlens.per_sample.gradients import Setting
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The network inside ``DistributedDataParallel`` or ``torch.compile``."""
+    """The network inside ``DistributedDataParallel`` or ``torch.compile``.
+
+    ``TypeError`` for what ``torch.jit.script`` has compiled.
+    """
+    if not takes_hooks(model):
+        raise TypeError(
+            "the model was compiled by torch.jit.script, whose layers take no hooks and whose "
+            "graph doesn't show them: track the model that it was made of, or compile that by "
+            "torch.compile"
+        )
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return unwrapped(model.module)
     inner = uncompiled(model)

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from gradlens.hooks.layer_calls import PendingCall
 from gradlens.hooks.model_calls import keep_calls
-from gradlens.hooks.module_hooks import on_gradient
+from gradlens.hooks.module_hooks import on_gradient, takes_hooks
 from gradlens.hooks.torch_private import (
     LossModule,
     forward_hooks,
@@ -172,7 +172,7 @@ def hookable_modules(model: nn.Module) -> list[nn.Module]:
 def _is_hookable(module: nn.Module) -> bool:
     has_parameters = any(True for _ in module.parameters(recurse=False))
     kept = has_parameters or isinstance(module, (LossModule, nn.Dropout))
-    return kept and not any(True for _ in module.children())
+    return kept and takes_hooks(module) and not any(True for _ in module.children())
 
 
 def _has_calls_of_interest(module: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.jit._script import RecursiveScriptModule
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
@@ -52,6 +53,9 @@ Convolution: TypeAlias = _ConvNd
 
 Dropout: TypeAlias = _DropoutNd
 """Base class of dropout, of elements or of channels."""
+
+ScriptedModule: TypeAlias = RecursiveScriptModule
+"""What ``torch.jit.script`` makes of a module."""
 
 POOLING: tuple[type[nn.Module], ...] = (
     _MaxPoolNd,

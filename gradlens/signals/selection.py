@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from gradlens.hooks.module_hooks import takes_hooks
 from gradlens.spelling import near
 
 Selector: TypeAlias = str | int | nn.Module | type[nn.Module] | Callable[[nn.Module], bool]
@@ -119,7 +120,9 @@ class _Layers:
         named = {
             name: module
             for name, module in model.named_modules()
-            if id(module) not in hidden and name.rpartition(".")[2] != "parametrizations"
+            if id(module) not in hidden
+            and takes_hooks(module)
+            and name.rpartition(".")[2] != "parametrizations"
         }
         deepest = len(named) if depth is None else depth
         within = {n: m for n, m in named.items() if _depth(n) <= deepest and not _in_leaf(n, named)}
