@@ -372,7 +372,7 @@ CURVATURE_OF_A_PART = (
 )
 NO_INDIVIDUAL_LOSSES = (
     "{quantities} can't be found without per-sample losses: pass the loss module to the cockpit "
-    "(Cockpit(..., loss_function=loss_function)). Where a function or the model itself computes the "
-    "loss, pass the losses of single samples, of shape [N], to the context, as "
+    "(Cockpit(..., loss_function=loss_function)). Where a function or the model itself computes "
+    "the loss, pass the losses of single samples, of shape [N], to the context, as "
     "info={{'individual_losses': ...}}"
 )
