@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gradlens._version import __version__
+from gradlens.spelling import unknown_name
 
 if TYPE_CHECKING:
     from gradlens import (
@@ -83,7 +84,7 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_DEFINED_IN[name]), name)
     if name in __all__:
         return import_module(f"gradlens.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise unknown_name(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from numbers import Integral
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,6 +17,9 @@ Schedule: TypeAlias = Callable[[int], bool]
 KEPT_DECISIONS = 4
 """Latest decisions that are kept: for the present step, the step before, and the two steps that may
 come next, for which schedules are called ahead of time."""
+
+LARGEST_STEP = 2**62
+"""Steps are stored as integers of 64 bits; rounding must not take a point beyond them."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +93,39 @@ def decided_once(schedule: Schedule) -> Schedule:
     return _DecidedOnce(schedule)
 
 
-def checked(schedule: Schedule, owner: str) -> Schedule:
-    """As ``decided_once``; ``TypeError`` names the owner if the schedule is not callable."""
-    if not callable(schedule):
+def checked(schedule: Any, owner: str) -> Schedule:
+    """As ``decided_once``; ``TypeError`` names the owner if the schedule doesn't take a step."""
+    if not _takes_a_step(schedule):
         raise TypeError(
-            f"{owner}: track_schedule={schedule!r} is not callable: pass a function from the "
-            "global step to a bool, such as gradlens.schedules.linear(10)"
+            f"{owner}: track_schedule={schedule!r} is not callable with a step alone: pass a "
+            "function from the global step to a bool, such as gradlens.schedules.linear(10)"
+        )
+    if schedule is linear:
+        raise TypeError(
+            f"{owner}: track_schedule=linear makes schedules and is none itself: call it, as in "
+            "gradlens.schedules.linear(10)"
         )
     return decided_once(schedule)
 
 
+def _takes_a_step(schedule: object) -> bool:
+    if not callable(schedule):
+        return False
+    try:
+        inspect.signature(schedule).bind(0)
+    except TypeError:
+        return False
+    except ValueError:  # some builtins have no signature
+        return True
+    return True
+
+
 def linear(interval: int, offset: int = 0) -> Linear:
-    """Track every ``interval`` steps from step ``offset`` on; ``ValueError`` for less than one."""
+    """Track every ``interval`` steps from step ``offset`` on.
+
+    ``ValueError`` for less than one, ``TypeError`` for numbers that aren't whole.
+    """
+    _check_whole(interval=interval, offset=offset)
     if interval < 1:
         raise ValueError(f"interval={interval} tracks nothing: use 1 or more")
     return Linear(interval, offset)
@@ -107,8 +134,10 @@ def linear(interval: int, offset: int = 0) -> Linear:
 def epochs(interval: int, length: int, offset: int = 0) -> Epochs:
     """Track all steps of every ``interval``-th epoch, from epoch ``offset`` on.
 
-    Epochs have ``length`` steps. ``ValueError`` for less than one.
+    Epochs have ``length`` steps. ``ValueError`` for less than one, ``TypeError`` for numbers that
+    aren't whole.
     """
+    _check_whole(interval=interval, length=length, offset=offset)
     if interval < 1 or length < 1:
         raise ValueError(f"interval={interval}, length={length} track nothing: use 1 or more")
     return Epochs(interval, length, offset)
@@ -121,6 +150,20 @@ def logarithmic(
 
     ``start`` and ``end`` are exponents of ``base``. Points are rounded down to whole steps, so that
     there may be fewer steps than points. ``init`` adds step 0. The defaults are those of
-    cockpit-for-pytorch.
+    cockpit-for-pytorch. ``ValueError`` if there are no points, or steps among them that no run has.
     """
+    _check_whole(steps=steps)
+    if steps < 1:
+        raise ValueError(f"steps={steps} tracks nothing: use 1 or more")
+    if base <= 1 or max(start, end) > math.log(LARGEST_STEP, base):
+        raise ValueError(
+            f"start={start}, end={end} are exponents of base={base}, and no run has so many steps: "
+            "logarithmic(0, 4) is from step 1 to step 10,000"
+        )
     return Logarithmic(start, end, steps, base, init)
+
+
+def _check_whole(**numbers: object) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, Integral):
+            raise TypeError(f"{name}={number!r} is not a whole number: steps are counted in ints")

@@ -22,8 +22,9 @@ ROOT = Path(__file__).parent.parent
 
 BELOW = {
     "gradlens._version": (),
-    "gradlens.history": (),
-    "gradlens.schedules": (),
+    "gradlens.spelling": (),
+    "gradlens.history": ("gradlens.spelling",),
+    "gradlens.schedules": ("gradlens.spelling",),
     "gradlens.numerics": ("gradlens.history",),
     "gradlens.per_sample.operators": ("gradlens.numerics",),
     "gradlens.reductions": ("gradlens.per_sample.operators",),

@@ -1,8 +1,10 @@
-"""What the README shows works as it stands there."""
+"""What the README and the pages show works as it stands there."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,11 @@ import pytest
 import torch
 
 import gradlens
+from gradlens.cli.main import main
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "quickstart.rst").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
@@ -40,3 +45,21 @@ def test_per_sample_gradients_and_own_quantity() -> None:
         names["loss_fn"](names["model"](names["x"]), names["y"]).backward()
     largest = names["g"]["0.weight"].squared_norms() + names["g"]["0.bias"].squared_norms()
     assert cockpit.history["LargestNorm"][0] == pytest.approx(largest.max().sqrt().item())
+
+
+@pytest.mark.slow
+def test_loop_of_the_quickstart_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = re.search(r"\.\. testcode::\n\n(.*?)\n\n\.\.", PAGE, flags=re.DOTALL)
+    assert found is not None
+    monkeypatch.chdir(tmp_path)
+    exec(textwrap.dedent(found[1]), {})
+    assert (tmp_path / "cockpit.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_commands_of_the_quickstart_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    demo, *others = re.findall(r"^   gradlens (.+)$", PAGE, flags=re.MULTILINE)
+    assert main([demo, "--steps", "2"]) == 0
+    assert others
+    for command in others:
+        assert main(shlex.split(command)) == 0

@@ -21,6 +21,9 @@ GAPS = tuple(" " if heading == "step" else "  " for heading in HEADINGS)
 TREND_GAP = "  "
 SPARK = (6, 48)
 """Fewest and most characters of a trend; it is left out where there is room for fewer."""
+CHOICES = ((0, 1, 2, 3, 4, 5, 6), (0, 1, 2, 3, 4, 5), (0, 1, 2, 4), (0, 1), (0,))
+"""Columns to show, of ``HEADINGS``: the first of these that leave room for whole names and a trend.
+Where none do, it is the last value alone."""
 FLAT = 0.005
 """Relative change below which a series counts as constant."""
 NOTES = 20
@@ -32,7 +35,7 @@ PLAIN = {"−": "-", "×": "x", "∞": "inf", "…": "~", "λ": "lambda", "↗":
 
 
 def render(summary: Summary, width: int = 80, title: str = "", plain: bool = False) -> str:
-    """A summary as lines of at most ``width`` characters, if these are 60 or more.
+    """A summary as lines of at most ``width`` characters, if these are 40 or more.
 
     ``plain`` uses nothing but ASCII.
     """
@@ -98,18 +101,25 @@ class _Page:
         names = [self.text(row.scalar.name) for row in rows]
         cells = [HEADINGS, *(tuple(map(self.text, _cells(row))) for row in rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        room = self.width - sum(widths) - sum(map(len, GAPS)) - len(TREND_GAP)
-        name = max(len("series"), min(room - SPARK[0], max(map(len, names))))
-        spark = min(room - name, SPARK[1])
+        longest = max(len("series"), *map(len, names))
+        shown = next((c for c in CHOICES if self._room(c, widths) >= longest + SPARK[0]), (0,))
+        room = self._room(shown, widths)
+        name = min(room + len(TREND_GAP), longest)
+        spark = min(room - name, SPARK[1]) if room - name >= SPARK[0] else 0
         looks = ["trend", *(self._sparkline(row, spark) for row in rows)]
         heads = [self._shortened(text, name).ljust(name) for text in ("series", *names)]
         lines = [
-            _line(head, look.ljust(spark)[: max(spark, 0)], line, widths)
+            _line(head, look.ljust(spark)[:spark], [(line[c], widths[c], GAPS[c]) for c in shown])
             for head, look, line in zip(heads, looks, cells, strict=True)
         ]
         remarks = [self.wrapped(_undefined(row), "    ") for row in rows]
         body = (line for row in zip(lines[1:], remarks, strict=True) for line in (row[0], *row[1]))
         return [lines[0], *body]
+
+    def _room(self, columns: Sequence[int], widths: Sequence[int]) -> int:
+        """Characters for name and trend beside some columns."""
+        taken = sum(widths[column] + len(GAPS[column]) for column in columns)
+        return self.width - taken - len(TREND_GAP)
 
     def coverage(self, table: CoverageTable | None) -> list[str]:
         if table is None:
@@ -136,19 +146,25 @@ class _Page:
         return f"{text[: width - 1 - tail]}{self.text('…')}{text[len(text) - tail :]}"
 
 
-def _line(name: str, trend: str, cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [gap + cell.rjust(n) for gap, cell, n in zip(GAPS, cells, widths, strict=True)]
+def _line(name: str, trend: str, cells: Sequence[tuple[str, int, str]]) -> str:
+    """A row of the table; each cell has a text, a width, and a gap to the left of it."""
+    padded = [gap + text.rjust(width) for text, width, gap in cells]
     padded.insert(1, TREND_GAP + trend if trend else "")
     return name + "".join(padded)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     extremes = (*_extreme_cells(row.low), *_extreme_cells(row.high))
-    return (number_label(row.last), _change(row.change), *extremes, str(row.steps))
+    return (_number(row.last), _change(row.change), *extremes, str(row.steps))
 
 
 def _extreme_cells(one: Extreme | None) -> tuple[str, str]:
-    return (number_label(one.value), str(one.step)) if one else ("", "")
+    return (_number(one.value), str(one.step)) if one else ("", "")
+
+
+def _number(value: float) -> str:
+    """A number as ``float`` reads it, and not with the minus sign and infinity of a figure."""
+    return number_label(value).replace("−", "-").replace("∞", "inf")
 
 
 def _change(value: float) -> str:
@@ -159,7 +175,7 @@ def _change(value: float) -> str:
     arrow = "↗" if value > 0 else "↘"
     if value >= 9.95:
         return f"{arrow} ×{number_label(1 + value, 2)}"
-    return f"{arrow} {100 * value:+.0f}%".replace("-", "−")
+    return f"{arrow} {100 * value:+.0f}%"
 
 
 def _undefined(row: Row) -> str:

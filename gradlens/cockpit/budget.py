@@ -70,7 +70,9 @@ class Budget:
         quantities: Iterable[Quantity],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``ValueError`` unless the share is between 0 and 1."""
+        """``TypeError`` unless the share is a number, ``ValueError`` unless between 0 and 1."""
+        if not isinstance(share, (int, float)):
+            raise TypeError(f"budget={share!r}: give the share of training time, such as 0.05")
         if not 0 < share < 1:
             raise ValueError(f"budget={share!r}: give the share of training time, such as 0.05")
         self.share = share

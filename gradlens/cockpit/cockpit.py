@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import torch
@@ -16,14 +15,25 @@ from torch.optim import Optimizer
 
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.aggregation import Aggregation
+from gradlens.cockpit.arguments import (
+    check_extensions,
+    check_loss_function,
+    check_run,
+    check_together,
+    checked_info,
+    checked_quantities,
+    notes_on,
+    step_number,
+)
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forecast import Forecast
 from gradlens.cockpit.layers import LayerTracking
+from gradlens.cockpit.metrics import loggable
 from gradlens.cockpit.model import process_group_of, trainable_parameters, unwrapped
-from gradlens.cockpit.plain import to_plain
 from gradlens.cockpit.run import Run
+from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
@@ -76,12 +86,16 @@ class Cockpit:
     ) -> None:
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
-        _check_loss_function(loss_function)
-        aggregation = Aggregation(configuration("economy") if quantities is None else quantities)
-        self.quantities = _checked(aggregation.quantities)
+        check_loss_function(loss_function, loss_reduction)
+        check_run(run)
+        given = configuration("economy") if quantities is None else checked_quantities(quantities)
+        aggregation = Aggregation(given)
+        self.quantities = aggregation.quantities
+        check_together(self.quantities)
         wrapped = params if isinstance(params, nn.Module) else None
         self.model = None if wrapped is None else unwrapped(wrapped)
         self.parameters = trainable_parameters(params if self.model is None else self.model)
+        self._ids = frozenset(id(parameter) for parameter in self.parameters.values())
         for quantity in self.quantities:
             quantity.choose(self.model, self.parameters)
         self.budget = None if budget is None else Budget(budget, self.quantities)
@@ -108,9 +122,12 @@ class Cockpit:
             forecast,
             HookInstaller([m for m in (self.model, loss_function) if m is not None]),
             LayerTracking(self.model, self.quantities, forecast, boundary),
+            StaleGradient(self.parameters.values()),
             self.budget,
             boundary,
         )
+        for quantity in self.quantities:
+            quantity.join_cockpit()
         self._tracking.start()
 
     @property
@@ -145,15 +162,18 @@ class Cockpit:
         ``info`` may hold the same under these names, and anything for quantities of the
         user's own. ``debug`` prints what is active.
         """
-        known = dict(info or {})
+        step = step_number(global_step)
+        check_extensions(extensions)
         given = {
             "loss": loss,
             "optimizer": optimizer,
             "batch_size": batch_size,
             "scaler": scaler,
         }
-        known |= {name: value for name, value in given.items() if value is not None}
-        return TrackedStep(self._tracking, int(global_step), extensions, known, accumulating, debug)
+        known = checked_info({} if info is None else info, given)
+        for text in notes_on(known, self._ids):
+            self._run.note(step, text)
+        return TrackedStep(self._tracking, step, extensions, known, accumulating, debug)
 
     @contextmanager
     def forward(self, global_step: int) -> Iterator[None]:
@@ -163,8 +183,9 @@ class Cockpit:
         other as the last two did. A step may have several of them. The backward pass has a context
         of its own, as ever.
         """
-        self._tracking.expect([int(global_step)])
-        with self._tracking.layers.forward(int(global_step)):
+        step = step_number(global_step)
+        self._tracking.expect([step])
+        with self._tracking.layers.forward(step):
             yield
 
     def evaluation(
@@ -179,7 +200,7 @@ class Cockpit:
         """
         if name in ("epoch", "window"):
             raise ValueError(f"evaluation(name={name!r}): series of aggregates are called so")
-        step = Step(int(global_step), self.parameters, self.loss_reduction)
+        step = Step(step_number(global_step), self.parameters, self.loss_reduction)
         record = partial(self._run.record_evaluation, step.global_step, name)
         note = partial(self._run.note, step.global_step)
         return self._tracking.layers.evaluation(step, name, record, note)
@@ -199,8 +220,14 @@ class Cockpit:
         valid_accuracy: float | None = None,
         test_accuracy: float | None = None,
         learning_rate: float | None = None,
+        **others: Any,
     ) -> None:
-        """Record what the training loop itself has found, each under its name here."""
+        """Record what the training loop itself has found, each under its name.
+
+        ``others`` may have any names and hold what quantities may return: numbers, arrays, tensors,
+        or lists and dicts of these. ``TypeError`` names what can't be recorded, and ``ValueError``
+        a name that another series has; then nothing is recorded.
+        """
         given = {
             "epoch_count": epoch_count,
             "train_loss": train_loss,
@@ -210,9 +237,10 @@ class Cockpit:
             "valid_accuracy": valid_accuracy,
             "test_accuracy": test_accuracy,
             "learning_rate": learning_rate,
+            **others,
         }
-        found = {name: to_plain(value) for name, value in given.items() if value is not None}
-        self._run.log(int(global_step), found)
+        found = {name: loggable(name, each) for name, each in given.items() if each is not None}
+        self._run.log(step_number(global_step), found)
 
     def push(self, **metrics: float | Tensor) -> None:
         """Add values of the training loop's own metrics, of which an epoch's statistics matter.
@@ -259,30 +287,3 @@ class Cockpit:
     def close(self) -> None:
         """Take in the last update, and close the run's file; the history stays readable."""
         self._tracking.close()
-
-
-def _check_loss_function(loss_function: object) -> None:
-    if not isinstance(loss_function, (nn.Module, NoneType)):
-        raise TypeError(
-            f"loss_function={loss_function!r} is not a module: pass one such as "
-            "nn.CrossEntropyLoss(); losses of single samples that are found in another way can be "
-            "passed to the context, as info={'individual_losses': ...}"
-        )
-
-
-def _checked(quantities: Iterable[Quantity]) -> tuple[Quantity, ...]:
-    found = tuple(quantities)
-    seen: set[str] = set()
-    for quantity in found:
-        if not isinstance(quantity, Quantity):
-            raise TypeError(
-                f"{quantity!r} is not a quantity: pass instances, such as "
-                "gradlens.quantities.Loss(), or gradlens.configuration('economy')"
-            )
-        if quantity.name in seen:
-            raise ValueError(
-                f"two quantities are called {quantity.name!r}: give one of them another name, as "
-                f"in {type(quantity).__name__}(..., name='{quantity.name}2')"
-            )
-        seen.add(quantity.name)
-    return found

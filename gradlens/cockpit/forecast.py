@@ -45,9 +45,9 @@ class Forecast:
         """Forget which quantities are active; none is at the steps that are ``inactive``."""
         self._active = dict.fromkeys(inactive, ())
 
-    def is_repeated(self, global_step: int) -> bool:
-        """Whether the last step has the same number."""
-        return bool(self._past) and self._past[-1] == global_step
+    def is_behind(self, global_step: int) -> bool:
+        """Whether the last step has the same number, or a larger one."""
+        return bool(self._past) and self._past[-1] >= global_step
 
     @property
     def next_steps(self) -> tuple[int, ...]:

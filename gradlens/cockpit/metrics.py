@@ -1,8 +1,9 @@
-"""Metrics of the training loop that are pushed to a cockpit, for statistics over an epoch."""
+"""Values of the training loop's own: those that are logged, and those that are pushed."""
 
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,24 @@ from torch import Tensor
 
 from gradlens.cockpit.plain import to_plain
 from gradlens.history.history import Source
+from gradlens.history.json_lines import Value
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 
 PUSHED = Source(("Aggregate",), View("", group="performance"))
 """The source of all series of pushed metrics."""
+
+
+def loggable(name: str, value: Any) -> Value:
+    """A value as a history holds it; ``TypeError`` names what can't be logged."""
+    if name == "epoch_count" and isinstance(value, Mapping):
+        raise TypeError(
+            f"log(step, {_in_words(value)}): pass values by name, as in log(step, **values)"
+        )
+    try:
+        return to_plain(value)
+    except TypeError as error:
+        raise TypeError(f"log({name}=...): {error}") from error
 
 
 def pushable(name: str, value: Any) -> float:

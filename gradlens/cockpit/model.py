@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from gradlens.hooks.module_hooks import takes_hooks
 from gradlens.hooks.torch_private import is_compiled, uncompiled
 from gradlens.per_sample.gradients import Setting
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The network inside ``DistributedDataParallel`` or ``torch.compile``."""
+    """The network inside ``DistributedDataParallel`` or ``torch.compile``.
+
+    ``TypeError`` for what ``torch.jit.script`` has compiled.
+    """
+    if not takes_hooks(model):
+        raise TypeError(
+            "the model was compiled by torch.jit.script, whose layers take no hooks and whose "
+            "graph doesn't show them: track the model that it was made of, or compile that by "
+            "torch.compile"
+        )
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return unwrapped(model.module)
     inner = uncompiled(model)
@@ -36,13 +47,19 @@ def compiled_prefixes(setting: Setting) -> tuple[str, ...]:
     return tuple(f"{name}." if name else "" for name in compiled)
 
 
-def trainable_parameters(params: nn.Module | Iterable[nn.Parameter]) -> Mapping[str, nn.Parameter]:
+def trainable_parameters(params: Any) -> Mapping[str, nn.Parameter]:
     """The parameters that need a gradient by name, ``param_0`` and so on without a model.
 
-    ``TypeError`` for anything else, ``ValueError`` if there are none.
+    ``params`` is a module or an iterable of parameters; ``TypeError`` for anything else,
+    ``ValueError`` if there are none.
     """
     if isinstance(params, nn.Module):
         named = dict(params.named_parameters())
+    elif isinstance(params, (Tensor, str)) or not isinstance(params, Iterable):
+        kind = f"the class {params.__name__}" if isinstance(params, type) else type(params).__name__
+        raise TypeError(
+            f"params is {kind}: pass the model itself, or an iterable of its parameters"
+        )
     else:
         named = {f"param_{index}": parameter for index, parameter in enumerate(params)}
     for name, parameter in named.items():
@@ -55,10 +72,20 @@ def trainable_parameters(params: nn.Module | Iterable[nn.Parameter]) -> Mapping[
             raise ValueError(
                 f"{name} has no shape yet: run the lazy module once before tracking it"
             )
+        if not parameter.is_leaf:
+            raise TypeError(
+                f"{name} is computed from other tensors, and gets no gradient of its own: pass "
+                "the model, or an iterable of its parameters"
+            )
+    if not named:
+        raise ValueError(
+            "there are no parameters, and nothing to track: an iterator such as "
+            "model.parameters() is empty after its first use, so pass the model instead"
+        )
     trainable = {name: p for name, p in named.items() if p.requires_grad}
     if not trainable:
         raise ValueError(
-            "no parameter needs a gradient (all are frozen, or there is none): there is nothing "
-            "to track"
+            "no parameter needs a gradient, since all are frozen: there is nothing to track "
+            "before one has requires_grad_(True)"
         )
     return trainable

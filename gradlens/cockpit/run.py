@@ -47,6 +47,7 @@ class Run:
         writes: bool,
     ) -> None:
         self.has_begun = False
+        self._is_closed = False
         self._quantities = quantities
         self._aggregation = aggregation
         shapes = {name: tuple(p.shape) for name, p in parameters.items()}
@@ -124,12 +125,17 @@ class Run:
             self.note(global_step, text)
 
     def log(self, global_step: int, values: Mapping[str, Any]) -> None:
-        """Record values of the training loop; ``ValueError`` for names of pushed metrics."""
+        """Record values of the training loop; ``ValueError`` for names that others have."""
         for name in values:
             if self._is_pushed(name):
                 raise ValueError(
                     f"{name} is a metric that was pushed: log it, or push it under another name, "
                     f"such as push(epoch_{name}=...)"
+                )
+            if self._is_tracked(name) or name in self.history.sources:
+                raise ValueError(
+                    f"log({name}=...): there is a quantity's series {name!r}, which is kept: log "
+                    f"it under another name, such as log(step, logged_{name}=...)"
                 )
         self.record(global_step, values)
 
@@ -147,6 +153,7 @@ class Run:
     def close(self) -> None:
         """Record the statistics that remain, and close the file."""
         self._append_statistics(*self._aggregation.rest())
+        self._is_closed = True
         if self._file is not None and self._file.waiting:
             self._write_waiting(self._file)
         file, self._file = self._file, None
@@ -171,6 +178,8 @@ class Run:
     def _append(self, global_step: int, values: Mapping[str, Any]) -> None:
         if not values:
             return
+        if self._is_closed:
+            self.note(global_step, CLOSED)
         self.history.append(global_step, values)
         self._write(step_record(global_step, values))
 
@@ -187,9 +196,11 @@ class Run:
     def _is_pushed(self, name: str) -> bool:
         return self._aggregation.has_pushed(name) or self.history.sources.get(name) == PUSHED
 
+    def _is_tracked(self, name: str) -> bool:
+        return any(name == quantity.name for quantity in self._quantities)
+
     def _check_pushed(self, name: str) -> None:
-        tracked = any(name == quantity.name for quantity in self._quantities)
-        if tracked or (name in self.history and not self._is_pushed(name)):
+        if self._is_tracked(name) or (name in self.history and not self._is_pushed(name)):
             raise ValueError(
                 f"push({name}=...): there is a series {name!r} of something else, which is kept: "
                 f"push it under another name, such as push(pushed_{name}=...)"
@@ -222,6 +233,13 @@ def _users_level() -> int:
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_USERS):
         frame, level = frame.f_back, level + 1
     return level
+
+
+CLOSED = (
+    "the cockpit has been closed: values are kept in memory, but aren't written to the run's file "
+    "any more, and layers have no hooks. Close it after the last step, or go on with another one, "
+    "Cockpit(..., run=..., resume=True)"
+)
 
 
 def _take_in(history: History, past: History) -> None:

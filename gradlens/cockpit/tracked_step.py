@@ -50,15 +50,17 @@ class TrackedStep:
         self._info = info
         self._accumulating = accumulating
         self._debug = debug
+        self._entered = False
         self._active: tuple[Quantity, ...] = ()
         self._extensions: StepExtensions | None = None
         self._gradients: StepGradients | None = None
         self._losses: PerSampleLosses | None = None
         self._values: dict[str, Any] = {}
         self._earlier: dict[str, Any] = {}
+        self._before: dict[str, Tensor] = {}
         self._failed = False
         self._contexts = ExitStack()
-        self._before = GlobalState(tracking.setting.parameters.values())
+        self._global_state = GlobalState(tracking.setting.parameters.values())
 
     def __enter__(self) -> None:
         try:
@@ -69,10 +71,10 @@ class TrackedStep:
 
     def _enter(self) -> None:
         tracking, step = self._tracking, self._global_step
+        if self._entered:
+            raise RuntimeError(ENTERED)
+        self._entered = True
         is_first = not tracking.run.has_begun
-        check_extensions(self._by_user)
-        if self._info.get("loss") is not None:
-            check_loss(self._info["loss"])
         tracking.boundary.begin_step(step)
         with tracking.boundary.contain("the beginning of a step", self._refuse_all):
             tracking.begin_step(step)
@@ -99,6 +101,9 @@ class TrackedStep:
             print(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
         self._extensions = step_extensions(self._active, self._by_user, model, step)
         self._before_backward(self._extensions)
+        if self._waiting():
+            parameters = self._tracking.setting.parameters
+            self._before = {name: p.detach().clone() for name, p in parameters.items()}
         with ExitStack() as stack:
             self._enter_contexts(stack, self._extensions)
             self._contexts = stack.pop_all()
@@ -116,14 +121,14 @@ class TrackedStep:
             self._abandon()
             raise
         if error is not None:
-            self._before.restore()
+            self._global_state.restore()
 
     def _abandon(self) -> None:
         """Undo what an exception, perhaps an interrupt in the midst of it, has left undone."""
         self._contexts.close()
         self._tracking.assembly.drop()
         self._release()
-        self._before.restore()
+        self._global_state.restore()
 
     def _exit(self, error: BaseException | None) -> None:
         tracking, boundary = self._tracking, self._tracking.boundary
@@ -149,6 +154,7 @@ class TrackedStep:
         if self._gradients is not None:
             self._gradients.release()
         self._gradients = self._losses = None
+        self._before = {}
         # Results of extensions that only quantities need are removed from the parameters.
         saved = frozenset() if self._extensions is None else self._extensions.saved
         for parameter in self._tracking.setting.parameters.values() if saved else ():
@@ -387,15 +393,20 @@ class TrackedStep:
             self._take(quantity, Phase.AFTER_BACKWARD, found)
         quantity.adapt_to(step)
 
-    def _await_update(self, step: Step) -> None:
-        waiting = [
+    def _waiting(self) -> list[WaitingQuantity]:
+        """The active quantities that need the update after this step."""
+        return [
             WaitingQuantity(quantity, self._earlier.get(quantity.name))
             for quantity in self._active
-            if quantity.phases
+            if not self._accumulating
+            and quantity.phases
             and quantity.phases[-1] in (Phase.AFTER_UPDATE, Phase.AT_NEXT_STEP)
-            and quantity.should_compute(step.global_step)
+            and quantity.should_compute(self._global_step)
             and quantity.name not in self._values
         ]
+
+    def _await_update(self, step: Step) -> None:
+        waiting = self._waiting()
         if not waiting:
             return
         lacking = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
@@ -404,7 +415,7 @@ class TrackedStep:
             text = NO_INDIVIDUAL_LOSSES.format(quantities=", ".join(lacking))
             self._tracking.run.note(step.global_step, text)
         retained = {} if self._gradients is None else self._gradients.reducer.retained
-        self._tracking.updates.wait(step, waiting, retained)
+        self._tracking.updates.wait(step, waiting, retained, self._before)
 
 
 def lacking(quantity: Quantity, info: Mapping[str, Any]) -> str:
@@ -413,29 +424,13 @@ def lacking(quantity: Quantity, info: Mapping[str, Any]) -> str:
     return next((each for each in needed if each not in info), "")
 
 
-def check_extensions(extensions: Sequence[BackpropExtension]) -> None:
-    """``ValueError`` names what the user has passed that is no extension."""
-    for extension in extensions:
-        if not isinstance(extension, BackpropExtension):
-            raise ValueError(
-                f"{extension!r} is no BackpropExtension: pass BackPACK extensions to the context, "
-                "and everything else by name, as in cockpit(global_step, loss=loss)"
-            )
-
-
-def check_loss(loss: Any) -> None:
-    """``ValueError`` for what is no loss."""
-    if not (isinstance(loss, Tensor) and loss.numel() == 1):
-        shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(
-            f"loss= must be a tensor with one element, got {shape}: pass the loss that "
-            "backward is called on (loss.mean() or loss.sum() of individual losses)"
-        )
-
-
 NOT_PASSED = (
     "{quantity} needs the {needed}: pass {needed}=... to the context, as in "
     "cockpit(global_step, {needed}={needed})"
+)
+ENTERED = (
+    "a context is entered once, for one step: call the cockpit anew for each step, as in "
+    "`with cockpit(step, loss=loss):`"
 )
 LATE = (
     "{extension} is the first BackPACK extension to be passed, and this step's forward pass ran "
@@ -453,6 +448,7 @@ CURVATURE_OF_A_PART = (
 )
 NO_INDIVIDUAL_LOSSES = (
     "{quantities} can't be found without per-sample losses: pass the loss module to the cockpit "
-    "(Cockpit(..., loss_function=loss_function)), or them to the context, as "
+    "(Cockpit(..., loss_function=loss_function)). Where a function or the model itself computes "
+    "the loss, pass the losses of single samples, of shape [N], to the context, as "
     "info={{'individual_losses': ...}}"
 )

@@ -13,6 +13,7 @@ from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forecast import Forecast
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.run import Run
+from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.updates import Updates
 from gradlens.hooks.layer_hooks import HookInstaller
 from gradlens.hooks.model_calls import forget_calls, keep_calls
@@ -37,6 +38,7 @@ class Tracking:
     forecast: Forecast
     layer_hooks: HookInstaller
     layers: LayerTracking
+    stale_gradient: StaleGradient
     budget: Budget | None
     boundary: Boundary
 
@@ -59,8 +61,9 @@ class Tracking:
                     quantity.start(self.setting.parameters)
         self.updates.begin_step()
         self.run.begin_step(global_step)
-        if self.forecast.is_repeated(global_step) and self.run.has_values(global_step):
+        if self.forecast.is_behind(global_step) and self.run.has_values(global_step):
             self.run.note(global_step, REPEATED)
+        self.stale_gradient.begin_step()
         self.layers.announce(global_step)
         left_over = self.assembly.begin_step(global_step)
         if left_over:
@@ -70,6 +73,8 @@ class Tracking:
         """A step's context is left; ``goes_on`` if another one of the same step follows."""
         self.layer_hooks.take_error()
         self.layers.end(global_step, goes_on)
+        if self.stale_gradient.end_step():
+            self.run.note(global_step, NOT_ZEROED)
         if not accumulating:
             self.updates.close_interval()
         if not goes_on:
@@ -102,5 +107,10 @@ class Tracking:
 
 REPEATED = (
     "the step has had a context before, whose values are replaced in the history; the run's file "
-    "keeps both. Give each context a step of its own, or each network a cockpit of its own"
+    "keeps both. Give each context a step of its own, counted through all epochs, or each network "
+    "a cockpit of its own"
+)
+NOT_ZEROED = (
+    "the backward pass has added to gradients that the optimizer had used already, so that p.grad "
+    "is a sum over steps: call optimizer.zero_grad() before it"
 )

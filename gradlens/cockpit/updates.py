@@ -54,9 +54,16 @@ class Updates:
         step: Step,
         waiting: Sequence[WaitingQuantity],
         retained: Mapping[str, GradientOperator],
+        before: Mapping[str, Tensor],
     ) -> None:
-        """Let quantities wait for the update; ``retained`` are operators to be projected on it."""
-        self._pending = PendingUpdate(step, waiting, retained, self._after_update, self._boundary)
+        """Let quantities wait for the update from ``before``, on which ``retained`` are projected.
+
+        ``before`` are copies of the parameters when the context was entered, so that an optimizer
+        may also step inside it.
+        """
+        self._pending = PendingUpdate(
+            step, waiting, retained, before, self._after_update, self._boundary
+        )
         self._pending.start()
 
     def resolve(self) -> None:
@@ -122,6 +129,7 @@ class PendingUpdate:
         step: Step,
         waiting: Sequence[WaitingQuantity],
         retained: Mapping[str, GradientOperator],
+        before: Mapping[str, Tensor],
         on_update: Callable[[PendingUpdate, Update | Undefined], None],
         boundary: Boundary,
     ) -> None:
@@ -130,7 +138,7 @@ class PendingUpdate:
         self._retained = dict(retained)
         self._on_update: Callable[[PendingUpdate, Update | Undefined], None] | None = on_update
         self._boundary = boundary
-        self._before = {name: p.detach().clone() for name, p in step.parameters.items()}
+        self._before = dict(before)
         self.overtaken = False
         # It stays until the context after: torch's hooks must not change while they run.
         self._handles: list[RemovableHandle] = []

@@ -12,7 +12,8 @@ from torch import nn
 from gradlens import quantities
 from gradlens.quantities.quantity import Quantity
 from gradlens.schedules import Linear, linear
-from gradlens.signals.selection import Selector, near
+from gradlens.signals.selection import Selector
+from gradlens.spelling import near
 
 Build: TypeAlias = Callable[..., Quantity]
 Entry: TypeAlias = str | Sequence[str]

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from gradlens.hooks.layer_calls import PendingCall
 from gradlens.hooks.model_calls import keep_calls
-from gradlens.hooks.module_hooks import on_gradient
+from gradlens.hooks.module_hooks import on_gradient, takes_hooks
 from gradlens.hooks.torch_private import (
     LossModule,
     forward_hooks,
@@ -23,6 +23,8 @@ from gradlens.hooks.torch_private import (
 )
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+NO_MODULE = "a {kind} is not a model: pass the nn.Module itself"
 
 _ATTRIBUTE = "_gradlens_layer_hook"
 """Where a module's hook is found, also while it isn't installed."""
@@ -34,8 +36,10 @@ def extend(model: AnyModule) -> AnyModule:
     Nothing changes in what the model computes. Call it once, before the forward pass. A loss module
     can be extended too, for quantities that need per-sample losses. First-order BackPACK extensions
     then work on the model too. Second-order ones need BackPACK's own ``extend`` on model and loss
-    besides.
+    besides. ``TypeError`` if it isn't a module.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(NO_MODULE.format(kind=type(model).__name__))
     for module in hookable_modules(model):
         _hook_for(module).install_permanently(module)
     keep_calls(model, user=model)
@@ -216,7 +220,7 @@ def hookable_modules(model: nn.Module) -> list[nn.Module]:
 def _is_hookable(module: nn.Module) -> bool:
     has_parameters = any(True for _ in module.parameters(recurse=False))
     kept = has_parameters or isinstance(module, (LossModule, nn.Dropout))
-    return kept and not any(True for _ in module.children())
+    return kept and takes_hooks(module) and not any(True for _ in module.children())
 
 
 def _has_calls_of_interest(module: nn.Module) -> bool:

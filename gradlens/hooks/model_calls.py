@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.hooks.layer_rules import forget_layer_calls, record_layer_calls
+from gradlens.hooks.module_hooks import takes_hooks
 from gradlens.hooks.node_kinds import VIEWS, Node, kind
 from gradlens.hooks.torch_private import (
     forward_hooks,
@@ -167,7 +168,7 @@ def _hooks_of(module: nn.Module) -> list[ModelCalls]:
 
 def keep_calls(model: nn.Module, user: Hashable) -> None:
     """Register the hook on a model and its parts, or use the one that is there."""
-    for module in (model, *_parts_of(model)):
+    for module in filter(takes_hooks, (model, *_parts_of(model))):
         if not _hooks_of(module):
             module.register_forward_hook(ModelCalls(), with_kwargs=True)
         _hooks_of(module)[0].users.add(user)

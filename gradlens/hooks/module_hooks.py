@@ -10,7 +10,12 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.hooks.torch_private import forward_hooks, forward_pre_hooks
+from gradlens.hooks.torch_private import ScriptedModule, forward_hooks, forward_pre_hooks
+
+
+def takes_hooks(module: nn.Module) -> bool:
+    """Whether a module can have forward hooks: all but those that ``torch.jit.script`` compiled."""
+    return not isinstance(module, ScriptedModule)
 
 
 class HookOwner:

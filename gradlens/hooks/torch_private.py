@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import _len_torch_function_stack, _pop_torch_function_stack
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.jit._script import RecursiveScriptModule
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
@@ -53,6 +54,9 @@ Convolution: TypeAlias = _ConvNd
 
 Dropout: TypeAlias = _DropoutNd
 """Base class of dropout, of elements or of channels."""
+
+ScriptedModule: TypeAlias = RecursiveScriptModule
+"""What ``torch.jit.script`` makes of a module."""
 
 POOLING: tuple[type[nn.Module], ...] = (
     _MaxPoolNd,

@@ -7,6 +7,8 @@ that read series as arrays (``line``, ``field_line``, ...), that draw and explai
 ``band``, ``key``, ...), that set axes (``fit``, ``StepAxis``), and the colours.
 """
 
+from typing import TYPE_CHECKING
+
 from gradlens.instruments.activation import ActivationInstrument
 from gradlens.instruments.aggregate import AggregateInstrument
 from gradlens.instruments.alpha import AlphaInstrument
@@ -114,6 +116,7 @@ from gradlens.instruments.style import (
     tint,
     title,
 )
+from gradlens.spelling import unknown_name
 
 BUILT_IN: tuple[Instrument, ...] = (
     LossInstrument(),
@@ -254,3 +257,8 @@ __all__ = [
     "without_spikes",
     "zero_line",
 ]
+
+if not TYPE_CHECKING:  # type checkers find misspelt names themselves
+
+    def __getattr__(name: str) -> object:
+        raise unknown_name(__name__, name, __all__)

@@ -8,6 +8,7 @@ from types import TracebackType
 from torch import Tensor, nn
 
 from gradlens.hooks.backward_call import BackwardCall
+from gradlens.hooks.layer_hooks import NO_MODULE
 from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.per_sample.gradients import Gradients, Setting
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
@@ -36,6 +37,8 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     ) -> None:
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
+        if not isinstance(model, nn.Module):
+            raise TypeError(NO_MODULE.format(kind=type(model).__name__))
         parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._setting = Setting(parameters, model, loss_reduction, batchnorm)
         self._loss = loss

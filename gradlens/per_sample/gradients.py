@@ -114,7 +114,7 @@ class Gradients:
         if not self._given:
             self.end()
             self._begin(tensor)
-        elif self._loss is not None and tensor is not self._loss:
+        elif self._loss is not None and self._loss.requires_grad and tensor is not self._loss:
             beside = _reached_beside(self._loss, tensor, self._setting.names)
             self.collector.refuse_all(beside, BESIDE_LOSS)
 
@@ -137,6 +137,9 @@ class Gradients:
             self.collector.refuse_all(setting.parameters, NO_GRAPH)
             return
         graph = Graph(loss)
+        if not any(parameter in graph for parameter in setting.parameters.values()):
+            self.collector.refuse_all(setting.parameters, OF_OTHERS)
+            return
         with _statistics_kept(setting.model):
             plan = self._plan(graph)
         self._take_in(graph, plan)
@@ -323,4 +326,11 @@ BESIDE_LOSS = (
     "backward was called on something that depends on it in other ways than by the loss that was "
     "passed: pass what backward is called on as loss=..."
 )
-NO_GRAPH = "the loss needs no gradient: it was computed under no_grad, or of frozen parameters"
+NO_GRAPH = (
+    "the loss needs no gradient: it was detached, computed under no_grad, or of frozen parameters. "
+    "Pass the tensor that backward is called on"
+)
+OF_OTHERS = (
+    "the loss depends on none of the tracked parameters, or in a way that autograd doesn't follow: "
+    "was it computed by another model or a copy, or were the parameters replaced since?"
+)

@@ -31,17 +31,17 @@ class PerSampleLosses(LossExtension):
         if not isinstance(module, LossModule) or g_out[0] is None:
             return
         with torch.no_grad():
-            shares = _shares(module, stored_inputs(module))
+            shares = _shares(module, stored_inputs(module), g_out[0])
             if shares is None:
                 return
             batch = Batch(len(shares), loss_reduction=self._loss_reduction)
-            values = shares * g_out[0].sum() * batch.scale
+            values = shares * batch.scale
             fits = self.values is not None and len(self.values) == len(values)
             self.values = self.values + values if fits else values  # type: ignore[operator]
 
 
-def _shares(module: LossModule, inputs: tuple[Any, ...]) -> Tensor | None:
-    """Each sample's contribution to the module's output, ``[N]``."""
+def _shares(module: LossModule, inputs: tuple[Any, ...], gradient: Tensor) -> Tensor | None:
+    """Each sample's contribution to the loss, whose ``gradient`` is that at the output, ``[N]``."""
     clone = without_hooks(module)
     assert isinstance(clone, LossModule)
     total = clone.forward(*inputs)
@@ -49,7 +49,12 @@ def _shares(module: LossModule, inputs: tuple[Any, ...]) -> Tensor | None:
     elements = clone.forward(*inputs)
     if elements.dim() == 0 or len(elements) != len(inputs[0]):
         return None
+    if module.reduction == "none":  # the user reduces them
+        return (
+            (elements * gradient).flatten(1).sum(1) if elements.dim() > 1 else elements * gradient
+        )
     shares = elements.flatten(1).sum(1) if elements.dim() > 1 else elements
     # What a mean divides by depends on the loss: elements, class weights, valid tokens.
     sum_of_shares = shares.sum()
-    return torch.where(sum_of_shares == 0, shares, shares * (total.sum() / sum_of_shares))
+    shares = torch.where(sum_of_shares == 0, shares, shares * (total.sum() / sum_of_shares))
+    return shares * gradient.sum()

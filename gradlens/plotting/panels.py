@@ -96,5 +96,9 @@ def nothing(history: History) -> str:
         return "the history is empty: no quantity was tracked"
     if not history.steps:
         names = ", ".join(history.names)
-        return f"the history has no steps: check the track_schedule of {names}, and discard"
+        return (
+            "the history has no steps: backward must run inside the cockpit's context, as in "
+            "`with cockpit(step, loss=loss):`; also check discard, and the track_schedule of "
+            f"{names}"
+        )
     return f"none of the recorded series can be drawn: {', '.join(history.names)}"

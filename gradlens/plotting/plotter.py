@@ -49,6 +49,12 @@ class CockpitPlotter:
         self, secondary_screen: bool = False, instruments: Iterable[Instrument] = BUILT_IN
     ) -> None:
         self.secondary_screen = secondary_screen
+        given: object = instruments
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise TypeError(
+                f"instruments={instruments!r}: pass a list of instances, as in "
+                "CockpitPlotter(instruments=(*BUILT_IN, Mine()))"
+            )
         self.instruments = tuple(instruments)
         for one in self.instruments:
             if not isinstance(one, Instrument):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from gradlens.history.view import View
@@ -24,7 +25,7 @@ class GradHist1d(SingleStepQuantity):
     range are counted in the outermost bins, and their numbers are ``below`` and ``above``; ``nan``
     is the number of NaN. ``keep_individual`` adds ``"parameters"``: the same for each parameter by
     name, with the same edges. ``adapt`` is a policy that sets the range of the next histograms.
-    ``ValueError`` for less than one bin, or an empty range.
+    ``ValueError`` for less than one bin, or an empty range; ``TypeError`` for what is none.
     """
 
     view = View("Per-sample gradients", group="gradients", yscale="log", label="count")
@@ -39,7 +40,7 @@ class GradHist1d(SingleStepQuantity):
         super().__post_init__()
         self.bins = _checked_bins(self.name, self.bins)
         self.range = _checked_range(self.name, self.range)
-        self._adaptation = self.adapt or NoAdaptation()
+        self._adaptation = _checked_adaptation(self.name, self.adapt)
 
     @property
     def _histogram(self) -> Histogram1d:
@@ -83,10 +84,12 @@ class GradHist2d(SingleStepQuantity):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        (bins_x, bins_y), (x, y) = self.bins, self.range
+        (bins_x, bins_y) = _checked_pair(self.name, "bins", self.bins)
+        (x, y) = _checked_pair(self.name, "range", self.range)
         self.bins = (_checked_bins(self.name, bins_x), _checked_bins(self.name, bins_y))
         self.range = (_checked_range(self.name, x), _checked_range(self.name, y))
-        self._adaptations = tuple(policy or NoAdaptation() for policy in self.adapt)
+        policies = _checked_pair(self.name, "adapt", self.adapt)
+        self._adaptations = tuple(_checked_adaptation(self.name, each) for each in policies)
 
     @property
     def _histogram(self) -> Histogram2d:
@@ -133,13 +136,35 @@ def _fields(counts: Counts) -> dict[str, Any]:
     return {"hist": counts.hist, **sides, "nan": int(counts.nan)}
 
 
-def _checked_bins(name: str, bins: int) -> int:
+def _checked_pair(name: str, argument: str, pair: Any) -> tuple[Any, Any]:
+    if not isinstance(pair, Collection) or len(pair) != 2:
+        raise TypeError(
+            f"{name}: {argument}={pair!r}: give a pair, of gradients (x) and parameters (y)"
+        )
+    first, second = pair
+    return first, second
+
+
+def _checked_adaptation(name: str, policy: BinAdaptation | None) -> BinAdaptation:
+    if not isinstance(policy, BinAdaptation | None):
+        raise TypeError(
+            f"{name}: adapt={policy!r} is no policy that adapts a range: pass an instance of one, "
+            "as in adapt=gradlens.quantities.bin_adaptation.GradAbsMax()"
+        )
+    return policy or NoAdaptation()
+
+
+def _checked_bins(name: str, bins: Any) -> int:
+    if not isinstance(bins, Integral):
+        raise TypeError(f"{name}: bins={bins!r} is not a whole number")
     if bins < 1:
         raise ValueError(f"{name}: bins={bins}: use 1 or more")
     return int(bins)
 
 
-def _checked_range(name: str, range_: Sequence[float]) -> Range:
+def _checked_range(name: str, range_: Any) -> Range:
+    if not isinstance(range_, Collection) or len(range_) != 2:
+        raise TypeError(f"{name}: range={range_!r} is not a pair: give (low, high)")
     low, high = range_
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"{name}: range={range_!r} is empty: give (low, high) with low < high")

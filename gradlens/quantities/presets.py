@@ -9,7 +9,7 @@ from typing import TypeAlias
 from gradlens import quantities
 from gradlens.quantities import Quantity
 from gradlens.schedules import EVERY_STEP, Schedule
-from gradlens.signals.selection import near
+from gradlens.spelling import near
 
 _Builders: TypeAlias = tuple[Callable[..., Quantity], ...]
 
@@ -56,7 +56,7 @@ def configuration(
     By default they are tracked at every step. ``ValueError`` for any other label suggests the
     nearest.
     """
-    if label not in PRESETS:
+    if not isinstance(label, str) or label not in PRESETS:
         raise ValueError(f"no preset is called {label!r}{near(label, PRESETS)}")
     schedule = EVERY_STEP if track_schedule is None else track_schedule
     return [quantity(schedule, verbose) for quantity in PRESETS[label]]

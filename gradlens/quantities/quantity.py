@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
 from inspect import isabstract
 from itertools import takewhile
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, final
 
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
@@ -77,6 +77,10 @@ class Quantity(ABC):
     modules: Mapping[str, nn.Module] = field(default_factory=dict, init=False, repr=False)
     """Layers by name whose signals are captured."""
 
+    in_cockpit: bool = field(default=False, init=False, repr=False)
+    """Whether the quantity is in a cockpit; it can't be in a second one, since it may keep values
+    of one step for the next."""
+
     def __post_init__(self) -> None:
         self.name = self.name or type(self).__name__
         self.track_schedule = checked(self.track_schedule, self.name)
@@ -128,6 +132,11 @@ class Quantity(ABC):
 
     def adapt_to(self, step: Step) -> None:  # noqa: B027
         """Adapt later steps to this step's results; by default, do nothing."""
+
+    @final
+    def join_cockpit(self) -> None:
+        """Called by the cockpit that the quantity is in from now on."""
+        self.in_cockpit = True
 
     # What the cockpit reads, which follows from the data and the schedule.
 

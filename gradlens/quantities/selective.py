@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
-from gradlens.signals.selection import Selection, near, select
+from gradlens.signals.selection import Selection, select
+from gradlens.spelling import near
 
 
 def choose_parameters(

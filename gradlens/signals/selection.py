@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +10,9 @@ from typing import Any, TypeAlias
 
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
+
+from gradlens.hooks.module_hooks import takes_hooks
+from gradlens.spelling import near
 
 Selector: TypeAlias = str | int | nn.Module | type[nn.Module] | Callable[[nn.Module], bool]
 """A dotted name, a glob (whose ``*`` matches dots too), the name of a class, a class, a module of
@@ -118,7 +120,9 @@ class _Layers:
         named = {
             name: module
             for name, module in model.named_modules()
-            if id(module) not in hidden and name.rpartition(".")[2] != "parametrizations"
+            if id(module) not in hidden
+            and takes_hooks(module)
+            and name.rpartition(".")[2] != "parametrizations"
         }
         deepest = len(named) if depth is None else depth
         within = {n: m for n, m in named.items() if _depth(n) <= deepest and not _in_leaf(n, named)}
@@ -191,19 +195,6 @@ class _Layers:
             kinds = ", ".join(sorted({type(self.all[name]).__name__ for name in self._by_value}))
             return f"no layer matches {_name_of(selector)}: the model has {kinds}"
         return f"no layer matches {selector!r}{near(selector, names)}"
-
-
-def near(word: str, words: Iterable[str]) -> str:
-    """The end of an error message: known words that are spelled like an unknown one."""
-    known = list(dict.fromkeys(words))
-    if not known:
-        return " (there is none)"
-    by_lower_case = {other.lower(): other for other in reversed(known)}
-    found = difflib.get_close_matches(word.lower(), by_lower_case, n=3, cutoff=0.5)
-    if found:
-        return f": did you mean {' or '.join(by_lower_case[other] for other in found)}?"
-    shown = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
-    return f" (there is {shown})"
 
 
 def is_leaf(module: nn.Module) -> bool:

@@ -140,6 +140,7 @@ def test_an_epoch_that_nobody_ended_is_recorded_at_the_end() -> None:
 
 def step(cockpit: Cockpit, number: int) -> None:
     assert cockpit.model is not None
+    cockpit.model.zero_grad()
     loss = cockpit.model(torch.randn(6, 4)).square().mean()
     with cockpit(number, loss=loss):
         loss.backward()

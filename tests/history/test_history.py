@@ -177,8 +177,9 @@ def test_existing_file_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("path", ["missing/run.jsonl", "."])
+@pytest.mark.parametrize("path", ["file/run.jsonl", "."])
 def test_unwritable_path(path: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="choose another path"):
         RunFile(tmp_path / path, example())
 
@@ -189,6 +190,11 @@ def test_a_run_that_cannot_be_written_as_a_whole_leaves_nothing(tmp_path: Path) 
     with pytest.raises(TypeError, match="can't be stored"):
         history.write(tmp_path / "run.jsonl")
     assert not [*tmp_path.iterdir()]
+
+
+def test_folders_are_made(tmp_path: Path) -> None:
+    example().write(tmp_path / "new" / "folder" / "run.jsonl")
+    assert History.load(tmp_path / "new" / "folder" / "run.jsonl").steps == example().steps
 
 
 KILLED = """

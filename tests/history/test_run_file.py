@@ -137,8 +137,9 @@ def test_another_file_is_not_continued(content: bytes, tmp_path: Path) -> None:
 def test_a_folder_is_no_file(resume: bool, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=str(tmp_path)):
         Training(tmp_path, resume=resume)
-    with pytest.raises(FileNotFoundError):
-        Training(tmp_path / "missing" / "run.jsonl", resume=resume)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"file/run\.jsonl"):
+        Training(tmp_path / "file" / "run.jsonl", resume=resume)
 
 
 # Writes that fail ---------------------------------------------------------------------------

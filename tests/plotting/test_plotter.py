@@ -264,7 +264,7 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
     ("history", "message"),
     [
         (History(), "no quantity was tracked"),
-        (realistic(0, ("Loss",)), "check the track_schedule of Loss"),
+        (realistic(0, ("Loss",)), "backward must run inside.* check .*the track_schedule of Loss"),
         (recorded("Mine", {0: "text"}), "none of the recorded series can be drawn: Mine"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_nothing_is_changed() -> None:
 def test_a_line_of_the_table() -> None:
     found = table(run([4.0] * 8 + [1.0, 2.0]))
     assert found["series"] == ["last", "trend", "change", "min", "step", "max", "step", "steps"]
-    assert found["Loss"] == ["2", "████████▁▃", "↘", "−62%", "1", "8", "4", "0", "10"]
+    assert found["Loss"] == ["2", "████████▁▃", "↘", "-62%", "1", "8", "4", "0", "10"]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def test_a_line_of_the_table() -> None:
         ([1.0, 1.5], "+50%"),
         ([1.0, 40.0], "×40"),
         ([1e-300, 1e300], "×∞"),
-        ([1000.0, 1.0], "−100%"),
+        ([1000.0, 1.0], "-100%"),
     ],
 )
 def test_change_in_words(values: list[float], word: str) -> None:
@@ -162,7 +163,7 @@ def summary(scene: str) -> Summary:
 
 
 @pytest.mark.parametrize("scene", HISTORIES)
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
 @pytest.mark.parametrize("plain", [False, True])
 def test_fits_the_width(scene: str, width: int, plain: bool) -> None:
     text = render(summary(scene), width, "some/run.jsonl", plain)
@@ -252,3 +253,25 @@ def steps(*values: float) -> Line:
 )
 def test_sparkline(line: Line, width: int, log: bool, expected: str) -> None:
     assert sparkline(line, width, log) == expected
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 80])
+def test_columns_are_left_out_before_names_are_cut(width: int) -> None:
+    history = History()
+    name = "GradCovariance of layers"
+    for step in range(10):
+        history.append(step, {name: -1.0 - step})
+    rows = render(summarize(history), width).splitlines()
+    heading, row = next(pair for pair in pairwise(rows) if pair[0].startswith("series"))
+    assert row.startswith(name)
+    assert len(heading) <= width
+    assert heading.split()[:2] == ["series", "last"]
+    assert ("steps" in heading) == (width == 80)
+
+
+@pytest.mark.parametrize("value", [-1.5, -2.5e-7, -3e12, math.inf, -math.inf])
+def test_numbers_can_be_read_by_float(value: float) -> None:
+    history = History()
+    history.append(0, {"Loss": 1.0})
+    history.append(1, {"Loss": value})
+    assert float(table(history)["Loss"][0]) == pytest.approx(value)

@@ -129,15 +129,17 @@ def test_alpha_update_size_and_distance(
         assert math.isnan(expected) == bool(getattr(history["Alpha"][step], "reason", ""))
 
 
-@pytest.mark.parametrize("others", [[], [quantities.NormTest()]], ids=["alone", "with another"])
+@pytest.mark.parametrize("others", [[], [quantities.NormTest]], ids=["alone", "with another"])
 @pytest.mark.parametrize("limit", ["STORED_BYTES", "RETAINED_BYTES", None])
 def test_alpha_does_not_depend_on_what_is_stored(
-    limit: str | None, others: list[quantities.Quantity], monkeypatch: pytest.MonkeyPatch
+    limit: str | None, others: list[type[quantities.Quantity]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if limit is not None:
         module = "reductions" if limit == "STORED_BYTES" else "per_sample.reducing"
         monkeypatch.setattr(f"gradlens.{module}.{limit}", 0)
-    cockpit, records = run("conv2d", "mean", "SGD", [quantities.Alpha(), *others])
+    cockpit, records = run(
+        "conv2d", "mean", "SGD", [quantities.Alpha(), *(kind() for kind in others)]
+    )
     for step, (start, end) in enumerate(pairwise(records)):
         assert cockpit.history["Alpha"][step] == pytest.approx(alpha(start, end), rel=1e-7)
 
@@ -226,6 +228,7 @@ def test_alpha_without_individual_losses_says_how_to_get_them() -> None:
         UserWarning, match=r"Alpha can't be found .*loss_function=loss_function"
     ) as caught:
         for step in range(3):
+            optimizer.zero_grad()
             with cockpit(step, optimizer=optimizer):
                 model(torch.randn(3, 4)).square().mean().backward()
             optimizer.step()
@@ -253,6 +256,67 @@ def test_steps_between_tracked_ones_make_alpha_undefined() -> None:
     assert "more than once" in training(2).history["Alpha"][0].reason
 
 
+@pytest.mark.parametrize("passed", [True, False])
+def test_an_optimizer_may_step_inside_the_context(passed: bool) -> None:
+    histories = []
+    for inside in (False, True):
+        torch.manual_seed(0)
+        model, loss_function = nn.Linear(4, 2), gradlens.extend(nn.MSELoss())
+        optimizer = torch.optim.Adam(model.parameters(), fused=True)
+        cockpit = Cockpit(model, [quantities.Alpha(), quantities.UpdateSize()])
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = loss_function(model(torch.randn(5, 4)), torch.randn(5, 2))
+            with cockpit(step, optimizer=optimizer if passed else None):
+                loss.backward()
+                if inside:
+                    optimizer.step()
+            if not inside:
+                optimizer.step()
+        cockpit.close()
+        histories.append(cockpit.history)
+    for name, count in {"Alpha": 3, "UpdateSize": 4}.items():
+        assert len(histories[1][name]) == count
+        for step in range(count):
+            expected = pytest.approx(histories[0][name][step], rel=1e-9, nan_ok=True)
+            assert histories[1][name][step] == expected
+
+
+def test_a_wrapped_optimizer_is_unwrapped() -> None:
+    """As that of Accelerate, which derives from Optimizer and has none of its attributes."""
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+
+    model = nn.Linear(4, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    cockpit = Cockpit(model, [quantities.UpdateSize()])
+    with cockpit(0, optimizer=Wrapper(optimizer)):
+        model(torch.randn(5, 4)).square().mean().backward()
+    optimizer.step()
+    assert cockpit.history["UpdateSize"][0]["weight"] > 0
+
+
+def test_losses_that_the_user_reduces() -> None:
+    """A loss module with reduction="none" has the same per-sample losses as one that averages."""
+    histories = []
+    for reduction in ("mean", "none"):
+        torch.manual_seed(0)
+        model, loss_function = nn.Linear(4, 2), nn.CrossEntropyLoss(reduction=reduction)
+        optimizer = SGD(model.parameters(), lr=0.5)
+        cockpit = Cockpit(model, [quantities.Alpha()], loss_function=loss_function)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = loss_function(model(torch.randn(8, 4)), torch.randint(2, (8,))).mean()
+            with cockpit(step, loss=loss, optimizer=optimizer):
+                loss.backward()
+            optimizer.step()
+        histories.append(cockpit.history["Alpha"])
+    for step in range(2):
+        assert histories[0][step] == pytest.approx(histories[1][step], rel=1e-4)
+
+
 def test_optimizer_that_was_never_stepped() -> None:
     history = training(0).history
     assert history["Alpha"][0].reason == "the update is zero"
@@ -264,6 +328,7 @@ def test_exception_inside_the_context_leaves_no_hook_on_the_optimizer() -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     cockpit = Cockpit(model, [quantities.UpdateSize()])
     for step in range(3):
+        optimizer.zero_grad()
         with suppress(ZeroDivisionError), cockpit(step, optimizer=optimizer):
             model(torch.randn(3, 4)).square().mean().backward()
             if step == 1:

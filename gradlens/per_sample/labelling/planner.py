@@ -133,7 +133,8 @@ def _chosen(loss: _LossGraph, candidates: Sequence[Candidate]) -> Plan:
             reasons.append(reason)
             continue
         except Exception as error:  # of a graph that allows no pass besides the user's own
-            reasons.append(UnavailableError(NO_PASS.format(error=first_line(error))))
+            text = FREED if FREED_GRAPH in str(error) else NO_PASS
+            reasons.append(UnavailableError(text.format(error=first_line(error))))
             continue
         if attempt is not None and attempt.is_certain:
             return _unrivalled(attempt, candidates, loss).plan
@@ -476,6 +477,9 @@ NOT_TOGETHER = (
     "the context"
 )
 NO_PASS = "no backward pass besides the user's own is possible ({error})"
+FREED_GRAPH = "backward through the graph a second time"
+"""Part of torch's message where a backward pass has freed the graph already."""
+FREED = "backward has run already when the context was entered: call it inside the context"
 COMPLEX = "it is complex"
 NO_LABEL = (
     "it is in front of a normalisation over the batch, and some of its rows get their gradient "

@@ -1,0 +1,252 @@
+"""Checks of what a cockpit and its contexts are given, before anything depends on it."""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from os import PathLike
+from types import NoneType
+from typing import Any
+
+import torch
+from backpack.extensions.backprop_extension import BackpropExtension
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gradlens.cockpit.aggregate import Aggregate
+from gradlens.hooks.torch_private import LossModule
+from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.quantities.presets import PRESETS
+from gradlens.quantities.quantity import Quantity
+from gradlens.spelling import similar
+
+READ = ("loss", "optimizer", "batch_size", "scaler", "individual_losses", "outputs")
+"""What gradlens itself reads from ``info``."""
+
+UNLIKELY = ("optimizer", "batch_size", "individual_losses")
+"""Keys of ``info`` that others are hardly similar to by chance. "scale" and "output", say, may be
+for a quantity of the user's own."""
+
+MISSPELT = 0.85
+"""Least similarity at which a key is taken for a misspelt one of these. That of "optimiser" is
+0.89, and that of "individual_outputs" is 0.74."""
+
+
+# Of a cockpit ---------------------------------------------------------------------------------
+
+
+def checked_quantities(given: Any) -> tuple[Quantity | Aggregate, ...]:
+    """Quantities, and aggregates of them; ``TypeError`` says what to pass instead."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"{_short(given)} is not a list of quantities: {_instead(given)}")
+    found = tuple(given)
+    for one in found:
+        if not isinstance(one, (Quantity, Aggregate)):
+            raise TypeError(f"{_short(one)} is not a quantity: {_instead(one)}")
+    return found
+
+
+def _instead(given: Any) -> str:
+    """What to pass instead of something that isn't a list of quantities, or is none of them."""
+    if isinstance(given, str) and given in PRESETS:
+        return f"pass gradlens.configuration({given!r})"
+    if isinstance(given, (Quantity, Aggregate)):
+        return f"pass a list, as in [{type(given).__name__}(...)]"
+    if isinstance(given, type) and issubclass(given, (Quantity, Aggregate)):
+        return f"pass instances in a list, as in [{given.__name__}()]"
+    if isinstance(given, (list, tuple)):
+        return 'join the lists, as in [*gradlens.configuration("economy"), ...]'
+    return (
+        "pass a list of instances, such as [gradlens.quantities.Loss()], or a preset, such as "
+        'gradlens.configuration("economy")'
+    )
+
+
+def check_together(quantities: Iterable[Quantity]) -> None:
+    """``ValueError`` if two quantities have one name, or one is in another cockpit."""
+    seen: set[str] = set()
+    for quantity in quantities:
+        if quantity.in_cockpit:
+            raise ValueError(
+                f"{quantity.name} is in another cockpit, whose values it may depend on: make new "
+                "quantities for each cockpit, as gradlens.configuration does at each call"
+            )
+        if quantity.name in seen:
+            raise ValueError(
+                f"two quantities are called {quantity.name!r}: give one of them another name, as "
+                f"in {type(quantity).__name__}(..., name='{quantity.name}2')"
+            )
+        seen.add(quantity.name)
+
+
+def check_loss_function(loss_function: Any, loss_reduction: LossReduction) -> None:
+    """``TypeError`` unless it is a module, ``ValueError`` if it contradicts the reduction."""
+    if loss_function is None:
+        return
+    if not isinstance(loss_function, nn.Module):
+        raise TypeError(
+            f"loss_function={_short(loss_function)} is not a module: pass one such as "
+            "nn.CrossEntropyLoss(); losses of single samples that are found in another way can be "
+            "passed to the context, as info={'individual_losses': ...}"
+        )
+    reduction = loss_function.reduction if isinstance(loss_function, LossModule) else "none"
+    found = "mean" if reduction == "batchmean" else reduction
+    if found in ("mean", "sum") and found != loss_reduction:
+        raise ValueError(
+            f"loss_function has reduction={reduction!r}, which contradicts "
+            f"loss_reduction={loss_reduction!r}: pass loss_reduction={found!r}. If the training "
+            "loop turns one into the other, leave out loss_function and pass the losses of single "
+            "samples to the context, as info={'individual_losses': ...}"
+        )
+
+
+def check_run(run: Any) -> None:
+    """``TypeError`` unless it is a path, or none was given."""
+    if not isinstance(run, (str, PathLike, NoneType)):
+        raise TypeError(
+            f'run={_short(run)} is no path: pass that of a file, such as run="run.jsonl"'
+        )
+
+
+# Of a context ---------------------------------------------------------------------------------
+
+
+def step_number(global_step: Any) -> int:
+    """The global step as an int; ``TypeError`` if it isn't a whole number."""
+    try:
+        return operator.index(global_step)
+    except TypeError:
+        hint = ", and the loss by name, as in cockpit(step, loss=loss)" * _is_loss(global_step)
+        raise TypeError(
+            f"global_step={_short(global_step)} is not a whole number: pass the number of the "
+            f"training step{hint}"
+        ) from None
+
+
+def check_extensions(extensions: Sequence[Any]) -> None:
+    """``TypeError`` names what is no extension of BackPACK's."""
+    for extension in extensions:
+        if not isinstance(extension, BackpropExtension):
+            raise TypeError(
+                f"{_short(extension)} is no BackpropExtension: pass instances of BackPACK's "
+                "extensions, and all else by name, as in cockpit(global_step, loss=loss)"
+            )
+
+
+def checked_info(info: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a context knows: ``info`` and the arguments given by name, without those not given.
+
+    ``TypeError`` or ``ValueError`` names what is of the wrong kind.
+    """
+    if not isinstance(info, Mapping):
+        hint = ": pass the loss as loss=..." if _is_loss(info) else ""
+        raise TypeError(f"info={_short(info)} is not a dict{hint}")
+    known = {**info, **{name: value for name, value in given.items() if value is not None}}
+    known = {name: value for name, value in known.items() if value is not None or name not in READ}
+    for name in READ:
+        if name in known:
+            known[name] = _CHECKED[name](known[name])
+    return known
+
+
+def notes_on(info: Mapping[str, Any], parameters: Set[int]) -> Iterator[str]:
+    """What is most likely a mistake; ``parameters`` are the ``id``s of those tracked."""
+    optimizer = info.get("optimizer")
+    if optimizer is not None and not _has_any_of(optimizer, parameters):
+        yield OTHER_OPTIMIZER
+    for key in info.keys() - {*READ}:
+        meant = [name for name in similar(key, UNLIKELY, MISSPELT) if name not in info]
+        if meant:
+            yield MISSPELT_KEY.format(key=key, meant=meant[0])
+
+
+def _has_any_of(optimizer: Optimizer, parameters: Set[int]) -> bool:
+    groups: Iterable[Mapping[str, Any]] = optimizer.param_groups
+    return any(id(parameter) in parameters for group in groups for parameter in group["params"])
+
+
+def _loss(loss: Any) -> Tensor:
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss
+    got = f"one of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+    raise ValueError(
+        f"loss= must be a tensor with one element, got {got}: pass the loss that backward is "
+        "called on (loss.mean() or loss.sum() of individual losses, without .item())"
+    )
+
+
+def _optimizer(optimizer: Any) -> Optimizer:
+    """The optimizer; that of Accelerate's wrapper, which has no hooks, is its ``optimizer``."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer={_short(optimizer)} is no torch.optim.Optimizer: pass the instance whose "
+            "step() updates the parameters"
+        )
+    inner = getattr(optimizer, "optimizer", None)
+    return inner if isinstance(inner, Optimizer) else optimizer
+
+
+def _batch_size(batch_size: Any) -> int:
+    try:
+        return operator.index(batch_size)
+    except TypeError:
+        raise TypeError(
+            f"batch_size={_short(batch_size)} is not a whole number: pass the number of samples, "
+            "such as len(labels), or leave it out"
+        ) from None
+
+
+def _scaler(scaler: Any) -> torch.amp.GradScaler:
+    if not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError(
+            f"scaler={_short(scaler)} is no torch.amp.GradScaler: pass that of the loop"
+        )
+    return scaler
+
+
+def _individual_losses(losses: Any) -> Tensor:
+    if not isinstance(losses, Tensor):
+        raise TypeError(
+            f"individual_losses={_short(losses)} is no tensor: pass the losses of single samples, "
+            "of shape [N]"
+        )
+    return losses
+
+
+def _outputs(outputs: Any) -> Any:
+    return outputs
+
+
+_CHECKED = {
+    "loss": _loss,
+    "optimizer": _optimizer,
+    "batch_size": _batch_size,
+    "scaler": _scaler,
+    "individual_losses": _individual_losses,
+    "outputs": _outputs,
+}
+"""The function that checks each entry of ``info`` which gradlens reads."""
+
+
+def _is_loss(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _short(value: object) -> str:
+    """What a value is, in one line."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)} and {value.dtype}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, (nn.Module, Quantity)) or type(value).__repr__ is object.__repr__:
+        return f"{type(value).__name__} object"
+    return " ".join(reprlib.repr(value).split())
+
+
+OTHER_OPTIMIZER = (
+    "the optimizer that was passed has none of the cockpit's parameters, so that updates are "
+    "measured after the wrong step: pass the optimizer of the tracked model, made of the "
+    "parameters that the model has now"
+)
+MISSPELT_KEY = "info has the key {key!r}, which gradlens doesn't read: did you mean {meant!r}?"

@@ -1,0 +1,70 @@
+"""Finds gradients of the step before that the next backward pass adds to."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gradlens.hooks.torch_private import version
+
+
+@dataclass(frozen=True)
+class _Left:
+    """A parameter and its gradient when a context was left."""
+
+    parameter: nn.Parameter
+    updates: int
+    gradient: weakref.ref[Tensor]
+    changes: int
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the parameter was updated since, and its gradient is still what it was."""
+        gradient = self.gradient()
+        return (
+            gradient is not None
+            and self.parameter.grad is gradient
+            and version(gradient) == self.changes
+            and version(self.parameter) > self.updates
+            # Zeros that were written by gradient.data.zero_() don't count as a change.
+            and bool(gradient.any())
+        )
+
+
+class StaleGradient:
+    """Whether the training loop lacks ``zero_grad``, judged by one parameter.
+
+    It lacks one if a gradient that the optimizer has used is changed nowhere until the next
+    backward pass adds to it. What isn't certain doesn't count: a loop without ``zero_grad`` that
+    clips gradients in place isn't found, nor is one with a fused optimizer, whose updates autograd
+    doesn't count.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self._parameters = tuple(parameters)
+        self._left: _Left | None = None
+        self._was_stale = False
+
+    def begin_step(self) -> None:
+        """A context is entered."""
+        self._was_stale = self._left is not None and self._left.is_stale
+
+    def end_step(self) -> bool:
+        """A context is left; whether its backward pass has added to the gradient of a past step."""
+        left, self._left = self._left, self._now()
+        if not self._was_stale or left is None or self._left is None:
+            return False
+        added = self._left.changes == left.changes + 1
+        return added and self._left.gradient() is left.gradient()
+
+    def _now(self) -> _Left | None:
+        for parameter in self._parameters:
+            gradient = parameter.grad
+            if type(gradient) is Tensor and gradient.layout is torch.strided:
+                changes = version(gradient)
+                return _Left(parameter, version(parameter), weakref.ref(gradient), changes)
+        return None
