@@ -149,6 +149,7 @@ class TrackedStep:
                 f"{type(extensions.apart[0]).__name__} is of second order and needs the loss: "
                 "pass loss=... to the context"
             )
+        is_part = tracking.assembly.has_parts(self._accumulating)
         curvature = LossCurvature(
             self._global_step,
             info["loss"],
@@ -159,6 +160,7 @@ class TrackedStep:
             loss_reduction=setting.loss_reduction,
             batch_size=info.get("batch_size"),
             plans=tracking.output_plans,
+            is_part=is_part,
         )
         with own_pass(setting.model):
             for extension in extensions.apart:
@@ -168,7 +170,7 @@ class TrackedStep:
                     self._take(quantity, Phase.BEFORE_BACKWARD, quantity.before_backward(curvature))
         for note in curvature.notes:
             tracking.run.note(self._global_step, note)
-        if active and tracking.assembly.has_parts(self._accumulating):
+        if active and is_part:
             tracking.run.note(self._global_step, CURVATURE_OF_A_PART)
 
     def _take(self, quantity: Quantity, phase: Phase, found: Any) -> None:
@@ -257,6 +259,7 @@ class TrackedStep:
             {} if gradients is None else gradients.reducer.values,
             self._tracking.layers.finish(self._global_step),
             "" if gradients is None else gradients.refusal,
+            1.0 if gradients is None else gradients.loss_weight,
         )
 
     def _add_notes(self, step: Step) -> None:

@@ -69,9 +69,10 @@ def gradient_signal_to_noise(mean: Tensor, sum_of_squares: Tensor, n: int, eps: 
 
 
 def mean_of_elements(tensors: Sequence[Tensor]) -> float:
-    """Mean over all elements of all tensors."""
-    total = torch.stack([tensor.sum().cpu().double() for tensor in tensors]).sum()
-    return float(total) / sum(tensor.numel() for tensor in tensors)
+    """Mean over all elements of all tensors, which are computed from per-sample gradients."""
+    total = float(torch.stack([tensor.sum().cpu().double() for tensor in tensors]).sum())
+    elements = sum(tensor.numel() for tensor in tensors)
+    return total / elements if math.isfinite(total) else Undefined(NOT_FINITE)
 
 
 def batch_size_rule(
@@ -81,10 +82,11 @@ def batch_size_rule(
 
     From ‖gₙ‖² ``[N]`` and ‖ḡ‖², with the population variance tr(Σ) = Σₙ‖gₙ‖²/N − ‖ḡ‖².
     """
-    if mean_loss == 0:
-        return Undefined("the loss is zero")
+    if mean_loss <= 0:
+        return Undefined("the loss is not positive: the rule holds for one whose minimum is zero")
     variance = squared_norms.mean() - mean_squared_norm
-    return learning_rate * max(float(variance), 0.0) / mean_loss
+    size = learning_rate * max(float(variance), 0.0) / mean_loss
+    return size if math.isfinite(size) else Undefined(NOT_FINITE)
 
 
 def early_stopping(mean: Tensor, sum_of_squares: Tensor, n: int, eps: float) -> Tensor:

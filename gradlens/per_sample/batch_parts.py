@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -24,8 +24,9 @@ from gradlens.per_sample.operators.operator import GradientOperator
 class BatchPart:
     """The results of one backward pass.
 
-    ``weight`` is the factor that backward was called with, ``loss`` Lᵢ and ``individual_losses``
-    ℓₙ ``[Nᵢ]``. ``missing`` are the reasons why parameters have no operator.
+    ``weight`` is that of its loss in what the optimizer minimises: the factor that backward was
+    called with, over R. ``loss`` is Lᵢ and ``individual_losses`` are ℓₙ ``[Nᵢ]``. ``missing`` are
+    the reasons why parameters have no operator.
     """
 
     batch_size: int | None
@@ -42,8 +43,8 @@ def joined(parts: Sequence[BatchPart], loss_reduction: LossReduction) -> BatchPa
     sizes = [part.batch_size or 0 for part in parts]
     factors = [1.0] * len(parts)
     weights = [1.0] * len(parts)
+    total = sum(part.weight for part in parts)
     if loss_reduction == "mean":
-        total = sum(part.weight for part in parts)
         weights = [part.weight / total for part in parts]
         factors = [
             sum(sizes) * weight / size if size else 1.0
@@ -53,7 +54,7 @@ def joined(parts: Sequence[BatchPart], loss_reduction: LossReduction) -> BatchPa
     everywhere = [n for n in parts[0].operators if all(n in s.operators for s in parts)]
     return BatchPart(
         sum(sizes) or None,
-        1.0,
+        total if loss_reduction == "mean" else total / len(parts),
         _joined_loss(parts, weights),
         _joined_losses(parts, factors),
         {n: Joined([part.operators[n] for part in parts], factors) for n in everywhere},
@@ -87,7 +88,9 @@ def exchanged(
     everyone: list[bytes | None] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, buffer.getvalue(), group=group)
     # The data comes from the processes of the same training, so unpickling it is safe.
-    return [
+    parts: list[BatchPart] = [
         torch.load(io.BytesIO(data or b""), map_location=device, weights_only=False)
         for data in everyone
     ]
+    # Gradients are averaged over the processes.
+    return [replace(each, weight=each.weight / len(parts)) for each in parts]

@@ -23,7 +23,8 @@ class Step:
     ℓₙ ``[N]``; both are ``None`` if they are unknown. ``info`` is what the user has passed to the
     context. ``reduced`` has the results of reductions, by reduction and parameter; read it by the
     methods below. ``refusal`` is the reason why no parameter has per-sample gradients, if layers
-    were found that should have them.
+    were found that should have them. ``loss_weight`` is the factor between the loss and what the
+    optimizer minimises, such as 0.5 for ``(loss / 2).backward()``; a scaler's doesn't count.
     """
 
     global_step: int
@@ -37,6 +38,7 @@ class Step:
     reduced: Mapping[Reduction, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     signals: LayerSignals = field(default_factory=LayerSignals, repr=False)
     refusal: str = ""
+    loss_weight: float = 1.0
 
     def without_gradients(self) -> Step:
         """The step without reductions, signals and graph, to be kept until the next step."""
@@ -82,14 +84,22 @@ class Step:
             layers.setdefault(layer_of(name), []).append(_on_host(value))
         return {layer: reduction.total(values) for layer, values in layers.items()}
 
+    @property
+    def gradient_factor(self) -> float:
+        """The gradient of what the optimizer minimises, over ḡ; N under a sum loss."""
+        return self.loss_weight * self._loss_factor
+
+    @property
+    def _loss_factor(self) -> int:
+        return self.samples if self.loss_reduction == "sum" else 1
+
     def mean_loss(self) -> float:
         """L under a mean loss, L/N under a sum loss; ``RuntimeError`` without a loss."""
         if self.loss is None:
             raise RuntimeError(
                 f"the loss at step {self.global_step} is unknown: pass loss=... to the context"
             )
-        divisor = self.samples if self.loss_reduction == "sum" else 1
-        return float(self.loss.detach()) / divisor
+        return float(self.loss.detach()) / self._loss_factor
 
     def gradients(self) -> dict[str, Tensor]:
         """``p.grad`` of every parameter that is not frozen, without a scaler's scale.
