@@ -237,8 +237,9 @@ class TrackedStep:
         if self._losses is None:
             known: Tensor | None = self._info.get("individual_losses")
             return None if known is None else known.detach()
+        values = self._losses.values
         factor = 1.0 if self._gradients is None else self._gradients.loss_factor
-        return None if self._losses.values is None else self._losses.values / factor
+        return None if values is None else values / factor
 
     def _step(self, individual_losses: Tensor | None) -> Step:
         setting, gradients, info = self._tracking.setting, self._gradients, self._info
@@ -302,7 +303,10 @@ class TrackedStep:
         lacking = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
         were_missing = self._tracking.layer_hooks.missed_call
         if lacking and step.individual_losses is None and not were_missing:
-            text = NO_INDIVIDUAL_LOSSES.format(quantities=", ".join(lacking))
+            why = "" if self._losses is None else self._losses.unavailable
+            text = NO_INDIVIDUAL_LOSSES.format(
+                quantities=", ".join(lacking), why=why or HOW_TO_PASS_LOSSES
+            )
             self._tracking.run.note(step.global_step, text)
         retained = {} if self._gradients is None else self._gradients.reducer.retained
         self._tracking.updates.wait(step, waiting, retained)
@@ -362,8 +366,8 @@ CURVATURE_OF_A_PART = (
     "the batch comes in parts, from micro-batches or processes; its curvature is that of the last "
     "part of the first process alone"
 )
-NO_INDIVIDUAL_LOSSES = (
-    "{quantities} can't be found without per-sample losses: pass the loss module to the cockpit "
-    "(Cockpit(..., loss_function=loss_function)), or them to the context, as "
-    "info={{'individual_losses': ...}}"
+NO_INDIVIDUAL_LOSSES = "{quantities} can't be found without per-sample losses: {why}"
+HOW_TO_PASS_LOSSES = (
+    "pass the loss module to the cockpit (Cockpit(..., loss_function=loss_function)), or them to "
+    "the context, as info={'individual_losses': ...}"
 )
