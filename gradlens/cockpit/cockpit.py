@@ -34,6 +34,7 @@ from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.per_sample.context import check_loss_reduction
 from gradlens.per_sample.gradients import Plans, Setting
 from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.per_sample.losses import own_reduction
 from gradlens.quantities.presets import configuration
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
@@ -51,6 +52,7 @@ class Cockpit:
     ``resume=True`` and is an error otherwise. ``batchnorm`` says what a per-sample gradient is
     where samples are coupled (``gradlens.per_sample.batchnorm``). ``budget`` is the share of the
     training time that tracking may take, such as 0.05: schedules are thinned to keep to it.
+    ``ValueError`` if the loss module's own reduction contradicts ``loss_reduction``.
 
     The context is entered at each step, around the backward pass::
 
@@ -72,7 +74,7 @@ class Cockpit:
     ) -> None:
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
-        _check_loss_function(loss_function)
+        _check_loss_function(loss_function, loss_reduction)
         aggregation = Aggregation(configuration("economy") if quantities is None else quantities)
         self.quantities = _checked(aggregation.quantities)
         wrapped = params if isinstance(params, nn.Module) else None
@@ -255,12 +257,20 @@ class Cockpit:
         self._tracking.close()
 
 
-def _check_loss_function(loss_function: object) -> None:
+def _check_loss_function(loss_function: object, loss_reduction: LossReduction) -> None:
     if not isinstance(loss_function, (nn.Module, NoneType)):
         raise TypeError(
             f"loss_function={loss_function!r} is not a module: pass one such as "
             "nn.CrossEntropyLoss(); losses of single samples that are found in another way can be "
             "passed to the context, as info={'individual_losses': ...}"
+        )
+    own = own_reduction(loss_function)
+    if own not in (None, loss_reduction):
+        raise ValueError(
+            f"loss_reduction={loss_reduction!r}, but the reduction of the loss module is a {own}: "
+            f"pass loss_reduction={own!r} (loss_function={loss_function!r}). If the training loop "
+            f"makes a {loss_reduction} of the module's output, give the module reduction='none' "
+            "and reduce its output there"
         )
 
 

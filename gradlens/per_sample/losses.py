@@ -11,13 +11,25 @@ from torch.func import functional_call
 
 from gradlens.hooks.layer_calls import LossExtension, stored_inputs
 from gradlens.hooks.plain_copy import without_hooks
-from gradlens.hooks.torch_private import LossModule
+from gradlens.hooks.torch_private import LossModule, uncompiled
 from gradlens.hooks.undisturbed import buffers_kept, training_kept
 from gradlens.numerics.norms import inner, norm
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.per_sample.backward_pass import autocast_off
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
+
+_REDUCTIONS: dict[Any, LossReduction] = {"mean": "mean", "batchmean": "mean", "sum": "sum"}
+
+
+def own_reduction(module: nn.Module | None) -> LossReduction | None:
+    """How a loss module itself reduces its losses; ``None`` if it doesn't, or that isn't known.
+
+    Of a module that isn't derived from torch's loss modules nothing is known: it may do anything
+    with what loss modules inside it return.
+    """
+    plain = None if module is None else uncompiled(module)
+    return _REDUCTIONS.get(vars(plain).get("reduction")) if isinstance(plain, LossModule) else None
 
 
 class PerSampleLosses(LossExtension):

@@ -241,6 +241,51 @@ def test_losses_that_are_unknown_have_a_reason(module: nn.Module, reason: str) -
     assert "no per-sample losses" in cockpit.history["Alpha"][0].reason
 
 
+class Wrapper(nn.Module):
+    """A module of somebody's own, which divides the sum that it calls."""
+
+    def __init__(self, reduction: str) -> None:
+        super().__init__()
+        self.inner, self.reduction = nn.MSELoss(reduction=reduction), reduction
+
+
+class WithoutReduction(LossModule):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+
+@pytest.mark.parametrize(
+    ("module", "own"),
+    [
+        (None, None),
+        (nn.MSELoss(), "mean"),
+        (nn.MSELoss(reduction="sum"), "sum"),
+        (nn.MSELoss(reduction="none"), None),
+        (nn.KLDivLoss(reduction="batchmean"), "mean"),
+        (Focal(reduction="sum"), "sum"),
+        (Focal(reduction="median"), None),
+        (Wrapper("sum"), None),
+        (WithoutReduction(), None),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("said", ["mean", "sum"])
+def test_a_loss_modules_own_reduction_must_be_the_one_that_was_said(
+    module: nn.Module | None, own: str | None, said: Any
+) -> None:
+    if own in (None, said):
+        Cockpit(nn.Linear(2, 1), [quantities.Time()], loss_reduction=said, loss_function=module)
+        return
+    with pytest.raises(ValueError, match=rf"pass loss_reduction='{own}'.*reduction='none'"):
+        Cockpit(nn.Linear(2, 1), [quantities.Time()], loss_reduction=said, loss_function=module)
+
+
+def test_a_compiled_loss_module_has_its_reduction() -> None:
+    module = torch.compile(nn.MSELoss(reduction="sum"), backend="eager")
+    with pytest.raises(ValueError, match="pass loss_reduction='sum'"):
+        Cockpit(nn.Linear(2, 1), loss_function=module)
+
+
 def test_random_losses_leave_the_random_numbers() -> None:
     model, inputs = setting()
     torch.manual_seed(1)
