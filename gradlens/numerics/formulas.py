@@ -195,6 +195,14 @@ def _fieller(
     return max(low, 0.0), math.inf
 
 
+_LEAST_ERROR = 1e-7
+"""The least standard error of an observation in a fit, relative to the largest observation.
+
+It is the rounding error of single precision, in which losses and slopes are mostly computed: equal
+losses of all samples don't make the mean more certain than that.
+"""
+
+
 def local_step_size(
     losses: tuple[Tensor, Tensor], slopes: tuple[Tensor, Tensor], length: float
 ) -> float:
@@ -203,6 +211,7 @@ def local_step_size(
     ``losses`` are ℓₙ and ``slopes`` ⟨gₙ,d⟩/‖d‖, each ``[N]``, at both ends of the update d; the
     parabola μ₀ + μ₁x + μ₂x² is fitted to their means by least squares, weighted by the inverse
     variances of these means, and α = 2t/(−μ₁/μ₂) − 1 (Schneider et al., 2021, arXiv:2102.06604).
+    Standard errors count as ``_LEAST_ERROR`` of the largest observation at least.
     NaN where there is no such minimum.
     """
     if length == 0:
@@ -214,14 +223,18 @@ def local_step_size(
     variances = torch.stack([values.double().var() / len(values) for values in observed])
     if not bool(means.isfinite().all() and variances.isfinite().all()):
         return Undefined(NOT_FINITE)
-    weights = 1 / variances.clamp(min=1e-10).sqrt()
-    t = length
+    # With the update's length as the unit of x, slopes are comparable to losses, so that the fit
+    # doesn't depend on the units of either.
+    units = torch.tensor([1.0, 1.0, length, length], dtype=torch.float64)
+    means, errors = means * units, variances.sqrt() * units
+    largest = float(torch.stack([means.abs(), errors]).max())
+    if largest == 0:
+        return Undefined("all losses and slopes are zero")
+    weights = largest / errors.clamp(min=_LEAST_ERROR * largest)
     design = torch.tensor(
-        [[1.0, 0.0, 0.0], [1.0, t, t**2], [0.0, 1.0, 0.0], [0.0, 1.0, 2 * t]], dtype=torch.float64
+        [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [0.0, 1.0, 2.0]], dtype=torch.float64
     )
-    # In units of t, the columns are of one size however short the update is.
-    units = torch.tensor([1.0, 1 / t, 1 / t**2], dtype=torch.float64)
-    fit = torch.linalg.lstsq(weights[:, None] * design * units, weights * means).solution
+    fit = torch.linalg.lstsq(weights[:, None] * design, weights * means / largest).solution
     slope, curvature = float(fit[1]), float(fit[2])
     if curvature <= 0:
         return Undefined("the fitted parabola has no minimum: its curvature is not positive")
