@@ -164,7 +164,8 @@ def noise_scale(squared_norms: Tensor, mean_dots: Tensor, mean_squared_norm: Ten
     trace, squared_norm = everyone.tolist()
     if not bool(covariance.isfinite().all()):
         nan = Undefined(NOT_FINITE)
-        return NoiseScale(nan, nan, nan, trace, squared_norm)
+        known = (x if math.isfinite(x) else nan for x in (trace, squared_norm))
+        return NoiseScale(nan, nan, nan, *known)
     low, high = _fieller(everyone.tolist(), covariance.tolist(), float(stdtrit(n - 1, 0.975)))
     if squared_norm <= 0:
         value: float = Undefined("the gradient's squared norm can't be distinguished from zero")
