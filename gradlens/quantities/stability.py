@@ -26,13 +26,13 @@ class Stability(CurvatureQuantity):
     """Sharpness, and the threshold above which the optimizer is unstable on a quadratic.
 
     For gradient descent with learning rate η, ``"sharpness"`` is the Hessian's largest eigenvalue
-    and ``"threshold"`` is 2/η; with momentum β it is (2+2β)/η, with Nesterov's (2+2β)/(η(1+2β))
-    (Cohen et al., 2021, arXiv:2103.00065). For Adam, sharpness is the largest eigenvalue of P⁻¹H
-    with Adam's preconditioner P, and the threshold is (2+2β₁)/((1−β₁)η) (Cohen et al., 2022,
-    arXiv:2207.14484). ``"ratio"`` is sharpness over threshold: above 1, the step is unstable.
-    H is the Hessian of the mean loss. A step of η on a sum loss is one of Nη on the mean loss: η is
-    multiplied by N there, or P divided by N. ``tolerance`` and ``max_products`` are those of
-    ``HessMaxEV``.
+    and ``"threshold"`` is 2/η; with momentum β it is (2+2β)/η, with Nesterov's (2+2β)/(η(1+2β)),
+    η being the learning rate times one minus the dampening (Cohen et al., 2021, arXiv:2103.00065).
+    For Adam, sharpness is the largest eigenvalue of P⁻¹H with Adam's preconditioner P, and the
+    threshold is (2+2β₁)/((1−β₁)η) (Cohen et al., 2022, arXiv:2207.14484). ``"ratio"`` is sharpness
+    over threshold: above 1, the step is unstable. H is the Hessian of the mean loss. A step of η on
+    a sum loss is one of Nη on the mean loss: η is multiplied by N there, or P divided by N.
+    ``tolerance`` and ``max_products`` are those of ``HessMaxEV``.
     """
 
     needs = ("loss", "optimizer")
