@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradlens.cockpit.aggregate import Aggregate
-from gradlens.hooks.torch_private import LossModule
 from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.per_sample.losses import own_reduction
 from gradlens.quantities.presets import PRESETS
 from gradlens.quantities.quantity import Quantity
 from gradlens.spelling import similar
@@ -90,14 +90,13 @@ def check_loss_function(loss_function: Any, loss_reduction: LossReduction) -> No
             "nn.CrossEntropyLoss(); losses of single samples that are found in another way can be "
             "passed to the context, as info={'individual_losses': ...}"
         )
-    reduction = loss_function.reduction if isinstance(loss_function, LossModule) else "none"
-    found = "mean" if reduction == "batchmean" else reduction
-    if found in ("mean", "sum") and found != loss_reduction:
+    own = own_reduction(loss_function)
+    if own not in (None, loss_reduction):
         raise ValueError(
-            f"loss_function has reduction={reduction!r}, which contradicts "
-            f"loss_reduction={loss_reduction!r}: pass loss_reduction={found!r}. If the training "
-            "loop turns one into the other, leave out loss_function and pass the losses of single "
-            "samples to the context, as info={'individual_losses': ...}"
+            f"the reduction of {loss_function!r} is a {own}, which contradicts "
+            f"loss_reduction={loss_reduction!r}: pass loss_reduction={own!r}. If the training loop "
+            f"makes a {loss_reduction} of the module's output, give the module reduction='none' "
+            "and reduce its output there"
         )
 
 

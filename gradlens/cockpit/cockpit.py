@@ -62,6 +62,7 @@ class Cockpit:
     ``resume=True`` and is an error otherwise. ``batchnorm`` says what a per-sample gradient is
     where samples are coupled (``gradlens.per_sample.batchnorm``). ``budget`` is the share of the
     training time that tracking may take, such as 0.05: schedules are thinned to keep to it.
+    ``ValueError`` if the loss module's own reduction contradicts ``loss_reduction``.
     What fails while the run is tracked is a NaN with its reason, and training goes on; ``strict``
     raises exceptions instead, for those who develop quantities.
 

@@ -21,6 +21,7 @@ from gradlens.per_sample.gradients import Gradients, Setting
 from gradlens.per_sample.labelling.batch import Batch
 from gradlens.per_sample.labelling.planner import COMPILED
 from gradlens.per_sample.reducing import Reducer
+from gradlens.quantities.step import gradient_scale
 from gradlens.reductions import Reduction
 
 
@@ -72,6 +73,12 @@ class StepGradients:
     def loss_factor(self) -> float:
         """∂(what backward is called on)/∂loss."""
         return self._gradients.batch.factor
+
+    @property
+    def loss_weight(self) -> float:
+        """The weight of the batch's loss in what the optimizer minimises, without a scaler's."""
+        weight = self.loss_factor if self.whole is None else self.whole.weight
+        return weight / gradient_scale(self._info)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:

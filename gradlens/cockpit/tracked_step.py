@@ -229,6 +229,7 @@ class TrackedStep:
                 f"{type(extensions.apart[0]).__name__} is of second order and needs the loss: "
                 "pass loss=... to the context"
             )
+        is_part = tracking.assembly.has_parts(self._accumulating)
         curvature = LossCurvature(
             self._global_step,
             info["loss"],
@@ -239,6 +240,7 @@ class TrackedStep:
             loss_reduction=setting.loss_reduction,
             batch_size=info.get("batch_size"),
             plans=tracking.output_plans,
+            is_part=is_part,
         )
         with own_pass(setting.model):
             for extension in extensions.apart:
@@ -248,7 +250,7 @@ class TrackedStep:
                     self._take(quantity, Phase.BEFORE_BACKWARD, quantity.before_backward(curvature))
         for note in curvature.notes:
             tracking.run.note(self._global_step, note)
-        if active and tracking.assembly.has_parts(self._accumulating):
+        if active and is_part:
             tracking.run.note(self._global_step, CURVATURE_OF_A_PART)
 
     def _run_apart(self, curvature: LossCurvature, extension: BackpropExtension) -> None:
@@ -348,8 +350,9 @@ class TrackedStep:
         if self._losses is None:
             known: Tensor | None = self._info.get("individual_losses")
             return None if known is None else known.detach()
+        values = self._losses.values
         factor = 1.0 if self._gradients is None else self._gradients.loss_factor
-        return None if self._losses.values is None else self._losses.values / factor
+        return None if values is None else values / factor
 
     def _step(self, individual_losses: Tensor | None) -> Step:
         setting, gradients, info = self._tracking.setting, self._gradients, self._info
@@ -371,6 +374,7 @@ class TrackedStep:
             self._tracking.layers.finish(self._global_step),
             "" if gradients is None else gradients.uncovered,
             {} if gradients is None else gradients.reducer.failed,
+            1.0 if gradients is None else gradients.loss_weight,
         )
 
     def _add_notes(self, step: Step) -> None:
@@ -412,7 +416,10 @@ class TrackedStep:
         lacking = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
         were_missing = self._tracking.layer_hooks.missed_call
         if lacking and step.individual_losses is None and not were_missing:
-            text = NO_INDIVIDUAL_LOSSES.format(quantities=", ".join(lacking))
+            why = "" if self._losses is None else self._losses.unavailable
+            text = NO_INDIVIDUAL_LOSSES.format(
+                quantities=", ".join(lacking), why=why or HOW_TO_PASS_LOSSES
+            )
             self._tracking.run.note(step.global_step, text)
         retained = {} if self._gradients is None else self._gradients.reducer.retained
         self._tracking.updates.wait(step, waiting, retained, self._before)
@@ -446,9 +453,9 @@ CURVATURE_OF_A_PART = (
     "the batch comes in parts, from micro-batches or processes; its curvature is that of the last "
     "part of the first process alone"
 )
-NO_INDIVIDUAL_LOSSES = (
-    "{quantities} can't be found without per-sample losses: pass the loss module to the cockpit "
-    "(Cockpit(..., loss_function=loss_function)). Where a function or the model itself computes "
-    "the loss, pass the losses of single samples, of shape [N], to the context, as "
-    "info={{'individual_losses': ...}}"
+NO_INDIVIDUAL_LOSSES = "{quantities} can't be found without per-sample losses: {why}"
+HOW_TO_PASS_LOSSES = (
+    "pass the loss module to the cockpit (Cockpit(..., loss_function=loss_function)). Where a "
+    "function or the model itself computes the loss, pass the losses of single samples, of shape "
+    "[N], to the context, as info={'individual_losses': ...}"
 )

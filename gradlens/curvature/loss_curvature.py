@@ -44,7 +44,8 @@ class LossCurvature:
     gradients as they are. BackPACK's context is global, so only one thread at a time may use an
     object of this class. ``seed`` is that of random vectors, and differs from step to step.
     ``plans`` hold from step to step which rows belong to which sample, and ``notes`` are messages
-    to the user on how the curvature was found.
+    to the user on how the curvature was found. ``is_part`` says that the loss is that of a part of
+    its step's batch, such as the last micro-batch.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class LossCurvature:
         loss_reduction: LossReduction = "mean",
         batch_size: int | None = None,
         plans: Plans | None = None,
+        is_part: bool = False,
     ) -> None:
         self.global_step = global_step
         self.seed = global_step
         self.loss = loss
         self.parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self.optimizer = optimizer
+        self.is_part = is_part
         self.notes: list[str] = []
         self._model = model
         self._outputs = outputs
@@ -193,9 +196,16 @@ class LossCurvature:
         return first_available(methods, problem)
 
     @property
+    def loss_factor(self) -> int:
+        """The loss over the mean of ℓₙ: N under a sum loss, 1 under a mean loss.
+
+        Raises ``ValueError`` as ``batch`` does.
+        """
+        return self.batch.samples or 1
+
+    @property
     def _scale(self) -> float:
-        """The factor from the loss to the mean of ℓₙ: that from contributions to ℓₙ, over N."""
-        return self.batch.scale / (self.batch.samples or 1)
+        return 1 / self.loss_factor
 
     @cached_property
     def _graph(self) -> BackpackGraph:

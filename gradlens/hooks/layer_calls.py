@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -169,7 +170,7 @@ def _run_backpack(call: LayerCall) -> None:
             f"BackPACK's rules for {type(module).__name__} need the module's output: extend the "
             "model with backpack.extend as well"
         )
-    arguments = (*call.args, *call.kwargs.values())
+    arguments = _in_order(call)
     names = [f"input{index}" for index in range(len(arguments))]
     try:
         for name, argument in zip(names, arguments, strict=True):
@@ -182,6 +183,15 @@ def _run_backpack(call: LayerCall) -> None:
     finally:
         for name in [*names, "output"]:
             vars(module).pop(name, None)
+
+
+def _in_order(call: LayerCall) -> tuple[Any, ...]:
+    """All arguments of a call in the order in which the module's forward names them."""
+    if not call.kwargs:
+        return call.args
+    bound = inspect.signature(call.module.forward).bind(*call.args, **call.kwargs)
+    bound.apply_defaults()
+    return (*bound.args, *bound.kwargs.values())
 
 
 def stored_inputs(module: nn.Module) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ class HessMaxEVInstrument(Instrument):
     """Largest eigenvalue of the Hessian, which may be negative.
 
     If the training loop has logged the learning rate η, there is a line at 2/η, above which plain
-    gradient descent is unstable.
+    gradient descent on a mean loss is unstable.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("HessMaxEV",)
@@ -42,4 +42,4 @@ def _threshold(history: History, found: Line) -> dict[str, Line]:
     rates = in_force("learning_rate", found.steps, history)
     known = Line(rates.steps, 2 / np.where(rates.values > 0, rates.values, np.nan))
     useful = found.finite.any() and known.finite.any()
-    return {"2/η of gradient descent": known} if useful else {}
+    return {"2/η, descent on a mean loss": known} if useful else {}

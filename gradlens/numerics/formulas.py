@@ -69,9 +69,10 @@ def gradient_signal_to_noise(mean: Tensor, sum_of_squares: Tensor, n: int, eps: 
 
 
 def mean_of_elements(tensors: Sequence[Tensor]) -> float:
-    """Mean over all elements of all tensors."""
-    total = torch.stack([tensor.sum().cpu().double() for tensor in tensors]).sum()
-    return float(total) / sum(tensor.numel() for tensor in tensors)
+    """Mean over all elements of all tensors, which are computed from per-sample gradients."""
+    total = float(torch.stack([tensor.sum().cpu().double() for tensor in tensors]).sum())
+    elements = sum(tensor.numel() for tensor in tensors)
+    return total / elements if math.isfinite(total) else Undefined(NOT_FINITE)
 
 
 def batch_size_rule(
@@ -81,10 +82,11 @@ def batch_size_rule(
 
     From ‖gₙ‖² ``[N]`` and ‖ḡ‖², with the population variance tr(Σ) = Σₙ‖gₙ‖²/N − ‖ḡ‖².
     """
-    if mean_loss == 0:
-        return Undefined("the loss is zero")
+    if mean_loss <= 0:
+        return Undefined("the loss is not positive: the rule holds for one whose minimum is zero")
     variance = squared_norms.mean() - mean_squared_norm
-    return learning_rate * max(float(variance), 0.0) / mean_loss
+    size = learning_rate * max(float(variance), 0.0) / mean_loss
+    return size if math.isfinite(size) else Undefined(NOT_FINITE)
 
 
 def early_stopping(mean: Tensor, sum_of_squares: Tensor, n: int, eps: float) -> Tensor:
@@ -181,7 +183,8 @@ def noise_scale(squared_norms: Tensor, mean_dots: Tensor, mean_squared_norm: Ten
     trace, squared_norm = everyone.tolist()
     if not bool(covariance.isfinite().all()):
         nan = Undefined(NOT_FINITE)
-        return NoiseScale(nan, nan, nan, trace, squared_norm)
+        known = (x if math.isfinite(x) else nan for x in (trace, squared_norm))
+        return NoiseScale(nan, nan, nan, *known)
     if squared_norm > 0:
         value = trace / squared_norm
         bounded = (
@@ -223,6 +226,14 @@ def _fieller(
     return max(low, 0.0), math.inf
 
 
+_LEAST_ERROR = 1e-7
+"""The least standard error of an observation in a fit, relative to the largest observation.
+
+It is the rounding error of single precision, in which losses and slopes are mostly computed: equal
+losses of all samples don't make the mean more certain than that.
+"""
+
+
 def local_step_size(
     losses: tuple[Tensor, Tensor], slopes: tuple[Tensor, Tensor], length: float
 ) -> float:
@@ -231,6 +242,7 @@ def local_step_size(
     ``losses`` are ℓₙ and ``slopes`` ⟨gₙ,d⟩/‖d‖, each ``[N]``, at both ends of the update d; the
     parabola μ₀ + μ₁x + μ₂x² is fitted to their means by least squares, weighted by the inverse
     variances of these means, and α = 2t/(−μ₁/μ₂) − 1 (Schneider et al., 2021, arXiv:2102.06604).
+    Standard errors count as ``_LEAST_ERROR`` of the largest observation at least.
     NaN where there is no such minimum.
     """
     if length == 0:
@@ -242,14 +254,18 @@ def local_step_size(
     variances = torch.stack([values.double().var() / len(values) for values in observed])
     if not bool(means.isfinite().all() and variances.isfinite().all()):
         return Undefined(NOT_FINITE)
-    weights = 1 / variances.clamp(min=1e-10).sqrt()
-    t = length
+    # With the update's length as the unit of x, slopes are comparable to losses, so that the fit
+    # doesn't depend on the units of either.
+    units = torch.tensor([1.0, 1.0, length, length], dtype=torch.float64)
+    means, errors = means * units, variances.sqrt() * units
+    largest = float(torch.stack([means.abs(), errors]).max())
+    if largest == 0:
+        return Undefined("all losses and slopes are zero")
+    weights = largest / errors.clamp(min=_LEAST_ERROR * largest)
     design = torch.tensor(
-        [[1.0, 0.0, 0.0], [1.0, t, t**2], [0.0, 1.0, 0.0], [0.0, 1.0, 2 * t]], dtype=torch.float64
+        [[1.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.0, 1.0, 0.0], [0.0, 1.0, 2.0]], dtype=torch.float64
     )
-    # In units of t, the columns are of one size however short the update is.
-    units = torch.tensor([1.0, 1 / t, 1 / t**2], dtype=torch.float64)
-    fit = torch.linalg.lstsq(weights[:, None] * design * units, weights * means).solution
+    fit = torch.linalg.lstsq(weights[:, None] * design, weights * means / largest).solution
     slope, curvature = float(fit[1]), float(fit[2])
     if curvature <= 0:
         return Undefined("the fitted parabola has no minimum: its curvature is not positive")

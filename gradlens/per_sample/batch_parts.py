@@ -8,7 +8,7 @@ Nᵢ of all N samples thus has gₙ = N·wᵢ/Nᵢ·∇ℓₙ under a mean loss;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -31,8 +31,9 @@ from gradlens.per_sample.operators.summed import Summed
 class BatchPart:
     """The results of one backward pass.
 
-    ``weight`` is the factor that backward was called with, ``loss`` Lᵢ and ``individual_losses``
-    ℓₙ ``[Nᵢ]``. ``missing`` are the reasons why parameters have no operator.
+    ``weight`` is that of its loss in what the optimizer minimises: the factor that backward was
+    called with, over R. ``loss`` is Lᵢ and ``individual_losses`` are ℓₙ ``[Nᵢ]``. ``missing`` are
+    the reasons why parameters have no operator.
     """
 
     batch_size: int | None
@@ -49,8 +50,8 @@ def joined(parts: Sequence[BatchPart], loss_reduction: LossReduction) -> BatchPa
     sizes = [part.batch_size or 0 for part in parts]
     factors = [1.0] * len(parts)
     weights = [1.0] * len(parts)
+    total = sum(part.weight for part in parts)
     if loss_reduction == "mean":
-        total = sum(part.weight for part in parts)
         weights = [part.weight / total for part in parts]
         factors = [
             sum(sizes) * weight / size if size else 1.0
@@ -60,7 +61,7 @@ def joined(parts: Sequence[BatchPart], loss_reduction: LossReduction) -> BatchPa
     everywhere = [n for n in parts[0].operators if all(n in s.operators for s in parts)]
     return BatchPart(
         sum(sizes) or None,
-        1.0,
+        total if loss_reduction == "mean" else total / len(parts),
         _joined_loss(parts, weights),
         _joined_losses(parts, factors),
         {n: Joined([part.operators[n] for part in parts], factors) for n in everywhere},
@@ -89,7 +90,9 @@ def exchanged(
     The factors of structured gradients are exchanged, not the gradients themselves. All processes
     must call this at the same steps.
     """
-    return all_gathered(part, CLASSES, device, group)
+    parts = all_gathered(part, CLASSES, device, group)
+    # Gradients are averaged over the processes.
+    return [replace(each, weight=each.weight / len(parts)) for each in parts]
 
 
 CLASSES = (

@@ -2,59 +2,162 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from gradlens.hooks.layer_calls import LossExtension, stored_inputs
 from gradlens.hooks.plain_copy import without_hooks
-from gradlens.hooks.torch_private import LossModule
+from gradlens.hooks.torch_private import LossModule, uncompiled
+from gradlens.hooks.undisturbed import buffers_kept, training_kept
+from gradlens.numerics.norms import inner, norm
+from gradlens.numerics.precision import accumulable
+from gradlens.numerics.unavailable import UnavailableError, first_line
+from gradlens.per_sample.backward_pass import autocast_off
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
+
+_REDUCTIONS: dict[Any, LossReduction] = {"mean": "mean", "batchmean": "mean", "sum": "sum"}
+
+
+def own_reduction(module: nn.Module | None) -> LossReduction | None:
+    """How a loss module itself reduces its losses; ``None`` if it doesn't, or that isn't known.
+
+    Of a module that isn't derived from torch's loss modules nothing is known: it may do anything
+    with what loss modules inside it return.
+    """
+    plain = None if module is None else uncompiled(module)
+    return _REDUCTIONS.get(vars(plain).get("reduction")) if isinstance(plain, LossModule) else None
 
 
 class PerSampleLosses(LossExtension):
     """BackPACK extension that finds ℓₙ when backprop passes a loss module that has been extended.
 
-    ``values`` is ``[N]``: N times sample n's contribution to a mean loss, that contribution itself
-    under a sum loss; ``None`` while no loss module with one loss for each sample has been called.
-    Several loss modules add up.
+    Several loss modules add up. No exception of a loss module's leaves it: ``unavailable`` is the
+    reason why there are no per-sample losses although a module was called.
     """
 
     def __init__(self, loss_reduction: LossReduction = "mean") -> None:
         super().__init__("individual_losses")
-        self.values: Tensor | None = None
         self._loss_reduction = loss_reduction
+        self._reason = ""
+        self._values: list[Tensor] = []
+        self._proportional: list[Tensor] = []
+
+    @property
+    def values(self) -> Tensor | None:
+        """``[N]``: N times sample n's contribution to a mean loss, itself under a sum loss.
+
+        ``None`` where they are unavailable, or no loss module has been called.
+        """
+        return None if self.unavailable or not self._values else torch.stack(self._values).sum(0)
+
+    @property
+    def unavailable(self) -> str:
+        """Why there are none although a loss module was called; empty if there are some."""
+        if self._reason:
+            return self._reason
+        if len({len(values) for values in self._values}) > 1:
+            return SEVERAL_SIZES
+        return "" if all(self._proportional) else NOT_PROPORTIONAL
 
     def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
         """Called by BackPACK when the gradient at the module's output is known."""
         if not isinstance(module, LossModule) or g_out[0] is None:
             return
-        with torch.no_grad():
-            shares = _shares(module, stored_inputs(module), g_out[0])
-            if shares is None:
-                return
+        try:
+            shares, proportional = _contributions(module, stored_inputs(module), g_out[0].detach())
+        except UnavailableError as reason:
+            self._reason = str(reason)
+        except Exception as error:  # the user's backward pass goes on
+            self._reason = FAILED.format(module=type(module).__name__, error=first_line(error))
+        else:
             batch = Batch(len(shares), loss_reduction=self._loss_reduction)
-            values = shares * batch.scale
-            fits = self.values is not None and len(self.values) == len(values)
-            self.values = self.values + values if fits else values  # type: ignore[operator]
+            self._values.append(shares * batch.scale)
+            self._proportional.append(proportional)
 
 
-def _shares(module: LossModule, inputs: tuple[Any, ...], gradient: Tensor) -> Tensor | None:
-    """Each sample's contribution to the loss, whose ``gradient`` is that at the output, ``[N]``."""
+def _contributions(
+    module: LossModule, inputs: Sequence[Any], gradient: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Each sample's contribution ``[N]`` to what backward is called on, and whether they are known.
+
+    In single precision at least. The second is a scalar tensor, since reading it here would wait
+    for the device. ``gradient`` is that at the module's output. ``UnavailableError`` if the module
+    has no losses of single samples.
+    """
+    leaves = [_leaf(each) for each in inputs]
+    needed = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    with (
+        training_kept(needed),
+        buffers_kept(module),
+        autocast_off(gradient),
+        torch.enable_grad(),
+    ):
+        elements = _output(module, "none", leaves)
+        batch_axis = int(isinstance(module, nn.CTCLoss))
+        if elements.dim() == 0 or len(elements) != inputs[0].shape[batch_axis]:
+            raise UnavailableError(NO_LOSSES.format(module=type(module).__name__))
+        if elements.shape == gradient.shape:
+            weighted = accumulable(elements) * accumulable(gradient)
+            return _by_sample(weighted), torch.ones((), dtype=torch.bool)
+        parts = _by_sample(elements)
+        if isinstance(module, nn.CTCLoss) and module.reduction == "mean":
+            parts = parts / torch.as_tensor(leaves[3], device=parts.device).clamp(min=1)
+        total = _output(module, module.reduction, leaves)
+        weight, proportional = _ratio(total.sum(), parts, needed)
+    return accumulable(parts) * (weight * accumulable(gradient).sum()), proportional
+
+
+def _leaf(value: Any) -> Any:
+    """A tensor in single precision or more, so that a module computes in that, whatever autocast.
+
+    Gradients in half precision would vanish.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    return accumulable(value).requires_grad_(value.requires_grad)
+
+
+def _output(module: LossModule, reduction: str, inputs: Sequence[Any]) -> Tensor:
     clone = without_hooks(module)
     assert isinstance(clone, LossModule)
-    total = clone.forward(*inputs)
-    clone.reduction = "none"
-    elements = clone.forward(*inputs)
-    if elements.dim() == 0 or len(elements) != len(inputs[0]):
-        return None
-    if module.reduction == "none":  # the user reduces them
-        return (
-            (elements * gradient).flatten(1).sum(1) if elements.dim() > 1 else elements * gradient
-        )
-    shares = elements.flatten(1).sum(1) if elements.dim() > 1 else elements
-    # What a mean divides by depends on the loss: elements, class weights, valid tokens.
-    sum_of_shares = shares.sum()
-    shares = torch.where(sum_of_shares == 0, shares, shares * (total.sum() / sum_of_shares))
-    return shares * gradient.sum()
+    clone.reduction = reduction
+    own = [*clone.named_parameters(), *clone.named_buffers()]
+    found: Tensor = functional_call(clone, {n: accumulable(t) for n, t in own}, tuple(inputs))
+    return found
+
+
+def _by_sample(elements: Tensor) -> Tensor:
+    """Sums over all axes but the first, ``[N]``."""
+    return elements.flatten(1).sum(1) if elements.dim() > 1 else elements
+
+
+def _ratio(total: Tensor, parts: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The w of total = w·Σₙ partsₙ, and whether there is one: scalar tensors.
+
+    What a mean divides by depends on the loss: samples, elements, class weights, valid tokens. As
+    it doesn't depend on the inputs, w is the ratio of the gradients, also where the parts cancel.
+    """
+    whole, of_parts = (
+        torch.cat([g.flatten() for g in torch.autograd.grad(x, inputs, materialize_grads=True)])
+        for x in (total, parts.sum())
+    )
+    size = norm(of_parts)
+    divisor = torch.where(size > 0, size, 1)
+    weight = inner(whole, of_parts / divisor) / divisor
+    # To half of the digits: both gradients have rounding errors of many operations.
+    rest = norm(whole - weight * of_parts) <= torch.finfo(size.dtype).eps ** 0.5 * norm(whole)
+    vanish = (size > 0) | (parts == 0).all()
+    return weight, (rest & vanish) | weight.isnan()
+
+
+NO_LOSSES = "{module} has no loss for each sample, also with reduction='none'"
+FAILED = "{module} could not be called once more with reduction='none' ({error})"
+SEVERAL_SIZES = "loss modules were called with different numbers of samples"
+NOT_PROPORTIONAL = (
+    "it isn't certain that the loss module's output is in proportion to the sum of its losses with "
+    "reduction='none', from which the contributions of single samples are computed"
+)

@@ -30,5 +30,16 @@ class Alpha(TwoPointQuantity):
             return Undefined("the loss module gave no per-sample losses at one of the two steps")
         if update.projections is None or update.end_projections is None:
             return Undefined("no per-sample gradients at one of the two steps")
+        losses = (start.individual_losses, end.individual_losses)
+        for one, dots in zip(losses, (update.projections, update.end_projections), strict=True):
+            if one.numel() != dots.numel():
+                return Undefined(OF_ROWS.format(rows=one.numel(), samples=dots.numel()))
         slopes = (update.projections / length, update.end_projections / length)
-        return local_step_size((start.individual_losses, end.individual_losses), slopes, length)
+        return local_step_size(losses, slopes, length)
+
+
+OF_ROWS = (
+    "there are {rows} losses of {samples} samples: call the loss module with one row for each "
+    "sample, such as outputs of shape [N, C, T] instead of [N·T, C], or pass the samples' losses "
+    "to the context, as info={{'individual_losses': ...}}"
+)

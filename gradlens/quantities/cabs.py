@@ -16,7 +16,10 @@ class CABS(SingleStepQuantity):
     """Coupled adaptive batch size η·tr(Σ)/L (Balles et al., 2017, arXiv:1612.05086).
 
     The rule is derived from the expected gain of one step −η·∇L of plain gradient descent with one
-    learning rate η, for a loss whose minimum is zero. ``ValueError`` for other optimizers.
+    learning rate η, for a loss whose minimum is zero; a loss that isn't positive gives a NaN. L
+    and η are those of the mean loss: a step of η on a sum loss is one of Nη on the mean loss. Any
+    other factor that backward is called with counts in the same way. ``ValueError`` for other
+    optimizers.
     """
 
     reductions = (SquaredNorms(), MeanSquaredNorm())
@@ -24,7 +27,7 @@ class CABS(SingleStepQuantity):
     view = View("CABS batch size", group="noise", yscale="log", label="batch size")
 
     def compute(self, step: Step) -> float:
-        learning_rate = plain_sgd_learning_rate(step.optimizer)
+        learning_rate = plain_sgd_learning_rate(step.optimizer) * step.gradient_factor
         return batch_size_rule(
             step.total(SquaredNorms()),
             step.total(MeanSquaredNorm()),

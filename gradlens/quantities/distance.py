@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from gradlens.history.view import View
 from gradlens.numerics.norms import norm
+from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 
@@ -20,5 +21,8 @@ class Distance(SingleStepQuantity):
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._start = {name: p.detach().clone() for name, p in parameters.items()}
 
-    def compute(self, step: Step) -> dict[str, Tensor]:
-        return {name: norm(p.detach() - self._start[name]) for name, p in step.parameters.items()}
+    def compute(self, step: Step) -> dict[str, Tensor | float]:
+        return {
+            name: explained(norm(p.detach() - self._start[name]), f"the parameter {name}")
+            for name, p in step.parameters.items()
+        }

@@ -38,4 +38,5 @@ class EarlyStopping(SingleStepQuantity):
             early_stopping(mean, sums_of_squares[name], step.samples, self.epsilon)
             for name, mean in means.items()
         ]
-        return 1 - mean_of_elements(ratios)
+        mean = mean_of_elements(ratios)
+        return mean if isinstance(mean, Undefined) else 1 - mean

@@ -6,14 +6,21 @@ from torch import Tensor
 
 from gradlens.history.view import View
 from gradlens.numerics.norms import norm
+from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 
 
 class GradNorm(SingleStepQuantity):
-    """‖p.grad‖₂ of each parameter by name: the gradient of which the optimizer makes its step."""
+    """‖p.grad‖₂ of each parameter by name: the gradient of which the optimizer makes its step.
+
+    Under a sum loss, it is N times that of the mean loss.
+    """
 
     view = View("Gradient norm", group="step size", yscale="log", label="‖∇L‖")
 
-    def compute(self, step: Step) -> dict[str, Tensor]:
-        return {name: norm(gradient) for name, gradient in step.gradients().items()}
+    def compute(self, step: Step) -> dict[str, Tensor | float]:
+        return {
+            name: explained(norm(gradient), f"the gradient of {name}")
+            for name, gradient in step.gradients().items()
+        }

@@ -5,16 +5,18 @@ from __future__ import annotations
 from torch import Tensor
 
 from gradlens.history.view import View
+from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 
 
 class Loss(SingleStepQuantity):
-    """The mini-batch loss, as it was passed to the context."""
+    """The mini-batch loss, as it was passed to the context: N times the mean for a sum loss."""
 
     needs = ("loss",)
     view = View("Mini-batch loss", group="performance", label="loss")
 
-    def compute(self, step: Step) -> Tensor:
+    def compute(self, step: Step) -> Tensor | float:
         assert step.loss is not None  # the cockpit has checked `needs`
-        return step.loss.reshape(())
+        found: Tensor | float = explained(step.loss.reshape(()), "the loss")
+        return found

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
+from gradlens.numerics.norms import norm
 from gradlens.quantities.explained import EMPTY, NO_FEATURES, NOT_CONVERGED
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.signals.predicates import is_affine
@@ -29,7 +30,7 @@ EPSILON = 1e-7
 
 @dataclass(eq=False)
 class _CovarianceSpectrum(LayerQuantity, ABC):
-    reduction = Gram()
+    reduction = Gram(centred=True)
     default_layers = Selection((is_affine,))
 
     k: int = 5
@@ -114,13 +115,13 @@ def _eigenvalues(matrix: Tensor) -> Tensor | float:
 
 
 def covariance_record(products: Products, k: int) -> Any:
-    """The record of the spectrum of a covariance, or a NaN."""
+    """The record of the spectrum of the covariance of rows that are centred, or a NaN."""
     nothing = _nothing(products)
     if nothing is not None:
         return nothing
     if products.positions < 2:
         return Undefined("there is one sample: a covariance needs two")
-    values = _eigenvalues(_centred(products))
+    values = _eigenvalues(products.matrix)
     if isinstance(values, float):
         return values
     known = values.flip(0).clamp(min=0) / (products.positions - 1)
@@ -136,17 +137,11 @@ def covariance_record(products: Products, k: int) -> Any:
     return record | {name: _ratio(spectrum, place, rounding) for name, place in places.items()}
 
 
-def _centred(products: Products) -> Tensor:
-    matrix, total = products.matrix, products.total
-    if total is not None:
-        return matrix - torch.outer(total, total) / products.positions
-    return matrix - matrix.mean(0) - matrix.mean(1, keepdim=True) + matrix.mean()
-
-
 def _rounding(products: Products) -> float:
-    """Bound for the absolute value at which an eigenvalue of zero is computed."""
+    """Bound for the absolute value at which an eigenvalue of zero of a covariance is computed."""
     scale = float(products.matrix.diagonal().sum()) / (products.positions - 1)
-    return _precision(products) * scale
+    of_mean = _precision(products) * float(norm(products.mean))
+    return _precision(products) * scale + of_mean**2
 
 
 def _precision(products: Products) -> float:

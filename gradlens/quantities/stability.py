@@ -26,10 +26,12 @@ class Stability(CurvatureQuantity):
     """Sharpness, and the threshold above which the optimizer is unstable on a quadratic.
 
     For gradient descent with learning rate η, ``"sharpness"`` is the Hessian's largest eigenvalue
-    and ``"threshold"`` is 2/η; with momentum β it is (2+2β)/η, with Nesterov's (2+2β)/(η(1+2β))
-    (Cohen et al., 2021, arXiv:2103.00065). For Adam, sharpness is the largest eigenvalue of P⁻¹H
-    with Adam's preconditioner P, and the threshold is (2+2β₁)/((1−β₁)η) (Cohen et al., 2022,
-    arXiv:2207.14484). ``"ratio"`` is sharpness over threshold: above 1, the step is unstable.
+    and ``"threshold"`` is 2/η; with momentum β it is (2+2β)/η, with Nesterov's (2+2β)/(η(1+2β)),
+    η being the learning rate times one minus the dampening (Cohen et al., 2021, arXiv:2103.00065).
+    For Adam, sharpness is the largest eigenvalue of P⁻¹H with Adam's preconditioner P, and the
+    threshold is (2+2β₁)/((1−β₁)η) (Cohen et al., 2022, arXiv:2207.14484). ``"ratio"`` is sharpness
+    over threshold: above 1, the step is unstable. H is the Hessian of the mean loss. A step of η on
+    a sum loss is one of Nη on the mean loss: η is multiplied by N there, or P divided by N.
     ``tolerance`` and ``max_products`` are those of ``HessMaxEV``.
     """
 
@@ -46,7 +48,11 @@ class Stability(CurvatureQuantity):
     def compute(self, curvature: LossCurvature) -> dict[str, float]:
         assert curvature.optimizer is not None  # the cockpit has checked `needs`
         try:
-            limit = stability_limit(curvature.optimizer, curvature.parameters)
+            if curvature.is_part and curvature.batch.loss_reduction == "sum":
+                raise _NoTheoryError(SUM_OVER_PARTS)
+            limit = stability_limit(
+                curvature.optimizer, curvature.parameters, curvature.loss_factor
+            )
         except _NoTheoryError as reason:
             nan = Undefined(str(reason))
             return {"sharpness": nan, "threshold": nan, "ratio": nan}
@@ -70,12 +76,20 @@ class StabilityLimit:
     scaling: Tensor | None = None
 
 
+SUM_OVER_PARTS = (
+    "the step on a sum loss grows with the number of samples, which isn't known before all "
+    "parts of the batch are there: use a mean loss"
+)
+
+
 class _NoTheoryError(Exception):
     """The optimizer has no known threshold; the message is the reason."""
 
 
-def stability_limit(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> StabilityLimit:
-    """The limit at the optimizer's next step."""
+def stability_limit(
+    optimizer: Optimizer, parameters: Mapping[str, Tensor], loss_factor: float = 1
+) -> StabilityLimit:
+    """The limit at the optimizer's next step, which is on ``loss_factor`` times the mean loss."""
     group, *others = optimizer.param_groups
     keys = ("lr", "momentum", "dampening", "nesterov", "betas", "eps")
     if any(other.get(key) != group.get(key) for other in others for key in keys):
@@ -85,9 +99,9 @@ def stability_limit(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> S
     if group.get("maximize"):
         raise _NoTheoryError("maximising is never stable on a quadratic with a minimum")
     if type(optimizer) is SGD:
-        return StabilityLimit(_sgd_threshold(group))
+        return StabilityLimit(_sgd_threshold(group) / loss_factor)
     if type(optimizer) in (Adam, AdamW) and not group["amsgrad"]:
-        return _adam_limit(optimizer, group, parameters)
+        return _adam_limit(optimizer, group, parameters, loss_factor)
     raise _NoTheoryError(f"no threshold is known for {type(optimizer).__name__} as it is set up")
 
 
@@ -99,7 +113,10 @@ def _sgd_threshold(group: Mapping[str, Any]) -> float:
 
 
 def _adam_limit(
-    optimizer: Optimizer, group: Mapping[str, Any], parameters: Mapping[str, Tensor]
+    optimizer: Optimizer,
+    group: Mapping[str, Any],
+    parameters: Mapping[str, Tensor],
+    loss_factor: float,
 ) -> StabilityLimit:
     first, second = group["betas"]
     roots = []
@@ -109,7 +126,7 @@ def _adam_limit(
             raise _NoTheoryError("Adam has no second moments before its first step")
         steps = float(state["step"])
         root = (state["exp_avg_sq"].double() / (1 - second**steps)).sqrt() + group["eps"]
-        roots.append(((1 - first**steps) * root).flatten())
+        roots.append(((1 - first**steps) * root / loss_factor).flatten())
     threshold = (2 + 2 * first) / ((1 - first) * float(group["lr"]))
     return StabilityLimit(threshold, torch.cat(roots).rsqrt())
 

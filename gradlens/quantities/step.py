@@ -24,7 +24,9 @@ class Step:
     ℓₙ ``[N]``; both are ``None`` if they are unknown. ``info`` is what the user has passed to the
     context. ``reduced`` has the results of reductions, by reduction and parameter; read it by the
     methods below. ``uncovered`` is the reason why no parameter has per-sample gradients, and
-    ``failed`` the reason why a reduction has no value.
+    ``failed`` the reason why a reduction has no value. ``loss_weight`` is the factor between the
+    loss and what the optimizer minimises, such as 0.5 for ``(loss / 2).backward()``; a scaler's
+    doesn't count.
     """
 
     global_step: int
@@ -39,6 +41,7 @@ class Step:
     signals: LayerSignals = field(default_factory=LayerSignals, repr=False)
     uncovered: str = ""
     failed: Mapping[Reduction, str] = field(default_factory=dict)
+    loss_weight: float = 1.0
 
     def without_gradients(self) -> Step:
         """The step without reductions, signals and graph, to be kept until the next step."""
@@ -89,12 +92,20 @@ class Step:
             layers.setdefault(layer_of(name), []).append(_on_host(value))
         return {layer: reduction.total(values) for layer, values in layers.items()}
 
+    @property
+    def gradient_factor(self) -> float:
+        """The gradient of what the optimizer minimises, over ḡ; N under a sum loss."""
+        return self.loss_weight * self._loss_factor
+
+    @property
+    def _loss_factor(self) -> int:
+        return self.samples if self.loss_reduction == "sum" else 1
+
     def mean_loss(self) -> float:
         """L under a mean loss, L/N under a sum loss; ``UnavailableError`` without a loss."""
         if self.loss is None:
             raise UnavailableError("the loss is unknown: pass loss=... to the context")
-        divisor = self.samples if self.loss_reduction == "sum" else 1
-        return float(self.loss.detach()) / divisor
+        return float(self.loss.detach()) / self._loss_factor
 
     def gradients(self) -> dict[str, Tensor]:
         """``p.grad`` of all parameters that have one, without a scaler's scale.

@@ -33,7 +33,8 @@ class TIC(GradientCurvatureQuantity):
     ``curvature`` and ``samples`` are those of ``HessTrace``; ε is ``epsilon``. If the diagonal is
     computed by another method than at the step before, exact or estimated, a note is recorded. Only
     parameters that have per-sample gradients count. If the curvature is not positive, the criterion
-    has no meaning and the value is a NaN.
+    has no meaning and the value is a NaN; likewise if the batch comes in parts, since curvature is
+    that of the last part alone.
     """
 
     curvature: DiagonalKind = "diag_h"
@@ -46,7 +47,9 @@ class TIC(GradientCurvatureQuantity):
         self._method: Method = ""
 
     @final
-    def before_backward(self, curvature: LossCurvature) -> LossDiagonal | LossTraces:
+    def before_backward(self, curvature: LossCurvature) -> LossDiagonal | LossTraces | Undefined:
+        if curvature.is_part:
+            return Undefined(OF_PARTS)
         found = self._found(curvature)
         if self._method and found.method and self._method != found.method:
             curvature.note(
@@ -58,6 +61,8 @@ class TIC(GradientCurvatureQuantity):
 
     @final
     def compute(self, step: Step, earlier: Any) -> float:
+        if isinstance(earlier, Undefined):
+            return earlier
         if isinstance(earlier.trace.value, Undefined):
             return earlier.trace.value
         (reduction,) = self.reductions
@@ -73,6 +78,12 @@ class TIC(GradientCurvatureQuantity):
         self, sums: Mapping[str, Tensor], samples: int, found: Any, remedy: str
     ) -> float:
         """The value; ``remedy`` completes the reason of a NaN if the curvature is not positive."""
+
+
+OF_PARTS = (
+    "the batch comes in parts, from micro-batches or processes: gradients are those of all parts, "
+    "and curvature is that of one"
+)
 
 
 def _remedy(kind: DiagonalKind, method: Method) -> str:

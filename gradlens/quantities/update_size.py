@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gradlens.history.view import View
+from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import UpdateQuantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
@@ -14,4 +15,6 @@ class UpdateSize(UpdateQuantity):
     view = View("Update size", group="step size", yscale="log", label="‖θₙ₊₁ − θₙ‖")
 
     def compute(self, step: Step, update: Update) -> dict[str, float]:
-        return update.norms()
+        return {
+            name: explained(size, f"the update of {name}") for name, size in update.norms().items()
+        }

@@ -49,14 +49,18 @@ class Axes:
         """
         if tensor.dim() < 2:
             return tensor.reshape(1, 1, -1) if self.channel_last else tensor.reshape(-1, 1, 1)
-        if self._is_single(tensor):
+        if self.is_single(tensor):
             tensor = tensor.unsqueeze(self.batch)
-        batch = self.batch if tensor.dim() == 3 else 0
         feature = -1 if self.channel_last else 1
-        moved = tensor.movedim((batch, feature), (0, -1))
+        moved = tensor.movedim((self.axis_of(tensor), feature), (0, -1))
         return moved.reshape(moved.shape[0], math.prod(moved.shape[1:-1]), moved.shape[-1])
 
-    def _is_single(self, tensor: Tensor) -> bool:
+    def axis_of(self, tensor: Tensor) -> int:
+        """The axis that counts the samples of a batch."""
+        return self.batch if tensor.dim() == 3 else 0
+
+    def is_single(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a single sample without a batch axis."""
         if self.dims is None or tensor.dim() != self.dims - 1:
             return False
         first, *others = tensor.shape

@@ -245,8 +245,8 @@ class SignalCapture(HookOwner):
         call = opened.pop() if opened else self._new_call(layer)
         self._calls.append(call)
         tensor, axes = first_tensor(output), self._axes[layer]
-        if tensor is not None and tensor.dim() == 3 and axes.batch == 1:
-            call.samples, call.axis_known = tensor.shape[1], axes.known
+        if tensor is not None and tensor.dim() > 1 and not axes.is_single(tensor):
+            call.samples, call.axis_known = tensor.shape[axes.axis_of(tensor)], axes.known
         alone = not (self._inside_model or in_backward_pass())
         call.standalone = alone and tensor is not None and not tensor.requires_grad
         self._record(call, tensor, of_input=False)

@@ -24,9 +24,8 @@ SEVERAL = (
     "call backward once, on the sum of the losses"
 )
 MISPLACED = (
-    "with batch_first=False, samples are in axis 1, which is also assumed of the layers next to "
-    "that one; they seem to be in another axis in the output of {layers}, whose norms by sample "
-    "are mixed up: use batch_first=True"
+    "it isn't certain which axis of its output counts the samples: the one that does in the layers "
+    "next to it has another length than there are samples in layers that define their axis"
 )
 
 
@@ -38,8 +37,8 @@ class RecordedCall:
     of the step has gone through the call. ``standalone``: the layer was called outside the model,
     and its output needs no gradient, so that no backward pass can reach it. ``create_graph``: a
     backward pass with ``create_graph=True`` has gone through it, perhaps only to make the loss.
-    ``samples`` is the length of axis 1 of an output of three axes, if the samples are taken to be
-    there; ``axis_known`` if the layer itself says so.
+    ``samples`` is the length of the output's axis that is taken for that of the samples;
+    ``axis_known`` if the layer itself defines it.
     """
 
     layer: str
@@ -65,11 +64,6 @@ class RecordedCall:
         total = request.reduction.add(before, value)
         return Undefined(SEVERAL) if total is None else total
 
-    @property
-    def needs_sample_axis(self) -> bool:
-        """Whether a value of its output depends on which axis counts the samples."""
-        return any(r.signal is Signal.OUTPUT and r.reduction.by_sample for r in self.values)
-
 
 def counted(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
     """The calls that belong to a step.
@@ -92,16 +86,19 @@ def signals_of(
         by_layer[call.layer].append(call)
     values: dict[str, dict[Request, Any]] = {}
     uncalled, empty = [], []
+    misplaced = _misplaced(calls)
     for layer, found in by_layer.items():
         requests, known = wanted.get(layer, frozenset()), reasons.get(layer, {})
         every = {request: _value(request, found, known.get(request, "")) for request in requests}
+        if layer in misplaced:
+            every |= {r: Undefined(MISPLACED) for r in requests if _needs_sample_axis(r)}
         values[layer] = {request: v for request, v in every.items() if v is not None}
         missing = {request.signal.value for request in requests - values[layer].keys()}
         if missing and not found:
             uncalled.append(layer)
         elif missing:
             empty += [f"the {signal} of {layer}" for signal in sorted(missing)]
-    return LayerSignals(modules, values, tuple(_notes(uncalled, empty, _misplaced(calls))))
+    return LayerSignals(modules, values, tuple(_notes(uncalled, empty)))
 
 
 def _value(request: Request, calls: Sequence[RecordedCall], reason: str) -> Any:
@@ -126,24 +123,25 @@ def _on_host(value: Any) -> Any:
     return value
 
 
-def _misplaced(calls: Iterable[RecordedCall]) -> list[str]:
+def _needs_sample_axis(request: Request) -> bool:
+    """Whether a value depends on which axis of the output counts the samples."""
+    return request.signal is Signal.OUTPUT and request.reduction.by_sample
+
+
+def _misplaced(calls: Iterable[RecordedCall]) -> set[str]:
     """Layers with another number of samples than those whose sample axis is known."""
     found = [call for call in calls if call.samples is not None]
     known = {(call.forward_pass, call.samples) for call in found if call.axis_known}
     passes = {forward_pass for forward_pass, _ in known}
-    assumed = [c for c in found if c.forward_pass in passes and c.needs_sample_axis]
-    return [*{c.layer: 0 for c in assumed if (c.forward_pass, c.samples) not in known}]
+    assumed = [call for call in found if call.forward_pass in passes]
+    return {call.layer for call in assumed if (call.forward_pass, call.samples) not in known}
 
 
-def _notes(
-    uncalled: Sequence[str], empty: Sequence[str], misplaced: Sequence[str]
-) -> Iterator[str]:
+def _notes(uncalled: Sequence[str], empty: Sequence[str]) -> Iterator[str]:
     if uncalled:
         yield f"layers that were not called have no values: {_some(uncalled)}"
     if empty:
         yield f"there are no floating-point tensors in {_some(empty)}"
-    if misplaced:
-        yield MISPLACED.format(layers=_some(misplaced))
 
 
 def _some(names: Sequence[str]) -> str:

@@ -183,12 +183,12 @@ class Moments(SignalReduction[FeatureMoments]):
 class Products:
     """Products of x ``[M, F]``, with M = ``positions``, whose matrix is the smaller one.
 
-    ``matrix`` is xᵀx ``[F, F]`` and ``total`` Σₘxₘ ``[F]``; if M < F, it is xxᵀ ``[M, M]`` and
-    there is no total.
+    ``matrix`` is xᵀx ``[F, F]``, or xxᵀ ``[M, M]`` if M < F. ``mean`` ``[F]`` is what was
+    subtracted from each row before, zero if nothing was.
     """
 
     matrix: Tensor
-    total: Tensor | None
+    mean: Tensor
     positions: int
     features: int
 
@@ -198,41 +198,54 @@ class Gram(SignalReduction[Products]):
     """The smaller of the two Gram matrices, of features or of samples and positions.
 
     In double precision, since the eigenvalues of its matrix are the squares of singular values.
+    With ``centred``, the mean is subtracted from the rows first: of products of rows with a large
+    mean, too few digits would be left of the covariance.
     """
+
+    centred: bool = False
 
     def reduce(self, samples: Tensor) -> Products:
         rows = samples.flatten(0, -2)
         positions, features = rows.shape
-        if positions < features:
-            return Products(_product(rows.T), None, positions, features)
-        total = rows.sum(0, dtype=_precision(rows))
-        return Products(_product(rows), total, positions, features)
+        mean = rows.new_zeros(features, dtype=_precision(rows))
+        if self.centred and positions:
+            mean = rows.mean(0, dtype=mean.dtype)
+        return Products(_smaller_product(rows, mean), mean, positions, features)
 
     def merge(self, values: Sequence[Products]) -> Products | Undefined:
         if len(values) == 1:
             return values[0]
         if len({value.features for value in values}) > 1:
             return _different()
-        totals = [value.total for value in values if value.total is not None]
-        if len(totals) < len(values):
+        if any(value.positions < value.features for value in values):
             return Undefined(
                 "the layer was called several times, with fewer samples and positions than it has "
                 "features: use larger batches, or one call"
             )
-        return Products(
-            torch.stack([value.matrix for value in values]).sum(0),
-            torch.stack(totals).sum(0),
-            sum(value.positions for value in values),
-            values[0].features,
-        )
+        matrix, positions = values[0].matrix, values[0].positions
+        mean = values[0].mean
+        for value in values[1:]:
+            # Within the calls and between them (Chan et al., 1979).
+            share = value.positions / max(positions + value.positions, 1)
+            difference = value.mean - mean
+            between = share * positions * torch.outer(difference, difference)
+            matrix = matrix + value.matrix + between
+            mean = mean + share * difference
+            positions += value.positions
+        return Products(matrix, mean, positions, values[0].features)
 
 
-def _product(rows: Tensor) -> Tensor:
-    """xᵀx of x ``[R, C]``, converted piece by piece."""
-    total = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=_precision(rows))
-    for piece in rows.split(max(1, PIECE // max(rows.shape[1], 1))):
-        part = precise(piece)
-        total.addmm_(part.T, part)
+def _smaller_product(rows: Tensor, mean: Tensor) -> Tensor:
+    """xᵀx, or xxᵀ if that is smaller, of the rows less their mean, converted piece by piece."""
+    columns = len(rows) < rows.shape[1]
+    size = min(rows.shape)
+    total = rows.new_zeros(size, size, dtype=_precision(rows))
+    length = max(1, PIECE // max(size, 1))
+    pieces = rows.split(length, dim=int(columns))
+    means = mean.split(length) if columns else [mean] * len(pieces)
+    for piece, subtracted in zip(pieces, means, strict=True):
+        part = precise(piece) - subtracted
+        total.addmm_(*((part, part.T) if columns else (part.T, part)))
     return total
 
 

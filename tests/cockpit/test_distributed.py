@@ -64,12 +64,14 @@ class Case:
     network: str
     shares: str
     micro: int
+    reduction: Any = "mean"
 
 
 CASES = {
     "factors, equal shares": Case("factors", "equal", 1),
     "factors, unequal shares": Case("factors", "unequal", 1),
     "recomputed, micro-batches": Case("recomputed", "equal", 2),
+    "factors, sum loss": Case("factors", "unequal", 1, "sum"),
 }
 
 
@@ -91,8 +93,10 @@ def train(rank: int, case: Case, folder: Path) -> None:
     x, y = x[part], y[part]
     parallel = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    loss_function = gradlens.extend(nn.CrossEntropyLoss())
-    cockpit = gradlens.Cockpit(parallel, quantities(), run=folder / "run.jsonl")
+    loss_function = gradlens.extend(nn.CrossEntropyLoss(reduction=case.reduction))
+    cockpit = gradlens.Cockpit(
+        parallel, quantities(), run=folder / "run.jsonl", loss_reduction=case.reduction
+    )
     for step in range(STEPS):
         optimizer.zero_grad()
         for piece in range(case.micro):
@@ -107,20 +111,23 @@ def train(rank: int, case: Case, folder: Path) -> None:
     cockpit.history.write(folder / f"rank{rank}.jsonl")
 
 
-def in_one_process(network_name: str, shares: str) -> gradlens.History:
-    model, (x, y) = NETWORKS[network_name](), data()
+def in_one_process(case: Case) -> gradlens.History:
+    model, (x, y) = NETWORKS[case.network](), data()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    cockpit = gradlens.Cockpit(model, quantities())
+    cockpit = gradlens.Cockpit(model, quantities(), loss_reduction=case.reduction)
     # The mean over processes of their means weighs the samples of a smaller share more.
-    sizes = [SHARES[shares][rank].stop - SHARES[shares][rank].start for rank in range(2)]
+    sizes = [SHARES[case.shares][rank].stop - SHARES[case.shares][rank].start for rank in range(2)]
     weights = torch.cat([torch.full((n,), 12 / (2 * n), dtype=torch.float64) for n in sizes])
+    is_mean = case.reduction == "mean"
     for step in range(STEPS):
         optimizer.zero_grad()
-        losses = weights * nn.functional.cross_entropy(model(x), y, reduction="none")
-        loss = losses.mean()
+        losses = nn.functional.cross_entropy(model(x), y, reduction="none")
+        losses = weights * losses if is_mean else losses
+        loss = losses.mean() if is_mean else losses.sum()
         info = {"individual_losses": losses}
         with cockpit(step, loss=loss, optimizer=optimizer, info=info):
-            loss.backward()
+            # Gradients are averaged over the processes, also those of sums.
+            (loss if is_mean else loss / 2).backward()
         optimizer.step()
     cockpit.close()
     return cockpit.history
@@ -138,6 +145,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes(name: str, runs: Path) -> None:
-    expected = in_one_process(CASES[name].network, CASES[name].shares)
+    expected = in_one_process(CASES[name])
     for file in ("rank0.jsonl", "rank1.jsonl", "run.jsonl"):
         assert_same_histories(gradlens.History.load(runs / name / file), expected)

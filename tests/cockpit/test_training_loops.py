@@ -192,6 +192,40 @@ def test_curvature_is_that_of_the_last_micro_batch() -> None:
     assert_same_histories(cockpit.history, last.history)
 
 
+def test_curvature_of_a_part_isnt_compared_with_all_parts() -> None:
+    sharpness = {}
+    for reduction in ("mean", "sum"):
+        model, (x, y) = network(), data()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        tracked = [quantities.Stability(), quantities.TICDiag(), quantities.TICTrace()]
+        cockpit = gradlens.Cockpit(model, tracked, loss_reduction=reduction)
+        for part, more in ((slice(0, 7), True), (slice(7, 12), False)):
+            loss = nn.functional.cross_entropy(model(x[part]), y[part], reduction=reduction)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with cockpit(0, loss=loss, optimizer=optimizer, accumulating=more):
+                    loss.backward()
+        sharpness[reduction] = cockpit.history["Stability"][0]["sharpness"]
+        for name in ("TICDiag", "TICTrace"):
+            assert "curvature is that of one" in cockpit.history[name][0].reason
+    assert math.isfinite(sharpness["mean"])
+    assert "before all parts" in sharpness["sum"].reason
+
+
+def test_a_factor_of_the_loss_is_one_of_the_learning_rate() -> None:
+    def three_times(
+        cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
+    ) -> None:
+        loss = loss_function(model(x), y)
+        with warnings.catch_warnings(), cockpit(step, loss=loss, optimizer=optimizer):
+            warnings.simplefilter("ignore")
+            (3 * loss).backward()
+
+    found, expected = train(three_times), train(whole_batch, rate=0.15)
+    for name in ("CABS", "Alpha", "NormTest"):
+        assert_same_values(found[name], expected[name])
+
+
 def with_scaler(
     cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
 ) -> None:

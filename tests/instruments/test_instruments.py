@@ -583,7 +583,7 @@ def test_negative_eigenvalues_are_below_a_line_at_zero() -> None:
 
 def test_largest_eigenvalue_has_the_threshold_of_the_logged_learning_rate() -> None:
     history = recorded("HessMaxEV", {0: 3.0, 10: 5.0, 20: 30.0})
-    name = "2/η of gradient descent"
+    name = "2/η, descent on a mean loss"
     assert name not in instruments.HessMaxEVInstrument().plot(history).artists
     for step, rate in ((5, 0.5), (20, 0.1)):
         history.append(step, {"learning_rate": rate})

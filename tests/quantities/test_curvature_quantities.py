@@ -352,10 +352,9 @@ def test_warm_start_takes_fewer_products() -> None:
     assert second["products"] < first["products"]
 
 
-def valleys(curvatures: Tensor) -> tuple[nn.ParameterList, Tensor]:
-    """A quadratic bowl with these curvatures along the axes."""
-    model = nn.ParameterList([nn.Parameter(torch.zeros(len(curvatures), dtype=torch.float64))])
-    return model, (curvatures * model[0].square()).sum() / 2
+def bowl(model: nn.ParameterList, curvatures: Tensor) -> Tensor:
+    """A quadratic loss with these curvatures along the axes."""
+    return (curvatures * model[0].square()).sum() / 2
 
 
 def test_short_searches_are_cheap_and_full_ones_miss_nothing(
@@ -373,13 +372,13 @@ def test_short_searches_are_cheap_and_full_ones_miss_nothing(
     monkeypatch.setattr(warm_start, "ritz_pairs", counting)
     curvatures = torch.linspace(0, 1, 60, dtype=torch.float64)
     curvatures[-2:] = torch.tensor([8.0, 5.0])
-    quantity = quantities.HessMaxEV(tolerance=0.01, explore_every=4)
+    model = nn.ParameterList([nn.Parameter(torch.zeros(60, dtype=torch.float64))])
+    cockpit = Cockpit(model, [quantities.HessMaxEV(tolerance=0.01, explore_every=4)])
     values = []
     for step in range(9):
         if step >= 2:
             curvatures[0] = 20.0
-        model, loss = valleys(curvatures)
-        cockpit = Cockpit(model, [quantity])
+        loss = bowl(model, curvatures)
         with cockpit(step, loss=loss):
             loss.backward()
         values.append(cockpit.history["HessMaxEV"][step])

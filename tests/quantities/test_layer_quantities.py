@@ -396,16 +396,34 @@ def test_covariance_with_fewer_samples_than_features_has_the_rest_of_its_eigenva
     assert found["trace"] == pytest.approx(inputs.double().var(0).sum().item())
 
 
+@pytest.mark.parametrize("mean", [0.0, 1e3, 1e7])
+@pytest.mark.parametrize(("samples", "calls"), [(3, 1), (50, 1), (50, 2)])
+def test_covariance_of_inputs_with_a_large_mean(samples: int, calls: int, mean: float) -> None:
+    class Called(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self[0](part) for part in x.chunk(calls)])
+
+    torch.manual_seed(0)
+    inputs = mean + torch.randn(samples, 6).double()
+    model = Called(nn.Linear(6, 2)).double()
+    found = record(model, inputs, quantities.InputCovariance(k=2))["layers"]["0"]
+    expected = np.linalg.eigvalsh(np.cov(inputs.numpy().T))[::-1]
+    np.testing.assert_allclose(found["eigenvalues"], expected[:2], rtol=1e-8)
+    assert found["trace"] == pytest.approx(expected.sum(), rel=1e-8)
+
+
 @pytest.mark.parametrize(
     ("inputs", "reason"),
     [
         (torch.randn(1, 4), "one sample"),
         (torch.full((3, 4), 1e3), "equal"),
+        (torch.full((7, 4), 1e7 / 3).double(), "equal"),
         (torch.full((3, 4), math.inf), "NaN or Inf"),
     ],
 )
 def test_undefined_covariances_say_why(inputs: Tensor, reason: str) -> None:
-    layers = record(nn.Linear(4, 2), inputs, quantities.InputCovariance())["layers"]
+    layer = nn.Linear(4, 2).to(inputs.dtype)
+    layers = record(layer, inputs, quantities.InputCovariance())["layers"]
     found = layers["Linear"]
     assert reason in (found["stable_rank"] if isinstance(found, dict) else found).reason
 
@@ -427,6 +445,7 @@ def test_broken_inputs_never_raise() -> None:
         inputs.view(-1)[:2] = torch.tensor([math.nan, math.inf])
         cockpit = gradlens.Cockpit(model, [*everything()])
         for step in range(2):
+            model.zero_grad()
             loss = model(inputs).square().mean()
             with cockpit(step, loss=loss):
                 loss.backward()

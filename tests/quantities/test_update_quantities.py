@@ -151,7 +151,9 @@ def test_cabs_and_early_stopping(network: str, reduction: str) -> None:
     cockpit, records = run(network, reduction, "SGD", tracked)
     for step, record in enumerate(records):
         g = flat(record.gradients).numpy()
-        cabs = 0.1 * g.var(axis=0).sum() / record.losses.mean().item()
+        # The update's learning rate along the mean gradient: 0.1 N under a sum loss.
+        rate = 0.1 if reduction == "mean" else 0.1 * SAMPLES
+        cabs = rate * g.var(axis=0).sum() / record.losses.mean().item()
         assert cockpit.history["CABS"][step] == pytest.approx(cabs, rel=1e-8)
         ratio = g.mean(0) ** 2 / (g.var(axis=0, ddof=1) + 1e-5)
         assert cockpit.history["EarlyStopping"][step] == pytest.approx(
@@ -234,6 +236,28 @@ def test_alpha_without_individual_losses_says_how_to_get_them() -> None:
             optimizer.step()
     assert len(caught) == 1
     assert "no per-sample losses" in cockpit.history["Alpha"][0].reason
+
+
+@pytest.mark.parametrize("flattened", [False, True])
+def test_alpha_of_tokens_needs_the_losses_of_samples(flattened: bool) -> None:
+    """Losses of single tokens vary in another way than those of samples."""
+    torch.manual_seed(0)
+    model, loss_function = nn.Linear(4, 3), nn.CrossEntropyLoss()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    cockpit = Cockpit(model, [quantities.Alpha()], loss_function=loss_function)
+    for step in range(2):
+        optimizer.zero_grad()
+        output, labels = model(torch.randn(6, 5, 4)), torch.randint(3, (6, 5))
+        rows = (output.flatten(0, 1), labels.flatten())
+        loss = loss_function(*(rows if flattened else (output.transpose(1, 2), labels)))
+        with cockpit(step, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+    found = cockpit.history["Alpha"][0]
+    if flattened:
+        assert "30 losses of 6 samples: call the loss module with one row" in found.reason
+    else:
+        assert math.isfinite(found) or "no minimum" in found.reason
 
 
 def training(optimizer_steps: int) -> Cockpit:

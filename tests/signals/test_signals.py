@@ -314,14 +314,33 @@ def test_samples_around_a_time_first_layer_are_where_it_has_them() -> None:
     assert not cockpit.history.notes
 
 
-def test_samples_that_are_elsewhere_are_noted() -> None:
-    inputs = torch.randn(7, 5, 4)
-    cockpit = Cockpit(TimeFirst(transposed=True), [InputNorm()])
-    step(cockpit, 0, inputs)
-    assert not cockpit.history.notes
-    cockpit = Cockpit(TimeFirst(transposed=True), [OutputNorm()])
-    with pytest.warns(UserWarning, match="in the output of head, whose norms by sample"):
-        step(cockpit, 0, inputs)
+class Turning(nn.Module):
+    """A convolution has samples first, and the layers behind it are called with positions first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.Conv1d(4, 4, 1)
+        self.head, self.rnn = nn.Linear(4, 2), nn.GRU(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.rnn(self.head(self.front(x).permute(2, 0, 1)))[0]
+        return found
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [(lambda: TimeFirst(transposed=True), (7, 5, 4)), (Turning, (5, 4, 7))],
+    ids=["behind", "in front"],
+)
+def test_norms_of_samples_that_are_elsewhere_are_refused(
+    build: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    cockpit = Cockpit(build(), [OutputNorm(), InputNorm()])
+    step(cockpit, 0, torch.randn(shape))
+    found = norms(cockpit.history, 0)
+    assert "isn't certain which axis" in found.pop("head").reason
+    others = [*found.values(), *norms(cockpit.history, 0, "InputNorm").values()]
+    assert all(math.isfinite(value) for value in others)
 
 
 def test_channel_last_is_what_the_user_says() -> None:
@@ -359,7 +378,9 @@ def test_several_calls_in_a_step_count_together(model: nn.Sequential, together: 
 def test_merged_calls_are_one_call_with_all_samples(network: str) -> None:
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(n, 9, 3, generator=generator).double() for n in (2, 5, 1)]
-    reductions: list[SignalReduction[Any]] = [Size(), Active(0.5), Maxima(), Moments(), Gram()]
+    reductions: list[SignalReduction[Any]] = [
+        Size(), Active(0.5), Maxima(), Moments(), Gram(), Gram(centred=True)
+    ]  # fmt: skip
     for reduction in reductions:
         merged = reduction.merge([reduction.reduce(part) for part in parts])
         whole = reduction.merge([reduction.reduce(torch.cat(parts))])

@@ -1,0 +1,331 @@
+"""Per-sample losses of loss modules, against each sample's part of the loss by its formula."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import gradlens
+from gradlens import Cockpit, quantities
+from gradlens.hooks.torch_private import LossModule
+
+N, CLASSES = 5, 3
+Parts = Callable[[Tensor, Tensor], Tensor]
+"""Outputs and targets to each sample's part ``[N]`` of the loss."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss module, its targets, and the parts of its output ``[N, 3]``."""
+
+    module: nn.Module
+    targets: Tensor
+    parts: Parts
+    loss: Callable[[nn.Module, Tensor, Tensor], Tensor] = lambda module, x, y: module(x, y)
+
+
+class Focal(LossModule):
+    """A loss module of somebody's own, whose mean is over all elements."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        losses = functional.binary_cross_entropy_with_logits(x, y, reduction="none")
+        losses = losses * (1 - torch.exp(-losses)) ** 2
+        return {"mean": losses.mean(), "sum": losses.sum(), "none": losses}[self.reduction]
+
+
+class Weighted(Focal):
+    """Its mean has weights that it doesn't have without a reduction."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        losses = (x - y).square().sum(1)
+        return losses if self.reduction == "none" else losses[0] / 2 + losses[1:].sum() / N
+
+
+class Failing(Focal):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        assert self.reduction == "mean", "this module can only average"
+        return (x - y).square().mean()
+
+
+class Random(Focal):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        losses = (x - y + torch.randn_like(x)).square()
+        return losses if self.reduction == "none" else losses.mean()
+
+
+def labels() -> Tensor:
+    return torch.tensor([0, 1, 2, 0, 1])
+
+
+def binary() -> Tensor:
+    return torch.tensor([[0, 1, 1], [1, 0, 0], [1, 1, 1], [0, 0, 0], [0, 1, 0]]).double()
+
+
+def real() -> Tensor:
+    return torch.linspace(-1, 1, N * CLASSES).double().reshape(N, CLASSES)
+
+
+def cross_entropy(weights: Tensor, smoothing: float = 0.0) -> Parts:
+    """By its formula: the mean is over the weights of the labels."""
+
+    def parts(x: Tensor, y: Tensor) -> Tensor:
+        logs = x.log_softmax(1)
+        right = -(logs * weights)[range(N), y]
+        smooth = -(logs * weights).mean(1)
+        return ((1 - smoothing) * right + smoothing * smooth) / weights[y].sum()
+
+    return parts
+
+
+WEIGHTS = torch.tensor([0.3, 1.0, 2.0]).double()
+ONES = torch.ones(CLASSES).double()
+MASK = torch.tensor([1.0, 0.0, 2.0, 1.0, 0.5]).double()
+
+
+def cancelling(x: Tensor, variance: Tensor) -> Tensor:
+    return (0.5 * (variance.log() + x.square() / variance)).sum(1) / (N * CLASSES)
+
+
+CASES: dict[str, Case] = {
+    "cross-entropy": Case(nn.CrossEntropyLoss(), labels(), cross_entropy(ONES)),
+    "class weights, smoothed": Case(
+        nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1), labels(), cross_entropy(WEIGHTS, 0.1)
+    ),
+    "ignored class": Case(
+        nn.CrossEntropyLoss(ignore_index=1),
+        labels(),
+        cross_entropy(torch.tensor([1.0, 0.0, 1.0]).double()),
+    ),
+    "named arguments": Case(
+        nn.CrossEntropyLoss(),
+        labels(),
+        cross_entropy(ONES),
+        lambda module, x, y: module(target=y, input=x),
+    ),
+    "not reduced": Case(
+        nn.CrossEntropyLoss(reduction="none"),
+        labels(),
+        cross_entropy(ONES),
+        lambda module, x, y: module(x, y).mean(),
+    ),
+    "not reduced, masked": Case(
+        nn.MSELoss(reduction="none"),
+        real(),
+        lambda x, y: ((x - y).square() * MASK[:, None]).sum(1) / (MASK.sum() * CLASSES),
+        lambda module, x, y: (module(x, y).mean(1) * MASK).sum() / MASK.sum(),
+    ),
+    "positive weights": Case(
+        nn.BCEWithLogitsLoss(pos_weight=WEIGHTS),
+        binary(),
+        lambda x, y: (
+            -(WEIGHTS * y * functional.logsigmoid(x) + (1 - y) * functional.logsigmoid(-x)).mean(1)
+            / N
+        ),
+    ),
+    "divergence, batchmean": Case(
+        nn.KLDivLoss(reduction="batchmean"),
+        real().softmax(1),
+        lambda x, y: (y * (y.log() - x)).sum(1) / N,
+    ),
+    "divergence, mean": Case(
+        nn.KLDivLoss(), real().softmax(1), lambda x, y: (y * (y.log() - x)).mean(1) / N
+    ),
+    "negative": Case(
+        nn.GaussianNLLLoss(),
+        real().exp() / 100,
+        cancelling,
+        lambda module, x, y: module(x, torch.zeros_like(x), y),
+    ),
+    "own module": Case(
+        Focal(),
+        binary(),
+        lambda x, y: (lambda b: (b * (1 - (-b).exp()) ** 2).mean(1) / N)(
+            functional.softplus(x) - x * y
+        ),
+    ),
+    "perfect fit": Case(
+        nn.MSELoss(), real(), lambda x, y: 0 * x.sum(1), lambda module, x, y: module(x, x.detach())
+    ),
+}
+
+
+class Losses(quantities.SingleStepQuantity):
+    """ℓₙ of the step."""
+
+    needs = ("individual_losses",)
+
+    def compute(self, step: Any) -> Any:
+        return step.individual_losses
+
+
+def found_by(case: Case, model: nn.Module, inputs: Tensor, scale: float = 1.0) -> Any:
+    cockpit = Cockpit(model, [Losses()], loss_function=case.module)
+    with cockpit(0):
+        (scale * case.loss(case.module, model(inputs), case.targets)).backward()
+    return cockpit.history["Losses"][0]
+
+
+def setting() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return nn.Linear(4, CLASSES).double(), torch.randn(N, 4).double()
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25, 2.0**40, 2.0**-40])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore:reduction. .mean. divides")
+def test_losses_are_n_times_each_samples_part(name: str, scale: float) -> None:
+    case, (model, inputs) = CASES[name], setting()
+    parts = case.parts(model(inputs).detach(), case.targets)
+    assert parts.sum() == pytest.approx(case.loss(case.module, model(inputs), case.targets).item())
+    found = torch.as_tensor(found_by(case, model, inputs, scale))
+    torch.testing.assert_close(found, N * parts * scale, rtol=1e-9, atol=1e-12 * scale)
+
+
+def test_losses_that_cancel_are_found() -> None:
+    """Their sum is zero, of which no ratio can be taken."""
+    model = nn.Linear(1, CLASSES, bias=False).double()
+    nn.init.ones_(model.weight)
+    outputs = torch.tensor([1.0, -1.0, 2.0, -2.0, 0.0]).double()
+    case = Case(nn.NLLLoss(), labels(), lambda x, y: x)
+    found = found_by(case, model, outputs[:, None])
+    torch.testing.assert_close(torch.as_tensor(found), -outputs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_ctc_is_divided_by_the_lengths_of_its_targets(reduction: str) -> None:
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(4, CLASSES).double(), torch.randn(N, N, 4).double()
+    targets, lengths = torch.randint(1, CLASSES, (N, 3)), torch.tensor([3, 1, 2, 2, 1])
+    module = nn.CTCLoss(reduction=reduction)
+
+    def loss_of(module: nn.Module) -> Tensor:
+        logs = model(inputs).log_softmax(-1)
+        found: Tensor = module(logs, targets, torch.full((N,), N), lengths)
+        return found
+
+    cockpit = Cockpit(model, [Losses()], loss_reduction=reduction, loss_function=module)
+    loss = loss_of(module)
+    with cockpit(0, batch_size=N):
+        loss.backward()
+    found = torch.as_tensor(cockpit.history["Losses"][0])
+    each = loss_of(nn.CTCLoss(reduction="none")).detach()
+    expected = each / lengths if reduction == "mean" else each
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+    total = found.mean() if reduction == "mean" else found.sum()
+    assert total == pytest.approx(loss.item())
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Weighted(), "isn't certain .* in proportion"),
+        (Failing(), "this module can only average"),
+    ],
+)
+def test_losses_that_are_unknown_have_a_reason(module: nn.Module, reason: str) -> None:
+    model, inputs = setting()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cockpit = Cockpit(model, [quantities.Alpha()], loss_function=module)
+    with pytest.warns(UserWarning, match=f"Alpha can't be found without.*{reason}"):
+        for step in range(2):
+            with cockpit(step, optimizer=optimizer):
+                module(model(inputs), real()).backward()
+            optimizer.step()
+    assert "no per-sample losses" in cockpit.history["Alpha"][0].reason
+
+
+class Wrapper(nn.Module):
+    """A module of somebody's own, which divides the sum that it calls."""
+
+    def __init__(self, reduction: str) -> None:
+        super().__init__()
+        self.inner, self.reduction = nn.MSELoss(reduction=reduction), reduction
+
+
+class WithoutReduction(LossModule):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+
+@pytest.mark.parametrize(
+    ("module", "own"),
+    [
+        (None, None),
+        (nn.MSELoss(), "mean"),
+        (nn.MSELoss(reduction="sum"), "sum"),
+        (nn.MSELoss(reduction="none"), None),
+        (nn.KLDivLoss(reduction="batchmean"), "mean"),
+        (Focal(reduction="sum"), "sum"),
+        (Focal(reduction="median"), None),
+        (Wrapper("sum"), None),
+        (WithoutReduction(), None),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("said", ["mean", "sum"])
+def test_a_loss_modules_own_reduction_must_be_the_one_that_was_said(
+    module: nn.Module | None, own: str | None, said: Any
+) -> None:
+    if own in (None, said):
+        Cockpit(nn.Linear(2, 1), [quantities.Time()], loss_reduction=said, loss_function=module)
+        return
+    with pytest.raises(ValueError, match=rf"pass loss_reduction='{own}'.*reduction='none'"):
+        Cockpit(nn.Linear(2, 1), [quantities.Time()], loss_reduction=said, loss_function=module)
+
+
+def test_a_compiled_loss_module_has_its_reduction() -> None:
+    module = torch.compile(nn.MSELoss(reduction="sum"), backend="eager")
+    with pytest.raises(ValueError, match="pass loss_reduction='sum'"):
+        Cockpit(nn.Linear(2, 1), loss_function=module)
+
+
+def test_random_losses_leave_the_random_numbers() -> None:
+    model, inputs = setting()
+    torch.manual_seed(1)
+    Random()(model(inputs), real()).backward()
+    expected = torch.get_rng_state()
+    torch.manual_seed(1)
+    assert found_by(Case(Random(), real(), lambda x, y: x), model, inputs) is None
+    assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_modules_for_different_numbers_of_samples_are_not_added_up() -> None:
+    model, inputs = setting()
+    module = gradlens.extend(nn.MSELoss())
+    cockpit = Cockpit(model, [Losses()])
+    with cockpit(0):
+        output = model(inputs)
+        (module(output, real()) + module(output[:2], real()[:2])).backward()
+    assert cockpit.history["Losses"][0] is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_losses_under_autocast_and_a_scaler_are_those_of_single_precision(
+    dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(0)
+    model, inputs = nn.Linear(4, CLASSES), torch.randn(N, 4)
+    module = nn.CrossEntropyLoss(WEIGHTS.float())
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cockpit = Cockpit(model, [Losses(), quantities.Alpha()], loss_function=module)
+    for step in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype):
+            output = model(inputs)
+            loss = module(output, labels())
+        with cockpit(step, loss=loss, optimizer=optimizer, scaler=scaler):
+            scaler.scale(loss).backward()
+        expected = N * cross_entropy(WEIGHTS)(output.detach().double(), labels())
+        found = torch.as_tensor(cockpit.history["Losses"][step]).double()
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert math.isfinite(cockpit.history["Alpha"][0])

@@ -1,0 +1,203 @@
+"""Every quantity under a loss in other units: a multiple of the loss, and a sum over the samples.
+
+Each law is that of the quantity's formula. What the values are in one unit is compared with slow
+references elsewhere in this folder, and in ``tests/curvature``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, Optimizer
+
+from gradlens import Cockpit, quantities
+from gradlens.history.undefined import Undefined
+from gradlens.quantities import Quantity
+
+N, STEPS, RATE = 6, 3, 0.1
+
+Exponents = Mapping[str, int]
+"""Exponents by the last of these keys on the way to a number of a record; ``""`` is for others."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """How a quantity's numbers grow with the unit c of the loss, at the learning rate η/c.
+
+    ``build`` makes the quantity with options in units of the loss. ``of_sum`` are the exponents for
+    a sum loss at η/N, whose unit is N: all zero, but for what is read off the sum's own gradient.
+    """
+
+    build: Callable[[float], Quantity]
+    exponents: Exponents = field(default_factory=lambda: {"": 0})
+    of_sum: Exponents = field(default_factory=lambda: {"": 0})
+
+
+def invariant(build: Callable[[], Quantity]) -> Law:
+    return Law(lambda unit: build())
+
+
+def of_own_gradient(build: Callable[[float], Quantity], exponents: Exponents) -> Law:
+    return Law(build, exponents, exponents)
+
+
+ONCE = {"": 1}
+NORM = {"": 0, "norm": 1}
+SPECTRUM = {"": 0, "eigenvalues": 2, "trace": 2}
+
+LAWS: dict[str, Law] = {
+    "Loss": of_own_gradient(lambda c: quantities.Loss(), ONCE),
+    "GradNorm": of_own_gradient(lambda c: quantities.GradNorm(), ONCE),
+    "GradientGeometry": of_own_gradient(lambda c: quantities.GradientGeometry(), NORM),
+    "OutputGradientGeometry": of_own_gradient(lambda c: quantities.OutputGradientGeometry(), NORM),
+    "InputGradientGeometry": of_own_gradient(lambda c: quantities.InputGradientGeometry(), NORM),
+    "OutputGradientCovariance": of_own_gradient(
+        lambda c: quantities.OutputGradientCovariance(), SPECTRUM
+    ),
+    "GradientActivation": of_own_gradient(
+        lambda c: quantities.GradientActivation(threshold=1e-3 * c), {"": 0}
+    ),
+    "GradCovariance": Law(lambda c: quantities.GradCovariance(), SPECTRUM),
+    "GradNoiseScale": Law(
+        lambda c: quantities.GradNoiseScale(), {"": 0, "trace": 2, "squared_norm": 2}
+    ),
+    "GradHist1d": Law(
+        lambda c: quantities.GradHist1d(range=(-0.1 * c, 0.2 * c)), {"": 0, "edges": 1}
+    ),
+    "GradHist2d": Law(
+        lambda c: quantities.GradHist2d(range=((-0.1 * c, 0.2 * c), (-1, 1))), {"": 0, "edges 0": 1}
+    ),
+    "MeanGSNR": Law(lambda c: quantities.MeanGSNR(epsilon=1e-5 * c**2)),
+    "EarlyStopping": Law(lambda c: quantities.EarlyStopping(epsilon=1e-5 * c**2)),
+    "HessMaxEV": Law(lambda c: quantities.HessMaxEV(), ONCE),
+    "HessEigenvalues": Law(
+        lambda c: quantities.HessEigenvalues(k=2), {"": 0, "eigenvalues": 1, "residuals": 1}
+    ),
+    "HessTrace": Law(lambda c: quantities.HessTrace(curvature="diag_ggn_exact"), ONCE),
+    "SpectralDensity": Law(
+        lambda c: quantities.SpectralDensity(), {"": -1, "grid": 1, "width": 1}
+    ),
+    "TICDiag": Law(
+        lambda c: quantities.TICDiag(curvature="diag_ggn_exact", epsilon=1e-7 * c), ONCE
+    ),
+    "TICTrace": Law(
+        lambda c: quantities.TICTrace(curvature="diag_ggn_exact", epsilon=1e-7 * c), ONCE
+    ),
+    "Stability": Law(lambda c: quantities.Stability(), {"": 1, "ratio": 0}),
+    "MeanTID": invariant(quantities.MeanTID),
+    "VarTID": invariant(quantities.VarTID),
+} | {
+    name: invariant(getattr(quantities, name))
+    for name in (
+        "Alpha", "CABS", "ConditionNumber", "DeadNeurons", "Distance", "InnerTest",
+        "InputCovariance", "InputMean", "InputNorm", "InputStd", "NormTest", "OrthoTest",
+        "OutputActivation", "OutputNorm", "ParameterNorm", "Parameters", "RankMe", "UpdateGeometry",
+        "UpdateSize", "WeightSignFlips",
+    )
+}  # fmt: skip
+WITHOUT_LAW = {"Time", "Phase"}
+
+
+def network(normalised: bool) -> nn.Module:
+    torch.manual_seed(0)
+    middle = [nn.BatchNorm1d(5)] if normalised else []
+    return nn.Sequential(nn.Linear(4, 5), *middle, nn.ReLU(), nn.Linear(5, 3)).double()
+
+
+def sgd(model: nn.Module, unit: float) -> Optimizer:
+    return SGD(model.parameters(), lr=RATE / unit)
+
+
+def adam(model: nn.Module, unit: float) -> Optimizer:
+    """Its rate is in units of the parameters, ε in those of gradients."""
+    return Adam(model.parameters(), lr=RATE, eps=1e-3 * unit)
+
+
+def values(
+    quantity: Quantity,
+    unit: float = 1.0,
+    reduction: Any = "mean",
+    optimizer: Callable[[nn.Module, float], Optimizer] = sgd,
+) -> Mapping[int, Any]:
+    """Values of three steps on the same batches, under ``unit`` times a mean loss or a sum loss."""
+    model = network("TID" in quantity.name)
+    loss_function = nn.CrossEntropyLoss(reduction=reduction)
+    opt = optimizer(model, unit * (N if reduction == "sum" else 1))
+    cockpit = Cockpit(model, [quantity], loss_reduction=reduction, loss_function=loss_function)
+    for step in range(STEPS):
+        inputs, labels = torch.randn(N, 4).double(), torch.randint(3, (N,))
+        opt.zero_grad()
+        loss = unit * loss_function(model(inputs), labels)
+        with cockpit(step, loss=loss, optimizer=opt):
+            loss.backward()
+        opt.step()
+    cockpit.close()
+    return cockpit.history[quantity.name]
+
+
+def numbers(record: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """All numbers of a record, and the keys that lead to each."""
+    if isinstance(record, Mapping):
+        for key, part in record.items():
+            yield from numbers(part, (*path, str(key)))
+    elif isinstance(record, list):
+        for place, part in enumerate(record):
+            yield from numbers(part, (*path, f"{path[-1]} {place}" if path else ""))
+    else:
+        yield path, record
+
+
+def assert_law(
+    found: Mapping[int, Any], reference: Mapping[int, Any], unit: float, law: Exponents
+) -> None:
+    pairs = list(zip(numbers(found), numbers(reference), strict=True))
+    known = [np.isfinite(other).any() for _, (_, other) in pairs if not isinstance(other, str)]
+    assert any(known)
+    for (path, one), (other_path, other) in pairs:
+        assert path == other_path
+        if isinstance(other, (str, Undefined)):
+            assert str(one) == str(other)
+            continue
+        exponent = next((law[key] for key in reversed(path) if key in law), law[""])
+        # Numbers that are rounding errors in one unit are others in another.
+        noise = 1e-9 * np.abs(np.nan_to_num(other, posinf=0)).max(initial=1e-6)
+        expected = np.asarray(other) * unit**exponent
+        np.testing.assert_allclose(one, expected, rtol=1e-6, atol=noise * unit**exponent)
+
+
+@pytest.mark.parametrize("unit", [2.0**-27, 0.01, 2.0**27], ids=["1e-8", "0.01", "1e8"])
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.filterwarnings("ignore:.*normalisation over the batch")
+def test_a_multiple_of_the_loss(name: str, unit: float) -> None:
+    law = LAWS[name]
+    assert_law(values(law.build(unit), unit), values(law.build(1.0)), unit, law.exponents)
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.filterwarnings("ignore:.*normalisation over the batch")
+def test_a_sum_loss(name: str) -> None:
+    law = LAWS[name]
+    of_own_gradient = law.of_sum is law.exponents
+    found = values(law.build(N if of_own_gradient else 1.0), reduction="sum")
+    assert_law(found, values(law.build(1.0)), N, law.of_sum)
+
+
+@pytest.mark.parametrize(
+    ("unit", "reduction"), [(2.0**-27, "mean"), (2.0**27, "mean"), (1.0, "sum")]
+)
+def test_sharpness_for_adam_has_no_unit(unit: float, reduction: str) -> None:
+    found = values(quantities.Stability(), unit, reduction, adam)
+    reference = values(quantities.Stability(), optimizer=adam)
+    assert reference[2]["ratio"] > 0
+    assert_law(found, reference, unit, {"": 0})
+
+
+def test_every_public_quantity_has_a_law() -> None:
+    abstract = {name for name in quantities.__all__ if name.endswith("Quantity")}
+    assert set(quantities.__all__) - abstract == LAWS.keys() | WITHOUT_LAW
