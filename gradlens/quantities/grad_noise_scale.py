@@ -6,7 +6,7 @@ from gradlens.history.view import View
 from gradlens.numerics.formulas import NoiseScale, noise_scale
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
-from gradlens.reductions import MeanDots, MeanSquaredNorm, SquaredNorms
+from gradlens.reductions import Deviations
 
 
 class GradNoiseScale(SingleStepQuantity):
@@ -16,10 +16,8 @@ class GradNoiseScale(SingleStepQuantity):
     interval, and the unbiased estimates ``"trace"`` of tr(Σ) and ``"squared_norm"`` of ‖G‖².
     """
 
-    reductions = (SquaredNorms(), MeanDots(), MeanSquaredNorm())
+    reductions = (Deviations(),)
     view = View("Gradient noise scale", group="noise", yscale="log", label="samples")
 
     def compute(self, step: Step) -> NoiseScale:
-        return noise_scale(
-            step.total(SquaredNorms()), step.total(MeanDots()), step.total(MeanSquaredNorm())
-        )
+        return noise_scale(step.total(Deviations()))
