@@ -29,7 +29,7 @@ EPSILON = 1e-7
 
 @dataclass(eq=False)
 class _CovarianceSpectrum(LayerQuantity, ABC):
-    reduction = Gram()
+    reduction = Gram(centred=True)
     default_layers = Selection((is_affine,))
 
     k: int = 5
@@ -120,7 +120,7 @@ def covariance_record(products: Products, k: int) -> Any:
         return nothing
     if products.positions < 2:
         return Undefined("there is one sample: a covariance needs two")
-    values = _eigenvalues(_centred(products))
+    values = _eigenvalues(products.matrix)
     if isinstance(values, float):
         return values
     known = values.flip(0).clamp(min=0) / (products.positions - 1)
@@ -136,17 +136,12 @@ def covariance_record(products: Products, k: int) -> Any:
     return record | {name: _ratio(spectrum, place, rounding) for name, place in places.items()}
 
 
-def _centred(products: Products) -> Tensor:
-    matrix, total = products.matrix, products.total
-    if total is not None:
-        return matrix - torch.outer(total, total) / products.positions
-    return matrix - matrix.mean(0) - matrix.mean(1, keepdim=True) + matrix.mean()
-
-
 def _rounding(products: Products) -> float:
     """Bound for the absolute value at which an eigenvalue of zero is computed."""
-    scale = float(products.matrix.diagonal().sum()) / (products.positions - 1)
-    return _precision(products) * scale
+    scale = float(products.matrix.trace()) / (products.positions - 1)
+    # Each mean is right to a rounding for each of the numbers that are added up.
+    of_means = float(products.centre.square().sum()) * _precision(products)
+    return _precision(products) * (scale + of_means)
 
 
 def _precision(products: Products) -> float:

@@ -233,7 +233,7 @@ def by_gram_matrix(gradients: GradientOperator, positions: int) -> bool:
     """Whether deviations by the Gram matrix of factors are cheaper than by the elements."""
     rows, columns = gradients.shape
     products = gradients.batch_size * positions**2 * (rows + columns)
-    return products <= (PER_ELEMENT + positions) * rows * columns
+    return 0 < products <= (PER_ELEMENT + positions) * rows * columns
 
 
 def gram_of_factors(delta: Tensor, inputs: Tensor) -> Iterator[Tensor]:
