@@ -28,8 +28,8 @@ EQUAL = (
 TOLERATED = 0.1
 """Error of a mean over elements, relative to it, above which it is NaN.
 
-A trade-off; the bound of the error is four times as large as what was found (see ``ROUNDINGS``), so
-the error itself is about a sixteenth of this.
+A trade-off. The bound of a squared error is a hundred times as large as what was found (see
+``ROUNDINGS``), so the error itself is far smaller.
 """
 
 
@@ -102,13 +102,11 @@ def _mean_ratio(parts: Sequence[ElementDeviations], divisor: int, eps: float) ->
         total += float(ratios.sum())
         # An error of noise·ḡⱼ² in a denominator is one of noise·ratio relative to it.
         error += part.noise * float(ratios.square_().sum())
-    if error > TOLERATED * total:
+    if not all(math.isfinite(float(part.squares.sum())) for part in parts):
+        return Undefined(NOT_FINITE)
+    if not error <= TOLERATED * total < math.inf:
         return Undefined(f"{EQUAL}, or a larger epsilon")
-    return (
-        total / sum(part.mean.numel() for part in parts)
-        if total < math.inf
-        else Undefined(NOT_FINITE)
-    )
+    return total / sum(part.mean.numel() for part in parts)
 
 
 def batch_size_rule(found: SampleDeviations, learning_rate: float, mean_loss: float) -> float:
@@ -192,8 +190,10 @@ def noise_scale(found: SampleDeviations) -> NoiseScale:
     if not bool(covariance.isfinite().all()):
         nan = Undefined(NOT_FINITE)
         return NoiseScale(nan, nan, nan, trace, squared_norm)
-    estimates, t = [trace, squared_norm], float(stdtrit(n - 1, 0.975))
-    low, high = _fieller(estimates, covariance.tolist(), t)
+    # In units of one of them, powers of the estimates are within the range.
+    unit = max(abs(trace), abs(squared_norm)) or 1.0
+    estimates, t = [trace / unit, squared_norm / unit], float(stdtrit(n - 1, 0.975))
+    low, high = _fieller(estimates, (covariance / unit / unit).tolist(), t)
     if squared_norm <= 0:
         value: float = Undefined("the gradient's squared norm can't be distinguished from zero")
     else:
