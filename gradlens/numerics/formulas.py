@@ -14,7 +14,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.deviations import ElementDeviations, SampleDeviations
+from gradlens.numerics.deviations import ROUNDINGS, ElementDeviations, SampleDeviations
 from gradlens.numerics.precision import double
 
 ONE_SAMPLE = "N = 1: a variance over samples needs two of them"
@@ -279,11 +279,13 @@ def covariance_spectrum(gram: Tensor, found: SampleDeviations, k: int) -> Covari
     these, ``eigenvalues`` is filled up with the zeros that the covariance has.
     """
     n = len(gram)
+    # What is lost where a Gram matrix of factors is centred.
+    rounding = ROUNDINGS * torch.finfo(gram.dtype).eps * n * found.squared_mean
     if n < 2:
         return _undefined_covariance(ONE_SAMPLE, k)
     if not bool(gram.isfinite().all()):
         return _undefined_covariance(NOT_FINITE, k)
-    if found.vanish:
+    if found.vanish or 0 < gram.trace() <= rounding:
         return _undefined_covariance(EQUAL, k)
     spectrum = torch.linalg.eigvalsh(gram).flip(0).clamp(min=0) / (n - 1)
     largest = spectrum[:k].tolist() + [0.0] * max(k - n, 0)
