@@ -74,5 +74,5 @@ def by_products(squared_norms: Tensor, with_mean: Tensor) -> SampleDeviations:
 
 
 def less_mean(sum_of_squares: Tensor, total: Tensor, n: int) -> Tensor:
-    """Σₙ(gₙ − ḡ)² of each element from Σₙgₙ² and Σₙgₙ in float64; in place of the former."""
+    """Σₙ(gₙ − ḡ)² of each element from Σₙgₙ² and Σₙgₙ; in place of the former."""
     return sum_of_squares.addcmul_(total, total, value=-1 / max(n, 1)).clamp_(min=0)

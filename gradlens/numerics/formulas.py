@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.deviations import ROUNDINGS, ElementDeviations, SampleDeviations
+from gradlens.numerics.histograms import CHUNK
 from gradlens.numerics.precision import double
 
 ONE_SAMPLE = "N = 1: a variance over samples needs two of them"
@@ -98,10 +99,13 @@ def _mean_ratio(parts: Sequence[ElementDeviations], divisor: int, eps: float) ->
     """Mean over all elements of ḡⱼ²/(Σₙ(gₙⱼ − ḡⱼ)²/divisor + ε)."""
     total = error = 0.0
     for part in parts:
-        ratios = double(part.mean).square().div_((part.squares / divisor).add_(eps))
-        total += float(ratios.sum())
-        # An error of noise·ḡⱼ² in a denominator is one of noise·ratio relative to it.
-        error += part.noise * float(ratios.square_().sum())
+        # As many at once as stay in a processor's cache.
+        pieces = (each.flatten().split(CHUNK) for each in (part.mean, part.squares))
+        for mean, squares in zip(*pieces, strict=True):
+            ratios = double(mean).square().div_((squares / divisor).add_(eps))
+            total += float(ratios.sum())
+            # An error of noise·ḡⱼ² in a denominator is one of noise·ratio relative to it.
+            error += part.noise * float(ratios.square_().sum())
     if not all(math.isfinite(float(part.squares.sum())) for part in parts):
         return Undefined(NOT_FINITE)
     if not error <= TOLERATED * total < math.inf:

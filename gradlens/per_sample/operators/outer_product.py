@@ -23,6 +23,13 @@ MOST = 0.4
 """The share of elements in a tail above which sorting them apart doesn't pay."""
 
 
+CLEAR = 0.01
+"""The share of an element's sum of squares down to which its variance is computed in float32.
+
+A trade-off: float32 leaves five digits of it there; float64 takes three times as long.
+"""
+
+
 class OuterProduct(GradientOperator):
     """gₙ = δₙ xₙᵀ with output gradients δ ``[N, R]`` and inputs x ``[N, K]``.
 
@@ -77,8 +84,14 @@ class OuterProduct(GradientOperator):
         return double(self._delta).square().T @ double(self._inputs).square()
 
     def _element_deviations(self) -> Tensor:
-        total = double(self._delta).T @ double(self._inputs)
-        return less_mean(self._sum_of_squares(), total, self.batch_size)
+        sizes = scale_of(self._delta), scale_of(self._inputs)
+        delta, inputs = self._delta / sizes[0], self._inputs / sizes[1]
+        squares, total = delta.square().T @ inputs.square(), delta.T @ inputs
+        found = less_mean(squares.clone(), total, self.batch_size)
+        if bool((found < CLEAR * squares).any()):
+            total = double(self._delta).T @ double(self._inputs)
+            return less_mean(self._sum_of_squares(), total, self.batch_size)
+        return double(found).mul_((double(sizes[0]) * double(sizes[1])).square())
 
     def _abs_max(self) -> Tensor:
         if not self._delta.numel() or not self._inputs.numel():
