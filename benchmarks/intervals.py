@@ -22,6 +22,7 @@ from gradlens.curvature import hutch_plus_plus, hutchinson, hutchinson_blocks, s
 from gradlens.curvature.density import gaussian_mixture
 from gradlens.curvature.trace import Estimate, estimates_of_one_draw, positive_estimates
 from gradlens.numerics.formulas import noise_scale
+from gradlens.per_sample.operators.dense import Dense
 
 Array: TypeAlias = NDArray[np.float64]
 Generator: TypeAlias = np.random.Generator
@@ -139,9 +140,7 @@ NOISE: Mapping[str, Callable[[Generator, int], Array]] = {
 def _of_noise_scale(noise: str, n: int, seed: int) -> Interval:
     deviations, gradient = np.linspace(0.1, 2, PARAMETERS), np.linspace(-1, 1, PARAMETERS)
     drawn = gradient + deviations * NOISE[noise](np.random.default_rng(seed), n)
-    each = torch.from_numpy(drawn)
-    mean = each.mean(0)
-    found = noise_scale(each.square().sum(1), each @ mean, mean @ mean)
+    found = noise_scale(Dense(torch.from_numpy(drawn)).deviations())
     return Interval(found.low, found.high, float((deviations**2).sum() / (gradient**2).sum()))
 
 

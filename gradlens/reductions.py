@@ -39,20 +39,21 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from gradlens.numerics import deviations
 from gradlens.numerics.histograms import Counts, Range
-from gradlens.numerics.norms import norm
-from gradlens.per_sample.operators.operator import AlongMean, GradientOperator
+from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.operators.stored import stored
 
 __all__ = [
     "AbsMax",
+    "CentredGram",
+    "Deviations",
     "DirectionDots",
+    "ElementDeviations",
     "Gram",
     "Histogram1d",
     "Histogram2d",
     "Mean",
-    "MeanDots",
-    "MeanSquaredNorm",
     "ParameterGradients",
     "Reduction",
     "SquaredNorms",
@@ -81,27 +82,6 @@ class ParameterGradients:
     def elements(self) -> GradientOperator:
         """``individual``, with stored elements if they are ``shared`` and that saves work."""
         return stored(self.individual, STORED_BYTES) if self.shared else self.individual
-
-    @cached_property
-    def mean(self) -> Tensor:
-        """ḡ, ``[*P]``; not from ``p.grad``, which may contain more than the samples' gradients."""
-        return self.elements.mean()
-
-    @cached_property
-    def mean_dots(self) -> Tensor:
-        """⟨gₙ, ḡ⟩ of every sample, ``[N]``."""
-        along_mean = self._along_mean
-        return self.elements.dot(self.mean) if along_mean is None else along_mean.dots
-
-    @cached_property
-    def mean_squared_norm(self) -> Tensor:
-        """‖ḡ‖², a scalar."""
-        along_mean = self._along_mean
-        return norm(self.mean).square() if along_mean is None else along_mean.squared_norm
-
-    @cached_property
-    def _along_mean(self) -> AlongMean | None:
-        return self.elements.along_mean()
 
 
 class Reduction(ABC):
@@ -132,31 +112,40 @@ class SquaredNorms(Reduction):
 
 @dataclass(frozen=True)
 class Mean(Reduction):
-    """ḡ, ``[*P]``; the total is flat, all parameters one after another."""
+    """ḡ, ``[*P]``; the total is flat, all parameters one after another.
+
+    Not from ``p.grad``, which may contain more than the samples' gradients.
+    """
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.mean
+        return gradients.elements.mean()
 
     def total(self, values: Sequence[Tensor]) -> Tensor:
         return torch.cat([value.flatten() for value in values])
 
 
 @dataclass(frozen=True)
-class MeanSquaredNorm(Reduction):
-    """‖ḡ‖², a scalar."""
-
-    def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.mean_squared_norm
-
-
-@dataclass(frozen=True)
-class MeanDots(Reduction):
-    """⟨gₙ, ḡ⟩ of every sample, ``[N]``."""
+class Deviations(Reduction):
+    """‖gₙ − ḡ‖² and ⟨gₙ − ḡ, ḡ⟩ of every sample, and ‖ḡ‖², as ``SampleDeviations``."""
 
     passes: ClassVar[int] = 2
 
-    def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.mean_dots
+    def reduce(self, gradients: ParameterGradients) -> deviations.SampleDeviations:
+        return gradients.elements.deviations()
+
+    def total(self, values: Sequence[deviations.SampleDeviations]) -> deviations.SampleDeviations:
+        first, *others = [value.cpu() for value in values]
+        return sum(others, start=first)
+
+
+@dataclass(frozen=True)
+class ElementDeviations(Reduction):
+    """ḡ and Σₙ(gₙ − ḡ)² for each element of one parameter, as ``deviations.ElementDeviations``."""
+
+    passes: ClassVar[int] = 2
+
+    def reduce(self, gradients: ParameterGradients) -> deviations.ElementDeviations:
+        return gradients.elements.element_deviations()
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +164,16 @@ class Gram(Reduction):
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
         return gradients.elements.gram()
+
+
+@dataclass(frozen=True)
+class CentredGram(Reduction):
+    """⟨gₙ − ḡ, gₘ − ḡ⟩ of every pair of samples, ``[N, N]``."""
+
+    passes: ClassVar[int] = 2
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return gradients.elements.centred_gram()
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class LossCurvature:
     def batch(self) -> Batch:
         """The batch, with its number of samples under a sum loss, which is divided by it.
 
-        Raises ``ValueError`` if that number isn't known.
+        Raises ``UnavailableError`` if that number isn't known.
         """
         if self._loss_reduction == "mean":
             return Batch()
@@ -111,7 +111,7 @@ class LossCurvature:
         # Labels are read as for per-sample gradients, so that both are of the same batch.
         plan = plan_of(graph, self.parameters, evidence, inputs)
         if plan.samples is None:
-            raise ValueError(
+            raise UnavailableError(
                 f"the curvature of a sum loss is divided by the number of samples: {plan.known_by}"
             )
         return Batch(plan.samples, plan.known_by, "sum")

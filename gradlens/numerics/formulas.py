@@ -14,91 +14,116 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from gradlens.history.undefined import Undefined
+from gradlens.numerics.deviations import ROUNDINGS, ElementDeviations, SampleDeviations
+from gradlens.numerics.histograms import CHUNK
+from gradlens.numerics.precision import double
 
 ONE_SAMPLE = "N = 1: a variance over samples needs two of them"
 ZERO_MEAN = "the mean gradient is zero"
 NOT_FINITE = "the per-sample gradients contain NaN or Inf"
+EQUAL = (
+    "the per-sample gradients differ by no more than the rounding errors of their precision: use a "
+    "higher precision"
+)
+
+TOLERATED = 0.1
+"""Error of a mean over elements, relative to it, above which it is NaN.
+
+A trade-off. The bound of a squared error is a hundred times as large as what was found (see
+``ROUNDINGS``), so the error itself is far smaller.
+"""
 
 
-def norm_test(squared_norms: Tensor, mean_squared_norm: Tensor) -> float:
+def norm_test(found: SampleDeviations) -> float:
     """Smallest θ for which the norm test holds: relative standard error of the mean gradient.
 
-    √[(Σₙ‖gₙ‖² − N‖ḡ‖²) / ((N−1)·N·‖ḡ‖²)], from ‖gₙ‖² ``[N]`` and ‖ḡ‖² (Byrd et al., 2012,
-    Eq. 3.9).
+    √[Σₙ‖gₙ − ḡ‖² / ((N−1)·N·‖ḡ‖²)] (Byrd et al., 2012, Eq. 3.9).
     """
-    spread = squared_norms.sum() - len(squared_norms) * mean_squared_norm
-    return _relative_error(spread, len(squared_norms), mean_squared_norm)
+    return _relative_error(found.squared_norms.sum(), found, found.noise + found.rounding)
 
 
-def inner_test(mean_dots: Tensor, mean_squared_norm: Tensor) -> float:
+def inner_test(found: SampleDeviations) -> float:
     """Smallest θ for which the inner product test holds: spread along the mean gradient.
 
-    √[(Σₙ⟨gₙ,ḡ⟩² − N‖ḡ‖⁴) / ((N−1)·N·‖ḡ‖⁴)], from ⟨gₙ,ḡ⟩ ``[N]`` and ‖ḡ‖² (Bollapragada et
-    al., 2017, Eq. 2.6).
+    √[Σₙ⟨gₙ − ḡ, ḡ⟩² / ((N−1)·N·‖ḡ‖⁴)] (Bollapragada et al., 2017, Eq. 2.6).
     """
-    spread = mean_dots.square().sum() - len(mean_dots) * mean_squared_norm**2
-    return _relative_error(spread, len(mean_dots), mean_squared_norm**2)
+    return _relative_error(_spread_along(found), found, found.noise)
 
 
-def ortho_test(squared_norms: Tensor, mean_dots: Tensor, mean_squared_norm: Tensor) -> float:
+def ortho_test(found: SampleDeviations) -> float:
     """Smallest ν for which the orthogonality test holds: spread across the mean gradient.
 
-    √[(Σₙ‖gₙ‖² − Σₙ⟨gₙ,ḡ⟩²/‖ḡ‖²) / ((N−1)·N·‖ḡ‖²)], from ‖gₙ‖² and ⟨gₙ,ḡ⟩ ``[N]`` and ‖ḡ‖²
-    (Bollapragada et al., 2017).
+    √[(Σₙ‖gₙ − ḡ‖² − Σₙ⟨gₙ − ḡ, ḡ⟩²/‖ḡ‖²) / ((N−1)·N·‖ḡ‖²)] (Bollapragada et al., 2017).
     """
-    spread = squared_norms.sum() - mean_dots.square().sum() / mean_squared_norm
-    return _relative_error(spread, len(squared_norms), mean_squared_norm)
+    across = found.squared_norms.sum() - _spread_along(found)
+    return _relative_error(across, found, found.noise + found.rounding)
 
 
-def _relative_error(spread: Tensor, n: int, squared_mean: Tensor) -> float:
+def _spread_along(found: SampleDeviations) -> Tensor:
+    """Σₙ⟨gₙ − ḡ, ḡ⟩²/‖ḡ‖²."""
+    return (found.dots - found.dots.mean()).square().sum() / found.squared_mean
+
+
+def _relative_error(spread: Tensor, found: SampleDeviations, rounding: Tensor) -> float:
+    n = len(found.dots)
     if n < 2:
         return Undefined(ONE_SAMPLE)
-    if squared_mean == 0:
+    if found.squared_mean == 0:
         return Undefined(ZERO_MEAN)
-    # Rounding can push a vanishing spread below zero.
-    value = math.sqrt(max(float(spread), 0.0) / ((n - 1) * n * float(squared_mean)))
-    return value if math.isfinite(float(spread)) else Undefined(NOT_FINITE)
+    if not math.isfinite(float(spread)):
+        return Undefined(NOT_FINITE)
+    if spread <= rounding:
+        return Undefined(EQUAL)
+    return math.sqrt(float(spread) / ((n - 1) * n * float(found.squared_mean)))
 
 
-def gradient_signal_to_noise(mean: Tensor, sum_of_squares: Tensor, n: int, eps: float) -> Tensor:
-    """ḡⱼ² / (Σₙgₙⱼ²/N − ḡⱼ² + ε) for each element j (Liu et al., 2020, arXiv:2001.07384)."""
-    squared_mean = mean.square()
-    # Rounding can push a vanishing variance below zero.
-    variance = (sum_of_squares / n).sub_(squared_mean).clamp_(min=0)
-    return squared_mean.div_(variance.add_(eps))
+def gradient_signal_to_noise(parts: Sequence[ElementDeviations], n: int, eps: float) -> float:
+    """Mean over all elements j of ḡⱼ²/(vⱼ + ε), vⱼ the population variance of gₙⱼ.
+
+    Liu et al., 2020, arXiv:2001.07384.
+    """
+    return _mean_ratio(parts, n, eps)
 
 
-def mean_of_elements(tensors: Sequence[Tensor]) -> float:
-    """Mean over all elements of all tensors, which are computed from per-sample gradients."""
-    total = float(torch.stack([tensor.sum().cpu().double() for tensor in tensors]).sum())
-    elements = sum(tensor.numel() for tensor in tensors)
-    return total / elements if math.isfinite(total) else Undefined(NOT_FINITE)
+def early_stopping(parts: Sequence[ElementDeviations], n: int, eps: float) -> float:
+    """1 − N·meanⱼ[ḡⱼ²/(vⱼ + ε)], vⱼ the sample variance of gₙⱼ.
+
+    It is positive where gradients can't be distinguished from noise (Mahsereci et al., 2017,
+    arXiv:1703.09580, Eq. 7).
+    """
+    ratio = _mean_ratio(parts, n - 1, eps)
+    return ratio if isinstance(ratio, Undefined) else 1 - n * ratio
 
 
-def batch_size_rule(
-    squared_norms: Tensor, mean_squared_norm: Tensor, learning_rate: float, mean_loss: float
-) -> float:
+def _mean_ratio(parts: Sequence[ElementDeviations], divisor: int, eps: float) -> float:
+    """Mean over all elements of ḡⱼ²/(Σₙ(gₙⱼ − ḡⱼ)²/divisor + ε)."""
+    total = error = 0.0
+    for part in parts:
+        # As many at once as stay in a processor's cache.
+        pieces = (each.flatten().split(CHUNK) for each in (part.mean, part.squares))
+        for mean, squares in zip(*pieces, strict=True):
+            ratios = double(mean).square().div_((squares / divisor).add_(eps))
+            total += float(ratios.sum())
+            # An error of noise·ḡⱼ² in a denominator is one of noise·ratio relative to it.
+            error += part.noise * float(ratios.square_().sum())
+    if not all(math.isfinite(float(part.squares.sum())) for part in parts):
+        return Undefined(NOT_FINITE)
+    if not error <= TOLERATED * total < math.inf:
+        return Undefined(f"{EQUAL}, or a larger epsilon")
+    return total / sum(part.mean.numel() for part in parts)
+
+
+def batch_size_rule(found: SampleDeviations, learning_rate: float, mean_loss: float) -> float:
     """Coupled adaptive batch size: η·tr(Σ)/L (Balles et al., 2017, arXiv:1612.05086).
 
-    From ‖gₙ‖² ``[N]`` and ‖ḡ‖², with the population variance tr(Σ) = Σₙ‖gₙ‖²/N − ‖ḡ‖².
+    With the population variance tr(Σ) = Σₙ‖gₙ − ḡ‖²/N.
     """
     if mean_loss <= 0:
         return Undefined("the loss is not positive: the rule holds for one whose minimum is zero")
-    variance = squared_norms.mean() - mean_squared_norm
-    size = learning_rate * max(float(variance), 0.0) / mean_loss
+    if found.vanish:
+        return Undefined(EQUAL)
+    size = learning_rate * float(found.squared_norms.sum()) / len(found.dots) / mean_loss
     return size if math.isfinite(size) else Undefined(NOT_FINITE)
-
-
-def early_stopping(mean: Tensor, sum_of_squares: Tensor, n: int, eps: float) -> Tensor:
-    """N·ḡⱼ²/(vⱼ + ε) for each element j, with the sample variance vⱼ of gₙⱼ.
-
-    One minus their mean is the evidence-based criterion (Mahsereci et al., 2017,
-    arXiv:1703.09580, Eq. 7): positive where gradients can't be distinguished from noise.
-    """
-    squared_mean = mean.square()
-    # Rounding can push a vanishing variance below zero.
-    variance = ((sum_of_squares - n * squared_mean) / (n - 1)).clamp_(min=0)
-    return n * squared_mean / (variance + eps)
 
 
 def takeuchi_by_diagonal(
@@ -163,8 +188,8 @@ class NoiseScale:
     squared_norm: float
 
 
-def noise_scale(squared_norms: Tensor, mean_dots: Tensor, mean_squared_norm: Tensor) -> NoiseScale:
-    """From ‖gₙ‖² and ⟨gₙ,ḡ⟩ ``[N]`` and ‖ḡ‖² (McCandlish et al., 2018, arXiv:1812.06162, App. A).
+def noise_scale(found: SampleDeviations) -> NoiseScale:
+    """From the deviations of N samples (McCandlish et al., 2018, arXiv:1812.06162, App. A).
 
     The interval is Fieller's for a ratio, with the jackknife's covariance of the two estimates. It
     has no upper end where ‖G‖² can't be distinguished from zero, and where samples that aren't in
@@ -172,29 +197,38 @@ def noise_scale(squared_norms: Tensor, mean_dots: Tensor, mean_squared_norm: Ten
     them has more than ``DOMINATING`` of the estimates' spread. In these two cases, the lower end is
     the one-sided bound of 95 %.
     """
-    n = len(squared_norms)
+    n, squares = len(found.dots), found.squared_norms
     if n < 3:
         nan = Undefined(f"N = {n}: an interval takes three samples")
         return NoiseScale(nan, nan, nan, nan, nan)
-    everyone = _noise_estimates(squared_norms.sum(), mean_squared_norm, n)
-    without = (n**2 * mean_squared_norm - 2 * n * mean_dots + squared_norms) / (n - 1) ** 2
-    left_out = _noise_estimates(squared_norms.sum() - squared_norms, without, n - 1)
+    if found.vanish:
+        nan = Undefined(EQUAL)
+        return NoiseScale(nan, nan, nan, nan, float(found.squared_mean))
+    everyone = _noise_estimates(squares.sum(), torch.zeros(()), n)
+    # Without sample n, the mean is ḡ − (gₙ − ḡ)/(N − 1), and deviations from it are smaller.
+    without = squares / (n - 1) ** 2 - 2 * found.dots / (n - 1)
+    left_out = _noise_estimates(squares.sum() - squares * n / (n - 1), without, n - 1)
     covariance = (n - 1) ** 2 / n * torch.cov(left_out)
     trace, squared_norm = everyone.tolist()
+    squared_norm += float(found.squared_mean)
     if not bool(covariance.isfinite().all()):
         nan = Undefined(NOT_FINITE)
         known = (x if math.isfinite(x) else nan for x in (trace, squared_norm))
         return NoiseScale(nan, nan, nan, *known)
+    # In units of one of them, powers of the estimates are within the range.
+    unit = max(abs(trace), abs(squared_norm)) or 1.0
     if squared_norm > 0:
         value = trace / squared_norm
         bounded = (
-            n >= BOUNDED_FROM and _largest_share(left_out[0] - value * left_out[1]) < DOMINATING
+            n >= BOUNDED_FROM
+            and _largest_share((left_out[0] - value * left_out[1]) / unit) < DOMINATING
         )
     else:
         value = Undefined("the gradient's squared norm can't be distinguished from zero")
         bounded = False
     t = float(stdtrit(n - 1, 0.975 if bounded else 0.95))
-    low, high = _fieller(everyone.tolist(), covariance.tolist(), t)
+    estimates = [trace / unit, squared_norm / unit]
+    low, high = _fieller(estimates, (covariance / unit / unit).tolist(), t)
     return NoiseScale(value, low, high if bounded else math.inf, trace, squared_norm)
 
 
@@ -204,9 +238,9 @@ def _largest_share(influences: Tensor) -> float:
     return float((squares.max() / squares.sum()).nan_to_num(nan=1.0))
 
 
-def _noise_estimates(sum_of_squared_norms: Tensor, mean_squared_norm: Tensor, n: int) -> Tensor:
-    """Unbiased tr(Σ) and ‖G‖², ``[2, ...]``."""
-    trace = (sum_of_squared_norms - n * mean_squared_norm) / (n - 1)
+def _noise_estimates(spread: Tensor, mean_squared_norm: Tensor, n: int) -> Tensor:
+    """Unbiased tr(Σ) and ‖G‖², ``[2, ...]``, from Σₙ‖gₙ − ḡ‖² and ‖ḡ‖², less a constant."""
+    trace = spread / (n - 1)
     return torch.stack([trace, mean_squared_norm - trace / n])
 
 
@@ -288,24 +322,25 @@ class Covariance:
     effective_rank: float
 
 
-def covariance_spectrum(gram: Tensor, k: int) -> Covariance:
-    """Covariance (1/(N−1))·Σₙ(gₙ−ḡ)(gₙ−ḡ)ᵀ of gₙ from their Gram matrix ``[N, N]``.
+def covariance_spectrum(gram: Tensor, found: SampleDeviations, k: int) -> Covariance:
+    """Covariance (1/(N−1))·Σₙ(gₙ−ḡ)(gₙ−ḡ)ᵀ of gₙ from their centred Gram matrix ``[N, N]``.
 
-    The non-zero eigenvalues are those of the doubly centred Gram matrix over N−1, at most N−1
-    of them; beyond these, ``eigenvalues`` is filled up with the zeros that the covariance has.
+    The non-zero eigenvalues are those of the Gram matrix over N−1, at most N−1 of them; beyond
+    these, ``eigenvalues`` is filled up with the zeros that the covariance has.
     """
     n = len(gram)
+    # What is lost where a Gram matrix of factors is centred.
+    rounding = ROUNDINGS * torch.finfo(gram.dtype).eps * n * found.squared_mean
     if n < 2:
         return _undefined_covariance(ONE_SAMPLE, k)
     if not bool(gram.isfinite().all()):
         return _undefined_covariance(NOT_FINITE, k)
-    eps, gram = torch.finfo(gram.dtype).eps, gram.double()
-    centred = gram - gram.mean(0) - gram.mean(1, keepdim=True) + gram.mean()
-    spectrum = torch.linalg.eigvalsh(centred).flip(0).clamp(min=0) / (n - 1)
+    if found.vanish or 0 < gram.trace() <= rounding:
+        return _undefined_covariance(EQUAL, k)
+    spectrum = torch.linalg.eigvalsh(gram).flip(0).clamp(min=0) / (n - 1)
     largest = spectrum[:k].tolist() + [0.0] * max(k - n, 0)
     trace = float(spectrum.sum())
-    # What is left of a zero matrix after centring is rounding.
-    if trace <= n * eps * float(gram.diagonal().sum()) / (n - 1):
+    if not trace:
         reason = "all per-sample gradients are equal: the covariance is zero"
         return Covariance(largest, trace, Undefined(reason), Undefined(reason))
     shares = spectrum / trace

@@ -74,6 +74,21 @@ def _norms_of_parts(matrix: Tensor) -> Tensor:
     return torch.cat([torch.linalg.vector_norm(each, dim=2) for each in (whole, rest)], dim=1)
 
 
+def scale_of(tensor: Tensor) -> Tensor:
+    """The power of two above the largest absolute value, a scalar of the tensor's precision.
+
+    Over it, squares and products are within the range; a division by a power of two is exact. One
+    for no elements, zeros, NaN and Inf.
+    """
+    if not tensor.numel():
+        return tensor.new_ones(())
+    largest = torch.stack(torch.aminmax(tensor)).abs().amax()
+    limits = torch.finfo(tensor.dtype)
+    usual = (largest >= limits.tiny) & (largest <= limits.max / 2)
+    mantissa, exponent = torch.frexp(largest)
+    return torch.where(usual, torch.ldexp(torch.ones_like(mantissa), exponent), 1.0)
+
+
 def inner(one: Tensor, other: Tensor) -> Tensor:
     """Inner product of two vectors ``[D]``, a scalar tensor, right to a rounding for any D.
 

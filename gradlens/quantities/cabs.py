@@ -9,7 +9,7 @@ from gradlens.numerics.formulas import batch_size_rule
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
-from gradlens.reductions import MeanSquaredNorm, SquaredNorms
+from gradlens.reductions import Deviations
 
 
 class CABS(SingleStepQuantity):
@@ -22,18 +22,13 @@ class CABS(SingleStepQuantity):
     optimizers.
     """
 
-    reductions = (SquaredNorms(), MeanSquaredNorm())
+    reductions = (Deviations(),)
     needs = ("loss", "optimizer")
     view = View("CABS batch size", group="noise", yscale="log", label="batch size")
 
     def compute(self, step: Step) -> float:
         learning_rate = plain_sgd_learning_rate(step.optimizer) * step.gradient_factor
-        return batch_size_rule(
-            step.total(SquaredNorms()),
-            step.total(MeanSquaredNorm()),
-            learning_rate,
-            step.mean_loss(),
-        )
+        return batch_size_rule(step.total(Deviations()), learning_rate, step.mean_loss())
 
 
 def plain_sgd_learning_rate(optimizer: Optimizer | None) -> float:

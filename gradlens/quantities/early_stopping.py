@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.formulas import ONE_SAMPLE, early_stopping, mean_of_elements
+from gradlens.numerics.formulas import ONE_SAMPLE, early_stopping
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
-from gradlens.reductions import Mean, SumOfSquares
+from gradlens.reductions import ElementDeviations
 
 
 @dataclass(eq=False)
@@ -22,7 +22,7 @@ class EarlyStopping(SingleStepQuantity):
     is passed to the context and has weight decay, the value is a NaN with this reason.
     """
 
-    reductions = (SumOfSquares(), Mean())
+    reductions = (ElementDeviations(),)
     view = View("Early stopping", group="noise", label="criterion")
 
     epsilon: float = 1e-5  # as in cockpit-for-pytorch
@@ -33,10 +33,5 @@ class EarlyStopping(SingleStepQuantity):
         groups = [] if step.optimizer is None else step.optimizer.param_groups
         if any(group.get("weight_decay") for group in groups):
             return Undefined("with weight decay, training doesn't converge to a zero of ∇L")
-        sums_of_squares, means = step.by_parameter(SumOfSquares()), step.by_parameter(Mean())
-        ratios = [
-            early_stopping(mean, sums_of_squares[name], step.samples, self.epsilon)
-            for name, mean in means.items()
-        ]
-        mean = mean_of_elements(ratios)
-        return mean if isinstance(mean, Undefined) else 1 - mean
+        parts = list(step.by_parameter(ElementDeviations()).values())
+        return early_stopping(parts, step.samples, self.epsilon)

@@ -9,7 +9,7 @@ from gradlens.history.view import View
 from gradlens.numerics.formulas import covariance_spectrum
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
-from gradlens.reductions import Gram
+from gradlens.reductions import CentredGram, Deviations
 
 
 @dataclass(eq=False)
@@ -23,7 +23,7 @@ class GradCovariance(SingleStepQuantity):
     ``ValueError`` for ``k`` below one.
     """
 
-    reductions = (Gram(),)
+    reductions = (CentredGram(), Deviations())
     view = View("Gradient covariance", group="noise", yscale="log", label="eigenvalue")
 
     k: int = 5
@@ -34,10 +34,10 @@ class GradCovariance(SingleStepQuantity):
             raise ValueError(f"{self.name}: k={self.k} selects no eigenvalue: use 1 or more")
 
     def compute(self, step: Step) -> dict[str, Any]:
-        layers = step.by_layer(Gram())
-        return {
-            **asdict(covariance_spectrum(step.total(Gram()), self.k)),
-            "layers": {
-                layer: asdict(covariance_spectrum(gram, self.k)) for layer, gram in layers.items()
-            },
+        grams, found = step.by_layer(CentredGram()), step.by_layer(Deviations())
+        layers = {
+            layer: asdict(covariance_spectrum(gram, found[layer], self.k))
+            for layer, gram in grams.items()
         }
+        whole = covariance_spectrum(step.total(CentredGram()), step.total(Deviations()), self.k)
+        return {**asdict(whole), "layers": layers}

@@ -6,7 +6,7 @@ from gradlens.history.view import View
 from gradlens.numerics.formulas import NoiseScale, noise_scale
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
-from gradlens.reductions import MeanDots, MeanSquaredNorm, SquaredNorms
+from gradlens.reductions import Deviations
 
 
 class GradNoiseScale(SingleStepQuantity):
@@ -18,10 +18,8 @@ class GradNoiseScale(SingleStepQuantity):
     if one sample has more than 15 % of the estimates' spread: other batches may have more noise.
     """
 
-    reductions = (SquaredNorms(), MeanDots(), MeanSquaredNorm())
+    reductions = (Deviations(),)
     view = View("Gradient noise scale", group="noise", yscale="log", label="samples")
 
     def compute(self, step: Step) -> NoiseScale:
-        return noise_scale(
-            step.total(SquaredNorms()), step.total(MeanDots()), step.total(MeanSquaredNorm())
-        )
+        return noise_scale(step.total(Deviations()))

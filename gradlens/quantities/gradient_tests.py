@@ -6,36 +6,34 @@ from gradlens.history.view import View
 from gradlens.numerics.formulas import inner_test, norm_test, ortho_test
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
-from gradlens.reductions import MeanDots, MeanSquaredNorm, SquaredNorms
+from gradlens.reductions import Deviations
 
 
 class NormTest(SingleStepQuantity):
     """Smallest θ for which the norm test holds (Byrd et al., 2012, Eq. 3.9)."""
 
-    reductions = (SquaredNorms(), MeanSquaredNorm())
+    reductions = (Deviations(),)
     view = View("Norm test", group="gradients", yscale="log", label="θ")
 
     def compute(self, step: Step) -> float:
-        return norm_test(step.total(SquaredNorms()), step.total(MeanSquaredNorm()))
+        return norm_test(step.total(Deviations()))
 
 
 class InnerTest(SingleStepQuantity):
     """Smallest θ for which the inner product test holds (Bollapragada et al., 2017, Eq. 2.6)."""
 
-    reductions = (MeanDots(), MeanSquaredNorm())
+    reductions = (Deviations(),)
     view = View("Inner product test", group="gradients", yscale="log", label="θ")
 
     def compute(self, step: Step) -> float:
-        return inner_test(step.total(MeanDots()), step.total(MeanSquaredNorm()))
+        return inner_test(step.total(Deviations()))
 
 
 class OrthoTest(SingleStepQuantity):
     """Smallest ν for which the orthogonality test holds (Bollapragada et al., 2017)."""
 
-    reductions = (SquaredNorms(), MeanDots(), MeanSquaredNorm())
+    reductions = (Deviations(),)
     view = View("Orthogonality test", group="gradients", yscale="log", label="ν")
 
     def compute(self, step: Step) -> float:
-        return ortho_test(
-            step.total(SquaredNorms()), step.total(MeanDots()), step.total(MeanSquaredNorm())
-        )
+        return ortho_test(step.total(Deviations()))

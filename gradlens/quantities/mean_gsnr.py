@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.formulas import ONE_SAMPLE, gradient_signal_to_noise, mean_of_elements
+from gradlens.numerics.formulas import ONE_SAMPLE, gradient_signal_to_noise
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
-from gradlens.reductions import Mean, SumOfSquares
+from gradlens.reductions import ElementDeviations
 
 
 @dataclass(eq=False)
@@ -19,7 +19,7 @@ class MeanGSNR(SingleStepQuantity):
     Liu et al., 2020, arXiv:2001.07384, with the population variance as there; ε is ``epsilon``.
     """
 
-    reductions = (SumOfSquares(), Mean())
+    reductions = (ElementDeviations(),)
     view = View("Mean GSNR", group="noise", yscale="log", label="mean GSNR")
 
     epsilon: float = 1e-5  # as in cockpit-for-pytorch
@@ -27,9 +27,5 @@ class MeanGSNR(SingleStepQuantity):
     def compute(self, step: Step) -> float:
         if step.samples < 2:
             return Undefined(ONE_SAMPLE)
-        sums_of_squares, means = step.by_parameter(SumOfSquares()), step.by_parameter(Mean())
-        ratios = [
-            gradient_signal_to_noise(mean, sums_of_squares[name], step.samples, self.epsilon)
-            for name, mean in means.items()
-        ]
-        return mean_of_elements(ratios)
+        parts = list(step.by_parameter(ElementDeviations()).values())
+        return gradient_signal_to_noise(parts, step.samples, self.epsilon)

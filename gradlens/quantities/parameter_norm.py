@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.norms import norm
+from gradlens.numerics.precision import double
 from gradlens.quantities.consecutive import Consecutive, real_parts
 from gradlens.quantities.explained import NO_ELEMENTS, NOT_CONVERGED
 from gradlens.quantities.parameter_quantity import ParameterQuantity
 from gradlens.quantities.step import Step
-from gradlens.signals.reductions import precise
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class ConditionNumber(ParameterQuantity):
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> float:
         matrix = parameter.detach().flatten(1)
-        matrix = matrix.to(torch.complex128) if matrix.is_complex() else precise(matrix)
+        matrix = matrix.to(torch.complex128) if matrix.is_complex() else double(matrix)
         if not matrix.numel():
             return Undefined(NO_ELEMENTS)
         if not bool(matrix.isfinite().all()):

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.norms import norm
 from gradlens.quantities.explained import EMPTY, NO_FEATURES, NOT_CONVERGED
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.signals.predicates import is_affine
@@ -115,7 +114,7 @@ def _eigenvalues(matrix: Tensor) -> Tensor | float:
 
 
 def covariance_record(products: Products, k: int) -> Any:
-    """The record of the spectrum of the covariance of rows that are centred, or a NaN."""
+    """The record of the spectrum of a covariance, or a NaN."""
     nothing = _nothing(products)
     if nothing is not None:
         return nothing
@@ -138,10 +137,11 @@ def covariance_record(products: Products, k: int) -> Any:
 
 
 def _rounding(products: Products) -> float:
-    """Bound for the absolute value at which an eigenvalue of zero of a covariance is computed."""
-    scale = float(products.matrix.diagonal().sum()) / (products.positions - 1)
-    of_mean = _precision(products) * float(norm(products.mean))
-    return _precision(products) * scale + of_mean**2
+    """Bound for the absolute value at which an eigenvalue of zero is computed."""
+    scale = float(products.matrix.trace()) / (products.positions - 1)
+    # Each mean is right to a rounding for each of the numbers that are added up.
+    of_means = float(products.centre.square().sum()) * _precision(products)
+    return _precision(products) * (scale + of_means)
 
 
 def _precision(products: Products) -> float:

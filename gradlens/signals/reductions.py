@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.norms import norm, row_norms
+from gradlens.numerics.precision import double
 
 Value = TypeVar("Value")
 
@@ -50,19 +51,6 @@ class SignalReduction(ABC, Generic[Value]):
         return None
 
 
-def precise(tensor: Tensor) -> Tensor:
-    """In float64 where the device has it, in float32 elsewhere."""
-    return tensor.to(_precision(tensor))
-
-
-def _precision(tensor: Tensor) -> torch.dtype:
-    return torch.float32 if tensor.device.type == "mps" else torch.float64
-
-
-def _at_least_single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
 @dataclass(frozen=True)
 class Norms:
     """Sizes of a tensor with ``count`` samples and ``elements`` numbers.
@@ -86,9 +74,9 @@ class Size(SignalReduction[Norms]):
     def reduce(self, samples: Tensor) -> Norms:
         flat = samples.flatten(1)
         norms = row_norms(flat)
-        total = precise(norms).sum()
+        total = double(norms).sum()
         return Norms(
-            norm(precise(norms)),
+            norm(double(norms)),
             total,
             total / max(flat.shape[1], 1) ** 0.5,
             flat.shape[0],
@@ -158,37 +146,44 @@ class Moments(SignalReduction[FeatureMoments]):
     """Mean and variance of each feature over samples and positions."""
 
     def reduce(self, samples: Tensor) -> FeatureMoments:
-        values, count = _at_least_single(samples), samples.shape[0] * samples.shape[1]
-        if not values.numel():
-            none = values.new_zeros(values.shape[-1])
+        if not samples.numel():
+            none = double(samples.new_zeros(samples.shape[-1]))
             return FeatureMoments(none, none, 0)
-        variance, mean = torch.var_mean(values, dim=(0, 1), correction=0)
-        return FeatureMoments(mean, variance, count)
+        at_once = max(1, PIECE // samples[0].numel())
+        pieces = [_moments(double(piece)) for piece in samples.split(at_once)]
+        return pieces[0] if len(pieces) == 1 else _joined(pieces)
 
     def merge(self, values: Sequence[FeatureMoments]) -> FeatureMoments | Undefined:
-        if not _alike([value.mean for value in values]):
-            return Undefined(DIFFERENT_FEATURES)
-        values = [value for value in values if value.count] or values[:1]
-        count = sum(value.count for value in values)
-        shares = [value.count / count if count else 1.0 for value in values]
-        mean = torch.stack([s * v.mean for s, v in zip(shares, values, strict=True)]).sum(0)
-        # Within the calls and between them (Chan et al., 1979).
-        parts = [
-            s * (v.variance + (v.mean - mean).square()) for s, v in zip(shares, values, strict=True)
-        ]
-        return FeatureMoments(mean, torch.stack(parts).sum(0), count)
+        alike = _alike([value.mean for value in values])
+        return _joined(values) if alike else Undefined(DIFFERENT_FEATURES)
+
+
+def _moments(samples: Tensor) -> FeatureMoments:
+    variance, mean = torch.var_mean(samples, dim=(0, 1), correction=0)
+    return FeatureMoments(mean, variance, samples.shape[0] * samples.shape[1])
+
+
+def _joined(values: Sequence[FeatureMoments]) -> FeatureMoments:
+    """Within the parts and between them (Chan et al., 1979)."""
+    values = [value for value in values if value.count] or values[:1]
+    count = sum(value.count for value in values)
+    shares = [value.count / count if count else 1.0 for value in values]
+    mean = torch.stack([s * v.mean for s, v in zip(shares, values, strict=True)]).sum(0)
+    parts = [
+        s * (v.variance + (v.mean - mean).square()) for s, v in zip(shares, values, strict=True)
+    ]
+    return FeatureMoments(mean, torch.stack(parts).sum(0), count)
 
 
 @dataclass(frozen=True)
 class Products:
-    """Products of x ``[M, F]``, with M = ``positions``, whose matrix is the smaller one.
+    """Products of x ``[M, F]``, with M = ``positions``, less a ``centre`` ``[F]``: z = x − c.
 
-    ``matrix`` is xᵀx ``[F, F]``, or xxᵀ ``[M, M]`` if M < F. ``mean`` ``[F]`` is what was
-    subtracted from each row before, zero if nothing was.
+    ``matrix`` is the smaller one of zᵀz ``[F, F]`` and zzᵀ ``[M, M]``.
     """
 
     matrix: Tensor
-    mean: Tensor
+    centre: Tensor
     positions: int
     features: int
 
@@ -198,8 +193,8 @@ class Gram(SignalReduction[Products]):
     """The smaller of the two Gram matrices, of features or of samples and positions.
 
     In double precision, since the eigenvalues of its matrix are the squares of singular values.
-    With ``centred``, the mean is subtracted from the rows first: of products of rows with a large
-    mean, too few digits would be left of the covariance.
+    ``centred`` takes the mean of each feature away first, since products of numbers that are far
+    from zero lose the digits of a covariance.
     """
 
     centred: bool = False
@@ -207,10 +202,12 @@ class Gram(SignalReduction[Products]):
     def reduce(self, samples: Tensor) -> Products:
         rows = samples.flatten(0, -2)
         positions, features = rows.shape
-        mean = rows.new_zeros(features, dtype=_precision(rows))
+        centre = double(rows.new_zeros(features))
         if self.centred and positions:
-            mean = rows.mean(0, dtype=mean.dtype)
-        return Products(_smaller_product(rows, mean), mean, positions, features)
+            centre = rows.sum(0, dtype=centre.dtype) / positions
+        if positions < features:
+            return Products(_product(rows.T, centre[:, None]), centre, positions, features)
+        return Products(_product(rows, centre), centre, positions, features)
 
     def merge(self, values: Sequence[Products]) -> Products | Undefined:
         if len(values) == 1:
@@ -222,30 +219,24 @@ class Gram(SignalReduction[Products]):
                 "the layer was called several times, with fewer samples and positions than it has "
                 "features: use larger batches, or one call"
             )
-        matrix, positions = values[0].matrix, values[0].positions
-        mean = values[0].mean
-        for value in values[1:]:
-            # Within the calls and between them (Chan et al., 1979).
-            share = value.positions / max(positions + value.positions, 1)
-            difference = value.mean - mean
-            between = share * positions * torch.outer(difference, difference)
-            matrix = matrix + value.matrix + between
-            mean = mean + share * difference
-            positions += value.positions
-        return Products(matrix, mean, positions, values[0].features)
+        positions = sum(value.positions for value in values)
+        weighted = [value.centre * value.positions for value in values]
+        centre = torch.stack(weighted).sum(0) / max(positions, 1)
+        matrix = torch.stack([value.matrix for value in values]).sum(0)
+        for value in values:
+            apart = value.centre - centre
+            matrix += torch.outer(apart, apart) * value.positions
+        return Products(matrix, centre, positions, values[0].features)
 
 
-def _smaller_product(rows: Tensor, mean: Tensor) -> Tensor:
-    """xᵀx, or xxᵀ if that is smaller, of the rows less their mean, converted piece by piece."""
-    columns = len(rows) < rows.shape[1]
-    size = min(rows.shape)
-    total = rows.new_zeros(size, size, dtype=_precision(rows))
-    length = max(1, PIECE // max(size, 1))
-    pieces = rows.split(length, dim=int(columns))
-    means = mean.split(length) if columns else [mean] * len(pieces)
-    for piece, subtracted in zip(pieces, means, strict=True):
-        part = precise(piece) - subtracted
-        total.addmm_(*((part, part.T) if columns else (part.T, part)))
+def _product(rows: Tensor, centre: Tensor) -> Tensor:
+    """zᵀz of z = x − c, ``[R, C]``, converted piece by piece; c is ``[C]`` or ``[R, 1]``."""
+    total = centre.new_zeros(rows.shape[1], rows.shape[1])
+    at_once = max(1, PIECE // max(rows.shape[1], 1))
+    centres = centre.expand(rows.shape).split(at_once)
+    for piece, some in zip(rows.split(at_once), centres, strict=True):
+        part = double(piece) - some
+        total.addmm_(part.T, part)
     return total
 
 

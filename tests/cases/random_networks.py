@@ -630,9 +630,12 @@ def wrong_reductions(gradients: gradlens.per_sample_gradients) -> Iterator[str]:
     for name, operator in gradients.items():
         dense = operator.dense()
         flat = dense.reshape(len(dense), -1)
+        apart = flat - flat.mean(0)
         pairs = {
             "squared_norms": (operator.squared_norms(), flat.square().sum(1)),
             "gram": (operator.gram(), flat @ flat.T),
+            "centred_gram": (operator.centred_gram(), apart @ apart.T),
+            "deviations": (operator.deviations().squared_norms, apart.square().sum(1)),
             "sum_of_squares": (operator.sum_of_squares(), dense.square().sum(0)),
         }
         for reduction, (one, other) in pairs.items():

@@ -24,7 +24,11 @@ from gradlens.per_sample.operators.dense import Dense
 from gradlens.per_sample.operators.grouped import Grouped
 from gradlens.per_sample.operators.joined import Joined
 from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
+from gradlens.per_sample.operators.outer_product import (
+    OuterProduct,
+    SumOfOuterProducts,
+    by_gram_matrix,
+)
 from gradlens.per_sample.operators.rows import IndexedRows
 from gradlens.per_sample.operators.stored import Stored
 from gradlens.per_sample.operators.summed import Summed
@@ -54,13 +58,23 @@ def assert_equals_dense_twin(operator: GradientOperator) -> None:
     weights = torch.randn(operator.batch_size, dtype=operator.dtype)
     assert_close(operator.weighted_sum(weights), torch.tensordot(weights, dense, 1))
     assert_close(operator.mean(), dense.mean(0))
-    along_mean = operator.along_mean()
-    if along_mean is not None:
-        assert_close(along_mean.dots, flat @ flat.mean(0))
-        assert_close(along_mean.squared_norm, flat.mean(0).square().sum())
+    assert_deviations(operator, dense)
     assert_close(operator.sum_of_squares(), dense.square().sum(0))
     for max_bytes in (1, 300, 10**9):
         assert_pieces_equal(operator, dense, max_bytes)
+
+
+def assert_deviations(operator: GradientOperator, dense: Tensor) -> None:
+    """Of gradients of a network, which are far from equal."""
+    flat = dense.reshape(len(dense), -1).double()
+    mean, apart = flat.mean(0), flat - flat.mean(0)
+    found, by_element = operator.deviations(), operator.element_deviations()
+    assert_close(found.squared_norms, apart.square().sum(1))
+    assert_close(found.dots, apart @ mean)
+    assert_close(found.squared_mean, mean.square().sum())
+    assert_close(operator.centred_gram(), apart @ apart.T)
+    assert_close(by_element.mean, dense.mean(0))
+    assert_close(by_element.squares, apart.square().sum(0).reshape(operator.shape))
 
 
 def assert_pieces_equal(operator: GradientOperator, dense: Tensor, max_bytes: int) -> None:
@@ -531,23 +545,24 @@ def test_stored_gradients(piece_bytes: int) -> None:
     assert_equals_dense_twin(kept)
 
 
-def test_dots_with_the_mean_by_pairs() -> None:
+@pytest.mark.parametrize("positions", [1, 3])
+def test_deviations_by_pairs(positions: int) -> None:
     """Where they are cheaper; however small the mean is, beside what it is the mean of."""
     torch.manual_seed(0)
-    factors = torch.randn(3, 40), torch.randn(3, 50)
-    operator = OuterProduct(*(factor.double() for factor in factors), 3.0)
-    assert operator.along_mean() is not None
+    factors = torch.randn(3, positions, 40), torch.randn(3, positions, 50)
+    double = [factor.double() for factor in factors]
+    operator = SumOfOuterProducts(*double, 3.0)
+    assert by_gram_matrix(operator, positions)
     assert_equals_dense_twin(operator)
-    assert OuterProduct(torch.randn(30, 4), torch.randn(30, 5)).along_mean() is None
 
     delta, inputs = (torch.cat([factor, factor]) for factor in factors)
     delta[3:] *= -1 - 1e-5
-    exact = OuterProduct(delta.double(), inputs.double()).dense().flatten(1)
-    found = OuterProduct(delta, inputs).along_mean()
-    assert found is not None
-    torch.testing.assert_close(found.dots.double(), exact @ exact.mean(0), rtol=1e-6, atol=0)
-    expected = exact.mean(0).square().sum()
-    torch.testing.assert_close(found.squared_norm.double(), expected, rtol=1e-6, atol=0)
+    exact = SumOfOuterProducts(delta.double(), inputs.double()).dense().flatten(1)
+    found = SumOfOuterProducts(delta, inputs).deviations()
+    mean = exact.mean(0)
+    torch.testing.assert_close(found.squared_mean, mean.square().sum(), rtol=1e-5, atol=0)
+    expected = (exact - mean) @ mean
+    torch.testing.assert_close(found.dots, expected, rtol=1e-5, atol=0)
 
 
 def test_a_workspace_larger_than_a_piece_is_not_made_for_each_row() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import gradlens
 from gradlens import quantities
 from gradlens.numerics.formulas import noise_scale
+from gradlens.per_sample.operators.dense import Dense
 from gradlens.quantities import Quantity
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from tests.cases.networks import NETWORKS
@@ -356,8 +357,7 @@ def test_noise_scales_interval_holds_the_truth_as_often_as_it_says() -> None:
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(64, 30, generator=generator, dtype=torch.float64)
         g = gradient + deviations * noise
-        mean = g.mean(0)
-        found = noise_scale(g.square().sum(1), g @ mean, mean @ mean)
+        found = noise_scale(Dense(g).deviations())
         inside += found.low <= truth <= found.high
     assert 90 <= inside <= 99
 
@@ -365,7 +365,6 @@ def test_noise_scales_interval_holds_the_truth_as_often_as_it_says() -> None:
 def test_noise_scale_without_signal_has_no_upper_end() -> None:
     g = torch.randn(50, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     g -= g.mean(0) * 0.9
-    mean = g.mean(0)
-    found = noise_scale(g.square().sum(1), g @ mean, mean @ mean)
+    found = noise_scale(Dense(g).deviations())
     assert "zero" in found.value.reason
     assert found.high == math.inf

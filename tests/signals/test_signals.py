@@ -379,8 +379,13 @@ def test_merged_calls_are_one_call_with_all_samples(network: str) -> None:
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(n, 9, 3, generator=generator).double() for n in (2, 5, 1)]
     reductions: list[SignalReduction[Any]] = [
-        Size(), Active(0.5), Maxima(), Moments(), Gram(), Gram(centred=True)
-    ]  # fmt: skip
+        Size(),
+        Active(0.5),
+        Maxima(),
+        Moments(),
+        Gram(),
+        Gram(True),
+    ]
     for reduction in reductions:
         merged = reduction.merge([reduction.reduce(part) for part in parts])
         whole = reduction.merge([reduction.reduce(torch.cat(parts))])

@@ -11,7 +11,11 @@ from torch import Tensor
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
 from gradlens.per_sample.operators.operator import PIECE_BYTES, GradientOperator, slices
-from gradlens.per_sample.operators.outer_product import same_precision, squared_norms_by_positions
+from gradlens.per_sample.operators.outer_product import (
+    coarser,
+    same_precision,
+    squared_norms_by_positions,
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class Convolution(GradientOperator):
         self._delta, self._inputs = same_precision(delta, _reached(inputs, geometry, delta.shape))
         channels = inputs.shape[1] // geometry.groups
         shape = (delta.shape[1], channels, *geometry.kernel)
-        super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device)
+        eps = coarser(delta, inputs)
+        super().__init__(len(delta), shape, scale, self._delta.dtype, delta.device, eps)
 
     def _workspace(self) -> int:
         patches = self._geometry.groups * self._columns * math.prod(self._positions)

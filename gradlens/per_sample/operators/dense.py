@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from gradlens.numerics.norms import dots, products_of_pairs, squared_row_norms
-from gradlens.numerics.precision import accumulable
+from gradlens.numerics.norms import dots, row_norms
+from gradlens.numerics.precision import accumulable, double
 from gradlens.per_sample.operators.operator import (
     GradientOperator,
 )
@@ -14,10 +15,11 @@ from gradlens.per_sample.operators.operator import (
 class Dense(GradientOperator):
     """gₙ as a tensor ``[N, *P]``; for biases and normalisation weights, where it is small."""
 
-    def __init__(self, gradients: Tensor, scale: float = 1.0) -> None:
+    def __init__(self, gradients: Tensor, scale: float = 1.0, eps: float | None = None) -> None:
+        eps = torch.finfo(gradients.dtype).eps if eps is None else eps
         gradients = accumulable(gradients)
         shape = gradients.shape[1:]
-        super().__init__(len(gradients), shape, scale, gradients.dtype, gradients.device)
+        super().__init__(len(gradients), shape, scale, gradients.dtype, gradients.device, eps)
         self._gradients = gradients.reshape(len(gradients), self._rows, self._columns)
 
     @property
@@ -28,10 +30,7 @@ class Dense(GradientOperator):
         return self._gradients[samples, rows]
 
     def _squared_norms(self) -> Tensor:
-        return squared_row_norms(self._gradients.flatten(1))
-
-    def _gram(self) -> Tensor:
-        return products_of_pairs(self._gradients.flatten(1))
+        return double(row_norms(self._gradients.flatten(1))).square()
 
     def _dot(self, matrix: Tensor) -> Tensor:
         return dots(self._gradients.flatten(1), matrix.flatten())

@@ -12,7 +12,9 @@ class Grouped(GradientOperator):
 
     def __init__(self, by_row: GradientOperator, size: int) -> None:
         samples = by_row.batch_size // size
-        super().__init__(samples, by_row.shape, by_row.scale, by_row.dtype, by_row.device)
+        super().__init__(
+            samples, by_row.shape, by_row.scale, by_row.dtype, by_row.device, by_row.eps
+        )
         self._by_row = by_row
         self._size = size
 

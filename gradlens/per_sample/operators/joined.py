@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from gradlens.numerics.deviations import SampleDeviations
+from gradlens.numerics.precision import double
 from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.per_sample.operators.outer_product import (
+    OuterProduct,
+    SumOfOuterProducts,
+    by_gram_matrix,
+    deviations_of_factors,
+)
 
 
 class Joined(GradientOperator):
@@ -20,8 +28,9 @@ class Joined(GradientOperator):
             dtype = torch.promote_types(dtype, part.dtype)
         self._parts = tuple(parts)
         self._factors = [f * part.scale for f, part in zip(factors, parts, strict=True)]
+        eps = max(part.eps for part in parts)
         samples = sum(part.batch_size for part in parts)
-        super().__init__(samples, first.shape, 1.0, dtype, first.device)
+        super().__init__(samples, first.shape, 1.0, dtype, first.device, eps)
 
     def _workspace(self) -> int:
         return max(part._workspace() for part in self._parts)
@@ -36,7 +45,18 @@ class Joined(GradientOperator):
 
     def _squared_norms(self) -> Tensor:
         found = [factor**2 * part._squared_norms() for part, factor, _ in self._placed()]
-        return torch.cat([norms.to(self.dtype) for norms in found])
+        return torch.cat(found)
+
+    def _deviations(self) -> SampleDeviations:
+        """By the factors of all parts together, where that is cheaper."""
+        outer = [p for p in self._parts if isinstance(p, (OuterProduct, SumOfOuterProducts))]
+        factors = [part.factors() for part in outer]
+        positions = {delta.shape[1] for delta, _ in factors}
+        alike = len(outer) == len(self._parts) and len(positions) == 1
+        if not alike or not by_gram_matrix(self, positions.pop()):
+            return super()._deviations()
+        scaled = [f * double(d) for (d, _), f in zip(factors, self._factors, strict=True)]
+        return deviations_of_factors(torch.cat(scaled), torch.cat([double(x) for _, x in factors]))
 
     def _dot(self, matrix: Tensor) -> Tensor:
         found = [f * part._dot(matrix.to(part.dtype)) for part, f, _ in self._placed()]
@@ -49,7 +69,7 @@ class Joined(GradientOperator):
         return total
 
     def _sum_of_squares(self) -> Tensor:
-        total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
+        total = self._double_zeros(self._rows, self._columns)
         for part, factor, _ in self._placed():
             total += factor**2 * part._sum_of_squares()
         return total

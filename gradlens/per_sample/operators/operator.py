@@ -9,13 +9,19 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
+from gradlens.numerics.deviations import (
+    ROUNDINGS,
+    ElementDeviations,
+    SampleDeviations,
+)
 from gradlens.numerics.histograms import (
+    CHUNK,
     Counts,
     Grid,
     JointTally,
@@ -26,7 +32,8 @@ from gradlens.numerics.histograms import (
     grid_of,
     tally_1d,
 )
-from gradlens.numerics.norms import dots, products_of_pairs, squared_row_norms
+from gradlens.numerics.norms import dots, norm, products_of_pairs, row_norms, scale_of
+from gradlens.numerics.precision import double
 
 PIECE_BYTES = 16 * 2**20
 """Default bound of the temporary memory of one piece."""
@@ -45,21 +52,14 @@ class Piece:
     values: Tensor
 
 
-@dataclass(frozen=True)
-class AlongMean:
-    """⟨gₙ, ḡ⟩ of every sample ``[N]``, and ‖ḡ‖²."""
-
-    dots: Tensor
-    squared_norm: Tensor
-
-
 class GradientOperator(ABC):
     """Per-sample gradients gₙ ``[N, *P]`` of one parameter, without building them.
 
     gₙ is N times sample n's contribution to a mean loss, or that contribution itself under a sum
-    loss; ``scale`` is this factor, so callers get no other scaling. All results are of
+    loss; ``scale`` is this factor, so callers get no other scaling. Gradients and their sums are of
     the operator's ``dtype``: that of the factors, except that half precisions accumulate in
-    float32.
+    float32. Squares and products are in float64, whose range they don't leave. ``eps`` is the
+    relative rounding error of the factors, which is larger in half precisions.
 
     A subclass defines ``_block``. Everything else follows from it piece by piece; a subclass may
     override the other private methods where its structure allows something cheaper. They compute
@@ -76,11 +76,13 @@ class GradientOperator(ABC):
         scale: float,
         dtype: torch.dtype,
         device: torch.device,
+        eps: float | None = None,
     ) -> None:
         self.batch_size = batch_size
         self.shape = torch.Size(shape)
         self.scale = scale
         self.dtype = dtype
+        self.eps = torch.finfo(dtype).eps if eps is None else eps
         self.device = device
         self._held: tuple[Tensor | None, ...] = ()
         self._rows = self.shape[0] if self.shape else 1
@@ -120,8 +122,9 @@ class GradientOperator(ABC):
                 f"{list(self.shape)}: pass one number per parameter element"
             )
         with torch.no_grad():
-            matrix = direction.detach().to(self.dtype).reshape(self._rows, self._columns)
-            return self._dot(matrix) * self.scale
+            size = scale_of(direction.detach())
+            matrix = (direction.detach() / size).to(self.dtype)
+            return double(self._dot(matrix.reshape(self._rows, self._columns))) * size * self.scale
 
     @final
     def sum(self) -> Tensor:
@@ -134,14 +137,27 @@ class GradientOperator(ABC):
         return self._sum_times(self.scale / self.batch_size if self.batch_size else math.nan)
 
     @final
-    def along_mean(self) -> AlongMean | None:
-        """Per-sample gradients along their mean; ``None`` where that takes the mean itself."""
+    def deviations(self) -> SampleDeviations:
+        """‖gₙ − ḡ‖² and ⟨gₙ − ḡ, ḡ⟩ of every sample, and ‖ḡ‖²."""
         with torch.no_grad():
-            dots = self._dots_with_sum()
-        if dots is None or not self.batch_size:
-            return None
-        dots = dots * self.scale**2 / self.batch_size
-        return AlongMean(dots.to(self.dtype), dots.mean().to(self.dtype))
+            found = self._deviations()
+            noise = self._noise * self.batch_size * found.squared_mean
+            found = replace(found, noise=noise)
+            return SampleDeviations(*(each * self.scale**2 for each in vars(found).values()))
+
+    @final
+    def element_deviations(self) -> ElementDeviations:
+        """ḡ and Σₙ(gₙ − ḡ)² for each element, ``[*P]``."""
+        with torch.no_grad():
+            squares = self._element_deviations() * self.scale**2
+            noise = max(self._noise, ROUNDINGS * torch.finfo(squares.dtype).eps)
+            return ElementDeviations(self.mean(), squares.reshape(self.shape), noise)
+
+    @final
+    def centred_gram(self) -> Tensor:
+        """⟨gₙ − ḡ, gₘ − ḡ⟩ of every pair of samples, ``[N, N]``."""
+        with torch.no_grad():
+            return self._centred_gram() * self.scale**2
 
     @final
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -227,46 +243,96 @@ class GradientOperator(ABC):
         return 0
 
     def _squared_norms(self) -> Tensor:
-        squared_norms = torch.zeros(self.batch_size, dtype=self.dtype, device=self.device)
+        squared_norms = self._double_zeros(self.batch_size)
         for samples, rows in self._partition(PIECE_BYTES):
-            squared_norms[samples] += squared_row_norms(self._block(samples, rows).flatten(1))
+            norms = row_norms(self._block(samples, rows).flatten(1))
+            squared_norms[samples] += double(norms).square()
         return squared_norms
 
     def _gram(self) -> Tensor:
-        gram = torch.zeros(self.batch_size, self.batch_size, dtype=self.dtype, device=self.device)
+        return self._gram_about(self._zeros(self._rows, self._columns))
+
+    def _centred_gram(self) -> Tensor:
+        return centred(self._gram_about(self._centre()))
+
+    def _gram_about(self, centre: Tensor) -> Tensor:
+        """⟨gₙ − c, gₘ − c⟩ with c ``[R, K]``, in float64 ``[N, N]``."""
+        gram = self._double_zeros(self.batch_size, self.batch_size)
         everyone = slice(0, self.batch_size)
         bytes_per_row = self.batch_size * self._columns * self.dtype.itemsize
         for rows in slices(self._rows, PIECE_BYTES // max(bytes_per_row, 1)):
-            gram += products_of_pairs(self._rows_of(everyone, rows).flatten(1))
+            for _, apart in _apart(self._rows_of(everyone, rows), centre[rows]):
+                size = scale_of(apart)
+                products = products_of_pairs(apart.div_(size))
+                gram += double(products) * double(size).square()
         return gram
 
+    def _deviations(self) -> SampleDeviations:
+        """All but ``noise``. About the mean as it is rounded, which is closer than ``noise``."""
+        centre = self._centre()
+        size = scale_of(centre)
+        unit = centre / size
+        squared_norms, along = (self._double_zeros(self.batch_size) for _ in range(2))
+        for samples, rows in self._partition(PIECE_BYTES):
+            direction = unit[rows].flatten()
+            for part, apart in _apart(self._block(samples, rows), centre[rows]):
+                squared_norms[samples] += double(row_norms(apart)).square()
+                along[samples] += double(dots(apart, direction[part]))
+        rounding = ROUNDINGS * torch.finfo(self.dtype).eps * squared_norms.sum()
+        squared_mean = double(norm(centre)).square()
+        return SampleDeviations(squared_norms, along * size, squared_mean, rounding, rounding)
+
+    def _element_deviations(self) -> Tensor:
+        return self._squares_about(self._centre())
+
+    def _squares_about(self, centre: Tensor) -> Tensor:
+        """Σₙ(gₙ − c)² with c ``[R, K]``, in float64 ``[R, K]``."""
+        total = self._double_zeros(self._rows, self._columns)
+        for samples, rows in self._partition(PIECE_BYTES):
+            squares = total[rows].view(-1)
+            for part, apart in _apart(self._block(samples, rows), centre[rows]):
+                size = scale_of(apart)
+                scaled = apart.div_(size).square_().sum(0)
+                squares[part] += double(scaled) * double(size).square()
+        return total
+
+    def _centre(self) -> Tensor:
+        """ḡ, ``[R, K]``, unscaled."""
+        return self._sum() / max(self.batch_size, 1)
+
+    @property
+    def _noise(self) -> float:
+        """Bound for ‖gₙ − ḡ‖²/‖ḡ‖² that comes from rounding alone."""
+        return (ROUNDINGS * self.eps) ** 2
+
+    @final
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    @final
+    def _double_zeros(self, *shape: int) -> Tensor:
+        return double(torch.zeros(shape, device=self.device))
+
     def _dot(self, matrix: Tensor) -> Tensor:
-        dot = torch.zeros(self.batch_size, dtype=self.dtype, device=self.device)
+        dot = self._zeros(self.batch_size)
         for samples, rows in self._partition(PIECE_BYTES):
             dot[samples] += dots(self._block(samples, rows).flatten(1), matrix[rows].flatten())
         return dot
 
     def _sum(self) -> Tensor:
-        total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
+        total = self._zeros(self._rows, self._columns)
         for samples, rows in self._partition(PIECE_BYTES):
             total[rows] += self._block(samples, rows).sum(0)
         return total
 
-    def _dots_with_sum(self) -> Tensor | None:
-        """⟨gₙ, Σₘgₘ⟩ in float64, ``[N]``, where that is cheaper than the sum itself."""
-        return None
-
     def _weighted_sum(self, weights: Tensor) -> Tensor:
-        total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
+        total = self._zeros(self._rows, self._columns)
         for samples, rows in self._partition(PIECE_BYTES):
             total[rows] += torch.tensordot(weights[samples], self._block(samples, rows), 1)
         return total
 
     def _sum_of_squares(self) -> Tensor:
-        total = torch.zeros(self._rows, self._columns, dtype=self.dtype, device=self.device)
-        for samples, rows in self._partition(PIECE_BYTES):
-            total[rows] += self._block(samples, rows).square().sum(0)
-        return total
+        return self._squares_about(self._zeros(self._rows, self._columns))
 
     def _abs_max(self) -> Tensor:
         largest = [torch.zeros((), dtype=self.dtype, device=self.device)]
@@ -337,6 +403,23 @@ class GradientOperator(ABC):
         for sample in range(self.batch_size):
             for rows in slices(self._rows, rows_at_once):
                 yield slice(sample, sample + 1), rows
+
+
+def _apart(block: Tensor, centre: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """gₙ − c ``[n, m]`` at some elements, which are a slice of all, from ``[n, r, K]``, ``[r, K]``.
+
+    As many at once as stay in a processor's cache.
+    """
+    block, centre = block.flatten(1), centre.flatten()
+    length = block.shape[1]
+    at_once = CHUNK // max(len(block), 1) if block.device.type == "cpu" else length
+    for part in slices(length, at_once):
+        yield part, block[:, part] - centre[part]
+
+
+def centred(gram: Tensor) -> Tensor:
+    """The Gram matrix ``[N, N]`` of vectors less their mean."""
+    return gram - gram.mean(0) - gram.mean(1, keepdim=True) + gram.mean()
 
 
 def slices(length: int, step: int) -> list[slice]:

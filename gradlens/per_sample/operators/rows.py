@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradlens.numerics.norms import products_of_pairs, squared_row_norms
-from gradlens.numerics.precision import accumulable
+from gradlens.numerics.deviations import SampleDeviations, by_products, less_mean
+from gradlens.numerics.precision import accumulable, double
 from gradlens.per_sample.operators.operator import (
     PIECE_BYTES,
     GradientOperator,
+    centred,
     slices,
 )
 
@@ -30,9 +31,10 @@ class IndexedRows(GradientOperator):
         num_rows: int,
         scale: float = 1.0,
     ) -> None:
+        eps = torch.finfo(delta.dtype).eps
         delta = accumulable(delta)
         columns = delta.shape[1]
-        super().__init__(batch_size, (num_rows, columns), scale, delta.dtype, delta.device)
+        super().__init__(batch_size, (num_rows, columns), scale, delta.dtype, delta.device, eps)
         cells, inverse = torch.unique(owners * num_rows + indices, return_inverse=True)
         self._owner = cells // num_rows
         self._row = cells % num_rows
@@ -58,21 +60,36 @@ class IndexedRows(GradientOperator):
         return block
 
     def _squared_norms(self) -> Tensor:
-        return self._per_sample(squared_row_norms(self._values))
+        return self._per_sample(double(self._values).square().sum(1))
 
     def _dot(self, matrix: Tensor) -> Tensor:
         return self._per_sample(torch.linalg.vecdot(self._values, matrix[self._row]))
 
     def _gram(self) -> Tensor:
         touched, compact = torch.unique(self._row, return_inverse=True)
-        gram = self._values.new_zeros(self.batch_size, self.batch_size)
+        values = double(self._values)
+        gram = self._double_zeros(self.batch_size, self.batch_size)
         bytes_per_row = self.batch_size * self._columns * self.dtype.itemsize
         for rows in slices(len(touched), PIECE_BYTES // max(bytes_per_row, 1)):
             inside = (compact >= rows.start) & (compact < rows.stop)
-            block = self._values.new_zeros(self.batch_size, rows.stop - rows.start, self._columns)
-            block[self._owner[inside], compact[inside] - rows.start] = self._values[inside]
-            gram += products_of_pairs(block.flatten(1))
+            block = values.new_zeros(self.batch_size, rows.stop - rows.start, self._columns)
+            block[self._owner[inside], compact[inside] - rows.start] = values[inside]
+            gram += block.flatten(1) @ block.flatten(1).T
         return gram
+
+    def _centred_gram(self) -> Tensor:
+        return centred(self._gram())
+
+    def _deviations(self) -> SampleDeviations:
+        touched, compact = torch.unique(self._row, return_inverse=True)
+        values = double(self._values)
+        total = values.new_zeros(len(touched), self._columns).index_add_(0, compact, values)
+        with_total = self._per_sample(torch.linalg.vecdot(values, total[compact]))
+        return by_products(self._squared_norms(), with_total / self.batch_size)
+
+    def _element_deviations(self) -> Tensor:
+        total = self._per_row(double(self._values))
+        return less_mean(self._sum_of_squares(), total, self.batch_size)
 
     def _sum(self) -> Tensor:
         return self._per_row(self._values)
@@ -81,7 +98,7 @@ class IndexedRows(GradientOperator):
         return self._per_row(self._values * weights[self._owner][:, None])
 
     def _sum_of_squares(self) -> Tensor:
-        return self._per_row(self._values.square())
+        return self._per_row(double(self._values).square())
 
     def _per_sample(self, values: Tensor) -> Tensor:
         return values.new_zeros(self.batch_size).index_add_(0, self._owner, values)

@@ -21,7 +21,7 @@ class Stored(GradientOperator):
 
     def __init__(self, individual: GradientOperator, piece_bytes: int = PIECE_BYTES) -> None:
         n, shape = individual.batch_size, individual.shape
-        super().__init__(n, shape, 1.0, individual.dtype, individual.device)
+        super().__init__(n, shape, 1.0, individual.dtype, individual.device, individual.eps)
         self._of_pieces = individual._workspace()
         with torch.no_grad():
             self._parts = [
@@ -51,4 +51,4 @@ def stored(individual: GradientOperator, max_bytes: int) -> GradientOperator:
         return individual
     _, rows = next(individual._partition(PIECE_BYTES))
     whole_samples = rows == slice(0, individual._rows)
-    return Stored(individual) if whole_samples else Dense(individual.dense())
+    return Stored(individual) if whole_samples else Dense(individual.dense(), eps=individual.eps)

@@ -20,7 +20,8 @@ class Summed(GradientOperator):
         for use in uses[1:]:
             dtype = torch.promote_types(dtype, use.dtype)
         self._uses = tuple(uses)
-        super().__init__(first.batch_size, first.shape, first.scale, dtype, first.device)
+        eps = max(use.eps for use in uses)
+        super().__init__(first.batch_size, first.shape, first.scale, dtype, first.device, eps)
 
     def _workspace(self) -> int:
         return self._rows * self._columns + max(use._workspace() for use in self._uses)

@@ -1,0 +1,128 @@
+"""Deviations from the mean gradient by every operator, against its factors in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradlens.numerics.deviations import ROUNDINGS
+from gradlens.per_sample.operators.convolution import Convolution, Geometry
+from gradlens.per_sample.operators.dense import Dense
+from gradlens.per_sample.operators.grouped import Grouped
+from gradlens.per_sample.operators.joined import Joined
+from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
+from gradlens.per_sample.operators.rows import IndexedRows
+from gradlens.per_sample.operators.stored import Stored
+from gradlens.per_sample.operators.summed import Summed
+
+Factor = Callable[..., Tensor]
+"""A factor of gradients of a shape, whose first axis is that of samples."""
+
+GEOMETRY = Geometry((3, 3), (1, 1), (1, 1), 1)
+INDICES = torch.tensor([0, 1, 1, 4]).repeat(8)
+OWNERS = torch.arange(8).repeat_interleave(4)
+
+OPERATORS: dict[str, Callable[[Factor, Factor], GradientOperator]] = {
+    "dense": lambda delta, x: Dense(delta(8, 7, 11)),
+    "outer product, by pairs": lambda delta, x: OuterProduct(delta(6, 40), x(6, 50), 6.0),
+    "outer product, by elements": lambda delta, x: OuterProduct(delta(64, 4), x(64, 5), 64.0),
+    "sum, by pairs": lambda delta, x: SumOfOuterProducts(delta(3, 2, 40), x(3, 2, 50)),
+    "sum, by elements": lambda delta, x: SumOfOuterProducts(delta(64, 9, 4), x(64, 9, 5)),
+    "convolution": lambda delta, x: Convolution(delta(8, 6, 4, 4), x(8, 3, 6, 6), GEOMETRY),
+    "stored": lambda delta, x: Stored(SumOfOuterProducts(delta(9, 3, 4), x(9, 3, 5)), 200),
+    "rows": lambda delta, x: IndexedRows(INDICES, delta(32, 3), OWNERS, 8, 6),
+    "summed": lambda delta, x: Summed([OuterProduct(delta(8, 4), x(8, 5)), Dense(delta(8, 4, 5))]),
+    "grouped": lambda delta, x: Grouped(OuterProduct(delta(16, 4), x(16, 5)), 2),
+    "joined, by pairs": lambda delta, x: Joined(
+        [OuterProduct(delta(n, 40), x(n, 50)) for n in (3, 5)], [2.0, 2.0]
+    ),
+    "joined, by elements": lambda delta, x: Joined(
+        [Dense(delta(n, 4, 5)) for n in (3, 5)], [2.0, 2.0]
+    ),
+}
+
+
+def near_each_other(spread: float, dtype: torch.dtype, scale: float = 1.0) -> Factor:
+    """Factors whose samples differ by ``spread``; the same ones at each call, but for ``scale``."""
+    noise = torch.Generator().manual_seed(1)
+
+    def factor(*shape: int) -> Tensor:
+        of_shape = torch.Generator().manual_seed(sum(shape[1:]))
+        centre = torch.randn(shape[1:], generator=of_shape)
+        exact = centre + spread * torch.randn(shape, generator=noise)
+        return (scale * exact.to(dtype)).to(dtype)
+
+    return factor
+
+
+def built(name: str, spread: float, dtype: torch.dtype, scale: float = 1.0) -> GradientOperator:
+    return OPERATORS[name](near_each_other(spread, dtype, scale), near_each_other(spread, dtype))
+
+
+def exact_rows(name: str, spread: float, dtype: torch.dtype) -> Tensor:
+    """gₙ ``[N, D]`` of the same factors, computed in float64."""
+
+    def in_double(factor: Factor) -> Factor:
+        return lambda *shape: factor(*shape).double()
+
+    factors = [in_double(near_each_other(spread, dtype)) for _ in range(2)]
+    return OPERATORS[name](*factors).dense().flatten(1)
+
+
+PRECISIONS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-2, 1e-4, 1e-6, 1e-8, 0.0])
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_deviations_are_within_their_bounds(name: str, dtype: torch.dtype, spread: float) -> None:
+    rows = exact_rows(name, spread, dtype)
+    mean = rows.mean(0)
+    apart = rows - mean
+    operator = built(name, spread, dtype)
+    found, gram = operator.deviations(), operator.centred_gram()
+    elements = operator.element_deviations()
+    total = apart.square().sum()
+    assert found.squared_norms.dtype == found.dots.dtype == gram.dtype == torch.float64
+    bound = found.noise + found.rounding + 1e-5 * total
+    assert (found.squared_norms.sum() - total).abs() <= bound
+    assert (found.squared_norms - apart.square().sum(1)).abs().max() <= bound
+    of_factors = ROUNDINGS * 2.0**-52 * rows.square().sum()
+    assert (gram - apart @ apart.T).abs().max() <= bound + of_factors
+    along = apart @ mean
+    assert (found.dots - along).square().sum() <= bound * found.squared_mean
+    squares = apart.square().sum(0).reshape(operator.shape)
+    by_element = len(rows) * elements.noise * elements.mean.double().square().sum()
+    assert (elements.squares - squares).abs().sum() <= by_element + 1e-5 * total
+    # The bounds are no excuse: samples that differ by a hundred roundings have right variances.
+    if spread >= 100 * torch.finfo(dtype).eps and spread >= 1e-6:
+        assert found.noise + found.rounding < total
+
+
+@pytest.mark.parametrize("exponent", [-60, 60])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spread", [1.0, 1e-3])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_results_scale_exactly(name: str, spread: float, dtype: torch.dtype, exponent: int) -> None:
+    """Squares of gradients of 2^-60 vanish in float32, and those of 2^70 overflow."""
+    usual, scaled = (built(name, spread, dtype, 2.0**each) for each in (0, exponent))
+    factor = 4.0**exponent
+    for field, value in vars(usual.deviations()).items():
+        assert_equal(getattr(scaled.deviations(), field), factor * value)
+    assert_equal(scaled.centred_gram(), factor * usual.centred_gram())
+    assert_equal(scaled.gram(), factor * usual.gram())
+    assert_equal(scaled.squared_norms(), factor * usual.squared_norms())
+    assert_equal(scaled.sum_of_squares(), factor * usual.sum_of_squares())
+    found, expected = scaled.element_deviations(), usual.element_deviations()
+    assert_equal(found.squares, factor * expected.squares)
+    assert_equal(found.mean, 2.0**exponent * expected.mean)
+    direction = torch.ones(usual.shape, dtype=dtype)
+    assert_equal(scaled.dot(2.0**exponent * direction), factor * usual.dot(direction))
+
+
+def assert_equal(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)

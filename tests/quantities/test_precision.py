@@ -1,0 +1,351 @@
+"""Numbers of samples that differ little, of losses of any size, and of inputs far from zero.
+
+References are slow formulas in float64, of the same numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlens
+from gradlens import quantities
+from gradlens.history.undefined import Undefined
+from gradlens.numerics.deviations import ROUNDINGS
+from gradlens.quantities import Quantity
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 5)), (20,)),
+    "convolutions": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 6, 3), nn.Flatten(),
+            nn.Linear(6 * 6 * 6, 5),
+        ),
+        (3, 8, 8),
+    ),
+    "sequence": (
+        lambda: nn.Sequential(
+            nn.Linear(6, 40), nn.Tanh(), nn.LayerNorm(40), nn.Linear(40, 12), nn.Flatten(),
+            nn.Linear(12 * 7, 5),
+        ),
+        (7, 6),
+    ),
+    "recurrent": (lambda: _Recurrent(), (4, 6)),
+}  # fmt: skip
+SAMPLES = 16
+
+
+class _Recurrent(nn.Module):
+    """One weight, which is used at each position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.RNNCell(6, 9)
+        self.head = nn.Linear(9, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = x.new_zeros(len(x), 9)
+        for position in x.unbind(1):
+            state = self.cell(position, state)
+        output: Tensor = self.head(state)
+        return output
+
+
+def network(name: str, dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return NETWORKS[name][0]().to(dtype)
+
+
+def samples(name: str, spread: float, mean: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Inputs and targets that differ by ``spread`` from sample to sample, in float64."""
+    generator = torch.Generator().manual_seed(1)
+
+    def near_each_other(shape: tuple[int, ...]) -> Tensor:
+        centre = torch.randn(shape, generator=generator, dtype=torch.float64)
+        noise = torch.randn(SAMPLES, *shape, generator=generator, dtype=torch.float64)
+        return centre + spread * noise
+
+    return near_each_other(NETWORKS[name][1]) + mean, near_each_other((5,))
+
+
+def losses_of(model: nn.Module, inputs: Tensor, target: Tensor, scale: float) -> Tensor:
+    output = model(inputs)
+    precision = torch.promote_types(output.dtype, torch.float32)
+    return scale * (output.to(precision) - target).square().sum(1)
+
+
+def values_of(
+    model: nn.Module,
+    tracked: Sequence[Quantity],
+    inputs: Tensor,
+    target: Tensor,
+    exponent: int = 0,
+) -> dict[str, Any]:
+    """The quantities at one step, for a loss times a power of two, and a step of the same size."""
+    cockpit = gradlens.Cockpit(model, list(tracked))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3 * 2.0**-exponent)
+    info: dict[str, Any] = {}
+    outputs = model.register_forward_hook(lambda *call: info.update(outputs=call[2]))
+    losses = losses_of(model, inputs, target, 2.0**exponent)
+    loss, info["individual_losses"] = losses.mean(), losses
+    outputs.remove()
+    with cockpit(0, loss=loss, optimizer=optimizer, info=info):
+        loss.backward()
+    optimizer.step()
+    return {quantity.name: cockpit.history[quantity.name][0] for quantity in tracked}
+
+
+def leaves(record: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], float]]:
+    """All numbers of a record, by their path."""
+    if isinstance(record, Mapping):
+        for key, value in record.items():
+            yield from leaves(value, (*path, key))
+    elif isinstance(record, (Sequence, np.ndarray)) and not isinstance(record, str):
+        for place, value in enumerate(record):
+            yield from leaves(value, (*path, str(place)))
+    elif isinstance(record, float):
+        yield path, record
+
+
+def of_gradients() -> list[Quantity]:
+    return [
+        quantities.NormTest(),
+        quantities.InnerTest(),
+        quantities.OrthoTest(),
+        quantities.GradNoiseScale(),
+        quantities.GradCovariance(k=2),
+        quantities.MeanGSNR(epsilon=0.0),
+        quantities.EarlyStopping(epsilon=0.0),
+        quantities.CABS(),
+    ]
+
+
+PRECISIONS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+SPREADS = [1.0, 1e-2, 1e-4, 1e-5, 1e-6, 1e-8, 0.0]
+SEVERAL_ROUNDINGS = 30
+"""How far apart relative errors may be, in roundings over the spread: each element of a gradient is
+off by 1.6, variances by twice as much, and the elements that vary least count most in ratios."""
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_samples_that_differ_little(name: str, dtype: torch.dtype, spread: float) -> None:
+    """Values are those of exact gradients, or NaN where rounding in gradients is as large."""
+    model, eps = network(name, dtype), torch.finfo(dtype).eps
+    inputs, target = (each.to(dtype) for each in samples(name, spread))
+    exact = Deviations(copy.deepcopy(model).double(), inputs.double(), target.double())
+    expected = exact.values()
+    found = values_of(model, of_gradients(), inputs, target.to(torch.float64))
+    clear = exact.spread > 3 * ROUNDINGS * max(eps, math.sqrt(2.0**-52))
+    for path, value in leaves(found):
+        if "layers" in path:
+            continue
+        if math.isnan(value):
+            assert isinstance(value, Undefined), path
+            assert "rounding" in value.reason, (path, value.reason)
+            along = exact.along if path[0] == "InnerTest" else exact.spread
+            assert not clear or along < 3 * ROUNDINGS * eps or path[0] in PER_ELEMENT, path
+            continue
+        if "/".join(path) in expected:
+            apart = exact.along if path[0] == "InnerTest" else exact.spread
+            tolerance = SEVERAL_ROUNDINGS * (eps / apart + 2.0**-52 / apart**2) + 1e-6
+            assert value == pytest.approx(expected["/".join(path)], rel=tolerance), path
+
+
+PER_ELEMENT = {"MeanGSNR", "EarlyStopping"}
+
+
+class Deviations:
+    """Slow formulas of gradients that are computed in float64, sample by sample."""
+
+    def __init__(self, model: nn.Module, inputs: Tensor, target: Tensor) -> None:
+        rows = []
+        for n in range(len(inputs)):
+            loss = losses_of(model, inputs[n : n + 1], target[n : n + 1], 1.0).sum()
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
+        self.mean_loss = float(losses_of(model, inputs, target, 1.0).detach().mean())
+        self.mean = torch.stack(rows).mean(0).numpy()
+        self.apart = torch.stack(rows).numpy() - self.mean
+        self.squared_mean = float(self.mean @ self.mean)
+
+    @property
+    def spread(self) -> float:
+        """Root mean square of ‖gₙ − ḡ‖ relative to ‖ḡ‖."""
+        return math.sqrt((self.apart**2).sum() / len(self.apart) / self.squared_mean)
+
+    @property
+    def along(self) -> float:
+        """Of the part along ḡ."""
+        along = self.apart @ self.mean / self.squared_mean
+        return math.sqrt((along**2).mean())
+
+    def values(self) -> dict[str, float]:
+        n = len(self.apart)
+        trace = (self.apart**2).sum() / (n - 1)
+        squared_norm = self.squared_mean - trace / n
+        eigenvalues = np.linalg.eigvalsh(self.apart @ self.apart.T).clip(min=0)[::-1] / (n - 1)
+        shares = eigenvalues[eigenvalues > 0] / eigenvalues.sum()
+        across = self.spread**2 - self.along**2
+        variances = (self.apart**2).sum(0)
+        with np.errstate(all="ignore"):
+            ratio = float((self.mean**2 / variances).mean())
+        return {
+            "NormTest": self.spread / math.sqrt(n - 1),
+            "InnerTest": self.along / math.sqrt(n - 1),
+            "OrthoTest": math.sqrt(max(across, 0) / (n - 1)),
+            "GradNoiseScale/value": trace / squared_norm,
+            "GradNoiseScale/trace": trace,
+            "GradNoiseScale/squared_norm": squared_norm,
+            "GradCovariance/trace": trace,
+            "GradCovariance/eigenvalues/0": float(eigenvalues[0]),
+            "GradCovariance/stable_rank": float(eigenvalues.sum() / eigenvalues[0]),
+            "GradCovariance/effective_rank": float(np.exp(-(shares * np.log(shares)).sum())),
+            "MeanGSNR": n * ratio,
+            "EarlyStopping": 1 - n * (n - 1) * ratio,
+            "CABS": 1e-3 * trace * (n - 1) / n / self.mean_loss,
+        }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_noise_scales_interval_does_not_depend_on_precision(dtype: torch.dtype) -> None:
+    inputs, target = samples("mlp", 1e-3)
+    found = values_of(
+        network("mlp", dtype), [quantities.GradNoiseScale()], inputs.to(dtype), target
+    )
+    # A spread of a thousandth of another one has an interval of a millionth.
+    tracked = [quantities.GradNoiseScale()]
+    wide = values_of(network("mlp", torch.float64), tracked, *samples("mlp", 1e-2))
+    scale = found["GradNoiseScale"], wide["GradNoiseScale"]
+    for end in ("low", "high"):
+        ratios = [record[end] / record["value"] for record in scale]
+        assert ratios[0] == pytest.approx(ratios[1], rel=0.05)
+
+
+def of_any_size() -> dict[str, tuple[Quantity, Mapping[str, int]]]:
+    """Quantities, and the power of the loss's scale that each of their entries goes with."""
+    curvature = {"trace": 1, "standard_error": 1, "low": 1, "high": 1}
+    variance = {"trace": 2, "squared_norm": 2, "eigenvalues": 2}
+    cases: list[tuple[Quantity, Mapping[str, int]]] = [
+        *((quantity, variance) for quantity in of_gradients()),
+        (quantities.GradNorm(), {"": 1}),
+        (quantities.Loss(), {"": 1}),
+        (quantities.HessMaxEV(), {"": 1}),
+        (quantities.HessEigenvalues(k=2), {"": 1, "converged": 0}),
+        (quantities.SpectralDensity(), {"": 1, "density": -1, "low": -1, "high": -1}),
+        (quantities.HessTrace(name="Hutchinson"), curvature),
+        (quantities.HessTrace(name="exact", curvature="diag_ggn_exact"), curvature),
+        (quantities.HessTrace(name="sampled", curvature="diag_ggn_mc"), curvature),
+        (quantities.TICTrace(curvature="diag_ggn_exact", epsilon=0.0), {"": 1}),
+        (quantities.TICDiag(curvature="diag_ggn_exact", epsilon=0.0), {"": 1}),
+        (quantities.GradientGeometry(), {"norm": 1}),
+        (quantities.OutputGradientGeometry(), {"norm": 1}),
+        (quantities.OutputGradientCovariance(), variance),
+        (quantities.UpdateSize(), {}),
+    ]
+    return {quantity.name: (quantity, powers) for quantity, powers in cases}
+
+
+def power_of(path: tuple[str, ...], powers: Mapping[str, int]) -> int:
+    return next((powers[key] for key in reversed(path) if key in powers), powers.get("", 0))
+
+
+# Those of float16 vanish or overflow with less than 2^±10, and small elements before.
+EXPONENTS = {
+    torch.float64: [-200, 200],
+    torch.float32: [-60, -30, 30, 60],
+    torch.bfloat16: [-60, 60],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is estimated")
+@pytest.mark.parametrize(
+    ("dtype", "exponent"), [(d, e) for d, es in EXPONENTS.items() for e in es], ids=str
+)
+@pytest.mark.parametrize("name", ["mlp", "convolutions", "sequence"])
+def test_losses_of_any_size(name: str, dtype: torch.dtype, exponent: int) -> None:
+    """A loss times a power of two has the same gradients, times the same power, exactly."""
+    if name == "sequence" and dtype != torch.float64:
+        # Below, the numbers by which layer normalisation's samples are found are subnormal,
+        # and its gradients are refused for this reason.
+        exponent = max(exponent, -40)
+    inputs, target = samples(name, 1.0)
+    found = []
+    for each in (0, exponent):
+        tracked = [quantity for quantity, _ in of_any_size().values()]
+        model = network(name, dtype)
+        found.append(values_of(model, tracked, inputs.to(dtype), target.float(), each))
+    powers = {name: powers for name, (_, powers) in of_any_size().items()}
+    usual, scaled = (dict(leaves(record)) for record in found)
+    assert usual.keys() == scaled.keys()
+    assert sum(not math.isnan(value) for value in usual.values()) > 60
+    for path, value in usual.items():
+        if "residuals" in path:
+            continue  # which are rounding where a search is exact
+        factor = 2.0 ** (exponent * power_of(path[1:], powers[path[0]]))
+        expected = pytest.approx(value, rel=1e-6, abs=0, nan_ok=True)
+        assert scaled[path] / factor == expected, path
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("mean", [0.0, 1e3, 1e5, 1e7])
+@pytest.mark.parametrize("shape", [(64, 10), (6, 20), (5, 8, 10)], ids=str)
+def test_inputs_far_from_zero(shape: tuple[int, ...], mean: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    inputs = (torch.randn(shape, dtype=torch.float64) + mean).to(dtype)
+    model = nn.Sequential(nn.Linear(shape[-1], 3)).to(dtype)
+    tracked = [
+        quantities.InputCovariance(),
+        quantities.InputMean(),
+        quantities.InputStd(),
+        quantities.InputStd(by_feature=True, name="by feature"),
+    ]
+    cockpit = gradlens.Cockpit(model, tracked)
+    loss = model(inputs).square().mean() / max(mean, 1) ** 2
+    with cockpit(0, loss=loss):
+        loss.backward()
+    found = {each.name: cockpit.history[each.name][0]["layers"]["0"] for each in tracked}
+    rows = inputs.reshape(-1, shape[-1]).double().numpy()
+    eigenvalues = np.linalg.eigvalsh(np.cov(rows.T))[::-1]
+    tolerance = 1e-6
+    covariance = found["InputCovariance"]
+    assert covariance["trace"] == pytest.approx(eigenvalues.sum(), rel=tolerance)
+    assert covariance["eigenvalues"] == pytest.approx(list(eigenvalues[:5]), rel=tolerance)
+    ranks = eigenvalues.sum() / eigenvalues[0]
+    assert covariance["stable_rank"] == pytest.approx(ranks, rel=tolerance)
+    assert found["InputMean"] == pytest.approx(rows.mean(), rel=tolerance)
+    assert found["InputStd"] == pytest.approx(rows.std(), rel=tolerance)
+    assert found["by feature"] == pytest.approx(rows.std(0), rel=tolerance)
+
+
+@pytest.mark.parametrize("shape", [(64, 10), (6, 20)], ids=str)
+@pytest.mark.parametrize("mean", [0.1, 1e7])
+def test_equal_inputs_have_no_rank(shape: tuple[int, ...], mean: float) -> None:
+    """Their mean is off by rounding, which isn't a direction that they spread along."""
+    torch.manual_seed(0)
+    inputs = (torch.randn(1, shape[1], dtype=torch.float64) + mean).expand(shape).contiguous()
+    model = nn.Sequential(nn.Linear(shape[1], 3)).double()
+    cockpit = gradlens.Cockpit(model, [quantities.InputCovariance()])
+    loss = model(inputs).square().mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    found = cockpit.history["InputCovariance"][0]["layers"]["0"]
+    assert "equal" in found["stable_rank"].reason
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e3])
+def test_rank_of_gradients_of_inputs_far_from_zero(mean: float) -> None:
+    inputs, target = samples("mlp", 1.0, mean)
+    model = nn.Sequential(nn.Linear(20, 5)).to(torch.float32)
+    exact = Deviations(copy.deepcopy(model).double(), inputs.float().double(), target)
+    found = values_of(model, [quantities.GradCovariance()], inputs.float(), target)
+    expected = exact.values()["GradCovariance/effective_rank"]
+    assert found["GradCovariance"]["effective_rank"] == pytest.approx(expected, rel=1e-4)
