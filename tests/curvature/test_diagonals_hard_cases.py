@@ -436,7 +436,7 @@ def test_a_batch_size_that_the_loss_contradicts_is_refused() -> None:
     problem = plain(perceptron(), lambda o: loss(o, y))
     match = "sum loss is divided by the number of samples: N = 60 by batch_size=, .* of 6 rows"
     found = problem.track(quantities.HessTrace(), reduction="sum", batch_size=60)
-    assert re.search(match, found.history["HessTrace"][0].reason)
+    assert re.search(match, found.history["HessTrace"][0]["trace"].reason)
 
 
 # Networks that lost the run
