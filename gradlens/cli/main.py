@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return _failed("interrupted; nothing that was recorded is lost")
-    return _failed("; ".join(str(each.message) for each in caught)) if caught else code
+    left_out = dict.fromkeys(str(each.message) for each in caught)
+    return _failed("; ".join(left_out)) if left_out else code
 
 
 def _failed(message: str) -> int:
