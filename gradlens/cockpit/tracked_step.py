@@ -55,7 +55,7 @@ class TrackedStep:
         self._earlier: dict[str, Any] = {}
         self._failures = Failures()
         self._contexts = ExitStack()
-        self._before = GlobalState(tracking.setting.parameters.values())
+        self._before = GlobalState()
 
     def __enter__(self) -> None:
         try:
@@ -69,6 +69,7 @@ class TrackedStep:
         tracking.begin_step(step)
         self._active = tracking.forecast.active_at(step)
         if self._active or self._by_user or tracking.updates.interval is not None:
+            self._before.keep_gradients(tracking.setting.parameters.values())
             self._prepare()
         if tracking.budget is not None:
             tracking.budget.begin_backward()
@@ -97,7 +98,7 @@ class TrackedStep:
         except BaseException:
             self._abandon()
             raise
-        if error is not None:
+        if error is not None and not isinstance(error, Exception):
             self._before.restore()
 
     def _abandon(self) -> None:
