@@ -15,6 +15,9 @@ from gradlens._version import __version__
 
 FAILED = 1
 
+LONGEST = 1000
+"""Characters of an error, at most; it may quote a file."""
+
 FRAMES = 60
 """Most frames of an animation: six seconds, at ten frames a second."""
 
@@ -56,13 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return _failed("interrupted; nothing that was recorded is lost")
-    return _failed("; ".join(str(each.message) for each in caught)) if caught else code
+    left_out = dict.fromkeys(str(each.message) for each in caught)
+    return _failed("; ".join(left_out)) if left_out else code
 
 
 def _failed(message: str) -> int:
     """Print what went wrong in one line on stderr, and return the exit code."""
     text = " ".join(message.split())
-    shown = "".join(sign if sign.isprintable() else "?" for sign in text)
+    shown = "".join(sign if sign.isprintable() else "?" for sign in text[:LONGEST])
     print(f"gradlens: {shown}", file=sys.stderr)
     return FAILED
 

@@ -60,7 +60,7 @@ class TrackedStep:
         self._before: dict[str, Tensor] = {}
         self._failed = False
         self._contexts = ExitStack()
-        self._global_state = GlobalState(tracking.setting.parameters.values())
+        self._global_state = GlobalState()
 
     def __enter__(self) -> None:
         try:
@@ -82,6 +82,7 @@ class TrackedStep:
         self._check_user_hooks()
         self._check_needs(is_first or tracking.boundary.strict)
         if self._active or self._by_user or tracking.updates.interval is not None:
+            self._global_state.keep_gradients(tracking.setting.parameters.values())
             self._prepare_contained()
         if tracking.budget is not None:
             tracking.budget.begin_backward()
@@ -120,7 +121,7 @@ class TrackedStep:
         except BaseException:
             self._abandon()
             raise
-        if error is not None:
+        if error is not None and not isinstance(error, Exception):
             self._global_state.restore()
 
     def _abandon(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +11,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gradlens.history.history import History, Source
-from gradlens.history.json_lines import Value
+from gradlens.history.history import STEP, History, Source
+from gradlens.history.json_lines import Room, Value, array_size, inflated, parsed
 from gradlens.history.view import View
 
 _Log: TypeAlias = dict[int, dict[str, Any]]
 
-BROKEN = (ValueError, KeyError, TypeError, AttributeError, zlib.error)
+BROKEN = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 """What decoding raises on a file that isn't what it should be."""
 
 
@@ -40,41 +39,50 @@ def read_cockpit_log(path: str | Path) -> History:
 
 def _parsed(path: str | Path) -> _Log:
     try:
-        log = json.loads(Path(path).read_text("utf-8"), object_hook=_decoded)
+        text = Path(path).read_text("utf-8")
+        log = _decoded(parsed(text), Room(len(text)))
         steps = {int(step): dict(values) for step, values in log.items()}
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path} is not a gradlens run, and no whole log of cockpit's either: its JSON breaks "
-            f"in line {error.lineno} ({error.msg})"
-        ) from error
+        for step in steps:
+            STEP.check(step, "a step")
     except BROKEN as error:
         raise ValueError(
-            f"{path} is not a gradlens run, and no log of cockpit's either, which is a JSON object "
-            "of quantities by step"
+            f"{path} is not a gradlens run, and no whole log of cockpit's either, which is a JSON "
+            f"object of quantities by step: {error}"
         ) from error
     if not steps:
         raise ValueError(f"{path} has no steps: nothing was tracked, or it is no log of cockpit's")
     return steps
 
 
-def _decoded(entry: dict[str, Any]) -> Any:
-    """An array that json_tricks has encoded, and any other entry as it is."""
-    if "__ndarray__" not in entry:
-        return entry
-    data, dtype = entry["__ndarray__"], np.dtype(entry["dtype"])
-    flat = _from_bytes(data, dtype, entry) if isinstance(data, str) else np.asarray(data, dtype)
-    array = flat.reshape(entry["shape"])
+def _decoded(value: Any, room: Room) -> Any:
+    """A value whose arrays json_tricks has encoded."""
+    if isinstance(value, list):
+        return [_decoded(entry, room) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    if "__ndarray__" in value:
+        return _array(value, room)
+    return {key: _decoded(entry, room) for key, entry in value.items()}
+
+
+def _array(entry: Mapping[str, Any], room: Room) -> Any:
+    data, dtype, shape = entry["__ndarray__"], np.dtype(entry["dtype"]), entry["shape"]
+    size = array_size(dtype.str, shape) * dtype.itemsize
+    room.take(size)
+    if isinstance(data, str):
+        flat = _from_bytes(data, dtype, size, entry.get("endian", "native"))
+    else:
+        flat = np.asarray(data, dtype)
+    array = flat.reshape(shape)
     return array if array.ndim else array.item()
 
 
-def _from_bytes(data: str, dtype: Any, entry: Mapping[str, Any]) -> Any:
+def _from_bytes(data: str, dtype: Any, size: int, endian: str) -> Any:
     # cockpit writes lists; json_tricks writes bytes where it is asked for a compact file.
     kind, _, text = data.partition(":")
-    content = base64.b64decode(text)
-    if kind == "b64.gz":
-        content = zlib.decompress(content, wbits=16 + zlib.MAX_WBITS)
-    stored = dtype.newbyteorder(entry.get("endian", "native"))
-    return np.frombuffer(content, stored).astype(dtype)
+    packed = kind == "b64.gz"
+    content = inflated(text, size, 16 + zlib.MAX_WBITS) if packed else base64.b64decode(text)
+    return np.frombuffer(content, dtype.newbyteorder(endian)).astype(dtype)
 
 
 def _sources(log: _Log) -> dict[str, Source]:

@@ -158,7 +158,7 @@ class History:
                 if number == 1:
                     _check_beginning(line, path)
                 try:
-                    history._take_in(from_line(line.decode("utf-8"), room))
+                    history._take_in(from_line(line.rstrip(b"\n").decode("utf-8"), room))
                 except OtherFormatError as error:
                     raise ValueError(f"{path}, line {number}: {error}") from error
                 except ValueError as error:

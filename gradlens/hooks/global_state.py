@@ -19,18 +19,22 @@ DEVICES = ("cpu", "cuda")
 
 
 class GlobalState:
-    """The modes as they are now, and the gradients of some parameters."""
+    """The modes as they are now, and the gradients of the parameters that are to be kept."""
 
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
+    def __init__(self) -> None:
         self._grad_enabled = torch.is_grad_enabled()
         self._autocast = [(device, torch.is_autocast_enabled(device)) for device in DEVICES]
         self._extensions, self._hook = CTX.get_active_exts(), CTX.get_extension_hook()
         self._debug, self._retain_graph = CTX.get_debug(), CTX.get_retain_graph()
         self._depth = function_mode_depth()
+        self._gradients: list[tuple[Tensor, Tensor | None]] = []
+
+    def keep_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Restore these gradients, too, if they are taken away from their parameters."""
         self._gradients = [(each, each.grad) for each in parameters if each.is_leaf]
 
     def restore(self) -> None:
-        """Restore the modes, and gradients that were taken away from their parameters."""
+        """Restore all of it."""
         torch.set_grad_enabled(self._grad_enabled)
         for device, enabled in self._autocast:
             torch.set_autocast_enabled(device, enabled)

@@ -47,7 +47,7 @@ from gradlens.instruments.style import (
     tint,
     title,
 )
-from gradlens.plotting.panels import EPOCHS, GROUPS, Panel
+from gradlens.plotting.panels import EPOCHS, GROUPS, Panel, limited
 from gradlens.plotting.rendering import draw
 from gradlens.plotting.scalars import scalars
 
@@ -84,7 +84,8 @@ def compare(runs: Mapping[str, History], title: str = "", log_steps: bool = Fals
     panels = [_panel(history, number, colors) for number in found]
     panels.sort(key=lambda panel: GROUPS.index(panel.group))
     figure = Figure(facecolor=PAPER)
-    draw(figure, history, [_list_of_runs(history, found, colors), *panels], title, log_steps)
+    shown = limited((_list_of_runs(history, found, colors), *panels))
+    draw(figure, history, shown, title, log_steps)
     return figure
 
 

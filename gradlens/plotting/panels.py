@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from gradlens.history.history import History
+from gradlens.history.coverage import few
+from gradlens.history.history import History, LeftOutWarning
 from gradlens.history.view import Group
 from gradlens.instruments import BUILT_IN, GenericInstrument, Instrument
 from gradlens.instruments.generic import drawable
@@ -27,6 +29,10 @@ GROUPS: tuple[Group, ...] = (
 assert set(GROUPS) == set(get_args(Group))
 
 
+MOST = 48
+"""Panels of a screen, at most: more can't be read on one page, and take longer than ten seconds."""
+
+
 @dataclass(frozen=True)
 class Panel:
     """An instrument for certain series, its group, and its size in cells."""
@@ -42,8 +48,13 @@ def main_panels(
 ) -> tuple[Panel, ...]:
     """Panels of the main screen, group by group.
 
-    A series that none of the instruments draws has a ``GenericInstrument``.
+    A series that none of the instruments draws has a ``GenericInstrument``. Of more than ``MOST``
+    panels, the last ones are left out, with a ``LeftOutWarning``.
     """
+    return limited(_main_panels(history, instruments))
+
+
+def _main_panels(history: History, instruments: Sequence[Instrument]) -> tuple[Panel, ...]:
     main = [one for one in instruments if not one.secondary]
     drawn = {name for one in main for name in one.series(history)} | {EPOCHS}
     others = [name for name in history.names if name not in drawn and drawable(history[name])]
@@ -53,9 +64,22 @@ def main_panels(
 def layer_panels(
     history: History, instruments: Sequence[Instrument] = BUILT_IN
 ) -> tuple[Panel, ...]:
-    """Panels of the secondary screen: its instruments, and main panels of the group "layers"."""
+    """Panels of the secondary screen: its instruments, and main panels of the group "layers".
+
+    There are at most ``MOST``, as on the main screen.
+    """
     secondary = _panels([one for one in instruments if one.secondary], history)
-    return _by_group([*secondary, *filter(is_of_layers, main_panels(history, instruments))])
+    main = _main_panels(history, instruments)
+    return limited(_by_group([*secondary, *filter(is_of_layers, main)]))
+
+
+def limited(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
+    """The first ``MOST`` panels; a ``LeftOutWarning`` names what is left out."""
+    if len(panels) > MOST:
+        names = few([name for panel in panels[MOST:] for name in panel.instrument.names])
+        text = f"a figure has at most {MOST} panels: those of {names} are left out"
+        warnings.warn(text, LeftOutWarning, stacklevel=3)
+    return panels[:MOST]
 
 
 def is_of_layers(panel: Panel) -> bool:

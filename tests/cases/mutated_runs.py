@@ -157,9 +157,8 @@ def dumped(value: Any) -> str:
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The paths to all parts of a JSON value."""
     yield path
-    entries = value.items() if isinstance(value, dict) else []
-    entries = enumerate(value) if isinstance(value, list) else entries
-    for key, entry in entries:
+    parts = dict(enumerate(value)) if isinstance(value, list) else value
+    for key, entry in parts.items() if isinstance(parts, dict) else ():
         yield from places(entry, (*path, key))
 
 
@@ -296,6 +295,14 @@ MUTATIONS: dict[Callable[[bytes, random.Random], bytes], int] = {
     bombs: 1,
 }
 """All mutations, with their weights."""
+
+
+def mutated_log(content: bytes, seed: int) -> bytes:
+    """A mutated log of cockpit-for-pytorch, which is one JSON object."""
+    rng = random.Random(seed)
+    line = json.dumps(json.loads(content)).encode()
+    mutation = rng.choice([with_value, with_value, with_key, flipped_bits, cut, garbage_inside])
+    return mutation(line, rng)
 
 
 def mutated(runs: list[bytes], seed: int) -> tuple[str, bytes]:

@@ -1,0 +1,176 @@
+"""Whatever a file holds, a command ends soon, in bounded memory, with at most one line of error."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gradlens.cli.main import main
+from tests.cases.mutated_runs import (
+    BOMB,
+    BOMB_OF_ZEROS,
+    array,
+    base_runs,
+    bombs,
+    dumped,
+    in_every_step,
+    many_series,
+    mutated,
+    mutated_log,
+)
+
+SECONDS = 10
+MEGABYTES = 500
+
+HEADER = '{"gradlens_run":1,"sources":{},"parameters":{}}'
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    return base_runs(tmp_path_factory.mktemp("runs"))
+
+
+def check(command: str, path: Path, capsys: pytest.CaptureFixture[str], case: object) -> str:
+    """Call a command on a file; what it printed on stderr, which is one line if it failed."""
+    out = path.with_suffix(".png")
+    commands = {
+        "summary": ["summary", path],
+        "plot": ["plot", path, "-o", out],
+        "layers": ["plot", path, "--layers", "--log-steps", "-o", out],
+        "compare": ["compare", path, path.parent / "other.jsonl", "-o", out],
+    }
+    start = time.monotonic()
+    code = main([str(argument) for argument in commands[command]])
+    assert time.monotonic() - start < SECONDS, case
+    error = capsys.readouterr().err
+    assert code == (1 if error else 0), case
+    assert len(error.splitlines()) == code, case
+    assert len(error) < 1500, case
+    assert not error or path.name in error, case
+    return error
+
+
+@pytest.mark.slow
+def test_summaries_of_mutated_files(
+    runs: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, errors = tmp_path / "run.jsonl", set()
+    for seed in range(600):
+        name, content = mutated(runs, seed)
+        path.write_bytes(content)
+        errors.add(check("summary", path, capsys, (seed, name)))
+    assert len(errors) > 100
+
+
+@pytest.mark.slow
+def test_mutated_logs_of_cockpit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = Path(__file__).parents[1] / "compat" / "data" / "cockpit_1.0.2.json"
+    path, content = tmp_path / "run.json", log.read_bytes()
+    for seed in range(100):
+        path.write_bytes(mutated_log(content, seed))
+        check("plot" if seed % 10 == 0 else "summary", path, capsys, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["plot", "layers", "compare"])
+def test_figures_of_mutated_files(
+    command: str, runs: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.jsonl"
+    (tmp_path / "other.jsonl").write_bytes(runs[0])
+    for seed in range(1000, 1025):
+        name, content = mutated(runs, seed)
+        path.write_bytes(content)
+        check(command, path, capsys, (seed, name))
+
+
+CRAFTED: dict[str, tuple[str, str]] = {
+    "a list for a record": ("[1]", "line 2 is broken (a record is a JSON object)"),
+    "a list of values": ('{"step":1,"values":[1]}', "the record.values is a list of 1, not an obj"),
+    "no values": ('{"step":1}', "line 2 is broken (the record has no 'values')"),
+    "a step of text": ('{"step":"1","values":{}}', "the record.step is '1', not a whole number"),
+    "a huge step": (
+        f'{{"step":{10**30},"values":{{}}}}',
+        "not a whole number from -90071992547409",
+    ),
+    "a true step": ('{"step":true,"values":{}}', "the record.step is True, not a whole number"),
+    "NaN": ('{"step":1,"values":{"a":NaN}}', "line 2 is broken (NaN is no JSON)"),
+    "a huge number": (f'{{"step":1,"values":{{"a":1{"0" * 400}}}}}', "larger than any float"),
+    "digits": (f'{{"step":1,"values":{{"a":{"1" * 10_000}}}}}', "line 2 is broken (Exceeds the"),
+    "depth": ('{"step":1,"values":{"a":' + "[" * 60 + "]" * 60 + "}}", "more than 50 levels deep"),
+    "great depth": ("[" * 100_000, "line 2 is broken (it is nested more than 50 levels deep)"),
+    "half a character": (r'{"step":1,"values":{"\ud800":1}}', "half a character"),
+    "a bomb": (dumped({"step": 1, "values": {"a": BOMB}}), "take more than"),
+    "a bomb of zeros": (dumped({"step": 1, "values": {"a": BOMB_OF_ZEROS}}), "take more than"),
+    "a shape": (dumped({"step": 1, "values": {"a": array("<f8", [-1], b"")}}), "the shape of an $"),
+    "objects": (dumped({"step": 1, "values": {"a": array("O", [1], b"x" * 8)}}), "the dtype of an"),
+    "a short array": (dumped({"step": 1, "values": {"a": array("<f8", [9], b"x")}}), "the length"),
+    "a note of numbers": ('{"step":1,"note":3}', "the record.note is 3, not a text"),
+    "coverage": ('{"step":1,"coverage":{"missing":[]}}', "coverage.missing is a list of 0, not an"),
+    "a header": ('{"gradlens_run":1,"sources":{"a":1}}', "the header.sources.'a' is 1, not an obj"),
+    "another format": (
+        '{"gradlens_run":2}',
+        "line 2: the run has format 2, and this version reads",
+    ),
+    "bytes": ("\x00\x01", "line 2 is broken (Expecting value at column 1)"),
+}
+
+
+@pytest.mark.parametrize("case", CRAFTED)
+def test_what_is_wrong_is_said(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line, message = CRAFTED[case]
+    path = tmp_path / "run.jsonl"
+    step = json.dumps({"step": 7, "values": {"Loss": 1.0}})
+    path.write_text(f"{HEADER}\n{line}\n{step}\n")
+    error = check("summary", path, capsys, case)
+    assert error.startswith(f"gradlens: {path}")
+    assert message in error
+    assert case == "another format" or "line 2 is broken" in error
+
+
+def test_the_rest_of_a_damaged_run_is_drawn(
+    runs: list[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.jsonl"
+    header, first, *rest = runs[0].splitlines(keepends=True)
+    path.write_bytes(b"".join([header, first[:5] + b"?" + first[6:], *rest]))
+    assert main(["summary", str(path)]) == 1
+    printed = capsys.readouterr()
+    assert "steps, " in printed.out
+    assert "line 2 is broken" in printed.err
+    assert main(["plot", str(path), "-o", str(tmp_path / "a.png")]) == 1
+    assert (tmp_path / "a.png").exists()
+
+
+LIMITED = """
+import resource, sys
+from gradlens.cli.main import main
+import matplotlib.figure, gradlens.cli.commands
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[1]) * 2**20,) * 2)
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", [bombs, many_series, in_every_step])
+def test_in_a_process_with_little_memory(
+    mutation: object, runs: list[bytes], tmp_path: Path
+) -> None:
+    assert callable(mutation)
+    for seed in range(3):
+        path = tmp_path / f"run{seed}.jsonl"
+        path.write_bytes(mutation(runs[seed], random.Random(seed)))
+        command = [sys.executable, "-c", LIMITED, str(MEGABYTES), "plot", str(path)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert result.returncode in (0, 1)
+        assert len(result.stderr.splitlines()) == result.returncode
+        assert not result.stderr or path.name in result.stderr
