@@ -24,6 +24,9 @@ TOLERANCES = {"float64": 1e-7, "float32": 1e-3}
 EXACT = 1e-5
 """Relative tolerance of norms, which gradlens computes in single precision at the least."""
 
+ROUNDED = 1e-2
+"""Relative tolerance of norms of differences, which are rounded to the parameters' precision."""
+
 INTERNAL = re.compile(
     r"object has no attribute|NoneType|list index|KeyError|AssertionError|not subscriptable|"
     r"unexpected keyword|positional argument"
@@ -186,7 +189,7 @@ def distance(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[
     floors = {name: 1e-6 * float(value.norm()) for name, value in facts.start.items()}
     for name, value in found.items():
         expected = (facts.parameters[name] - facts.start[name]).norm()
-        if differs(value, expected, EXACT, floors[name]):
+        if differs(value, expected, ROUNDED, floors[name]):
             yield f"{name}: {value} instead of {float(expected)}"
 
 
@@ -195,7 +198,7 @@ def update_size(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterat
         if facts.update is not None:
             expected = facts.update[name].norm()
             floor = 1e-6 * float(facts.parameters[name].norm())
-            if differs(value, expected, 1e-2, floor):
+            if differs(value, expected, ROUNDED, floor):
                 yield f"{name}: {value} instead of {float(expected)}"
 
 

@@ -80,7 +80,9 @@ class Cockpit:
         self.parameters = trainable_parameters(params if self.model is None else self.model)
         for quantity in self.quantities:
             quantity.choose(self.model, self.parameters)
-        self.budget = None if budget is None else Budget(budget, self.quantities)
+        self.budget = (
+            Budget(budget, self.quantities) if budget is not None and self.quantities else None
+        )
         setting = Setting(
             self.parameters,
             self.model,

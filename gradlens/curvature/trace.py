@@ -40,8 +40,11 @@ class Estimate:
         """Bounds that hold the true value with probability ``level``, approximately.
 
         Student's t with Hall's correction for skewed samples. Raises ``ValueError`` for a level
-        outside (0, 1).
+        outside (0, 1). Without a value or an error, both are NaN with the same reason.
         """
+        for number in (self.value, self.standard_error):
+            if isinstance(number, Undefined):
+                return number, number
         # Without an error the interval is a point, even for one sample.
         samples = max(self.samples, 2) if self.standard_error == 0 else self.samples
         low, high = confidence_interval(

@@ -46,7 +46,7 @@ class LayerHook:
 
     A layer has one, which is installed permanently (``permanent``), or while a ``HookInstaller``
     needs it. Once it was removed, ``missed_call`` says that the layer's latest call may have
-    been without it.
+    been without it. The layer loses it when the last installer is closed.
 
     The gradient at the output comes from a hook on the output tensor. A full backward hook would
     wrap inputs and outputs, and so forbid in-place operations; and each call has its own inputs
@@ -57,6 +57,7 @@ class LayerHook:
         self.permanent = permanent
         self.missed_call = False
         self._installers: weakref.WeakSet[HookInstaller] = weakref.WeakSet()
+        self._needed_by: weakref.WeakSet[HookInstaller] = weakref.WeakSet()
 
     def install_permanently(self, module: nn.Module) -> None:
         """Install it on its module for good."""
@@ -66,14 +67,22 @@ class LayerHook:
     def install_for(self, installer: HookInstaller, module: nn.Module) -> None:
         """Install it on its module until ``remove_for`` is called."""
         self._installers.add(installer)
+        self._needed_by.add(installer)
         self._install(module)
 
     def remove_for(self, installer: HookInstaller, module: nn.Module) -> None:
         """Remove it from its module, unless it is permanent or another installer needs it."""
-        self._installers.discard(installer)
-        if not (self.permanent or self._installers):
+        self._needed_by.discard(installer)
+        if not (self.permanent or self._needed_by):
             remove_forward_hook(module, self)
             self.missed_call = True
+
+    def close_for(self, installer: HookInstaller, module: nn.Module) -> None:
+        """As ``remove_for``; its module forgets it unless another installer may need it."""
+        self.remove_for(installer, module)
+        self._installers.discard(installer)
+        if not (self.permanent or self._installers):
+            vars(module).pop(_ATTRIBUTE, None)
 
     def _install(self, module: nn.Module) -> None:
         if all(hook is not self for hook in forward_hooks(module).values()):
@@ -132,9 +141,12 @@ class HookInstaller:
         self.install_if(True)
 
     def close(self) -> None:
-        """Remove the hooks."""
-        self._always = False
-        self.install_if(False)
+        """Remove the hooks for good."""
+        for module in self._modules:
+            hook = layer_hook(module)
+            if hook is not None:
+                hook.close_for(self, module)
+        self._modules = []
 
     @property
     def missed_call(self) -> bool:
