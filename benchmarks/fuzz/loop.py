@@ -251,6 +251,8 @@ def run(recipe: Recipe, watch: Watch) -> Trace:
             random.setstate(state)
             if isinstance(watch, CockpitWatch):
                 watch.clean_up()
-    texts = [f"{one.category.__name__}: {without_addresses(str(one.message))}" for one in given]
+    # Anomaly mode appends the traceback of the forward pass.
+    lines = [(one.category.__name__, str(one.message).partition("\n")[0]) for one in given]
+    texts = [f"{category}: {without_addresses(line)}" for category, line in lines]
     trace.warnings = list(dict.fromkeys(texts))
     return trace

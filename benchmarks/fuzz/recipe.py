@@ -116,7 +116,7 @@ def sensible(recipe: Recipe) -> Recipe:
     if "parameters alone" in options and "extended by BackPACK" not in options:
         options = (*(o for o in options if o != "extended"), "extended")
     chosen = recipe.tracked
-    if "without loss" in options:
+    if "without loss" in options or "forward inside" in recipe.ways:
         chosen = tuple(t for t in chosen if "loss" not in tracked.needs(t))
     if "optimizer" not in options or recipe.optimizer in {"two", "none"}:
         chosen = tuple(t for t in chosen if "optimizer" not in tracked.needs(t))

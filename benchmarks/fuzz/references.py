@@ -132,6 +132,9 @@ class References(Watch):
         self._start = None
         self.parameters = tracked_parameters(loop)
 
+    def end_epoch(self) -> None:
+        self._end_update()
+
     def close(self) -> None:
         self._end_update()
 

@@ -137,6 +137,8 @@ def of_object(what: str, owner: Any) -> Record:
     """Names of its attributes, and how many hooks it has."""
     found: Record = {f"{what}: type": type(owner).__name__}
     for name, value in vars(owner).items():
+        if name.startswith("_dynamo"):  # what torch.compile notes of a graph
+            continue
         has_length = name.endswith("_hooks") and value is not None
         found[f"{what}: attribute {name}"] = len(value) if has_length else True
     return found

@@ -196,6 +196,9 @@ class Gradients:
             return
         # Nothing else can run before the loss's gradient, so on a GPU this costs one kernel launch.
         self.batch = replace(self.batch, factor=float(gradient.detach().sum()))
+        if not self.batch.factor:
+            self.collector.refuse_all(self._setting.parameters, TIMES_ZERO)
+            return
         self._pass.batch = self.batch
         self._pass.paused = False
 
@@ -318,5 +321,8 @@ ACCUMULATED = (
 BESIDE_LOSS = (
     "backward was called on something that depends on it in other ways than by the loss that was "
     "passed: pass what backward is called on as loss=..."
+)
+TIMES_ZERO = (
+    "backward was called on zero times the loss, so that nothing is left of the samples' gradients"
 )
 NO_GRAPH = "the loss needs no gradient: it was computed under no_grad, or of frozen parameters"
