@@ -61,6 +61,10 @@ def outputs_replaced(loop: Loop) -> None:
     loop.model.head.register_forward_hook(lambda module, inputs, output: output * 0.5)
 
 
+def trained(loop: Loop) -> list[nn.Parameter]:
+    return [parameter for parameter in loop.model.parameters() if parameter.requires_grad]
+
+
 def hooks_on_parameters(loop: Loop) -> None:
     """They count, and change the gradient."""
 
@@ -68,12 +72,12 @@ def hooks_on_parameters(loop: Loop) -> None:
         loop.count("parameter hooks")
         return gradient * 0.5
 
-    for parameter in loop.trainable:
+    for parameter in trained(loop):
         parameter.register_hook(hook)
 
 
 def hooks_after_accumulation(loop: Loop) -> None:
-    for parameter in loop.trainable:
+    for parameter in trained(loop):
         parameter.register_post_accumulate_grad_hook(lambda _: loop.count("accumulated"))
 
 
@@ -87,7 +91,7 @@ def steps_in_backward(loop: Loop) -> None:
             parameter.sub_(0.01 * parameter.grad.to_dense())
         parameter.grad = None
 
-    for parameter in loop.trainable:
+    for parameter in trained(loop):
         parameter.register_post_accumulate_grad_hook(descend)
 
 

@@ -61,6 +61,7 @@ class Loop:
         self.counts: Counter[str] = Counter()
         self.kept: list[Any] = []
         self.step = 0
+        self.saved_with_gradlens = False
         self.scaler = (
             torch.amp.GradScaler("cpu", init_scale=1024.0) if "scaler" in recipe.precision else None
         )
@@ -205,6 +206,7 @@ class Loop:
         self._attempt("save", self._save)
         self.take_stock("end")
         self.trace.left = settings() | inventory(self.model, self.loss_module, self.optimizers)
+        self.trace.left["module pickle: mentions gradlens"] = self.saved_with_gradlens
 
     def _attempt(self, what: str, function: Callable[[], None]) -> None:
         """Exceptions are caught outside of everything, and the loop goes on."""
@@ -218,7 +220,9 @@ class Loop:
     def _save(self) -> None:
         """The model can be copied, pickled and saved as it could without gradlens."""
         copy.deepcopy(self.model)
-        torch.save(self.model, io.BytesIO())
+        buffer = io.BytesIO()
+        torch.save(self.model, buffer)
+        self.saved_with_gradlens = b"gradlens" in buffer.getvalue()
 
     def take_stock(self, what: str) -> None:
         """All that training has made so far, bit by bit."""

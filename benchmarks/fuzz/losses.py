@@ -68,6 +68,10 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+WITHOUT_LOW_PRECISION = {"margin", "distances", "ctc"}
+"""Losses that torch computes in single precision at the least."""
+
+
 def per_sample(name: str, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
     """ℓₙ ``[N]``: N times each sample's share of a mean loss, or its share of a sum."""
     found = LOSSES[name].module("none")(outputs, targets)

@@ -45,6 +45,12 @@ def two(parameters: list[nn.Parameter]) -> Optimizers:
     return both + ([torch.optim.Adam(second, lr=0.01)] if second else [])
 
 
+def sparse(parameters: list[nn.Parameter]) -> Optimizers:
+    """The first parameter is a table with sparse gradients."""
+    both: Optimizers = [torch.optim.SparseAdam(parameters[:1], lr=0.01)]
+    return [*both, torch.optim.SGD(parameters[1:], lr=0.05)]
+
+
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizers]] = {
     "sgd": lambda ps: [torch.optim.SGD(ps, lr=0.05)],
     "momentum": lambda ps: [torch.optim.SGD(ps, lr=0.05, momentum=0.9)],
@@ -60,11 +66,10 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizers]] = {
     "adam, fused": lambda ps: [torch.optim.Adam(ps, lr=0.01, fused=True)],
     "adam, amsgrad": lambda ps: [torch.optim.Adam(ps, lr=0.01, amsgrad=True)],
     "adamw": lambda ps: [torch.optim.AdamW(ps, lr=0.01)],
-    "adamw, capturable": lambda ps: [torch.optim.AdamW(ps, lr=0.01, capturable=True)],
     "rmsprop": lambda ps: [torch.optim.RMSprop(ps, lr=0.01, momentum=0.5)],
     "adagrad": lambda ps: [torch.optim.Adagrad(ps, lr=0.05)],
     "adadelta": lambda ps: [torch.optim.Adadelta(ps)],
-    "sparse adam": lambda ps: [torch.optim.SparseAdam(ps, lr=0.01)],
+    "sparse adam": sparse,
     "lbfgs": lambda ps: [torch.optim.LBFGS(ps, lr=0.1, max_iter=3)],
     "own": lambda ps: [SignDescent(ps, lr=0.01)],
     "groups": lambda ps: [torch.optim.SGD(groups(ps), lr=0.05)],

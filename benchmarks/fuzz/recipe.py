@@ -9,7 +9,7 @@ from typing import Literal
 
 from benchmarks.fuzz import parts, tracked
 from benchmarks.fuzz.habits import BETWEEN, HABITS
-from benchmarks.fuzz.losses import LOSSES
+from benchmarks.fuzz.losses import LOSSES, WITHOUT_LOW_PRECISION
 from benchmarks.fuzz.optimizers import OPTIMIZERS
 from benchmarks.fuzz.tracked import Tracked
 from benchmarks.fuzz.ways import WAYS
@@ -118,7 +118,7 @@ def sensible(recipe: Recipe) -> Recipe:
     chosen = recipe.tracked
     if "without loss" in options or "forward inside" in recipe.ways:
         chosen = tuple(t for t in chosen if "loss" not in tracked.needs(t))
-    if "optimizer" not in options or recipe.optimizer in {"two", "none"}:
+    if "optimizer" not in options or recipe.optimizer == "none":
         chosen = tuple(t for t in chosen if "optimizer" not in tracked.needs(t))
     if "parameters alone" in options:
         chosen = tuple(t for t in chosen if not tracked.needs_model(t))
@@ -127,8 +127,17 @@ def sensible(recipe: Recipe) -> Recipe:
         entry = entry.removeprefix("sparse ")
     if optimizer == "sparse adam" and "sparse" not in entry:
         optimizer = "adam"
+    precision = recipe.precision
+    if recipe.loss in WITHOUT_LOW_PRECISION and "float16" in precision:
+        precision = "float32"
     return replace(
-        recipe, sizes=sizes, options=options, tracked=chosen, optimizer=optimizer, entry=entry
+        recipe,
+        sizes=sizes,
+        options=options,
+        tracked=chosen,
+        optimizer=optimizer,
+        entry=entry,
+        precision=precision,
     )
 
 

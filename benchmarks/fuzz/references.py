@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.fuzz.losses import per_sample
 from benchmarks.fuzz.watch import Pass, Watch
-from gradlens.hooks.undisturbed import buffers_kept
+from gradlens.hooks.undisturbed import buffers_kept, hooks_muted
 
 if TYPE_CHECKING:
     from benchmarks.fuzz.loop import Loop
@@ -79,7 +79,11 @@ class References(Watch):
 
     def _facts(self, loop: Loop, found: Pass) -> Facts:
         assert self._start is not None
-        with torch.random.fork_rng(devices=[]), buffers_kept(loop.model):
+        with (
+            torch.random.fork_rng(devices=[]),
+            buffers_kept(loop.model),
+            hooks_muted(self._trained().values()),
+        ):
             rows = self._rows(loop, found)
             wanted = any(one.name in CURVATURE for one in loop.recipe.tracked)
             hessian = self._hessian(loop, found) if wanted else None

@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from gradlens import Aggregate, configuration, quantities, schedules
 from gradlens.quantities import Quantity
 
@@ -93,12 +95,13 @@ PRESETS = ("economy", "business", "full")
 
 def draw(source: random.Random) -> tuple[Tracked, ...]:
     """A preset, or quantities of different names."""
-    often = ["Loss", "GradNorm", "NormTest", "UpdateSize", "GradNoiseScale", "Distance"]
+    often = ["Loss", "GradNorm", "UpdateSize", "Distance", "ParameterNorm"]
+    often += ["NormTest", "InnerTest", "OrthoTest", "GradNoiseScale", "GradCovariance"]
     if source.random() < 0.15:
         schedule = source.choice(["every step", "every step", "every other step"])
         return (Tracked(f"preset: {source.choice(PRESETS)}", (), schedule),)
     names = source.sample(sorted(OPTIONS), source.choice([1, 2, 3, 5, 8, len(OPTIONS)]))
-    names += [name for name in source.sample(often, 3) if name not in names]
+    names += [name for name in source.sample(often, 4) if name not in names]
     return tuple(draw_one(source, name) for name in names)
 
 
@@ -115,6 +118,16 @@ def build(tracked: Tracked) -> list[Quantity | Aggregate]:
         return list(configuration(tracked.name.removeprefix("preset: "), schedule))
     quantity: Quantity = getattr(quantities, tracked.name)(schedule, **dict(tracked.options))
     return [Aggregate(quantity, tracked.over, raw=True)] if tracked.over else [quantity]  # type: ignore[arg-type]
+
+
+def suits(built: Quantity | Aggregate, model: nn.Module) -> bool:
+    """Whether the model has layers or parameters of the kind that a quantity is about."""
+    quantity = built.quantity if isinstance(built, Aggregate) else built
+    try:
+        quantity.choose(model, {n: p for n, p in model.named_parameters() if p.requires_grad})
+    except ValueError:
+        return False
+    return True
 
 
 def needs(tracked: Tracked) -> set[str]:

@@ -85,7 +85,12 @@ class CockpitWatch(Watch):
     def _build(self, loop: Loop, resume: bool = False) -> None:
         options = loop.recipe.options
         policy: Any = next((o.split()[1] for o in options if o.startswith("batchnorm")), "coupled")
-        quantities = [each for one in loop.recipe.tracked for each in tracked.build(one)]
+        quantities = [
+            each
+            for one in loop.recipe.tracked
+            for each in tracked.build(one)
+            if tracked.suits(each, loop.model)
+        ]
         run = None if self._folder is None else self._folder / "run.jsonl"
         try:
             self.cockpit = gradlens.Cockpit(
