@@ -9,7 +9,7 @@ from benchmarks.fuzz.loop import run
 from benchmarks.fuzz.recipe import Recipe, sensible, simpler
 from benchmarks.fuzz.references import References
 from benchmarks.fuzz.trace import Trace, differences, of_records
-from benchmarks.fuzz.values import unexplained, wrong_values
+from benchmarks.fuzz.values import missing_values, unexplained, wrong_values
 from benchmarks.fuzz.watch import CockpitWatch, Watch
 
 NOTES = "UserWarning: gradlens, step "
@@ -40,6 +40,7 @@ def examine(recipe: Recipe) -> list[str]:
     slow = run(recipe, references)
     if not any(differences(plain, slow)):
         problems += wrong_values(recipe, watch.history, references)
+        problems += missing_values(recipe, watch.cockpit, references)
     return problems
 
 

