@@ -99,7 +99,9 @@ class Cockpit:
         self._ids = frozenset(id(parameter) for parameter in self.parameters.values())
         for quantity in self.quantities:
             quantity.choose(self.model, self.parameters)
-        self.budget = None if budget is None else Budget(budget, self.quantities)
+        self.budget = (
+            Budget(budget, self.quantities) if budget is not None and self.quantities else None
+        )
         setting = Setting(
             self.parameters,
             self.model,

@@ -88,7 +88,8 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if any(words in str(error) for words in _TORCH_SAYS):
+        missing = isinstance(error, NotImplementedError)
+        if missing or any(words in str(error) for words in _TORCH_SAYS):
             raise _not_twice_differentiable(str(error)) from error
         raise
 

@@ -19,7 +19,7 @@ from gradlens.curvature.diagonal_methods import (
     first_available,
 )
 from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.hessian import HessianOperator
+from gradlens.curvature.hessian import HessianOperator, check_loss
 from gradlens.curvature.loss_diagonal import (
     DiagonalKind,
     DiagonalProblem,
@@ -101,10 +101,11 @@ class LossCurvature:
     def batch(self) -> Batch:
         """The batch, with its number of samples under a sum loss, which is divided by it.
 
-        Raises ``UnavailableError`` if that number isn't known.
+        Raises ``UnavailableError`` if that number isn't known, or the loss has no graph.
         """
         if self._loss_reduction == "mean":
             return Batch()
+        check_loss(self.loss)
         graph = Graph(self.loss)
         evidence = evidence_of(graph, self._model, {"batch_size": self._batch_size})
         inputs = inputs_of(graph, self._model)

@@ -78,7 +78,9 @@ class CurvatureOperator(_LinearOperator, ABC):
         parameters = self.parameters.values()
         parts = vector.split([p.numel() for p in parameters])
         shaped = [part.reshape(p.shape) for part, p in zip(parts, parameters, strict=True)]
-        return torch.cat([part.flatten().to(self.device) for part in self.product(shaped)])
+        return torch.cat(
+            [part.to_dense().flatten().to(self.device) for part in self.product(shaped)]
+        )
 
     @abstractmethod
     def _product(self, vectors: list[Tensor]) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,10 @@ from gradlens.numerics.running_mean import RunningMean
 from gradlens.numerics.unavailable import UnavailableError
 
 ONE_SAMPLE = "one sample has no standard error: take two or more"
+
+
+LARGEST_EXPONENT = math.log(sys.float_info.max) / 2
+"""Of e, so that its power times a number of any usual size is in the range."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,14 @@ class Estimate:
         """Bounds that hold the true value with probability ``level``, approximately.
 
         Student's t; of a number that can't be negative, for its logarithm. Raises ``ValueError``
-        for a level outside (0, 1).
+        for a level outside (0, 1). Without a value or an error, both are NaN with the same reason.
         """
+        for number in (self.value, self.standard_error):
+            if isinstance(number, Undefined):
+                return number, number
         half = self.standard_error * float(t_quantile(self.degrees_of_freedom, level))
-        if math.isnan(half):
-            return self.standard_error, self.standard_error
         if self.positive and half > 0:
-            factor = math.exp(half / self.value)
+            factor = math.exp(min(half / self.value, LARGEST_EXPONENT))
             return self.value / factor, self.value * factor
         return self.value - half, self.value + half
 

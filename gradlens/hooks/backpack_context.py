@@ -48,7 +48,8 @@ def own_pass(
 
     No extension is active, gradlens's hooks on the model are paused, and what BackPACK has stored
     for the user's backward pass stays. Buffers, random numbers, the gradients of ``parameters`` and
-    the attributes of ``functions``, nodes of functions in Python, are as before afterwards.
+    the attributes of ``functions``, nodes of functions in Python, are as before afterwards. Anomaly
+    mode is off, which is meant for the user's backward pass.
     """
     with (
         backpack(retain_graph=True),
@@ -56,5 +57,6 @@ def own_pass(
         training_kept(parameters),
         attributes_kept(functions),
         torch.enable_grad(),
+        torch.autograd.set_detect_anomaly(False),
     ):
         yield

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from gradlens.hooks.node_kinds import CHANNEL_NORMALISATION, SYNCHRONISED, Node, kind
 from gradlens.hooks.torch_private import saved
+from gradlens.hooks.undisturbed import hooks_muted
 from gradlens.per_sample.labelling.graph import Graph
 from gradlens.per_sample.labelling.saved import recomputation
 
@@ -102,5 +103,5 @@ def uncoupled_gradients(
     if any(kind(node) == SYNCHRONISED for node in nodes):
         raise RuntimeError("they are those of all processes")
     wanted = [parameter for parameter in parameters.values() if parameter.requires_grad]
-    with statistics_frozen(nodes):
+    with statistics_frozen(nodes), hooks_muted(wanted):
         torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)

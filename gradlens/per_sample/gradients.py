@@ -204,6 +204,9 @@ class Gradients:
             self.collector.refuse_all(self._setting.parameters, FAILED.format(first_line(error)))
             return
         self._pass.batch = self.batch = replace(self.batch, factor=factor)
+        if not factor:
+            self.collector.refuse_all(self._setting.parameters, TIMES_ZERO)
+            return
         self._pass.paused = False
 
     def end(self) -> None:
@@ -325,6 +328,9 @@ ACCUMULATED = (
 BESIDE_LOSS = (
     "backward was called on something that depends on it in other ways than by the loss that was "
     "passed: pass what backward is called on as loss=..."
+)
+TIMES_ZERO = (
+    "backward was called on zero times the loss, so that nothing is left of the samples' gradients"
 )
 NO_GRAPH = (
     "the loss needs no gradient: it was detached, computed under no_grad, or of frozen parameters. "

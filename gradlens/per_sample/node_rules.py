@@ -377,7 +377,8 @@ def one_by_one(found: NodeGradient) -> GradientOperator:
     if is_python_function(found.node):
         _check_linear(found, list(results.values()))
     gradient = next(each for each in found.gradients if each is not None)
-    zero = gradient.new_zeros(found.use.shape)
+    # A real parameter may have been cast to complex numbers, of which the results are real again.
+    zero = next(iter(results.values()), gradient).new_zeros(found.use.shape)
     return _down(found, torch.stack([results.get(n, zero) for n in range(found.samples)]))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from gradlens.curvature.density import spectral_density
 from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.kinds import CurvatureQuantity
 
@@ -38,5 +39,5 @@ class SpectralDensity(CurvatureQuantity):
             "density": found.density,
             "low": low,
             "high": high,
-            "width": found.width,
+            "width": Undefined(found.reason) if found.reason else found.width,
         }

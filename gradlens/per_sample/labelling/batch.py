@@ -26,4 +26,4 @@ class Batch:
     def scale(self) -> float:
         """The factor that makes gₙ of a sample's contribution to the gradient."""
         samples = (self.samples or 1) if self.loss_reduction == "mean" else 1
-        return samples / self.factor if self.factor else float("nan")
+        return samples / self.factor

@@ -117,6 +117,16 @@ class Graph:
         """Shape of the tensor along an edge in the forward pass."""
         return output_shape(self.nodes[edge[0]], edge[1])
 
+    @property
+    def has_nested_tensors(self) -> bool:
+        """Whether a tensor has a length that is no number, as nested tensors of rows have."""
+        return any(
+            not isinstance(length, int)
+            for node, kind_ in zip(self.nodes, self.kinds, strict=True)
+            for each in (output_metadata(node) if kind_ != LEAF else ())
+            for length in each.shape
+        )
+
     @cached_property
     def storages(self) -> frozenset[int]:
         """Addresses of the memory of parameters."""

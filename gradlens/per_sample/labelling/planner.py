@@ -111,6 +111,8 @@ def plan_of(
     have N entries. Gradients of parameters stay as they are.
     """
     loss = _LossGraph(graph, parameters, evidence, model_inputs)
+    if graph.has_nested_tensors:
+        return _nothing(parameters, NESTED)
     if loss.inputs.edges and not any(loss.inputs.rows):
         return _nothing(parameters, EMPTY)
     try:
@@ -475,6 +477,10 @@ NOT_TOGETHER = (
     "the loss is computed from {samples} rows, of which the model was called with a multiple, but "
     "not all of them come from as many rows each: pass the number of samples as batch_size=... to "
     "the context"
+)
+NESTED = (
+    "the loss is computed from a nested tensor, whose lengths are no numbers: pad it, or loop over "
+    "its parts"
 )
 NO_PASS = "no backward pass besides the user's own is possible ({error})"
 FREED_GRAPH = "backward through the graph a second time"

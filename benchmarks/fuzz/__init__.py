@@ -1,0 +1,1 @@
+"""Random training loops, each with gradlens and without."""

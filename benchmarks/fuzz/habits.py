@@ -1,0 +1,306 @@
+"""What holds for a whole training loop, and what happens between its steps."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.fuzz import parts
+
+if TYPE_CHECKING:
+    from benchmarks.fuzz.loop import Loop
+
+
+# Habits: they change the network when it was made.
+
+
+def frozen_entry(loop: Loop) -> None:
+    loop.model.entry.requires_grad_(False)
+
+
+def frozen_first_part(loop: Loop) -> None:
+    for part in loop.model.parts[:1]:
+        part.requires_grad_(False)
+
+
+def eval_mode(loop: Loop) -> None:
+    loop.model.eval()
+
+
+def tied(loop: Loop) -> None:
+    """All linear layers of the same shape share their weight."""
+    first: dict[torch.Size, nn.Parameter] = {}
+    for module in loop.model.modules():
+        if type(module) is nn.Linear and isinstance(vars(module).get("_parameters"), dict):
+            weight = module._parameters.get("weight")
+            if weight is not None:
+                module.weight = first.setdefault(weight.shape, weight)
+
+
+def hooks_on_modules(loop: Loop) -> None:
+    for module in list(loop.model.modules()):
+        module.register_forward_hook(lambda *_: None)
+        module.register_forward_pre_hook(lambda *_: None)
+
+
+def backward_hooks_on_modules(loop: Loop) -> None:
+    for module in loop.model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_full_backward_hook(lambda module, inputs, outputs: None)
+
+
+def outputs_replaced(loop: Loop) -> None:
+    """A hook on the head replaces its outputs."""
+    loop.model.head.register_forward_hook(lambda module, inputs, output: output * 0.5)
+
+
+def trained(loop: Loop) -> list[nn.Parameter]:
+    return [parameter for parameter in loop.model.parameters() if parameter.requires_grad]
+
+
+def hooks_on_parameters(loop: Loop) -> None:
+    """They count, and change the gradient."""
+
+    def hook(gradient: Tensor) -> Tensor:
+        loop.count("parameter hooks")
+        return gradient * 0.5
+
+    for parameter in trained(loop):
+        parameter.register_hook(hook)
+
+
+def hooks_after_accumulation(loop: Loop) -> None:
+    for parameter in trained(loop):
+        parameter.register_post_accumulate_grad_hook(lambda _: loop.count("accumulated"))
+
+
+def steps_in_backward(loop: Loop) -> None:
+    """Parameters descend as soon as their gradients are there, which are freed."""
+
+    def descend(parameter: Tensor) -> None:
+        loop.count("descended")
+        with torch.no_grad():
+            assert parameter.grad is not None
+            parameter.sub_(0.01 * parameter.grad.to_dense())
+        parameter.grad = None
+
+    for parameter in trained(loop):
+        parameter.register_post_accumulate_grad_hook(descend)
+
+
+def contiguous_gradients(loop: Loop) -> None:
+    """Gradients are views of one buffer, as in distributed training."""
+    sizes = [parameter.numel() for parameter in loop.trainable]
+    for dtype in {parameter.dtype for parameter in loop.trainable}:
+        buffer = torch.zeros(sum(sizes), dtype=dtype).split(sizes)
+        for parameter, view in zip(loop.trainable, buffer, strict=True):
+            if parameter.dtype == dtype:
+                parameter.grad = view.view_as(parameter)
+
+
+def nothing(loop: Loop) -> None:
+    pass
+
+
+HABITS: dict[str, Callable[[Loop], None]] = {
+    "frozen entry": frozen_entry,
+    "frozen first part": frozen_first_part,
+    "eval mode": eval_mode,
+    "tied": tied,
+    "hooks on modules": hooks_on_modules,
+    "backward hooks on modules": backward_hooks_on_modules,
+    "outputs replaced": outputs_replaced,
+    "hooks on parameters": hooks_on_parameters,
+    "hooks after accumulation": hooks_after_accumulation,
+    "steps in backward": steps_in_backward,
+    "contiguous gradients": contiguous_gradients,
+    "gradients set to zero": nothing,
+    "gradients never zeroed": nothing,
+    "anomaly mode": nothing,
+    "deterministic": nothing,
+    "single-threaded backward": nothing,
+    "saved tensors on hooks": nothing,
+    "double precision by default": nothing,
+    "random numbers everywhere": nothing,
+}
+"""The names without a change of the network are those of contexts, or are read by the loop."""
+
+
+@contextmanager
+def default_double() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "anomaly mode": lambda: torch.autograd.detect_anomaly(check_nan=False),
+    "deterministic": deterministic,
+    "single-threaded backward": lambda: torch.autograd.set_multithreading_enabled(False),
+    "saved tensors on hooks": lambda: torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: tensor.clone(), lambda tensor: tensor
+    ),
+    "double precision by default": default_double,
+}
+"""Contexts of whole loops."""
+
+
+def contexts(habits: tuple[str, ...]) -> Iterator[AbstractContextManager[Any]]:
+    for habit in habits:
+        yield CONTEXTS.get(habit, nullcontext)()
+
+
+# Between two steps.
+
+
+def evaluation(loop: Loop) -> None:
+    """Without gradients, in eval mode."""
+    loop.model.eval()
+    with torch.no_grad():
+        loop.remember("evaluation", loop.outputs(5))
+    loop.model.train()
+
+
+def evaluation_recorded(loop: Loop) -> None:
+    with loop.watch.evaluation():
+        evaluation(loop)
+
+
+def evaluation_in_train_mode(loop: Loop) -> None:
+    with torch.inference_mode():
+        loop.remember("evaluation", loop.outputs(4))
+
+
+def evaluation_with_gradients(loop: Loop) -> None:
+    loop.remember("evaluation", loop.outputs(2))
+
+
+def copied(loop: Loop) -> None:
+    """An average of the parameters in a copy of the model, as is usual for evaluations."""
+    twin = copy.deepcopy(loop.model)
+    loop.remember("of a copy", loop.outputs(3, twin))
+    loop.kept.append(twin)
+
+
+def averaged(loop: Loop) -> None:
+    average = torch.optim.swa_utils.AveragedModel(loop.model)
+    average.update_parameters(loop.model)
+    loop.remember("of the average", loop.outputs(3, average))
+
+
+def state_dict(loop: Loop) -> None:
+    """Save and load."""
+    buffer = io.BytesIO()
+    states = [optimizer.state_dict() for optimizer in loop.optimizers]
+    torch.save({"model": loop.model.state_dict(), "optimizers": states}, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    loop.remember("keys", list(loaded["model"]))
+    loop.model.load_state_dict(loaded["model"])
+    for optimizer, state in zip(loop.optimizers, loaded["optimizers"], strict=True):
+        optimizer.load_state_dict(state)
+
+
+def grown(loop: Loop) -> None:
+    """The network gets a layer, which the optimizer trains too."""
+    with torch.random.fork_rng(devices=[]):
+        layer = parts.linear().to(loop.dtype)
+    loop.model.parts.append(layer)
+    for optimizer in loop.optimizers[:1]:
+        optimizer.add_param_group({"params": list(layer.parameters())})
+
+
+def shrunk(loop: Loop) -> None:
+    if len(loop.model.parts):
+        del loop.model.parts[-1]
+
+
+def frozen_later(loop: Loop) -> None:
+    for parameter in loop.trainable[: len(loop.trainable) // 2]:
+        parameter.requires_grad_(False)
+
+
+def thawed(loop: Loop) -> None:
+    loop.model.requires_grad_(True)
+
+
+def other_training(loop: Loop) -> None:
+    """Another model is trained."""
+    other = nn.Linear(2, 2)
+    other(torch.randn(3, 2)).sum().backward()
+    loop.remember("other", other.weight.grad)
+
+
+def resumed(loop: Loop) -> None:
+    loop.watch.resume(loop)
+
+
+def epoch(loop: Loop) -> None:
+    loop.watch.end_epoch()
+
+
+def reparametrised(loop: Loop) -> None:
+    """A weight gets other data, as some quantisation and pruning does."""
+    loop.model.head.weight.data = loop.model.head.weight.data.clone() * 0.9
+
+
+def replaced(loop: Loop) -> None:
+    """The head's weight is another parameter from now on."""
+    loop.model.head.weight = nn.Parameter(loop.model.head.weight.detach().clone())
+
+
+def gradients_forgotten(loop: Loop) -> None:
+    for parameter in loop.model.parameters():
+        parameter.grad = None
+
+
+def garbage_collected(loop: Loop) -> None:
+    gc.collect()
+
+
+def rate_changed(loop: Loop) -> None:
+    for optimizer in loop.optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * 0.5
+
+
+BETWEEN: dict[str, Callable[[Loop], None]] = {
+    "evaluation": evaluation,
+    "evaluation recorded": evaluation_recorded,
+    "evaluation in train mode": evaluation_in_train_mode,
+    "evaluation with gradients": evaluation_with_gradients,
+    "copied": copied,
+    "averaged": averaged,
+    "state dict": state_dict,
+    "grown": grown,
+    "shrunk": shrunk,
+    "frozen later": frozen_later,
+    "thawed": thawed,
+    "other training": other_training,
+    "resumed": resumed,
+    "epoch": epoch,
+    "reparametrised": reparametrised,
+    "replaced": replaced,
+    "gradients forgotten": gradients_forgotten,
+    "garbage collected": garbage_collected,
+    "rate changed": rate_changed,
+}

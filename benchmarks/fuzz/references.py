@@ -1,0 +1,175 @@
+"""Slow references of a training loop: one backward pass for each sample, and the dense Hessian."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.fuzz.losses import per_sample
+from benchmarks.fuzz.watch import Pass, Watch
+from gradlens.hooks.undisturbed import buffers_kept, hooks_muted
+
+if TYPE_CHECKING:
+    from benchmarks.fuzz.loop import Loop
+
+Tensors = dict[str, Tensor]
+
+CURVATURE = {"HessMaxEV", "HessTrace", "HessEigenvalues", "preset: full", "preset: business"}
+"""What is compared with the dense Hessian."""
+
+MOST_ELEMENTS = 150
+"""A Hessian of more parameters takes too long."""
+
+
+@dataclass
+class Facts:
+    """What is true of one step, in float64; ``None`` where there is no reference.
+
+    ``rows`` are gₙ ``[N, *P]`` by parameter, ``hessian`` is that of the mean loss ``[D, D]``.
+    """
+
+    samples: int | None
+    loss: float
+    rows: Tensors | None
+    hessian: Tensor | None
+    start: Tensors
+    gradients: dict[str, Tensor | None] = field(default_factory=dict)
+    parameters: Tensors = field(default_factory=dict)
+    update: Tensors | None = None
+
+
+class References(Watch):
+    """Finds the facts of each step whose backward pass is that of its loss alone."""
+
+    def __init__(self) -> None:
+        self.facts: dict[int, Facts] = {}
+        self._open: Facts | None = None
+        self._start: Tensors | None = None
+
+    def start(self, loop: Loop) -> None:
+        self.parameters = tracked_parameters(loop)
+        self._by_optimizer = "optimizer" in loop.recipe.options and len(loop.optimizers) > 0
+
+    @contextmanager
+    def step(  # type: ignore[override]
+        self, loop: Loop, step: int, found: Pass | None, accumulating: bool, referenced: bool
+    ) -> Iterator[None]:
+        self._end_update()
+        if self._start is None:
+            self._start = self._values()
+        self.facts.pop(step, None)
+        facts = None if found is None or not referenced else self._facts(loop, found)
+        yield
+        if facts is not None:
+            facts.parameters = self._values()
+            scale = 1.0 if loop.scaler is None else loop.scaler.get_scale()
+            for name, parameter in self.parameters.items():
+                gradient = parameter.grad
+                exact = None if gradient is None else double(gradient.to_dense()) / scale
+                facts.gradients[name] = exact
+            self.facts[step] = self._open = facts
+
+    def _values(self) -> Tensors:
+        return {name: double(parameter) for name, parameter in self.parameters.items()}
+
+    def _facts(self, loop: Loop, found: Pass) -> Facts:
+        assert self._start is not None
+        with (
+            torch.random.fork_rng(devices=[]),
+            buffers_kept(loop.model),
+            hooks_muted(self._trained().values()),
+        ):
+            rows = self._rows(loop, found)
+            wanted = any(one.name in CURVATURE for one in loop.recipe.tracked)
+            hessian = self._hessian(loop, found) if wanted else None
+        return Facts(found.samples, float(found.loss), rows, hessian, self._start)
+
+    def _rows(self, loop: Loop, found: Pass) -> Tensors | None:
+        """``None`` where the graph allows no further backward passes."""
+        recipe, trained = loop.recipe, self._trained()
+        with loop.autocast():
+            losses = per_sample(recipe.loss, found.outputs, found.targets, recipe.reduction)
+        gradients: dict[str, list[Tensor]] = {name: [] for name in trained}
+        try:
+            for loss in losses:
+                rows = gradient_of(loss, list(trained.values()))
+                for name, row in zip(trained, rows, strict=True):
+                    gradients[name].append(double(row.to_dense()))
+        except RuntimeError:
+            return None
+        return {name: torch.stack(each) for name, each in gradients.items() if each}
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.parameters.items() if p.requires_grad}
+
+    def _hessian(self, loop: Loop, found: Pass) -> Tensor | None:
+        """``None`` where there is no second derivative, or there are too many parameters."""
+        parameters = list(self._trained().values())
+        complex_ones = any(parameter.is_complex() for parameter in parameters)
+        if complex_ones or sum(parameter.numel() for parameter in parameters) > MOST_ELEMENTS:
+            return None
+        try:
+            gradient = flat(gradient_of(found.loss, parameters, create_graph=True))
+            rows = [flat(gradient_of(element, parameters)) for element in gradient]
+        except RuntimeError:
+            return None
+        divisor = (found.samples or 1) if loop.recipe.reduction == "sum" else 1
+        return double(torch.stack(rows)) / divisor if rows else None
+
+    def updated(self, loop: Loop) -> None:
+        if self._by_optimizer:
+            self._end_update()
+
+    def _end_update(self) -> None:
+        if self._open is not None:
+            before, now = self._open.parameters, self._values()
+            self._open.update = {name: now[name] - before[name] for name in before}
+        self._open = None
+
+    def resume(self, loop: Loop) -> None:
+        self._end_update()
+        self._start = None
+        self.parameters = tracked_parameters(loop)
+
+    def end_epoch(self) -> None:
+        self._end_update()
+
+    def close(self) -> None:
+        self._end_update()
+
+
+def tracked_parameters(loop: Loop) -> dict[str, nn.Parameter]:
+    """By the names that a cockpit gives them."""
+    named = dict(loop.model.named_parameters())
+    if "parameters alone" in loop.recipe.options:
+        named = {f"param_{n}": parameter for n, parameter in enumerate(loop.trainable)}
+    return {name: p for name, p in named.items() if p.requires_grad}
+
+
+def double(tensor: Tensor) -> Tensor:
+    """A copy in float64, in which complex numbers are pairs of real ones."""
+    detached = tensor.detach().resolve_conj()
+    real = torch.view_as_real(detached) if detached.is_complex() else detached
+    return real.to(torch.float64, copy=True)
+
+
+def gradient_of(
+    value: Tensor, parameters: list[nn.Parameter], create_graph: bool = False
+) -> list[Tensor]:
+    """Zero where there is no dependence."""
+    if not value.requires_grad:
+        return [torch.zeros_like(parameter) for parameter in parameters]
+    found = torch.autograd.grad(
+        value, parameters, retain_graph=True, create_graph=create_graph, allow_unused=True
+    )
+    pairs = zip(found, parameters, strict=True)
+    return [torch.zeros_like(p) if gradient is None else gradient for gradient, p in pairs]
+
+
+def flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])

@@ -1,0 +1,144 @@
+"""What a training loop has done: all numbers and states, byte by byte."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_globals
+from torch.optim import Optimizer
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Trace:
+    """Records of a loop in their order, the warnings that were given, and what is left at its end.
+
+    ``excused`` is why the loop wasn't run to its end: gradlens has refused the cockpit itself.
+    """
+
+    records: list[tuple[str, Record]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    left: Record = field(default_factory=dict)
+    excused: str = ""
+
+    def add(self, label: str, record: Record) -> None:
+        self.records.append((label, record))
+
+
+def differences(plain: Trace, other: Trace) -> Iterator[str]:
+    """In which the second loop differs from the first one, record by record."""
+    for (label, one), (other_label, two) in zip(plain.records, other.records, strict=False):
+        if label != other_label:
+            yield f"{label}: the loop went on otherwise: {other_label} {two.get('exception', '')}"
+            return
+        found = list(of_records(one, two))
+        yield from (f"{label}: {difference}" for difference in found)
+        if found:
+            return
+    if len(plain.records) != len(other.records):
+        yield f"end: {len(other.records)} records instead of {len(plain.records)}"
+
+
+def of_records(one: Mapping[str, Any], two: Mapping[str, Any]) -> Iterator[str]:
+    for name in sorted({*one, *two}):
+        if one.get(name) != two.get(name):
+            short = [str(each.get(name))[:300] for each in (one, two)]
+            yield f"{name} is {short[1]} instead of {short[0]}"
+
+
+def exact(value: Any) -> Any:
+    """A value that equals that of another run if all of its bits do."""
+    if isinstance(value, nn.Parameter | Tensor):
+        return of_tensor(value.detach())
+    if isinstance(value, Mapping):
+        return {str(key): exact(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [exact(part) for part in value]
+    if isinstance(value, float):
+        return value.hex()
+    return value if isinstance(value, int | str | bool | None) else type(value).__name__
+
+
+def of_tensor(tensor: Tensor) -> Any:
+    """Type, shape, strides, and a checksum of the bytes beside the first of its numbers."""
+    what = f"{tensor.dtype} {list(tensor.shape)}"
+    if tensor.layout is torch.sparse_coo:
+        return ["sparse", what, of_tensor(tensor._indices()), of_tensor(tensor._values())]
+    strides = tensor.stride()
+    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    check = zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
+    first = flat[:1].tolist()
+    return f"{what} {strides} {check:08x} {first}"
+
+
+def without_addresses(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+|\bat [0-9]+\b", "…", text)
+
+
+def of_exception(error: BaseException) -> str:
+    return without_addresses(f"{type(error).__name__}: {error}")
+
+
+# What is left behind.
+
+FUNCTIONS = {
+    "torch.autograd.backward": lambda: torch.autograd.backward,
+    "torch.autograd.grad": lambda: torch.autograd.grad,
+    "Tensor.backward": lambda: Tensor.backward,
+    "Tensor.register_hook": lambda: Tensor.register_hook,
+    "Module.__call__": lambda: nn.Module.__call__,
+    "Module.__setattr__": lambda: nn.Module.__setattr__,
+}
+"""Functions that might be patched."""
+
+GLOBAL_HOOKS = [name for name in vars(module_globals) if name.startswith("_global_")]
+
+
+def settings() -> Record:
+    """Settings of torch, of this thread and of the process."""
+    return {
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "anomaly mode": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "default dtype": str(torch.get_default_dtype()),
+        "autocast": (torch.is_autocast_enabled("cpu"), str(torch.get_autocast_dtype("cpu"))),
+        "threads": torch.get_num_threads(),
+        "multithreaded": torch._C._is_multithreading_enabled(),
+        "saved tensors' hooks": torch._C._autograd._top_saved_tensors_default_hooks(True) is None,
+        **{name: len(getattr(module_globals, name) or ()) for name in GLOBAL_HOOKS},
+        **{name: id(read()) for name, read in FUNCTIONS.items()},
+    }
+
+
+def inventory(model: nn.Module, loss_module: nn.Module, optimizers: list[Optimizer]) -> Record:
+    """Attributes and hooks of modules, parameters and optimizers."""
+    found: Record = {}
+    for prefix, root in (("model", model), ("loss", loss_module)):
+        for name, module in root.named_modules():
+            found |= of_object(f"module {prefix}.{name}", module)
+    for name, parameter in model.named_parameters():
+        found |= of_object(f"parameter {name}", parameter)
+        for table in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            found[f"parameter {name}: {table}"] = len(getattr(parameter, table) or ())
+    for number, optimizer in enumerate(optimizers):
+        found |= of_object(f"optimizer {number}", optimizer)
+    return found
+
+
+def of_object(what: str, owner: Any) -> Record:
+    """Names of its attributes, and how many hooks it has."""
+    found: Record = {f"{what}: type": type(owner).__name__}
+    for name, value in vars(owner).items():
+        if name.startswith("_dynamo"):  # what torch.compile notes of a graph
+            continue
+        has_length = name.endswith("_hooks") and value is not None
+        found[f"{what}: attribute {name}"] = len(value) if has_length else True
+    return found

@@ -1,0 +1,323 @@
+"""Recorded values beside their slow references."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gradlens
+from benchmarks.fuzz import parts
+from benchmarks.fuzz.recipe import Recipe
+from benchmarks.fuzz.references import Facts, References
+from gradlens import quantities
+from gradlens.history.undefined import Undefined
+from gradlens.numerics import formulas
+
+TOLERANCES = {"float64": 1e-7, "float32": 1e-3}
+"""Relative tolerances of values computed from per-sample gradients, by the precision."""
+
+EXACT = 1e-5
+"""Relative tolerance of norms, which gradlens computes in single precision at the least."""
+
+ROUNDED = 1e-2
+"""Relative tolerance of norms of differences, which are rounded to the parameters' precision."""
+
+INTERNAL = re.compile(
+    r"object has no attribute|NoneType|list index|KeyError|AssertionError|not subscriptable|"
+    r"unexpected keyword|positional argument"
+)
+"""Words of reasons that are about gradlens's code, not about the user's network."""
+
+
+def unexplained(history: gradlens.History) -> Iterator[str]:
+    """NaN without a reason, and reasons that explain nothing."""
+    for name in history.names:
+        for step, value in history[name].items():
+            for place, number in leaves(value):
+                if not isinstance(number, float) or not math.isnan(number):
+                    continue
+                reason = number.reason if isinstance(number, Undefined) else ""
+                if not reason and name not in OF_TRAINING:
+                    yield f"unexplained: NaN without a reason in {name}{place} at step {step}"
+                elif INTERNAL.search(reason):
+                    yield f"unexplained: reason of {name}: {reason[:200]}"
+    for coverage in history.coverages.values():
+        for reason in coverage.missing.values():
+            if not reason or INTERNAL.search(reason):
+                yield f"unexplained: missing per-sample gradients: {reason[:200]!r}"
+
+
+OF_TRAINING = {"Loss", "GradNorm", "ParameterNorm", "Distance", "UpdateSize", "Parameters"}
+"""Quantities that are NaN where training is."""
+
+
+def leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from leaves(part, f"[{key}]")
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from leaves(part, f"{place}[]")
+    else:
+        yield place, value
+
+
+AT_ONCE = (quantities.Phase.BEFORE_BACKWARD, quantities.Phase.AFTER_BACKWARD)
+"""Phases after which a step's value is recorded when its context is left."""
+
+
+def missing_values(
+    recipe: Recipe, cockpit: gradlens.Cockpit, references: References
+) -> Iterator[str]:
+    """Quantities without a record of a step at which they are scheduled."""
+    if "budget" in recipe.options or "resumed" in recipe.between:
+        return
+    raw = {one.name for one in recipe.tracked if not one.over}
+    due = [q for q in cockpit.quantities if q.name in raw and q.phases[-1] in AT_ONCE]
+    for step in references.facts:
+        for quantity in due:
+            if quantity.should_compute(step) and step not in cockpit.history[quantity.name]:
+                yield f"missing: {quantity.name} at step {step}"
+
+
+def wrong_values(
+    recipe: Recipe, history: gradlens.History, references: References
+) -> Iterator[str]:
+    """Values that differ from their references."""
+    for step, facts in references.facts.items():
+        samples = SampleFacts.of(recipe, history, step, facts)
+        for kind, check in CHECKS.items():
+            for name in history.of_kind(kind):
+                if step in history[name] and not history.sources[name].kind.startswith("Agg"):
+                    found = history[name][step]
+                    yield from (f"wrong {kind}: {p}" for p in check(found, facts, samples))
+        known = history.coverages.get(step)
+        found_samples = None if known is None else known.samples
+        if found_samples is not None and found_samples != (facts.samples or 1):
+            yield f"wrong N: {found_samples} by {known.known_by}, not {facts.samples}"
+
+
+@dataclass(frozen=True)
+class SampleFacts:
+    """Per-sample gradients of the covered parameters together ``[N, D]``, and what they allow."""
+
+    rows: Tensor
+    tolerance: float
+
+    @classmethod
+    def of(
+        cls, recipe: Recipe, history: gradlens.History, step: int, facts: Facts
+    ) -> SampleFacts | None:
+        """``None`` without a reference: samples meet, or the precision is low."""
+        coupled = any(one.partition(" | ")[0] in parts.COUPLED for one in recipe.parts)
+        low = "half precision inside" in " ".join(recipe.parts)
+        known = [at for at in history.coverages if at <= step]
+        if coupled or low or "batch norm" in recipe.entry or not known or not facts.rows:
+            return None
+        if recipe.precision not in TOLERANCES:
+            return None
+        coverage = history.coverages[max(known)]
+        rows = [
+            each.reshape(len(each), -1)
+            for name, each in facts.rows.items()
+            if name not in coverage.missing
+        ]
+        if not rows or coverage.coupled:
+            return None
+        mixed = any("single" in one for one in recipe.parts)
+        return cls(torch.cat(rows, 1), TOLERANCES["float32" if mixed else recipe.precision])
+
+    @property
+    def n(self) -> int:
+        return len(self.rows)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.rows.mean(0)
+
+    @property
+    def squared_norms(self) -> Tensor:
+        return self.rows.square().sum(1)
+
+    @property
+    def dots(self) -> Tensor:
+        return self.rows @ self.mean
+
+    @property
+    def mean_squared_norm(self) -> Tensor:
+        return self.mean.square().sum()
+
+    @property
+    def is_well_conditioned(self) -> bool:
+        """Whether the mean isn't rounding noise beside the single gradients."""
+        least = self.tolerance**0.5 * self.squared_norms.mean()
+        return bool(self.rows.isfinite().all() and self.mean_squared_norm > least)
+
+
+def differs(found: Any, expected: Any, relative: float, floor: float = 0.0) -> bool:
+    """Whether a number isn't the reference, nor a NaN with a reason, nor that of a NaN."""
+    if isinstance(found, Undefined) and found.reason:
+        return False
+    one, other = float(found), float(expected)
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return math.isfinite(one) and math.isfinite(other)
+    return abs(one - other) > relative * abs(other) + floor + 1e-30
+
+
+def norms(found: Any, expected: Mapping[str, Tensor | None]) -> Iterator[str]:
+    """Norms by parameter."""
+    by_name = found.get("parameters", found) if isinstance(found, Mapping) else {}
+    for name, value in by_name.items():
+        reference = expected.get(name)
+        if reference is None:
+            if not isinstance(value, Undefined):
+                yield f"{name} has a value {value}, and no reference"
+        elif not isinstance(value, Mapping | list) and differs(value, reference.norm(), EXACT):
+            yield f"{name}: {value} instead of {float(reference.norm())}"
+
+
+Check = Callable[[Any, Facts, SampleFacts | None], Iterator[str]]
+
+
+def loss(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+    if differs(found, facts.loss, EXACT):
+        yield f"{found} instead of {facts.loss}"
+
+
+def grad_norm(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+    yield from norms(found, facts.gradients)
+
+
+def parameter_norm(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+    sizes = {name: value.norm() for name, value in facts.parameters.items()}
+    for name, value in found["parameters"].items():
+        elements = max(facts.parameters[name].numel(), 1)
+        rms = sizes[name] / elements**0.5
+        complex_rms = rms * 2**0.5
+        if all(differs(value, each, EXACT) for each in (sizes[name], rms, complex_rms)):
+            yield f"{name}: {value} instead of {float(sizes[name])}"
+
+
+def distance(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+    floors = {name: 1e-6 * float(value.norm()) for name, value in facts.start.items()}
+    for name, value in found.items():
+        expected = (facts.parameters[name] - facts.start[name]).norm()
+        if differs(value, expected, ROUNDED, floors[name]):
+            yield f"{name}: {value} instead of {float(expected)}"
+
+
+def update_size(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+    for name, value in found.items():
+        if facts.update is not None:
+            expected = facts.update[name].norm()
+            floor = 1e-6 * float(facts.parameters[name].norm())
+            if differs(value, expected, ROUNDED, floor):
+                yield f"{name}: {value} instead of {float(expected)}"
+
+
+def norm_test(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+    if samples is None or samples.n < 2 or not samples.is_well_conditioned:
+        return
+    s, m = samples.squared_norms, samples.mean_squared_norm
+    expected = formulas.norm_test(s, m)
+    floor = samples.tolerance * s.sum() / ((samples.n - 1) * samples.n * m)
+    yield from squares(found, expected, samples, floor)
+
+
+def inner_test(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+    if samples is None or samples.n < 2 or not samples.is_well_conditioned:
+        return
+    dots, m = samples.dots, samples.mean_squared_norm
+    expected = formulas.inner_test(dots, m)
+    floor = samples.tolerance * dots.square().sum() / ((samples.n - 1) * samples.n * m**2)
+    yield from squares(found, expected, samples, floor)
+
+
+def ortho_test(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+    if samples is None or samples.n < 2 or not samples.is_well_conditioned:
+        return
+    s, m = samples.squared_norms, samples.mean_squared_norm
+    expected = formulas.ortho_test(s, samples.dots, m)
+    floor = samples.tolerance * s.sum() / ((samples.n - 1) * samples.n * m)
+    yield from squares(found, expected, samples, floor)
+
+
+def squares(found: Any, expected: float, samples: SampleFacts, floor: Tensor) -> Iterator[str]:
+    """Compared as squares, whose rounding errors are those of a difference."""
+    if isinstance(found, Undefined):
+        return
+    if differs(found**2, expected**2, 10 * samples.tolerance, 10 * float(floor)):
+        yield f"{found} instead of {expected}"
+
+
+def grad_noise_scale(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+    if samples is None or samples.n < 3 or not samples.is_well_conditioned:
+        return
+    s, m = samples.squared_norms, samples.mean_squared_norm
+    expected = formulas.noise_scale(s, samples.dots, m)
+    floor = 10 * samples.tolerance * float(s.sum())
+    for name in ("trace", "squared_norm"):
+        if differs(found[name], getattr(expected, name), 10 * samples.tolerance, floor):
+            yield f"{name} {found[name]} instead of {getattr(expected, name)}"
+
+
+def grad_covariance(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+    if samples is None or samples.n < 2:
+        return
+    expected = formulas.covariance_spectrum(samples.rows @ samples.rows.T, 2)
+    floor = 10 * samples.tolerance * float(samples.squared_norms.sum())
+    if differs(found["trace"], expected.trace, 10 * samples.tolerance, floor):
+        yield f"trace {found['trace']} instead of {expected.trace}"
+
+
+def early_stopping(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+    if samples is None or samples.n < 2 or samples.tolerance > 1e-6:
+        return
+    rows = samples.rows
+    expected = [
+        1 - float(formulas.early_stopping(rows.mean(0), rows.square().sum(0), samples.n, e).mean())
+        for e in (1e-5, 1e-3)
+    ]
+    if all(differs(found, each, 1e-4, 1e-4) for each in expected):
+        yield f"{found} instead of {expected[0]}"
+
+
+def hess_max_ev(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+    if facts.hessian is None or not bool(facts.hessian.isfinite().all()):
+        return
+    values = torch.linalg.eigvalsh((facts.hessian + facts.hessian.mT) / 2)
+    floor = 1e-3 * float(values.abs().max())
+    if differs(found, values[-1], 0.1, floor):
+        yield f"{found} instead of {float(values[-1])}"
+
+
+def hess_trace(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterator[str]:
+    """Of the Hessian itself, if it is exact."""
+    if facts.hessian is None or found["method"] != "exact":
+        return
+    expected = float(facts.hessian.trace())
+    if differs(found["trace"], expected, 1e-3, 1e-3 * float(facts.hessian.norm())):
+        yield f"{found['trace']} instead of {expected}"
+
+
+CHECKS: dict[str, Check] = {
+    "Loss": loss,
+    "GradNorm": grad_norm,
+    "ParameterNorm": parameter_norm,
+    "Distance": distance,
+    "UpdateSize": update_size,
+    "NormTest": norm_test,
+    "InnerTest": inner_test,
+    "OrthoTest": ortho_test,
+    "GradNoiseScale": grad_noise_scale,
+    "GradCovariance": grad_covariance,
+    "EarlyStopping": early_stopping,
+    "HessMaxEV": hess_max_ev,
+}
+"""Checks of the values of quantities, by their class."""
