@@ -819,6 +819,31 @@ def scored() -> Batch:
     return randn(N, T, D), mask
 
 
+def of_texts_in_one_list(model: Any, batch: Batch) -> Tensor:
+    """One loss for each sample, of its own positions among those of all."""
+    x, y = batch
+    parts = zip(model(x.flatten(0, 1)).split(x.shape[1]), y, strict=True)
+    return torch.stack([F.cross_entropy(part, own) for part, own in parts]).mean()
+
+
+def of_matched(model: Any, batch: Batch) -> Tensor:
+    """Of some of the sample's positions, sample by sample."""
+    x, y = batch
+    found = model(x)
+    losses = [(found[n][:2].flip(0) - y[n]).abs().sum() for n in range(len(x))]
+    return torch.stack(losses).mean()
+
+
+def two_calls(model: Any, batch: Batch) -> Tensor:
+    return model(batch[0]).square().sum(1).mean() + model(batch[1]).sin().sum(1).mean()
+
+
+def of_far_pairs(model: Any, batch: Batch) -> Tensor:
+    """Zero for all pairs but one."""
+    x, other, far = batch
+    return (F.relu((model(x) - model(other)).square().sum(1)) * far).mean()
+
+
 SECOND = "second axis may count the samples.*batch_size="
 OF_CALLS = "called 2 times, with 4 and 4 rows: .*batch_size="
 
@@ -873,6 +898,31 @@ COUNTED = {
         mlp, vectors, of_crops, refused=("",), reason="isn't certain.*8, by .*4, by.*batch_size="
     ),
     "crops in one call, batch size passed": RowCase(mlp, vectors, of_crops, batch_size=N),
+    "as many texts in one list as they have positions, batch size passed": RowCase(
+        mlp,
+        lambda: (randn(N, N, D), classes(N, N)),
+        of_texts_in_one_list,
+        batch_size=N,
+        refused=("",),
+        reason="more than one axis.* 4 entries",
+    ),
+    "matched positions, as many as samples": RowCase(
+        lambda: Net(
+            lambda net, x: net.head((x.sin()[:, None] + net.places).tanh()),
+            places=nn.Parameter(torch.randn(N, D)),
+            head=nn.Linear(D, C),
+        ),
+        lambda: (randn(N, D), randn(N, 2, C)),
+        of_matched,
+        refused=("",),
+        reason="more than one axis.* 4 entries",
+    ),
+    "two calls on one sample, batch size passed": RowCase(
+        mlp, lambda: (randn(1, D), randn(1, D)), two_calls, samples=1, batch_size=1
+    ),
+    "two calls, one sample of which has a loss": RowCase(
+        mlp, lambda: (randn(N, D), randn(N, D), torch.eye(N)[1]), of_far_pairs
+    ),
     "some of the losses [N, T]": RowCase(mlp, scored, of_scored, of_one_scored),
 }
 

@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gradlens.hooks.node_kinds import LEAF, SELECT, SELECTING, STACKING
+from gradlens.hooks.node_kinds import JOINING, LEAF, PARTING, SELECT, SELECTING, STACKING
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.labelling.candidates import (
     CHECK,
@@ -37,7 +37,8 @@ class LabelledInputs:
     and ``is_square`` that outputs from which they are computed have two axes of N entries.
     ``is_unsure`` means that they were traced back to such a tensor, or couldn't be traced, and
     ``are_views`` that they are equal parts of outputs with a row for each sample, which may be
-    views of fewer samples.
+    views of fewer samples. ``may_be_one_each`` means that they are computed from N parts of N rows
+    each, which may be those of one sample each.
     """
 
     sources: tuple[Source, ...]
@@ -45,6 +46,7 @@ class LabelledInputs:
     is_square: bool = False
     is_unsure: bool = False
     are_views: bool = False
+    may_be_one_each: bool = False
 
 
 def labelled_inputs(
@@ -72,7 +74,32 @@ def labelled_inputs(
         is_square=bool(square),
         is_unsure=not square.isdisjoint(origins) or any(each.is_unsure for each in found),
         are_views=_are_views(graph, inputs, origins, candidate.samples),
+        may_be_one_each=len(_square_parts(graph, inputs.edges, candidate.samples))
+        >= candidate.samples,
     )
+
+
+def _square_parts(graph: Graph, edges: Sequence[Edge], samples: int) -> set[Edge]:
+    """The parts, one for each sample or position, of a tensor that may have N rows of each sample.
+
+    It has them on two axes, or on the leading one together. Parts that are computed with each other
+    aren't of one sample each.
+    """
+    found: set[Edge] = set()
+    visited: set[Edge] = set()
+    waiting = list(edges) if samples > 1 else []
+    while waiting:
+        edge = waiting.pop()
+        kind, below = graph.kinds[edge[0]], list(graph.descend(edge))
+        if edge in visited or (len(below) > 1 and not JOINING.match(kind)):
+            continue
+        visited.add(edge)
+        waiting += below
+        if PARTING.match(kind):
+            whole = graph.shape(below[0])
+            is_square = whole.count(samples) > 1 or (whole[0] > 0 and whole[0] % samples**2 == 0)
+            found |= {edge} if is_square else set()
+    return found
 
 
 def _are_views(graph: Graph, inputs: LossInputs, origins: set[Edge], samples: int) -> bool:

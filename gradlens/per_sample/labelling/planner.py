@@ -123,23 +123,23 @@ def _chosen(loss: _LossGraph, candidates: Sequence[Candidate]) -> Plan:
     """The plan of the only candidate that can be right; ``UnavailableError`` if there are more."""
     attempts: list[_Attempt] = []
     tried: set[_Labels] = set()
-    reasons: list[UnavailableError] = []
+    reasons: dict[Candidate, UnavailableError] = {}
     for candidate in candidates:
         if candidate.samples == 1 and attempts:
             continue  # a single sample has all rows, whatever they are
         try:
             attempt = _attempt(candidate, loss, tried)
         except UnavailableError as reason:
-            reasons.append(reason)
+            reasons[candidate] = reason
             continue
         except Exception as error:  # of a graph that allows no pass besides the user's own
-            reasons.append(UnavailableError(NO_PASS.format(error=first_line(error))))
+            reasons[candidate] = UnavailableError(NO_PASS.format(error=first_line(error)))
             continue
         if attempt is not None and attempt.is_certain:
             return _unrivalled(attempt, candidates, loss).plan
         attempts += [] if attempt is None else [attempt]
-    if not attempts:
-        raise reasons[0]
+    if candidates[0] in reasons and not any(each.plan.uses for each in attempts):
+        raise reasons[candidates[0]]  # that of the likeliest one
     return _unrivalled(_likeliest(attempts, loss), candidates, loss).plan
 
 
@@ -173,6 +173,7 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
         raise UnavailableError(ONE_CALL_EACH.format(samples=best.candidate.samples))
     others = len(attempts) > 1
     unproven = others if best.candidate.needs_proof else best.inputs.is_unsure and not others
+    unproven = unproven or best.inputs.may_be_one_each
     if len(possible) > 1 or (unproven and not best.agrees):
         raise UnavailableError(_uncertain([each.candidate for each in possible]))
     if best.agrees:
@@ -210,9 +211,9 @@ def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _At
     if candidate.rows_together > 1 and (plan.mixed or not plan.is_balanced):
         raise UnavailableError(NOT_TOGETHER.format(samples=candidate.samples))
     uses = _labels_of_uses(plan)
-    if candidate.in_each_call and any(
-        len(labels[labels != NO_SAMPLE].unique()) == 1 for _, labels in uses
-    ):
+    # Only of as many calls can each row of the loss come from one.
+    as_many = 1 < candidate.samples <= len(loss.evidence.calls)
+    if as_many and candidate.in_each_call and any(_is_of_one(labels) for _, labels in uses):
         reason = OTHER_AXIS if candidate.known_by == PASSED else ONE_CALL_EACH
         raise UnavailableError(reason.format(samples=candidate.samples))
     either = loss.evidence.positions_first
@@ -238,6 +239,10 @@ def _as_key(labels: Tensor | None) -> tuple[Any, ...] | None:
         first = labels.narrow(axis, 0, min(1, labels.shape[axis]))
         labels = first if bool((labels == first).all()) else labels
     return (labels.shape, *labels.flatten().tolist())
+
+
+def _is_of_one(labels: Tensor) -> bool:
+    return len(labels[labels != NO_SAMPLE].unique()) == 1
 
 
 def _labels_of_uses(plan: Plan) -> list[tuple[Use, Tensor]]:
