@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -508,6 +509,34 @@ def heads_by_einsum(net: Any, x: Tensor) -> Tensor:
     return torch.einsum("nth,hc->nc", hidden, net.values)
 
 
+class Scaled(torch.autograd.Function):
+    """A product, with arguments that aren't tensors or need no gradient in front and between."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, factor: float, x: Tensor, shift: Tensor, name: str, weight: Tensor, bias: Tensor
+    ) -> Tensor:
+        ctx.factor = factor
+        ctx.save_for_backward(x, weight)
+        return factor * (x @ weight + bias) + shift
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        gradient = ctx.factor * gradients[0]
+        return None, gradient @ weight.T, None, None, x.T @ gradient, gradient.sum(0)
+
+
+def with_function(net: Any, x: Tensor) -> Tensor:
+    hidden = net.inner(x).tanh()
+    return Scaled.apply(2.0, hidden, torch.ones(C).to(x), "name", net.weight, net.bias)
+
+
+def of_function() -> nn.Module:
+    weight, bias = nn.Parameter(torch.randn(H, C)), nn.Parameter(torch.randn(C))
+    return Net(with_function, inner=nn.Linear(D, H), weight=weight, bias=bias)
+
+
 def columns(net: Any, x: Tensor) -> Tensor:
     return (net.weight @ x.T + net.bias[:, None]).T
 
@@ -556,6 +585,7 @@ AXES = {
         sequences,
         cross_entropy,
     ),
+    "function with arguments that aren't tensors": RowCase(of_function, vectors, cross_entropy),
     "samples are columns": RowCase(
         lambda: Net(
             columns, weight=nn.Parameter(torch.randn(C, D)), bias=nn.Parameter(torch.randn(C))
@@ -844,6 +874,50 @@ def of_far_pairs(model: Any, batch: Batch) -> Tensor:
     return (F.relu((model(x) - model(other)).square().sum(1)) * far).mean()
 
 
+def critic(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.inner(x).tanh())[..., 0]
+
+
+def of_next_states(model: Any, batch: Batch) -> Tensor:
+    """Of all states ``[T, N]`` but the last, whose value is the next one's target."""
+    x, rewards = batch
+    values = model(x)
+    return (rewards + values[1:].detach() - values[:-1]).square().mean()
+
+
+def of_one_next(model: Any, batch: Batch, n: int) -> Tensor:
+    return of_next_states(model, (batch[0][:, n : n + 1], batch[1][:, n : n + 1]))
+
+
+def states(length: int) -> Callable[[], Batch]:
+    return lambda: (randn(length, N, D), randn(length - 1, N))
+
+
+def of_all_crops(model: Any, batch: Batch) -> Tensor:
+    """Two crops of each sample with its three others, crops first."""
+    (x,) = batch
+    crops = model(torch.cat([x, x.sin(), x.cos(), x.exp(), -x])).view(5, len(x), -1)
+    return (crops[:2].detach()[:, None] * crops[2:].tanh()).sum(-1).mean()
+
+
+def attending(net: Any, x: Tensor, ends: Tensor) -> Tensor:
+    """To the positions of the same sample, in one list of all samples' positions."""
+    hidden = net.inner(x)
+    starts = [0, *ends.tolist()]
+    found = []
+    for start, end in pairwise(starts):
+        own = hidden[start:end]
+        found.append((own @ own.T).softmax(1) @ own)
+    return net.head(torch.cat(found))[ends - 1]
+
+
+def of_one_end(model: Any, batch: Batch, n: int) -> Tensor:
+    x, ends, y = batch
+    start = int(ends[n - 1]) if n else 0
+    own = x[start : ends[n]]
+    return F.cross_entropy(model(own, torch.tensor([len(own)])), y[n : n + 1])
+
+
 SECOND = "second axis may count the samples.*batch_size="
 OF_CALLS = "called 2 times, with 4 and 4 rows: .*batch_size="
 
@@ -922,6 +996,41 @@ COUNTED = {
     ),
     "two calls, one sample of which has a loss": RowCase(
         mlp, lambda: (randn(N, D), randn(N, D), torch.eye(N)[1]), of_far_pairs
+    ),
+    "values of states [T, N] but the last": RowCase(
+        linears(critic),
+        states(T + 1),
+        of_next_states,
+        of_one_next,
+        refused=("",),
+        reason="second axis in full.*batch_size=",
+    ),
+    "values of states [T, N] but the last, batch size passed": RowCase(
+        linears(critic), states(T + 1 + (T + 1 == N)), of_next_states, of_one_next, batch_size=N
+    ),
+    "values of states [T, N] but the last, T = N": RowCase(
+        linears(critic),
+        states(N),
+        of_next_states,
+        batch_size=N,
+        refused=("",),
+        reason="more than one axis.* 4 entries",
+    ),
+    "crops first, as many as samples": RowCase(
+        mlp,
+        lambda: (randn(3, D),),
+        of_all_crops,
+        samples=3,
+        batch_size=3,
+        refused=("",),
+        reason="more than one axis.* 3 entries",
+    ),
+    "positions in one list, the last ones' loss": RowCase(
+        linears(attending),
+        lambda: (randn(N * N, D), N * torch.arange(1, N + 1), classes(N)),
+        cross_entropy,
+        of_one_end,
+        batch_size=N,
     ),
     "some of the losses [N, T]": RowCase(mlp, scored, of_scored, of_one_scored),
 }

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from gradlens.hooks.node_kinds import JOINING, LEAF, PARTING, SELECT, SELECTING, STACKING
+from gradlens.hooks.torch_private import saved
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.labelling.candidates import (
     CHECK,
+    OTHER_AXIS,
     PASS_BATCH_SIZE,
     PASSED,
     Candidate,
@@ -26,6 +28,7 @@ from gradlens.per_sample.labelling.graph import Edge, Graph
 from gradlens.per_sample.labelling.labels import LabelledEdge, Source, read_labels
 from gradlens.per_sample.labelling.loss_inputs import LossInputs
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE
+from gradlens.per_sample.labelling.sample_axis import positive
 from gradlens.per_sample.labelling.uses import FINE_ELEMENTS
 
 
@@ -161,6 +164,8 @@ def _is_one_row_each(labels: Tensor, samples: int) -> bool:
 
 
 def _unlike(inputs: LossInputs, candidate: Candidate) -> str:
+    if candidate.samples in inputs.rows:
+        return OTHER_AXIS.format(samples=candidate.samples)
     remedy = CHECK if candidate.known_by == PASSED else PASS_BATCH_SIZE
     return (
         f"N = {candidate.samples} by {candidate.known_by}, but the loss is computed from tensors "
@@ -283,6 +288,28 @@ def _selected_from(
     return list(dict.fromkeys(found)), are_stacked
 
 
+def _is_part(graph: Graph, edge: Edge, axis: int) -> bool:
+    """Whether a tensor has some entries of another one's axis, or was computed from such a part.
+
+    A part may have N rows by chance: those of one sample, say.
+    """
+    visited: set[Edge] = set()
+    waiting = [edge]
+    while waiting:
+        above = waiting.pop()
+        if above in visited:
+            continue
+        visited.add(above)
+        shape, below = graph.shape(above), list(graph.descend(above))
+        if PARTING.match(graph.kinds[above[0]]):
+            whole = graph.shape(below[0])
+            dims = positive(saved(graph.nodes[above[0]], "dim"), len(whole))
+            if axis in dims and shape != whole:
+                return True
+        waiting += [each for each in below if graph.shape(each)[:1] == shape[:1]]
+    return False
+
+
 def _nearest_with_axis(
     graph: Graph,
     edge: Edge,
@@ -292,7 +319,8 @@ def _nearest_with_axis(
 ) -> list[Edge]:
     """The first edges behind an edge whose rows are the samples'.
 
-    With ``whole``, these are no vectors, and no parts of other tensors.
+    They are no parts of tensors with other rows, some of whose rows may be N by chance. With
+    ``whole``, they are no vectors, and no parts at all.
     """
     found: list[Edge] = []
     visited, waiting = set(), list(graph.descend(edge))
@@ -302,8 +330,10 @@ def _nearest_with_axis(
             continue
         visited.add(below)
         shape = graph.shape(below)
-        is_part = len(shape) < 2 or graph.kinds[below[0]] == SELECT
-        fits = bool(shape) and not (whole and is_part)
+        is_part = _is_part(graph, below, candidate.axis) or (
+            whole and (len(shape) < 2 or graph.kinds[below[0]] == SELECT)
+        )
+        fits = bool(shape) and not is_part
         if fits and _along_axis(shape, candidate.samples, candidate.axis) is not None:
             found.append(below)
         else:

@@ -21,10 +21,12 @@ from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.per_sample.batchnorm import in_front_of, statistics_frozen, uses_statistics
 from gradlens.per_sample.labelling.candidates import (
     CALLED,
+    OTHER_AXIS,
     PASSED,
     BatchEvidence,
     Candidate,
     candidates_of,
+    second_axis_fits_better,
     second_axis_may_count,
 )
 from gradlens.per_sample.labelling.graph import Graph, Use
@@ -111,6 +113,8 @@ def plan_of(
     have N entries. Gradients of parameters stay as they are.
     """
     loss = _LossGraph(graph, parameters, evidence, model_inputs)
+    if graph.has_nested_tensors:
+        return _nothing(parameters, NESTED)
     if loss.inputs.edges and not any(loss.inputs.rows):
         return _nothing(parameters, EMPTY)
     try:
@@ -146,14 +150,18 @@ def _chosen(loss: _LossGraph, candidates: Sequence[Candidate]) -> Plan:
 def _unrivalled(attempt: _Attempt, candidates: Sequence[Candidate], loss: _LossGraph) -> _Attempt:
     """The attempt, if no other reading of the batch is as likely.
 
-    ``UnavailableError`` if all rows may belong to a single sample, as in a last batch of one. The
-    same if N is the length of the leading axis of the model's inputs alone, while some layers have
-    positions first and some parameters have no per-sample gradients.
+    ``UnavailableError`` if all rows may belong to a single sample, as in a last batch of one, or if
+    the loss has the model's second axis, but not its leading one, in full. The same if N is the
+    length of the leading axis of the model's inputs alone, while some layers have positions first
+    and some parameters have no per-sample gradients.
     """
     candidate = attempt.candidate
     single = [each for each in candidates if each.samples == 1]
     if single and candidate.samples > 1:
         raise UnavailableError(_uncertain([single[0], candidate]))
+    if candidate.samples > 1 and second_axis_fits_better(candidate, loss.inputs, loss.evidence):
+        reason = OTHER_AXIS if candidate.known_by == PASSED else SECOND_AXIS
+        raise UnavailableError(reason.format(samples=candidate.samples))
     by_call = candidate.known_by == CALLED and candidate.input_axes[:1] == (0,)
     if by_call and loss.evidence.positions_first and attempt.plan.unavailable:
         raise UnavailableError(MAY_BE_OTHER.format(samples=candidate.samples))
@@ -172,14 +180,15 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
     if best.candidate.is_rival:
         raise UnavailableError(ONE_CALL_EACH.format(samples=best.candidate.samples))
     others = len(attempts) > 1
-    unproven = others if best.candidate.needs_proof else best.inputs.is_unsure and not others
+    needed = others or best.inputs.is_square
+    unproven = needed if best.candidate.needs_proof else best.inputs.is_unsure and not others
     unproven = unproven or best.inputs.may_be_one_each
     if len(possible) > 1 or (unproven and not best.agrees):
-        raise UnavailableError(_uncertain([each.candidate for each in possible]))
+        raise UnavailableError(_uncertain([each.candidate for each in possible], best.plan.mixed))
     if best.agrees:
         return best
     if best.plan.mixed and best.inputs.is_square:
-        raise UnavailableError(_uncertain([best.candidate]))
+        raise UnavailableError(_uncertain([best.candidate], mixed=True))
     # Samples may seem not to meet if most of their rows have no share in the loss by chance.
     by_chance = loss.evidence.positions_first and not best.plan.is_balanced
     if (best.plan.mixed or (by_chance and best.candidate.input_axes == (0,))) and (
@@ -189,10 +198,12 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
     return best
 
 
-def _uncertain(candidates: Sequence[Candidate]) -> str:
+def _uncertain(candidates: Sequence[Candidate], mixed: bool = False) -> str:
+    """Why none of the candidates is taken; ``mixed`` if samples meet whichever it is."""
     numbers = dict.fromkeys(f"{each.samples}, by {each.known_by}" for each in candidates)
     if len({each.samples for each in candidates}) == 1:
-        return OTHER_AXIS.format(samples=candidates[0].samples)
+        reason = MEETING_OR_OTHER_AXIS if mixed else OTHER_AXIS
+        return reason.format(samples=candidates[0].samples)
     return AMBIGUOUS.format(numbers=" or ".join(numbers))
 
 
@@ -465,10 +476,15 @@ MAY_BE_OTHER = (
     "second axis may count the samples, too, and under the first one samples meet or some layers "
     "have positions first: pass the number of samples as batch_size=... to the context"
 )
-OTHER_AXIS = (
-    "more than one axis, or a selection of rows, has {samples} entries in the tensors that the "
-    "loss is computed from, so that it isn't certain which of them are the samples: use a batch of "
-    "another size, or compute the loss from a tensor with one row for each sample"
+MEETING_OR_OTHER_AXIS = (
+    "more than one axis has {samples} entries in the tensors that the loss is computed from, and "
+    "samples meet whichever of them counts the samples, as they do in a loss of pairs: if yours "
+    "don't meet, use a batch of another size"
+)
+SECOND_AXIS = (
+    "the model was called with {samples} rows, but the loss is computed from tensors that have the "
+    "model's second axis in full, and not this one, so that either may count the samples: pass the "
+    "number of samples as batch_size=... to the context"
 )
 ONE_CALL_EACH = (
     "the model was called several times with {samples} rows, and the loss is computed from as many "
@@ -488,10 +504,14 @@ NO_LABEL = (
 )
 UNUSED = "the loss doesn't depend on it, or in a way that autograd doesn't follow"
 BESIDE = (
-    "the loss depends on it only where samples are summed up already: it is in a regulariser, "
-    "or it weights a whole loss"
+    "the loss depends on it only where samples are summed up already: it is in a regulariser, it "
+    "weights a whole loss, or one function computes the whole loss with it"
 )
 EMPTY = "the batch is empty"
+NESTED = (
+    "the loss is computed by way of a nested tensor, whose rows can't be followed: use a padded "
+    "tensor and a mask"
+)
 HIDDEN = (
     "a reentrant checkpoint hides which sample its gradients belong to: pass use_reentrant=False "
     "to it"
