@@ -623,6 +623,12 @@ def without_penalty(model: Any, batch: Batch, n: int) -> Tensor:
     return cross_entropy(model, one(batch, n))
 
 
+def near_its_start(model: Any, batch: Batch) -> Tensor:
+    """With penalties on what has changed since, as in L2-SP, EWC and FedProx."""
+    penalties = [(0.3 * (p - 0.1).square()).sum() for p in model.parameters()]
+    return cross_entropy(model, batch) + torch.stack(penalties).sum()
+
+
 def to_fixed_targets(model: Any, batch: Batch) -> Tensor:
     normal = F.normalize(model(batch[0]), dim=1)
     return F.cross_entropy(normal @ normal.detach().T, torch.arange(len(normal)))
@@ -648,6 +654,9 @@ def of_square(model: Any, batch: Batch, n: int) -> Tensor:
 
 LOSSES = {
     "regulariser": RowCase(mlp, vectors, regularised, without_penalty),
+    "penalty on changes, as many samples as hidden features": RowCase(
+        mlp, lambda: (randn(H, D), classes(H)), near_its_start, without_penalty, samples=H
+    ),
     "contrastive, with fixed targets": RowCase(
         mlp, lambda: (randn(N, D),), to_fixed_targets, to_one_fixed_target
     ),
@@ -918,6 +927,39 @@ def of_one_end(model: Any, batch: Batch, n: int) -> Tensor:
     return F.cross_entropy(model(own, torch.tensor([len(own)])), y[n : n + 1])
 
 
+def of_tag_groups(model: Any, batch: Batch) -> Tensor:
+    """Several texts for each sample, folded into rows."""
+    (x,) = batch
+    return model(x.flatten(0, 1))[:, :-1].square().mean()
+
+
+def of_uneven_pairs(model: Any, batch: Batch) -> Tensor:
+    """Texts of which the first one alone has all positions."""
+    x, other = batch
+    mask = torch.tensor([[1.0] * T, [1.0] * (T - 1) + [0.0]])[..., None]
+    scores = [(model(each) * mask).sum((1, 2)) for each in (x, other)]
+    return F.softplus(scores[0] - scores[1]).mean()
+
+
+def of_one_pair(model: Any, batch: Batch, n: int) -> Tensor:
+    length = T - n
+    first, second = (model(each[n : n + 1])[:, :length].sum() for each in batch)
+    return F.softplus(first - second)
+
+
+def step_by_step(net: Any, x: Tensor) -> Tensor:
+    hidden, found = x.new_zeros(len(x), H), []
+    for t in range(x.shape[1]):
+        hidden = (net.inner(x[:, t]) + net.again(hidden)).tanh()
+        found.append(net.head(hidden))
+    return torch.stack(found, 1)
+
+
+def own_steps() -> nn.Module:
+    layers = {"inner": nn.Linear(D, H), "again": nn.Linear(H, H), "head": nn.Linear(H, C)}
+    return Net(step_by_step, **layers)
+
+
 SECOND = "second axis may count the samples.*batch_size="
 OF_CALLS = "called 2 times, with 4 and 4 rows: .*batch_size="
 
@@ -1015,6 +1057,21 @@ COUNTED = {
         batch_size=N,
         refused=("",),
         reason="more than one axis.* 4 entries",
+    ),
+    "texts folded into rows, with as many positions as samples": RowCase(
+        lambda: Net(
+            tagger,
+            layer=nn.GRU(D, H, batch_first=True),
+            head=nn.Linear(H, 1),
+        ),
+        lambda: (randn(N, 3, N, D),),
+        of_tag_groups,
+        batch_size=N,
+        refused=("",),
+        reason="only the second axis has 4 entries",
+    ),
+    "two calls on pairs, of which one is longer": RowCase(
+        own_steps, lambda: (randn(2, T, D), randn(2, T, D)), of_uneven_pairs, of_one_pair, samples=2
     ),
     "crops first, as many as samples": RowCase(
         mlp,

@@ -38,15 +38,17 @@ class LabelledInputs:
 
     ``in_parts`` means that samples are numbered in the order of losses of a part of the batch each,
     and ``is_square`` that outputs from which they are computed have two axes of N entries.
-    ``is_unsure`` means that they were traced back to such a tensor, or couldn't be traced, and
-    ``are_views`` that they are equal parts of outputs with a row for each sample, which may be
-    views of fewer samples. ``may_be_one_each`` means that they are computed from N parts of N rows
-    each, which may be those of one sample each.
+    ``is_deep`` means that they were traced back through layers, ``is_unsure`` that they were traced
+    back to a tensor with two axes of N entries, or couldn't be traced, and ``are_views`` that they
+    are equal parts of outputs with a row for each sample, which may be views of fewer samples.
+    ``may_be_one_each`` means that they are computed from N parts of N rows each, which may be those
+    of one sample each.
     """
 
     sources: tuple[Source, ...]
     in_parts: bool = False
     is_square: bool = False
+    is_deep: bool = False
     is_unsure: bool = False
     are_views: bool = False
     may_be_one_each: bool = False
@@ -70,11 +72,13 @@ def labelled_inputs(
     if len(uncertain) == len(sources):
         raise UnavailableError(_unlike(inputs, candidate))
     origins = {edge for each in found for edge in each.behind}
-    outputs = origins | _outputs(graph, inputs.edges, alone)
+    behind_loss = _outputs(graph, inputs.edges, alone)
+    outputs = origins | behind_loss
     square = {each for each in outputs if graph.shape(each).count(candidate.samples) > 1}
     return LabelledInputs(
         sources,
         is_square=bool(square),
+        is_deep=not origins <= behind_loss,
         is_unsure=not square.isdisjoint(origins) or any(each.is_unsure for each in found),
         are_views=_are_views(graph, inputs, origins, candidate.samples),
         may_be_one_each=len(_square_parts(graph, inputs.edges, candidate.samples))

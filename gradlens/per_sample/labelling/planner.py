@@ -187,8 +187,10 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
         raise UnavailableError(_uncertain([each.candidate for each in possible], best.plan.mixed))
     if best.agrees:
         return best
-    if best.plan.mixed and best.inputs.is_square:
+    if best.plan.mixed and (best.inputs.is_square or best.inputs.is_deep):
         raise UnavailableError(_uncertain([best.candidate], mixed=True))
+    if best.plan.mixed and best.candidate.axis == 1 and not loss.evidence.positions_first:
+        raise UnavailableError(MEETING_ON_SECOND_AXIS.format(samples=best.candidate.samples))
     # Samples may seem not to meet if most of their rows have no share in the loss by chance.
     by_chance = loss.evidence.positions_first and not best.plan.is_balanced
     if (best.plan.mixed or (by_chance and best.candidate.input_axes == (0,))) and (
@@ -224,7 +226,7 @@ def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _At
     uses = _labels_of_uses(plan)
     # Only of as many calls can each row of the loss come from one.
     as_many = 1 < candidate.samples <= len(loss.evidence.calls)
-    if as_many and candidate.in_each_call and any(_is_of_one(labels) for _, labels in uses):
+    if as_many and candidate.in_each_call and any(map(_are_of_one_each, plan.uses.values())):
         reason = OTHER_AXIS if candidate.known_by == PASSED else ONE_CALL_EACH
         raise UnavailableError(reason.format(samples=candidate.samples))
     either = loss.evidence.positions_first
@@ -252,8 +254,10 @@ def _as_key(labels: Tensor | None) -> tuple[Any, ...] | None:
     return (labels.shape, *labels.flatten().tolist())
 
 
-def _is_of_one(labels: Tensor) -> bool:
-    return len(labels[labels != NO_SAMPLE].unique()) == 1
+def _are_of_one_each(uses: Sequence[LabelledUse]) -> bool:
+    """Whether the rows of each use belong to one sample, but not all to the same."""
+    found = [{*use.rows[0].read.unique().tolist()} - {NO_SAMPLE} for use in uses if 0 in use.rows]
+    return all(len(each) <= 1 for each in found) and len(set().union(*found)) > 1
 
 
 def _labels_of_uses(plan: Plan) -> list[tuple[Use, Tensor]]:
@@ -480,6 +484,11 @@ MEETING_OR_OTHER_AXIS = (
     "more than one axis has {samples} entries in the tensors that the loss is computed from, and "
     "samples meet whichever of them counts the samples, as they do in a loss of pairs: if yours "
     "don't meet, use a batch of another size"
+)
+MEETING_ON_SECOND_AXIS = (
+    "only the second axis has {samples} entries, and samples meet if it counts them: if the "
+    "leading one has several rows of each sample, use a batch of another size, or compute the loss "
+    "from a tensor with one row for each sample"
 )
 SECOND_AXIS = (
     "the model was called with {samples} rows, but the loss is computed from tensors that have the "
