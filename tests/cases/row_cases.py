@@ -629,6 +629,21 @@ def near_its_start(model: Any, batch: Batch) -> Tensor:
     return cross_entropy(model, batch) + torch.stack(penalties).sum()
 
 
+def adapted(net: Any, x: Tensor, y: Tensor, others: Tensor, labels: Tensor) -> Tensor:
+    """The losses of as many tasks as each has rows, after a step on rows of the same task."""
+    losses = []
+    for task in zip(x, y, others, labels, strict=True):
+        loss = F.cross_entropy(task[0] @ net.weight, task[1])
+        (step,) = torch.autograd.grad(loss, net.weight, create_graph=True)
+        losses.append(F.cross_entropy(task[2] @ (net.weight - step), task[3]))
+    return torch.stack(losses)
+
+
+def of_tasks(model: Any, batch: Batch) -> Tensor:
+    found: Tensor = model(*batch).mean()
+    return found
+
+
 def to_fixed_targets(model: Any, batch: Batch) -> Tensor:
     normal = F.normalize(model(batch[0]), dim=1)
     return F.cross_entropy(normal @ normal.detach().T, torch.arange(len(normal)))
@@ -656,6 +671,14 @@ LOSSES = {
     "regulariser": RowCase(mlp, vectors, regularised, without_penalty),
     "penalty on changes, as many samples as hidden features": RowCase(
         mlp, lambda: (randn(H, D), classes(H)), near_its_start, without_penalty, samples=H
+    ),
+    "a step on each of as many tasks as these have rows": RowCase(
+        lambda: Net(adapted, weight=nn.Parameter(torch.randn(D, C))),
+        lambda: (randn(N, N, D), classes(N, N), randn(N, N, D), classes(N, N)),
+        of_tasks,
+        batch_size=N,
+        refused=("",),
+        reason="samples meet between it and the loss",
     ),
     "contrastive, with fixed targets": RowCase(
         mlp, lambda: (randn(N, D),), to_fixed_targets, to_one_fixed_target

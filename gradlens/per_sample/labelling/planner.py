@@ -189,6 +189,8 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
         return best
     if best.plan.mixed and (best.inputs.is_square or best.inputs.is_deep):
         raise UnavailableError(_uncertain([best.candidate], mixed=True))
+    if not loss.evidence.calls and _may_be_summed_over(best, loss):
+        raise UnavailableError(OTHER_AXIS.format(samples=best.candidate.samples))
     if best.plan.mixed and best.candidate.axis == 1 and not loss.evidence.positions_first:
         raise UnavailableError(MEETING_ON_SECOND_AXIS.format(samples=best.candidate.samples))
     # Samples may seem not to meet if most of their rows have no share in the loss by chance.
@@ -198,6 +200,18 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
     ):
         raise UnavailableError(MAY_BE_OTHER.format(samples=best.candidate.samples))
     return best
+
+
+def _may_be_summed_over(attempt: _Attempt, loss: _LossGraph) -> bool:
+    """Whether the axis of samples may be one that was summed over, with one of N entries left.
+
+    That can't be excluded without calls, if there are N losses of N rows, or rows of N entries.
+    """
+    samples, inputs = attempt.candidate.samples, loss.inputs
+    if samples == 1:
+        return False
+    as_many = len(inputs.edges) >= samples and inputs.rows == (samples,)
+    return as_many or (attempt.inputs.is_square and all(len(each) == 1 for each in inputs.shapes))
 
 
 def _uncertain(candidates: Sequence[Candidate], mixed: bool = False) -> str:
