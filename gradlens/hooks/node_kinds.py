@@ -105,6 +105,9 @@ CHANNEL_NORMALISATION = re.compile(r"^(Native|Cudnn|Miopen)BatchNorm")
 JOINING = re.compile(r"^(Stack|Cat)Backward")
 """Kinds that put tensors together."""
 
+PARTING = re.compile(r"^(Select|Unbind|(Unsafe)?Split(WithSizes)?|Slice)Backward")
+"""Kinds whose outputs are parts of their input."""
+
 SELECT = "SelectBackward0"
 """The node of one entry of an axis."""
 

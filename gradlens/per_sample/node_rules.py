@@ -433,15 +433,17 @@ def _run(graph: Graph, link: Link, gradients: Sequence[Tensor | None]) -> Tensor
         for number, gradient in enumerate(gradients)
     ]
     like = next(each for each in given if each is not None)
+    place = link.input
     if is_python_function(node):
         given = [_zeros(m) if g is None else g for g, m in zip(given, metadata, strict=True)]
-    result = _called(node, given, link.input)
+        place = _argument(graph, link)
+    result = _called(node, given, place)
     if result is None and in_backward_pass():
         # A node computes no gradient that the current backward pass doesn't need. Another thread
         # is in no backward pass.
         stream = torch.cuda.current_stream(like.device) if like.is_cuda else None
         with ThreadPoolExecutor(1) as thread:
-            result = thread.submit(_called, node, given, link.input, stream).result()
+            result = thread.submit(_called, node, given, place, stream).result()
     edge = graph.children[link.node][link.input]
     assert edge is not None
     shape = graph.shape(edge)
@@ -449,6 +451,16 @@ def _run(graph: Graph, link: Link, gradients: Sequence[Tensor | None]) -> Tensor
         return like.new_zeros(shape)
     # The engine, not the node, adds up what was broadcast.
     return (result.to_dense() if result.is_sparse else result).sum_to_size(shape)
+
+
+def _argument(graph: Graph, link: Link) -> int:
+    """The number of an input of a function in Python among its arguments.
+
+    Its backward returns a value for each argument, also for those that aren't tensors.
+    """
+    needed = [n for n, is_needed in enumerate(graph.nodes[link.node].needs_input_grad) if is_needed]
+    inputs = [n for n, edge in enumerate(graph.children[link.node]) if edge is not None]
+    return needed[inputs.index(link.input)]
 
 
 def _called(

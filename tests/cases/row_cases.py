@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -508,6 +509,34 @@ def heads_by_einsum(net: Any, x: Tensor) -> Tensor:
     return torch.einsum("nth,hc->nc", hidden, net.values)
 
 
+class Scaled(torch.autograd.Function):
+    """A product, with arguments that aren't tensors or need no gradient in front and between."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, factor: float, x: Tensor, shift: Tensor, name: str, weight: Tensor, bias: Tensor
+    ) -> Tensor:
+        ctx.factor = factor
+        ctx.save_for_backward(x, weight)
+        return factor * (x @ weight + bias) + shift
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        gradient = ctx.factor * gradients[0]
+        return None, gradient @ weight.T, None, None, x.T @ gradient, gradient.sum(0)
+
+
+def with_function(net: Any, x: Tensor) -> Tensor:
+    hidden = net.inner(x).tanh()
+    return Scaled.apply(2.0, hidden, torch.ones(C).to(x), "name", net.weight, net.bias)
+
+
+def of_function() -> nn.Module:
+    weight, bias = nn.Parameter(torch.randn(H, C)), nn.Parameter(torch.randn(C))
+    return Net(with_function, inner=nn.Linear(D, H), weight=weight, bias=bias)
+
+
 def columns(net: Any, x: Tensor) -> Tensor:
     return (net.weight @ x.T + net.bias[:, None]).T
 
@@ -556,6 +585,7 @@ AXES = {
         sequences,
         cross_entropy,
     ),
+    "function with arguments that aren't tensors": RowCase(of_function, vectors, cross_entropy),
     "samples are columns": RowCase(
         lambda: Net(
             columns, weight=nn.Parameter(torch.randn(C, D)), bias=nn.Parameter(torch.randn(C))
@@ -593,6 +623,27 @@ def without_penalty(model: Any, batch: Batch, n: int) -> Tensor:
     return cross_entropy(model, one(batch, n))
 
 
+def near_its_start(model: Any, batch: Batch) -> Tensor:
+    """With penalties on what has changed since, as in L2-SP, EWC and FedProx."""
+    penalties = [(0.3 * (p - 0.1).square()).sum() for p in model.parameters()]
+    return cross_entropy(model, batch) + torch.stack(penalties).sum()
+
+
+def adapted(net: Any, x: Tensor, y: Tensor, others: Tensor, labels: Tensor) -> Tensor:
+    """The losses of as many tasks as each has rows, after a step on rows of the same task."""
+    losses = []
+    for task in zip(x, y, others, labels, strict=True):
+        loss = F.cross_entropy(task[0] @ net.weight, task[1])
+        (step,) = torch.autograd.grad(loss, net.weight, create_graph=True)
+        losses.append(F.cross_entropy(task[2] @ (net.weight - step), task[3]))
+    return torch.stack(losses)
+
+
+def of_tasks(model: Any, batch: Batch) -> Tensor:
+    found: Tensor = model(*batch).mean()
+    return found
+
+
 def to_fixed_targets(model: Any, batch: Batch) -> Tensor:
     normal = F.normalize(model(batch[0]), dim=1)
     return F.cross_entropy(normal @ normal.detach().T, torch.arange(len(normal)))
@@ -618,6 +669,17 @@ def of_square(model: Any, batch: Batch, n: int) -> Tensor:
 
 LOSSES = {
     "regulariser": RowCase(mlp, vectors, regularised, without_penalty),
+    "penalty on changes, as many samples as hidden features": RowCase(
+        mlp, lambda: (randn(H, D), classes(H)), near_its_start, without_penalty, samples=H
+    ),
+    "a step on each of as many tasks as these have rows": RowCase(
+        lambda: Net(adapted, weight=nn.Parameter(torch.randn(D, C))),
+        lambda: (randn(N, N, D), classes(N, N), randn(N, N, D), classes(N, N)),
+        of_tasks,
+        batch_size=N,
+        refused=("",),
+        reason="samples meet between it and the loss",
+    ),
     "contrastive, with fixed targets": RowCase(
         mlp, lambda: (randn(N, D),), to_fixed_targets, to_one_fixed_target
     ),
@@ -819,6 +881,108 @@ def scored() -> Batch:
     return randn(N, T, D), mask
 
 
+def of_texts_in_one_list(model: Any, batch: Batch) -> Tensor:
+    """One loss for each sample, of its own positions among those of all."""
+    x, y = batch
+    parts = zip(model(x.flatten(0, 1)).split(x.shape[1]), y, strict=True)
+    return torch.stack([F.cross_entropy(part, own) for part, own in parts]).mean()
+
+
+def of_matched(model: Any, batch: Batch) -> Tensor:
+    """Of some of the sample's positions, sample by sample."""
+    x, y = batch
+    found = model(x)
+    losses = [(found[n][:2].flip(0) - y[n]).abs().sum() for n in range(len(x))]
+    return torch.stack(losses).mean()
+
+
+def two_calls(model: Any, batch: Batch) -> Tensor:
+    return model(batch[0]).square().sum(1).mean() + model(batch[1]).sin().sum(1).mean()
+
+
+def of_far_pairs(model: Any, batch: Batch) -> Tensor:
+    """Zero for all pairs but one."""
+    x, other, far = batch
+    return (F.relu((model(x) - model(other)).square().sum(1)) * far).mean()
+
+
+def critic(net: Any, x: Tensor) -> Tensor:
+    return net.head(net.inner(x).tanh())[..., 0]
+
+
+def of_next_states(model: Any, batch: Batch) -> Tensor:
+    """Of all states ``[T, N]`` but the last, whose value is the next one's target."""
+    x, rewards = batch
+    values = model(x)
+    return (rewards + values[1:].detach() - values[:-1]).square().mean()
+
+
+def of_one_next(model: Any, batch: Batch, n: int) -> Tensor:
+    return of_next_states(model, (batch[0][:, n : n + 1], batch[1][:, n : n + 1]))
+
+
+def states(length: int) -> Callable[[], Batch]:
+    return lambda: (randn(length, N, D), randn(length - 1, N))
+
+
+def of_all_crops(model: Any, batch: Batch) -> Tensor:
+    """Two crops of each sample with its three others, crops first."""
+    (x,) = batch
+    crops = model(torch.cat([x, x.sin(), x.cos(), x.exp(), -x])).view(5, len(x), -1)
+    return (crops[:2].detach()[:, None] * crops[2:].tanh()).sum(-1).mean()
+
+
+def attending(net: Any, x: Tensor, ends: Tensor) -> Tensor:
+    """To the positions of the same sample, in one list of all samples' positions."""
+    hidden = net.inner(x)
+    starts = [0, *ends.tolist()]
+    found = []
+    for start, end in pairwise(starts):
+        own = hidden[start:end]
+        found.append((own @ own.T).softmax(1) @ own)
+    return net.head(torch.cat(found))[ends - 1]
+
+
+def of_one_end(model: Any, batch: Batch, n: int) -> Tensor:
+    x, ends, y = batch
+    start = int(ends[n - 1]) if n else 0
+    own = x[start : ends[n]]
+    return F.cross_entropy(model(own, torch.tensor([len(own)])), y[n : n + 1])
+
+
+def of_tag_groups(model: Any, batch: Batch) -> Tensor:
+    """Several texts for each sample, folded into rows."""
+    (x,) = batch
+    return model(x.flatten(0, 1))[:, :-1].square().mean()
+
+
+def of_uneven_pairs(model: Any, batch: Batch) -> Tensor:
+    """Texts of which the first one alone has all positions."""
+    x, other = batch
+    mask = torch.tensor([[1.0] * T, [1.0] * (T - 1) + [0.0]])[..., None]
+    scores = [(model(each) * mask).sum((1, 2)) for each in (x, other)]
+    return F.softplus(scores[0] - scores[1]).mean()
+
+
+def of_one_pair(model: Any, batch: Batch, n: int) -> Tensor:
+    length = T - n
+    first, second = (model(each[n : n + 1])[:, :length].sum() for each in batch)
+    return F.softplus(first - second)
+
+
+def step_by_step(net: Any, x: Tensor) -> Tensor:
+    hidden, found = x.new_zeros(len(x), H), []
+    for t in range(x.shape[1]):
+        hidden = (net.inner(x[:, t]) + net.again(hidden)).tanh()
+        found.append(net.head(hidden))
+    return torch.stack(found, 1)
+
+
+def own_steps() -> nn.Module:
+    layers = {"inner": nn.Linear(D, H), "again": nn.Linear(H, H), "head": nn.Linear(H, C)}
+    return Net(step_by_step, **layers)
+
+
 SECOND = "second axis may count the samples.*batch_size="
 OF_CALLS = "called 2 times, with 4 and 4 rows: .*batch_size="
 
@@ -873,6 +1037,81 @@ COUNTED = {
         mlp, vectors, of_crops, refused=("",), reason="isn't certain.*8, by .*4, by.*batch_size="
     ),
     "crops in one call, batch size passed": RowCase(mlp, vectors, of_crops, batch_size=N),
+    "as many texts in one list as they have positions, batch size passed": RowCase(
+        mlp,
+        lambda: (randn(N, N, D), classes(N, N)),
+        of_texts_in_one_list,
+        batch_size=N,
+        refused=("",),
+        reason="more than one axis.* 4 entries",
+    ),
+    "matched positions, as many as samples": RowCase(
+        lambda: Net(
+            lambda net, x: net.head((x.sin()[:, None] + net.places).tanh()),
+            places=nn.Parameter(torch.randn(N, D)),
+            head=nn.Linear(D, C),
+        ),
+        lambda: (randn(N, D), randn(N, 2, C)),
+        of_matched,
+        refused=("",),
+        reason="more than one axis.* 4 entries",
+    ),
+    "two calls on one sample, batch size passed": RowCase(
+        mlp, lambda: (randn(1, D), randn(1, D)), two_calls, samples=1, batch_size=1
+    ),
+    "two calls, one sample of which has a loss": RowCase(
+        mlp, lambda: (randn(N, D), randn(N, D), torch.eye(N)[1]), of_far_pairs
+    ),
+    "values of states [T, N] but the last": RowCase(
+        linears(critic),
+        states(T + 1),
+        of_next_states,
+        of_one_next,
+        refused=("",),
+        reason="second axis in full.*batch_size=",
+    ),
+    "values of states [T, N] but the last, batch size passed": RowCase(
+        linears(critic), states(T + 1 + (T + 1 == N)), of_next_states, of_one_next, batch_size=N
+    ),
+    "values of states [T, N] but the last, T = N": RowCase(
+        linears(critic),
+        states(N),
+        of_next_states,
+        batch_size=N,
+        refused=("",),
+        reason="more than one axis.* 4 entries",
+    ),
+    "texts folded into rows, with as many positions as samples": RowCase(
+        lambda: Net(
+            tagger,
+            layer=nn.GRU(D, H, batch_first=True),
+            head=nn.Linear(H, 1),
+        ),
+        lambda: (randn(N, 3, N, D),),
+        of_tag_groups,
+        batch_size=N,
+        refused=("",),
+        reason="only the second axis has 4 entries",
+    ),
+    "two calls on pairs, of which one is longer": RowCase(
+        own_steps, lambda: (randn(2, T, D), randn(2, T, D)), of_uneven_pairs, of_one_pair, samples=2
+    ),
+    "crops first, as many as samples": RowCase(
+        mlp,
+        lambda: (randn(3, D),),
+        of_all_crops,
+        samples=3,
+        batch_size=3,
+        refused=("",),
+        reason="more than one axis.* 3 entries",
+    ),
+    "positions in one list, the last ones' loss": RowCase(
+        linears(attending),
+        lambda: (randn(N * N, D), N * torch.arange(1, N + 1), classes(N)),
+        cross_entropy,
+        of_one_end,
+        batch_size=N,
+    ),
     "some of the losses [N, T]": RowCase(mlp, scored, of_scored, of_one_scored),
 }
 

@@ -500,7 +500,7 @@ def test_the_weight_of_a_whole_loss() -> None:
     with gradlens.per_sample_gradients(model) as gradients:
         (weight * model(torch.randn(4, 3)).square().mean()).backward()
     assert set(gradients) == {"weight", "bias"}
-    with pytest.raises(KeyError, match="or it weights a whole loss"):
+    with pytest.raises(KeyError, match="it weights a whole loss"):
         gradients["weight_of_loss"]
 
 

@@ -116,6 +116,11 @@ BY_LOSS = "the rows of the loss's inputs"
 CHECK = "pass another number, or compute the loss from a tensor with one row for each sample"
 PASS_BATCH_SIZE = "pass the number of samples as batch_size=... to the context"
 
+OTHER_AXIS = (
+    "more than one axis, or a selection of rows, has {samples} entries in the tensors that the "
+    "loss is computed from, so that it isn't certain which of them are the samples: use a batch of "
+    "another size, or compute the loss from a tensor with one row for each sample"
+)
 EITHER = (
     "the loss is computed from {rows} rows, and the model was called with a tensor of shape "
     "{shape}, of which either axis may count the samples: " + PASS_BATCH_SIZE
@@ -256,6 +261,24 @@ def second_axis_may_count(
         return False
     rows = {*_lengths(inputs.shapes, 0), *_lengths(inputs.shapes, 1)} - {candidate.samples}
     return evidence.has_positions or not rows.isdisjoint(_lengths(evidence.called_with, 1))
+
+
+def second_axis_fits_better(
+    candidate: Candidate, inputs: LossInputs, evidence: BatchEvidence
+) -> bool:
+    """Whether the loss has all positions along the second axis, but not all rows of the first.
+
+    A loss of the first T - 1 of T positions has them if these come first.
+    """
+    if candidate.input_axes[:1] != (0,) or not evidence.has_positions:
+        return False
+    lengths = _lengths(evidence.called_with, 1)
+    if candidate.known_by == PASSED:
+        lengths = [n for n in lengths if n == candidate.samples]
+    return all(
+        len(shape) > 1 and len(shape) != 4 and shape[0] < candidate.samples and shape[1] in lengths
+        for shape in inputs.shapes
+    )
 
 
 def _unknown(inputs: LossInputs, evidence: BatchEvidence) -> str:

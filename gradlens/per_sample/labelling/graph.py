@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -119,13 +119,9 @@ class Graph:
 
     @property
     def has_nested_tensors(self) -> bool:
-        """Whether a tensor has a length that is no number, as nested tensors of rows have."""
-        return any(
-            not isinstance(length, int)
-            for node, kind_ in zip(self.nodes, self.kinds, strict=True)
-            for each in (output_metadata(node) if kind_ != LEAF else ())
-            for length in each.shape
-        )
+        """Whether some tensor has rows of different lengths, which torch gives as symbols."""
+        shapes = (each.shape for node in self.nodes for each in _metadata(node))
+        return any(not isinstance(length, int) for shape in shapes for length in shape)
 
     @cached_property
     def storages(self) -> frozenset[int]:
@@ -141,7 +137,7 @@ class Graph:
                 kind_,
                 edges,
                 names.get(id(node.variable)) if kind_ == LEAF else integers_of(node),
-                tuple(tuple(each.shape) for each in output_metadata(node)) if kind_ != LEAF else (),
+                tuple(tuple(each.shape) for each in _metadata(node)),
             )
             for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True)
         ]
@@ -231,6 +227,11 @@ def nodes_below(nodes: Iterable[Node | None]) -> set[Node]:
         found.add(node)
         stack += [child for child, _ in node.next_functions]
     return found
+
+
+def _metadata(node: Node) -> Sequence[Any]:
+    """Shapes and types of a node's outputs; none for a leaf."""
+    return () if kind(node) == LEAF else output_metadata(node)
 
 
 def output_shape(node: Node, output: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from gradlens.hooks.node_kinds import JOINING, LEAF
+from gradlens.hooks.node_kinds import INDEXING, JOINING, LAYERS, LEAF
 from gradlens.hooks.torch_private import sequence_number
 from gradlens.per_sample.labelling.graph import Edge, Graph
 
@@ -33,16 +33,39 @@ class LossInputs:
 
 
 def loss_inputs(graph: Graph, alone: Sequence[bool], single_samples: int = 0) -> LossInputs:
-    """The inputs of a loss, without terms of parameters alone.
+    """The inputs of a loss, without terms of parameters alone, or of these and constants.
 
     If the model was called on ``single_samples`` one by one, as many numbers that are stacked are
     their losses.
     """
-    found = _behind(graph, [graph.root], alone, single_samples)
+    every = _behind(graph, [graph.root], alone, single_samples)
+    found = [edge for edge in every if not _is_of_weights(graph, edge, alone)] or every
     # In the order in which the user's code has computed them.
     found.sort(key=lambda edge: (sequence_number(graph.nodes[edge[0]]), edge[1]))
     shapes = tuple(graph.shape(edge) for edge in found)
     return LossInputs(tuple(found), shapes, _are_connected(graph, found, alone))
+
+
+def _is_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> bool:
+    """Whether a term compares weights with constants, as a penalty on their change does.
+
+    No layer computes with such weights, and they are repeated for no sample.
+    """
+    passed: set[Edge] = set()
+    weights: set[Edge] = set()
+    waiting = [edge]
+    while waiting:
+        above = waiting.pop()
+        kind = graph.kinds[above[0]]
+        if alone[above[0]]:
+            weights.add(above)
+        elif kind == LEAF or LAYERS.match(kind) or INDEXING.search(kind):
+            return False
+        elif above not in passed:
+            passed.add(above)
+            waiting += graph.descend(above)
+    most = max((prod(graph.shape(each)) for each in weights), default=0)
+    return all(prod(graph.shape(each)) <= most for each in passed)
 
 
 def _behind(

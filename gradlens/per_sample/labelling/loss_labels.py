@@ -13,10 +13,12 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gradlens.hooks.node_kinds import LEAF, SELECT, SELECTING, STACKING
+from gradlens.hooks.node_kinds import JOINING, LEAF, PARTING, SELECT, SELECTING, STACKING
+from gradlens.hooks.torch_private import saved
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.labelling.candidates import (
     CHECK,
+    OTHER_AXIS,
     PASS_BATCH_SIZE,
     PASSED,
     Candidate,
@@ -26,6 +28,7 @@ from gradlens.per_sample.labelling.graph import Edge, Graph
 from gradlens.per_sample.labelling.labels import LabelledEdge, Source, read_labels
 from gradlens.per_sample.labelling.loss_inputs import LossInputs
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE
+from gradlens.per_sample.labelling.sample_axis import positive
 from gradlens.per_sample.labelling.uses import FINE_ELEMENTS
 
 
@@ -35,16 +38,20 @@ class LabelledInputs:
 
     ``in_parts`` means that samples are numbered in the order of losses of a part of the batch each,
     and ``is_square`` that outputs from which they are computed have two axes of N entries.
-    ``is_unsure`` means that they were traced back to such a tensor, or couldn't be traced, and
-    ``are_views`` that they are equal parts of outputs with a row for each sample, which may be
-    views of fewer samples.
+    ``is_deep`` means that they were traced back through layers, ``is_unsure`` that they were traced
+    back to a tensor with two axes of N entries, or couldn't be traced, and ``are_views`` that they
+    are equal parts of outputs with a row for each sample, which may be views of fewer samples.
+    ``may_be_one_each`` means that they are computed from N parts of N rows each, which may be those
+    of one sample each.
     """
 
     sources: tuple[Source, ...]
     in_parts: bool = False
     is_square: bool = False
+    is_deep: bool = False
     is_unsure: bool = False
     are_views: bool = False
+    may_be_one_each: bool = False
 
 
 def labelled_inputs(
@@ -65,14 +72,41 @@ def labelled_inputs(
     if len(uncertain) == len(sources):
         raise UnavailableError(_unlike(inputs, candidate))
     origins = {edge for each in found for edge in each.behind}
-    outputs = origins | _outputs(graph, inputs.edges, alone)
+    behind_loss = _outputs(graph, inputs.edges, alone)
+    outputs = origins | behind_loss
     square = {each for each in outputs if graph.shape(each).count(candidate.samples) > 1}
     return LabelledInputs(
         sources,
         is_square=bool(square),
+        is_deep=not origins <= behind_loss,
         is_unsure=not square.isdisjoint(origins) or any(each.is_unsure for each in found),
         are_views=_are_views(graph, inputs, origins, candidate.samples),
+        may_be_one_each=len(_square_parts(graph, inputs.edges, candidate.samples))
+        >= candidate.samples,
     )
+
+
+def _square_parts(graph: Graph, edges: Sequence[Edge], samples: int) -> set[Edge]:
+    """The parts, one for each sample or position, of a tensor that may have N rows of each sample.
+
+    It has them on two axes, or on the leading one together. Parts that are computed with each other
+    aren't of one sample each.
+    """
+    found: set[Edge] = set()
+    visited: set[Edge] = set()
+    waiting = list(edges) if samples > 1 else []
+    while waiting:
+        edge = waiting.pop()
+        kind, below = graph.kinds[edge[0]], list(graph.descend(edge))
+        if edge in visited or (len(below) > 1 and not JOINING.match(kind)):
+            continue
+        visited.add(edge)
+        waiting += below
+        if PARTING.match(kind):
+            whole = graph.shape(below[0])
+            is_square = whole.count(samples) > 1 or (whole[0] > 0 and whole[0] % samples**2 == 0)
+            found |= {edge} if is_square else set()
+    return found
 
 
 def _are_views(graph: Graph, inputs: LossInputs, origins: set[Edge], samples: int) -> bool:
@@ -134,6 +168,8 @@ def _is_one_row_each(labels: Tensor, samples: int) -> bool:
 
 
 def _unlike(inputs: LossInputs, candidate: Candidate) -> str:
+    if candidate.samples in inputs.rows:
+        return OTHER_AXIS.format(samples=candidate.samples)
     remedy = CHECK if candidate.known_by == PASSED else PASS_BATCH_SIZE
     return (
         f"N = {candidate.samples} by {candidate.known_by}, but the loss is computed from tensors "
@@ -256,6 +292,28 @@ def _selected_from(
     return list(dict.fromkeys(found)), are_stacked
 
 
+def _is_part(graph: Graph, edge: Edge, axis: int) -> bool:
+    """Whether a tensor has some entries of another one's axis, or was computed from such a part.
+
+    A part may have N rows by chance: those of one sample, say.
+    """
+    visited: set[Edge] = set()
+    waiting = [edge]
+    while waiting:
+        above = waiting.pop()
+        if above in visited:
+            continue
+        visited.add(above)
+        shape, below = graph.shape(above), list(graph.descend(above))
+        if PARTING.match(graph.kinds[above[0]]):
+            whole = graph.shape(below[0])
+            dims = positive(saved(graph.nodes[above[0]], "dim"), len(whole))
+            if axis in dims and shape != whole:
+                return True
+        waiting += [each for each in below if graph.shape(each)[:1] == shape[:1]]
+    return False
+
+
 def _nearest_with_axis(
     graph: Graph,
     edge: Edge,
@@ -265,7 +323,8 @@ def _nearest_with_axis(
 ) -> list[Edge]:
     """The first edges behind an edge whose rows are the samples'.
 
-    With ``whole``, these are no vectors, and no parts of other tensors.
+    They are no parts of tensors with other rows, some of whose rows may be N by chance. With
+    ``whole``, they are no vectors, and no parts at all.
     """
     found: list[Edge] = []
     visited, waiting = set(), list(graph.descend(edge))
@@ -275,8 +334,10 @@ def _nearest_with_axis(
             continue
         visited.add(below)
         shape = graph.shape(below)
-        is_part = len(shape) < 2 or graph.kinds[below[0]] == SELECT
-        fits = bool(shape) and not (whole and is_part)
+        is_part = _is_part(graph, below, candidate.axis) or (
+            whole and (len(shape) < 2 or graph.kinds[below[0]] == SELECT)
+        )
+        fits = bool(shape) and not is_part
         if fits and _along_axis(shape, candidate.samples, candidate.axis) is not None:
             found.append(below)
         else:

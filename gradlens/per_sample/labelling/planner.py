@@ -21,10 +21,12 @@ from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.per_sample.batchnorm import in_front_of, statistics_frozen, uses_statistics
 from gradlens.per_sample.labelling.candidates import (
     CALLED,
+    OTHER_AXIS,
     PASSED,
     BatchEvidence,
     Candidate,
     candidates_of,
+    second_axis_fits_better,
     second_axis_may_count,
 )
 from gradlens.per_sample.labelling.graph import Graph, Use
@@ -125,38 +127,42 @@ def _chosen(loss: _LossGraph, candidates: Sequence[Candidate]) -> Plan:
     """The plan of the only candidate that can be right; ``UnavailableError`` if there are more."""
     attempts: list[_Attempt] = []
     tried: set[_Labels] = set()
-    reasons: list[UnavailableError] = []
+    reasons: dict[Candidate, UnavailableError] = {}
     for candidate in candidates:
         if candidate.samples == 1 and attempts:
             continue  # a single sample has all rows, whatever they are
         try:
             attempt = _attempt(candidate, loss, tried)
         except UnavailableError as reason:
-            reasons.append(reason)
+            reasons[candidate] = reason
             continue
         except Exception as error:  # of a graph that allows no pass besides the user's own
             text = FREED if FREED_GRAPH in str(error) else NO_PASS
-            reasons.append(UnavailableError(text.format(error=first_line(error))))
+            reasons[candidate] = UnavailableError(text.format(error=first_line(error)))
             continue
         if attempt is not None and attempt.is_certain:
             return _unrivalled(attempt, candidates, loss).plan
         attempts += [] if attempt is None else [attempt]
-    if not attempts:
-        raise reasons[0]
+    if candidates[0] in reasons and not any(each.plan.uses for each in attempts):
+        raise reasons[candidates[0]]  # that of the likeliest one
     return _unrivalled(_likeliest(attempts, loss), candidates, loss).plan
 
 
 def _unrivalled(attempt: _Attempt, candidates: Sequence[Candidate], loss: _LossGraph) -> _Attempt:
     """The attempt, if no other reading of the batch is as likely.
 
-    ``UnavailableError`` if all rows may belong to a single sample, as in a last batch of one. The
-    same if N is the length of the leading axis of the model's inputs alone, while some layers have
-    positions first and some parameters have no per-sample gradients.
+    ``UnavailableError`` if all rows may belong to a single sample, as in a last batch of one, or if
+    the loss has the model's second axis, but not its leading one, in full. The same if N is the
+    length of the leading axis of the model's inputs alone, while some layers have positions first
+    and some parameters have no per-sample gradients.
     """
     candidate = attempt.candidate
     single = [each for each in candidates if each.samples == 1]
     if single and candidate.samples > 1:
         raise UnavailableError(_uncertain([single[0], candidate]))
+    if candidate.samples > 1 and second_axis_fits_better(candidate, loss.inputs, loss.evidence):
+        reason = OTHER_AXIS if candidate.known_by == PASSED else SECOND_AXIS
+        raise UnavailableError(reason.format(samples=candidate.samples))
     by_call = candidate.known_by == CALLED and candidate.input_axes[:1] == (0,)
     if by_call and loss.evidence.positions_first and attempt.plan.unavailable:
         raise UnavailableError(MAY_BE_OTHER.format(samples=candidate.samples))
@@ -175,13 +181,19 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
     if best.candidate.is_rival:
         raise UnavailableError(ONE_CALL_EACH.format(samples=best.candidate.samples))
     others = len(attempts) > 1
-    unproven = others if best.candidate.needs_proof else best.inputs.is_unsure and not others
+    needed = others or best.inputs.is_square
+    unproven = needed if best.candidate.needs_proof else best.inputs.is_unsure and not others
+    unproven = unproven or best.inputs.may_be_one_each
     if len(possible) > 1 or (unproven and not best.agrees):
-        raise UnavailableError(_uncertain([each.candidate for each in possible]))
+        raise UnavailableError(_uncertain([each.candidate for each in possible], best.plan.mixed))
     if best.agrees:
         return best
-    if best.plan.mixed and best.inputs.is_square:
-        raise UnavailableError(_uncertain([best.candidate]))
+    if best.plan.mixed and (best.inputs.is_square or best.inputs.is_deep):
+        raise UnavailableError(_uncertain([best.candidate], mixed=True))
+    if not loss.evidence.calls and _may_be_summed_over(best, loss):
+        raise UnavailableError(OTHER_AXIS.format(samples=best.candidate.samples))
+    if best.plan.mixed and best.candidate.axis == 1 and not loss.evidence.positions_first:
+        raise UnavailableError(MEETING_ON_SECOND_AXIS.format(samples=best.candidate.samples))
     # Samples may seem not to meet if most of their rows have no share in the loss by chance.
     by_chance = loss.evidence.positions_first and not best.plan.is_balanced
     if (best.plan.mixed or (by_chance and best.candidate.input_axes == (0,))) and (
@@ -191,10 +203,24 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
     return best
 
 
-def _uncertain(candidates: Sequence[Candidate]) -> str:
+def _may_be_summed_over(attempt: _Attempt, loss: _LossGraph) -> bool:
+    """Whether the axis of samples may be one that was summed over, with one of N entries left.
+
+    That can't be excluded without calls, if there are N losses of N rows, or rows of N entries.
+    """
+    samples, inputs = attempt.candidate.samples, loss.inputs
+    if samples == 1:
+        return False
+    as_many = len(inputs.edges) >= samples and inputs.rows == (samples,)
+    return as_many or (attempt.inputs.is_square and all(len(each) == 1 for each in inputs.shapes))
+
+
+def _uncertain(candidates: Sequence[Candidate], mixed: bool = False) -> str:
+    """Why none of the candidates is taken; ``mixed`` if samples meet whichever it is."""
     numbers = dict.fromkeys(f"{each.samples}, by {each.known_by}" for each in candidates)
     if len({each.samples for each in candidates}) == 1:
-        return OTHER_AXIS.format(samples=candidates[0].samples)
+        reason = MEETING_OR_OTHER_AXIS if mixed else OTHER_AXIS
+        return reason.format(samples=candidates[0].samples)
     return AMBIGUOUS.format(numbers=" or ".join(numbers))
 
 
@@ -213,9 +239,9 @@ def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _At
     if candidate.rows_together > 1 and (plan.mixed or not plan.is_balanced):
         raise UnavailableError(NOT_TOGETHER.format(samples=candidate.samples))
     uses = _labels_of_uses(plan)
-    if candidate.in_each_call and any(
-        len(labels[labels != NO_SAMPLE].unique()) == 1 for _, labels in uses
-    ):
+    # Only of as many calls can each row of the loss come from one.
+    as_many = 1 < candidate.samples <= len(loss.evidence.calls)
+    if as_many and candidate.in_each_call and any(map(_are_of_one_each, plan.uses.values())):
         reason = OTHER_AXIS if candidate.known_by == PASSED else ONE_CALL_EACH
         raise UnavailableError(reason.format(samples=candidate.samples))
     either = loss.evidence.positions_first
@@ -241,6 +267,12 @@ def _as_key(labels: Tensor | None) -> tuple[Any, ...] | None:
         first = labels.narrow(axis, 0, min(1, labels.shape[axis]))
         labels = first if bool((labels == first).all()) else labels
     return (labels.shape, *labels.flatten().tolist())
+
+
+def _are_of_one_each(uses: Sequence[LabelledUse]) -> bool:
+    """Whether the rows of each use belong to one sample, but not all to the same."""
+    found = [{*use.rows[0].read.unique().tolist()} - {NO_SAMPLE} for use in uses if 0 in use.rows]
+    return all(len(each) <= 1 for each in found) and len(set().union(*found)) > 1
 
 
 def _labels_of_uses(plan: Plan) -> list[tuple[Use, Tensor]]:
@@ -463,10 +495,20 @@ MAY_BE_OTHER = (
     "second axis may count the samples, too, and under the first one samples meet or some layers "
     "have positions first: pass the number of samples as batch_size=... to the context"
 )
-OTHER_AXIS = (
-    "more than one axis, or a selection of rows, has {samples} entries in the tensors that the "
-    "loss is computed from, so that it isn't certain which of them are the samples: use a batch of "
-    "another size, or compute the loss from a tensor with one row for each sample"
+MEETING_OR_OTHER_AXIS = (
+    "more than one axis has {samples} entries in the tensors that the loss is computed from, and "
+    "samples meet whichever of them counts the samples, as they do in a loss of pairs: if yours "
+    "don't meet, use a batch of another size"
+)
+MEETING_ON_SECOND_AXIS = (
+    "only the second axis has {samples} entries, and samples meet if it counts them: if the "
+    "leading one has several rows of each sample, use a batch of another size, or compute the loss "
+    "from a tensor with one row for each sample"
+)
+SECOND_AXIS = (
+    "the model was called with {samples} rows, but the loss is computed from tensors that have the "
+    "model's second axis in full, and not this one, so that either may count the samples: pass the "
+    "number of samples as batch_size=... to the context"
 )
 ONE_CALL_EACH = (
     "the model was called several times with {samples} rows, and the loss is computed from as many "
@@ -493,10 +535,14 @@ NO_LABEL = (
 )
 UNUSED = "the loss doesn't depend on it, or in a way that autograd doesn't follow"
 BESIDE = (
-    "the loss depends on it only where samples are summed up already: it is in a regulariser, "
-    "or it weights a whole loss"
+    "the loss depends on it only where samples are summed up already: it is in a regulariser, it "
+    "weights a whole loss, or one function computes the whole loss with it"
 )
 EMPTY = "the batch is empty"
+NESTED = (
+    "the loss is computed by way of a nested tensor, whose rows can't be followed: use a padded "
+    "tensor and a mask"
+)
 HIDDEN = (
     "a reentrant checkpoint hides which sample its gradients belong to: pass use_reentrant=False "
     "to it"

@@ -249,7 +249,7 @@ def _beside_dims(step: _Step, axis: int) -> int | None:
 
 def _split(step: _Step, axis: int) -> int | None:
     """Pieces of a tensor, which begin with the first sample if they have whole periods."""
-    if axis != _positive(saved(step.node, "dim"), step.inputs)[0]:
+    if axis != positive(saved(step.node, "dim"), step.inputs)[0]:
         return axis
     return axis if saved(step.node, "split_size") % step.period == 0 else None
 
@@ -257,7 +257,7 @@ def _split(step: _Step, axis: int) -> int | None:
 def _beside(step: _Step, axis: int, dims: int | Sequence[int] | None) -> int | None:
     """The node works along some axes, and keeps apart what is beside them."""
     most = max(step.outputs, step.inputs)
-    along = _positive(dims, most)
+    along = positive(dims, most)
     others = [each for each in range(most) if each not in along]
     if not along or axis >= step.outputs:
         return None  # without axes, all are meant
@@ -268,18 +268,18 @@ def _beside(step: _Step, axis: int, dims: int | Sequence[int] | None) -> int | N
     return others.index(axis) if axis in others and len(others) == step.inputs else None
 
 
-def _positive(dims: int | Sequence[int] | None, axes: int) -> list[int]:
+def positive(dims: int | Sequence[int] | None, axes: int) -> list[int]:
     """Axes from 0 on; nodes save negative ones as unsigned numbers."""
     given = [dims] if isinstance(dims, int) else dims or []
     return [(dim - 2**64 if dim >= 2**63 else dim) % axes for dim in given]
 
 
 def _permuted(step: _Step, axis: int) -> int | None:
-    return _positive(saved(step.node, "dims"), step.inputs)[axis]
+    return positive(saved(step.node, "dims"), step.inputs)[axis]
 
 
 def _transposed(step: _Step, axis: int) -> int | None:
-    pair = _positive((saved(step.node, "dim0"), saved(step.node, "dim1")), step.inputs)
+    pair = positive((saved(step.node, "dim0"), saved(step.node, "dim1")), step.inputs)
     return pair[1 - pair.index(axis)] if axis in pair else axis
 
 
