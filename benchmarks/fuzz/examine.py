@@ -67,7 +67,7 @@ def kind_of(problem: str) -> str:
 
 def simplest(recipe: Recipe) -> Recipe:
     """The recipe without everything that it doesn't need in order to fail in the same way."""
-    kind = kind_of(examine(recipe)[0])
+    kind = next(map(kind_of, examine(recipe)), "")
     for candidate in map(sensible, simpler(recipe)):
         if candidate == recipe:
             continue

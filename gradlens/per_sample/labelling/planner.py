@@ -292,6 +292,8 @@ def plan_of_rows(
     shape[axis] = samples
     source = Source(graph.root, torch.arange(samples).reshape(shape))
     candidate = Candidate(samples, axis, "the rows of the outputs")
+    if graph.has_nested_tensors:
+        return _nothing(parameters, NESTED)
     planner = _Planner(_LossGraph(graph, parameters), candidate, [source])
     return planner.reusable(planner.plan())
 
