@@ -245,7 +245,7 @@ def _by_loss_alone(inputs: LossInputs, evidence: BatchEvidence) -> list[Candidat
     if len(inputs.rows) > 1 or not evidence.calls:
         return []
     (rows,), (together,) = inputs.rows, evidence.rows_of_calls
-    if rows < 2 or together % rows:
+    if rows == together or together % rows:
         return []
     return [Candidate(rows, 0, BY_LOSS, rows_together=together // rows)]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from gradlens.hooks.node_kinds import INDEXING, JOINING, LAYERS, LEAF
+from gradlens.hooks.node_kinds import INDEXING, JOINING, LAYERS, LEAF, PARTING
 from gradlens.hooks.torch_private import sequence_number
 from gradlens.per_sample.labelling.graph import Edge, Graph
 
@@ -94,7 +94,24 @@ def _is_one_number(graph: Graph, edge: Edge, below: Sequence[Edge], alone: Seque
     """Whether rows are summed up to a number; a layer's output may be one, too."""
     shape = graph.shape(edge)
     is_layer = not below or any(alone[number] for number, _ in below)
-    return not shape or (prod(shape) == 1 and not is_layer)
+    return not shape or (prod(shape) == 1 and not is_layer and not _is_row(graph, edge))
+
+
+def _is_row(graph: Graph, edge: Edge) -> bool:
+    """Whether a single element is computed from single rows of other tensors alone."""
+    waiting = [edge]
+    found = False
+    while waiting:
+        above = waiting.pop()
+        for below in graph.descend(above):
+            shape = graph.shape(below)
+            if prod(shape) == 1 and shape:
+                waiting.append(below)
+            elif PARTING.match(graph.kinds[above[0]]) and shape[0] > graph.shape(above)[0]:
+                found = True
+            else:
+                return False
+    return found
 
 
 def _joined(

@@ -188,7 +188,8 @@ def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
         raise UnavailableError(_uncertain([each.candidate for each in possible], best.plan.mixed))
     if best.agrees:
         return best
-    if best.plan.mixed and (best.inputs.is_square or best.inputs.is_deep):
+    is_deep = best.inputs.is_deep and not loss.evidence.calls
+    if best.plan.mixed and (best.inputs.is_square or is_deep):
         raise UnavailableError(_uncertain([best.candidate], mixed=True))
     if not loss.evidence.calls and _may_be_summed_over(best, loss):
         raise UnavailableError(OTHER_AXIS.format(samples=best.candidate.samples))
