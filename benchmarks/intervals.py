@@ -210,7 +210,7 @@ KINDS: tuple[Kind, ...] = (
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of 95 % intervals from seeds of their own; as fractions."""
+    """Of 95 % intervals from seeds of their own; as fractions of those that aren't NaN."""
 
     holds: float
     open: float
@@ -218,11 +218,13 @@ class Coverage:
 
 
 def coverage(draw: Draw, seeds: int) -> Coverage:
-    found = [draw(seed) for seed in range(seeds)]
+    drawn = [draw(seed) for seed in range(seeds)]
+    # Where all samples are equal, there is a reason instead of an interval.
+    found = [one for one in drawn if not math.isnan(one.low)]
     widths = [(one.high - one.low) / abs(one.truth) for one in found if one.high < math.inf]
-    holds, unbounded = sum(one.holds for one in found), seeds - len(widths)
+    holds, unbounded = sum(one.holds for one in found), len(found) - len(widths)
     width = float(np.median(widths)) if widths else math.nan
-    return Coverage(holds / seeds, unbounded / seeds, width)
+    return Coverage(holds / len(found), unbounded / len(found), width)
 
 
 def rows(seeds: int) -> Iterator[str]:

@@ -49,6 +49,7 @@ class References(Watch):
     def __init__(self) -> None:
         self.facts: dict[int, Facts] = {}
         self._open: Facts | None = None
+        self._before: Tensors = {}
         self._start: Tensors | None = None
 
     def start(self, loop: Loop) -> None:
@@ -64,6 +65,7 @@ class References(Watch):
             self._start = self._values()
         self.facts.pop(step, None)
         facts = None if found is None or not referenced else self._facts(loop, found)
+        before = self._values()  # parameters may be updated inside the context
         yield
         if facts is not None:
             facts.parameters = self._values()
@@ -73,6 +75,7 @@ class References(Watch):
                 exact = None if gradient is None else double(gradient.to_dense()) / scale
                 facts.gradients[name] = exact
             self.facts[step] = self._open = facts
+            self._before = before
 
     def _values(self) -> Tensors:
         return {name: double(parameter) for name, parameter in self.parameters.items()}
@@ -127,8 +130,8 @@ class References(Watch):
 
     def _end_update(self) -> None:
         if self._open is not None:
-            before, now = self._open.parameters, self._values()
-            self._open.update = {name: now[name] - before[name] for name in before}
+            now = self._values()
+            self._open.update = {name: now[name] - each for name, each in self._before.items()}
         self._open = None
 
     def resume(self, loop: Loop) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.cockpit.boundary import Boundary
@@ -144,9 +145,13 @@ class PendingUpdate:
         self._handles: list[RemovableHandle] = []
 
     def start(self) -> None:
-        """Set a hook on the optimizer, if it is known."""
-        if self.step.optimizer is not None:
-            hook = self.step.optimizer.register_step_post_hook
+        """Set a hook on the optimizer, if it is known and updates all parameters.
+
+        Where several optimizers share the parameters, the update is over at the next step.
+        """
+        optimizer = self.step.optimizer
+        if optimizer is not None and _holds(optimizer, self.step.parameters.values()):
+            hook = optimizer.register_step_post_hook
             self._handles.append(hook(lambda *_: self._stepped()))
 
     def _stepped(self) -> None:
@@ -175,6 +180,12 @@ class PendingUpdate:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+
+def _holds(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether an optimizer updates all parameters that aren't frozen."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return all(id(p) in held for p in parameters if p.requires_grad)
 
 
 def _difference(
