@@ -46,7 +46,7 @@ class Run:
         resume: bool,
         writes: bool,
     ) -> None:
-        self.has_begun = False
+        self.has_begun = self.has_recorded = False
         self._is_closed = False
         self._quantities = quantities
         self._aggregation = aggregation
@@ -94,6 +94,7 @@ class Run:
 
     def record(self, global_step: int, values: Mapping[str, Any]) -> None:
         """Record values as a history holds them, and statistics that are complete with them."""
+        self.has_recorded = True
         self._append(global_step, self._aggregation.take_in(global_step, values))
 
     def record_evaluation(

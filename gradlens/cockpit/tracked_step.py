@@ -74,13 +74,12 @@ class TrackedStep:
         if self._entered:
             raise RuntimeError(ENTERED)
         self._entered = True
-        is_first = not tracking.run.has_begun
         tracking.boundary.begin_step(step)
         with tracking.boundary.contain("the beginning of a step", self._refuse_all):
             tracking.begin_step(step)
             self._active = tracking.forecast.active_at(step, tracking.boundary)
         self._check_user_hooks()
-        self._check_needs(is_first or tracking.boundary.strict)
+        self._check_needs(tracking.boundary.strict or not tracking.run.has_recorded)
         if self._active or self._by_user or tracking.updates.interval is not None:
             self._global_state.keep_gradients(tracking.setting.parameters.values())
             self._prepare_contained()
@@ -190,7 +189,8 @@ class TrackedStep:
     def _check_needs(self, raises: bool) -> None:
         """Quantities without what the user passes to the context have no value.
 
-        ``ValueError`` instead if it ``raises``, as at a run's first step, which loses nothing.
+        ``ValueError`` instead if it ``raises``, as before anything was recorded: nothing is lost
+        by ending a run at its first step.
         """
         for quantity in self._active:
             needed = lacking(quantity, self._info)

@@ -136,15 +136,20 @@ PACKAGE = str(Path(gradlens.__file__).parent)
 
 OUTERMOST = {
     # Called by the user's loop or by torch: what they call is contained.
-    *("Cockpit.__call__.<locals>.<dictcomp>", "StepGradients.collecting.<locals>.<lambda>"),
-    *("Gradients._receive_factor", "BackwardPass._reach", "LayerHook.__call__"),
-    *("Reducer._completion.<locals>.<lambda>", "Reducer._complete", "ModelCalls.__call__"),
-    *("PendingUpdate.__init__.<locals>.<lambda>", "PendingUpdate._stepped"),
-    *("PendingUpdate.resolve", "HookInstaller.take_error"),
-    *("Cockpit.__call__", "TrackedStep.__init__", "TrackedStep.__enter__", "TrackedStep.__exit__"),
-    *("TrackedStep._finish", "TrackedStep._prepare_contained", "Tracking.close"),
-    *("check_extensions", "check_loss", "lacking", "TrackedStep._check_needs"),
-    *("TrackedStep._check_user_hooks", "TrackedStep._check_for_hook_errors", "Run.has_begun"),
+    *("Cockpit.__call__", "Cockpit.__call__.<locals>.<dictcomp>"),
+    *("TrackedStep.__init__", "TrackedStep.__enter__", "TrackedStep.__exit__"),
+    *("TrackedStep._enter", "TrackedStep._exit", "TrackedStep._finish"),
+    *("TrackedStep._prepare_contained", "TrackedStep._check_for_hook_errors"),
+    *("StepGradients.collecting.<locals>.<lambda>", "Gradients._receive_factor"),
+    *("BackwardPass._reach", "LayerHook.__call__", "ModelCalls.__call__"),
+    *("Reducer._completion.<locals>.<lambda>", "Reducer._complete", "HookInstaller.take_error"),
+    *("PendingUpdate.start.<locals>.<lambda>", "PendingUpdate._stepped", "PendingUpdate.resolve"),
+    "Tracking.close",
+    # Checks of what the user has passed.
+    *("step_number", "check_extensions", "checked_info", "checked_info.<locals>.<dictcomp>"),
+    *("lacking", "TrackedStep._check_needs", "TrackedStep._check_user_hooks", "Run.has_recorded"),
+    # Modes of the process, read before anything can be contained.
+    *("GlobalState.__init__", "GlobalState.keep_gradients", "function_mode_depth"),
 }
 
 

@@ -235,6 +235,7 @@ def test_losses_that_are_unknown_have_a_reason(module: nn.Module, reason: str) -
     cockpit = Cockpit(model, [quantities.Alpha()], loss_function=module)
     with pytest.warns(UserWarning, match=f"Alpha can't be found without.*{reason}"):
         for step in range(2):
+            optimizer.zero_grad()
             with cockpit(step, optimizer=optimizer):
                 module(model(inputs), real()).backward()
             optimizer.step()
