@@ -174,8 +174,9 @@ class Cockpit:
             "scaler": scaler,
         }
         known = checked_info({} if info is None else info, given)
-        for text in notes_on(known, self._ids):
-            self._run.note(step, text)
+        with self._tracking.boundary.contain("the check of a context's arguments"):
+            for text in notes_on(known, self._ids):
+                self._run.note(step, text)
         return TrackedStep(self._tracking, step, extensions, known, accumulating, debug)
 
     @contextmanager

@@ -147,9 +147,17 @@ OUTERMOST = {
     "Tracking.close",
     # Checks of what the user has passed.
     *("step_number", "check_extensions", "checked_info", "checked_info.<locals>.<dictcomp>"),
-    *("lacking", "TrackedStep._check_needs", "TrackedStep._check_user_hooks", "Run.has_recorded"),
+    *(
+        "_loss",
+        "_optimizer",
+        "lacking",
+        "TrackedStep._check_needs",
+        "TrackedStep._check_user_hooks",
+        "Run.has_recorded",
+    ),
     # Modes of the process, read before anything can be contained.
-    *("GlobalState.__init__", "GlobalState.keep_gradients", "function_mode_depth"),
+    *("GlobalState.__init__", "GlobalState.__init__.<locals>.<listcomp>", "function_mode_depth"),
+    *("GlobalState.keep_gradients", "GlobalState.keep_gradients.<locals>.<listcomp>"),
 }
 
 
