@@ -54,8 +54,8 @@ class SampleDeviations:
 class ElementDeviations:
     """Deviations of each element from its mean: ``mean`` ḡ and ``squares`` Σₙ(gₙⱼ − ḡⱼ)², ``[*P]``.
 
-    Squares are in float64. ``noise``, times ḡⱼ², is a bound for the error of (gₙⱼ − ḡⱼ)² from
-    rounding in gₙⱼ.
+    Squares are in float64, or in float32 where that is as precise. ``noise``, times ḡⱼ², is a bound
+    for the error of (gₙⱼ − ḡⱼ)² from rounding in gₙⱼ.
     """
 
     mean: Tensor

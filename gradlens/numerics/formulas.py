@@ -97,16 +97,17 @@ def early_stopping(parts: Sequence[ElementDeviations], n: int, eps: float) -> fl
 
 def _mean_ratio(parts: Sequence[ElementDeviations], divisor: int, eps: float) -> float:
     """Mean over all elements of ḡⱼ²/(Σₙ(gₙⱼ − ḡⱼ)²/divisor + ε)."""
-    total = error = 0.0
+    sums = []
     for part in parts:
         # As many at once as stay in a processor's cache.
         pieces = (each.flatten().split(CHUNK) for each in (part.mean, part.squares))
         for mean, squares in zip(*pieces, strict=True):
-            ratios = double(mean).square().div_((squares / divisor).add_(eps))
-            total += float(ratios.sum())
+            ratios = mean.to(squares.dtype).square().div_((squares / divisor).add_(eps))
             # An error of noise·ḡⱼ² in a denominator is one of noise·ratio relative to it.
-            error += part.noise * float(ratios.square_().sum())
-    if not all(math.isfinite(float(part.squares.sum())) for part in parts):
+            errors = part.noise * double(torch.linalg.vecdot(ratios, ratios))
+            sums.append(torch.stack([double(squares.sum()), double(ratios.sum()), errors]).cpu())
+    spread, total, error = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0, 0.0)
+    if not math.isfinite(spread):
         return Undefined(NOT_FINITE)
     if not error <= TOLERATED * total < math.inf:
         return Undefined(f"{EQUAL}, or a larger epsilon")

@@ -118,7 +118,7 @@ def test_results_scale_exactly(name: str, spread: float, dtype: torch.dtype, exp
     assert_equal(scaled.squared_norms(), factor * usual.squared_norms())
     assert_equal(scaled.sum_of_squares(), factor * usual.sum_of_squares())
     found, expected = scaled.element_deviations(), usual.element_deviations()
-    assert_equal(found.squares, factor * expected.squares)
+    assert_equal(found.squares.double(), factor * expected.squares.double())
     assert_equal(found.mean, 2.0**exponent * expected.mean)
     direction = torch.ones(usual.shape, dtype=dtype)
     assert_equal(scaled.dot(2.0**exponent * direction), factor * usual.dot(direction))

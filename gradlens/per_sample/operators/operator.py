@@ -122,9 +122,8 @@ class GradientOperator(ABC):
                 f"{list(self.shape)}: pass one number per parameter element"
             )
         with torch.no_grad():
-            size = scale_of(direction.detach())
-            matrix = (direction.detach() / size).to(self.dtype)
-            return double(self._dot(matrix.reshape(self._rows, self._columns))) * size * self.scale
+            matrix = direction.detach().reshape(self._rows, self._columns)
+            return self._dot_in_range(matrix) * self.scale
 
     @final
     def sum(self) -> Tensor:
@@ -149,9 +148,10 @@ class GradientOperator(ABC):
     def element_deviations(self) -> ElementDeviations:
         """ḡ and Σₙ(gₙ − ḡ)² for each element, ``[*P]``."""
         with torch.no_grad():
-            squares = self._element_deviations() * self.scale**2
-            noise = max(self._noise, ROUNDINGS * torch.finfo(squares.dtype).eps)
-            return ElementDeviations(self.mean(), squares.reshape(self.shape), noise)
+            centre, squares = self._element_deviations()
+            mean = (centre * self.scale).reshape(self.shape)
+            noise = max(self._noise, ROUNDINGS * torch.finfo(mean.dtype).eps)
+            return ElementDeviations(mean, squares.mul_(self.scale**2).reshape(self.shape), noise)
 
     @final
     def centred_gram(self) -> Tensor:
@@ -282,8 +282,10 @@ class GradientOperator(ABC):
         squared_mean = double(norm(centre)).square()
         return SampleDeviations(squared_norms, along * size, squared_mean, rounding, rounding)
 
-    def _element_deviations(self) -> Tensor:
-        return self._squares_about(self._centre())
+    def _element_deviations(self) -> tuple[Tensor, Tensor]:
+        """ḡ, and a new tensor of Σₙ(gₙ − ḡ)² for each element; unscaled, ``[R, K]``."""
+        centre = self._centre()
+        return centre, self._squares_about(centre)
 
     def _squares_about(self, centre: Tensor) -> Tensor:
         """Σₙ(gₙ − c)² with c ``[R, K]``, in float64 ``[R, K]``."""
@@ -312,6 +314,11 @@ class GradientOperator(ABC):
     @final
     def _double_zeros(self, *shape: int) -> Tensor:
         return double(torch.zeros(shape, device=self.device))
+
+    def _dot_in_range(self, matrix: Tensor) -> Tensor:
+        """⟨gₙ, matrix⟩ in float64 ``[N]``, where products of small numbers would vanish."""
+        size = scale_of(matrix)
+        return double(self._dot((matrix / size).to(self.dtype))) * size
 
     def _dot(self, matrix: Tensor) -> Tensor:
         dot = self._zeros(self.batch_size)

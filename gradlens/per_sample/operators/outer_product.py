@@ -23,6 +23,9 @@ MOST = 0.4
 """The share of elements in a tail above which sorting them apart doesn't pay."""
 
 
+MODERATE = 1e6
+"""The largest size of gradients whose squares stay in float32: these may be smaller by 1e26."""
+
 CLEAR = 0.01
 """The share of an element's sum of squares down to which its variance is computed in float32.
 
@@ -71,6 +74,12 @@ class OuterProduct(GradientOperator):
             return super()._deviations()
         return deviations_of_factors(*self.factors())
 
+    def _dot_in_range(self, matrix: Tensor) -> Tensor:
+        # The factors are smaller than the matrix.
+        size = scale_of(self._delta)
+        rows = (self._delta / size) @ matrix.to(self.dtype)
+        return double(torch.linalg.vecdot(rows, self._inputs)) * size
+
     def _dot(self, matrix: Tensor) -> Tensor:
         return torch.linalg.vecdot(self._delta @ matrix, self._inputs)
 
@@ -83,15 +92,21 @@ class OuterProduct(GradientOperator):
     def _sum_of_squares(self) -> Tensor:
         return double(self._delta).square().T @ double(self._inputs).square()
 
-    def _element_deviations(self) -> Tensor:
-        sizes = scale_of(self._delta), scale_of(self._inputs)
+    def _element_deviations(self) -> tuple[Tensor, Tensor]:
+        n, sizes = self.batch_size, (scale_of(self._delta), scale_of(self._inputs))
         delta, inputs = self._delta / sizes[0], self._inputs / sizes[1]
         squares, total = delta.square().T @ inputs.square(), delta.T @ inputs
-        found = less_mean(squares.clone(), total, self.batch_size)
-        if bool((found < CLEAR * squares).any()):
+        found = torch.addcmul(squares, total, total, value=-1 / n)
+        centre = total.mul_(sizes[0]).mul_(sizes[1] / n)
+        least = squares.mul_(-CLEAR).add_(found).amin()
+        known = [double(sizes[0]) * double(sizes[1]), double(least)]
+        unit, smallest = torch.stack(known).tolist()
+        if not smallest >= 0:
             total = double(self._delta).T @ double(self._inputs)
-            return less_mean(self._sum_of_squares(), total, self.batch_size)
-        return double(found).mul_((double(sizes[0]) * double(sizes[1])).square())
+            return centre, less_mean(self._sum_of_squares(), total, n)
+        if not 1 / MODERATE < unit < MODERATE:
+            found = double(found)
+        return centre, found.mul_(unit**2)
 
     def _abs_max(self) -> Tensor:
         if not self._delta.numel() or not self._inputs.numel():

@@ -87,9 +87,10 @@ class IndexedRows(GradientOperator):
         with_total = self._per_sample(torch.linalg.vecdot(values, total[compact]))
         return by_products(self._squared_norms(), with_total / self.batch_size)
 
-    def _element_deviations(self) -> Tensor:
+    def _element_deviations(self) -> tuple[Tensor, Tensor]:
         total = self._per_row(double(self._values))
-        return less_mean(self._sum_of_squares(), total, self.batch_size)
+        squares = less_mean(self._sum_of_squares(), total, self.batch_size)
+        return (total / self.batch_size).to(self.dtype), squares
 
     def _sum(self) -> Tensor:
         return self._per_row(self._values)
