@@ -166,14 +166,6 @@ def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> Gradi
     return SumOfOuterProducts(left, right, found.scale)
 
 
-def _product_of_columns(
-    found: NodeGradient, delta: Tensor, inputs: Tensor | None
-) -> GradientOperator:
-    """As ``_product``, with the factors exchanged: the weight is on the other side."""
-    assert inputs is not None
-    return _product(found, inputs, delta)
-
-
 def _batched_product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> GradientOperator:
     """One matrix of ``inputs @ weights`` after the other, for weights ``[B, I, O]``."""
     if inputs is None:
@@ -205,7 +197,8 @@ def _left_factor(product: _Product, name: str) -> Rule:
         if inputs is None:
             return one_by_one(found)
         delta = found.gradient.mT * saved(found.node, "alpha", 1)
-        return product(found, delta, inputs.mT)
+        # The gradient is that of the transposed weight with the factors exchanged.
+        return product(found, inputs.mT, delta)
 
     return rule
 
@@ -519,9 +512,9 @@ def _check_memory(found: NodeGradient, shape: Sequence[int]) -> None:
 
 _RULES: dict[tuple[str, int], Rule] = {
     ("AddmmBackward0", 0): _matrix_bias,
-    ("AddmmBackward0", 1): _left_factor(_product_of_columns, "mat2"),
+    ("AddmmBackward0", 1): _left_factor(_product, "mat2"),
     ("AddmmBackward0", 2): _right_factor(_product, "mat1"),
-    ("MmBackward0", 0): _left_factor(_product_of_columns, "mat2"),
+    ("MmBackward0", 0): _left_factor(_product, "mat2"),
     ("MmBackward0", 1): _right_factor(_product, "self"),
     ("BmmBackward0", 0): _left_factor(_batched_product, "mat2"),
     ("BmmBackward0", 1): _right_factor(_batched_product, "self"),
