@@ -65,8 +65,7 @@ def track(network: Network, mode: Mode, preset: str) -> Row:
     problems = list(_problems(plain, observed))
     if problems and any(_problems(plain, _train(network, mode)[0])):
         raise NotBuiltError("two runs without gradlens differ")
-    if cockpit is None:
-        return Row(network, mode, problems=problems)
+    assert cockpit is not None  # a preset was given
     history = cockpit.history
     problems += dict.fromkeys(unexplained(history))
     problems += [note.text for note in history.notes if FAILED in note.text]
