@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import gradlens
+from benchmarks.fuzz.reasons import leaves, unexplained
 from benchmarks.fuzz.trace import Trace, differences, exact, inventory, of_records, settings
-from benchmarks.fuzz.values import leaves, unexplained
 from benchmarks.zoo.check import Mode, first_line
 from benchmarks.zoo.network import Network, NotBuiltError
 
