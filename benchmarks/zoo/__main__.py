@@ -7,14 +7,22 @@ known, the percentage of elements with a gradient that are covered, the largest 
 to the largest number of the parameter, and what is missing why. ``--write`` merges the rows into
 docs/zoo.csv, so that groups that need other environments can add theirs: peft and diffusers need
 these beside transformers, and no torchvision that doesn't match torch; timm needs torchvision.
+
+With ``--preset full`` each network is trained with the quantities of that preset and without them
+instead. Parameters, buffers, gradients, losses and random numbers have to be identical, each NaN
+has to have a reason, and nothing may be left on the network; the exit status is 1 otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -24,10 +32,12 @@ from benchmarks.zoo import (
     peft_methods,
     report,
     timm_families,
+    tracked,
     transformers_families,
 )
-from benchmarks.zoo.check import Mode, Row, check, first_line
+from benchmarks.zoo.check import Mode, check, first_line
 from benchmarks.zoo.network import Network, NotBuiltError
+from gradlens.quantities.presets import PRESETS
 
 OUT = Path(__file__).parents[2] / "docs" / "zoo.csv"
 
@@ -57,32 +67,55 @@ def chosen(groups: Sequence[str], words: Sequence[str]) -> Iterator[Network]:
                 yield network
 
 
+R = TypeVar("R")
+
+
+def rows_of(
+    networks: Iterable[Network],
+    modes: Sequence[Mode],
+    examine: Callable[[Network, Mode], R],
+    line: Callable[[R], str],
+) -> tuple[list[R], dict[str, str]]:
+    """The rows, each printed as it comes, and why networks or modes of them have none."""
+    rows: list[R] = []
+    missing: dict[str, str] = {}
+    for network in networks:
+        reasons: dict[str, str] = {}
+        for mode in modes:
+            try:
+                row = examine(network, mode)
+            except Exception as error:
+                reasons[mode] = reason(error)
+            else:
+                rows.append(row)
+                print(line(row), flush=True)
+        whole = len(reasons) == len(modes)
+        for mode, text in reasons.items():
+            missing[network.name if whole else f"{network.name}, {mode}"] = text
+    return rows, missing
+
+
 def main() -> None:
     """Print the table and the summary."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("words", nargs="*", metavar="WORD")
     parser.add_argument("--group", action="append", choices=GROUPS)
     parser.add_argument("--mode", action="append", choices=MODES)
-    parser.add_argument("--write", action="store_true", help="write docs/zoo.csv")
+    parser.add_argument("--every", type=int, default=1, help="take each n-th network only")
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("--write", action="store_true", help="write docs/zoo.csv")
+    action.add_argument("--preset", choices=PRESETS, help="train with a preset and without it")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    rows: list[Row] = []
-    missing: dict[str, str] = {}
+    networks = islice(chosen(options.group or list(GROUPS), options.words), 0, None, options.every)
     modes = options.mode or MODES
-    for network in chosen(options.group or list(GROUPS), options.words):
-        reasons: dict[str, str] = {}
-        for mode in modes:
-            try:
-                row = check(network, mode)
-            except Exception as error:
-                reasons[mode] = reason(error)
-            else:
-                rows.append(row)
-                print(report.line(row), flush=True)
-        whole = len(reasons) == len(modes)
-        for mode, text in reasons.items():
-            missing[network.name if whole else f"{network.name}, {mode}"] = text
+    if options.preset:
+        examine = partial(tracked.track, preset=options.preset)
+        trained, missing = rows_of(networks, modes, examine, tracked.Row.line)
+        print(tracked.summary(trained, missing))
+        sys.exit(any(row.problems for row in trained))
+    rows, missing = rows_of(networks, modes, check, report.line)
     print(report.summary(rows, list(missing.items())))
     if options.write:
         report.write(OUT, rows, list(missing.items()))

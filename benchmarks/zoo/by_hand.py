@@ -6,6 +6,7 @@ from benchmarks.zoo import (
     by_hand_images,
     by_hand_layers,
     by_hand_losses,
+    by_hand_objectives,
     by_hand_rows,
     by_hand_sequences,
 )
@@ -14,5 +15,8 @@ from benchmarks.zoo.network import Network, first_come
 
 def networks() -> list[Network]:
     """All of them; ``ValueError`` if two have the same name."""
-    modules = (by_hand_rows, by_hand_losses, by_hand_sequences, by_hand_images, by_hand_layers)
+    modules = (
+        *(by_hand_rows, by_hand_losses, by_hand_objectives),
+        *(by_hand_sequences, by_hand_images, by_hand_layers),
+    )
     return first_come([network for module in modules for network in module.networks()])

@@ -26,6 +26,7 @@ _TORCH_SAYS = (
     "differentiate twice",
     "double backward",
     "incompatible with .grad()",
+    "is not differentiable with respect to argument",
 )
 _ONCE_DIFFERENTIABLE = "torch::autograd::Error"
 

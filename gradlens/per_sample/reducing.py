@@ -86,9 +86,9 @@ class Reducer:
     def _reduce_operator(self, name: str, individual: GradientOperator) -> None:
         gradients = ParameterGradients(name, self._parameters[name], individual, self._shared)
         for reduction in [each for each in self.values if each not in self.failed]:
-            with self._contain(
-                f"{type(reduction).__name__} of {name}", partial(self._fail, [reduction])
-            ):
+            # The name of its class, since its own text has all numbers of its tensors.
+            work = f"{type(reduction).__name__} of {name}"
+            with self._contain(work, partial(self._fail, [reduction])):
                 self.values[reduction][name] = reduction.reduce(gradients)
         self.covered.add(name)
         if self._retain:

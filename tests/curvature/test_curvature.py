@@ -308,6 +308,17 @@ def test_an_operation_without_second_derivative_is_named_with_a_remedy(kind: str
             GGNOperator(outputs.square().sum(), outputs, {"points": points}) @ np.ones(6)
 
 
+def test_a_nested_tensor_is_refused_with_a_remedy(kind: str) -> None:
+    weight = nn.Parameter(torch.randn(2, 2))
+    nested = torch.nested.nested_tensor([torch.randn(n, 2) for n in (1, 3)], layout=torch.jagged)
+    outputs = torch.nested.to_padded_tensor((nested @ weight).relu(), 0.0)
+    with pytest.raises(UnavailableError, match=r"(?s)not differentiable.*that torch can"):
+        if kind == "hessian":
+            HessianOperator(outputs.square().sum(), {"weight": weight}) @ np.ones(4)
+        else:
+            GGNOperator(outputs.square().sum(), outputs, {"weight": weight}) @ np.ones(4)
+
+
 class Cube(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:

@@ -1,0 +1,82 @@
+"""The zoo's comparison of training with and without gradlens finds what gradlens may not do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import gradlens
+from benchmarks.zoo import by_hand_rows, tracked
+
+# Alpha's missing per-sample losses are noted.
+pytestmark = pytest.mark.filterwarnings("ignore:gradlens, step 0. Alpha can't be found")
+
+NETWORK = next(each for each in by_hand_rows.networks() if each.name == "switch layer")
+
+
+def draw(cockpit: gradlens.Cockpit) -> None:
+    torch.rand(())
+
+
+def change_parameters(cockpit: gradlens.Cockpit) -> None:
+    for parameter in cockpit.parameters.values():
+        parameter.data.mul_(1 + 1e-15)
+
+
+def change_gradients(cockpit: gradlens.Cockpit) -> None:
+    for parameter in cockpit.parameters.values():
+        parameter.register_hook(lambda gradient: gradient * (1 + 1e-15))
+
+
+def leave_a_hook(cockpit: gradlens.Cockpit) -> None:
+    assert cockpit.model is not None
+    cockpit.model.register_forward_hook(lambda *arguments: None)
+
+
+def leave_an_attribute(cockpit: gradlens.Cockpit) -> None:
+    assert cockpit.model is not None
+    cockpit.model.left = True
+
+
+def fail(cockpit: gradlens.Cockpit) -> None:
+    raise AttributeError("for a test")
+
+
+def record_nan(cockpit: gradlens.Cockpit) -> None:
+    cockpit.history.append(0, {"Alpha": float("nan")})
+
+
+FAULTS: dict[Callable[[gradlens.Cockpit], None], str] = {
+    draw: "random numbers is",
+    change_parameters: "gradient .* is",
+    change_gradients: "gradient .* is",
+    leave_a_hook: "left: .*_forward_hooks is",
+    leave_an_attribute: "left: .*attribute left is",
+    fail: "AttributeError: for a test",
+    record_nan: "NaN without a reason in Alpha",
+}
+"""What a cockpit does at each step, and the problem that it is."""
+
+
+def test_a_network_trains_the_same() -> None:
+    row = tracked.track(NETWORK, "train", "economy")
+    assert not row.problems
+    assert row.quantities == row.tracked - 1  # Alpha takes per-sample losses
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_is_found(
+    fault: Callable[[gradlens.Cockpit], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enter = gradlens.Cockpit.__call__
+
+    def faulty(cockpit: gradlens.Cockpit, *arguments: object, **named: object) -> object:
+        fault(cockpit)
+        return enter(cockpit, *arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gradlens.Cockpit, "__call__", faulty)
+    problems = tracked.track(NETWORK, "train", "economy").problems
+    assert any(re.search(FAULTS[fault], each) for each in problems), problems
