@@ -351,8 +351,10 @@ class TrackedStep:
         if self._losses is None:
             known: Tensor | None = self._info.get("individual_losses")
             return None if known is None else known.detach()
-        values = self._losses.values
         factor = 1.0 if self._gradients is None else self._gradients.loss_factor
+        if self._gradients is not None and "loss" in self._info:
+            self._losses.check_sum(self._info["loss"], factor)
+        values = self._losses.values
         return None if values is None else values / factor
 
     def _step(self, individual_losses: Tensor | None) -> Step:
