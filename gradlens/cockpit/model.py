@@ -47,6 +47,13 @@ def compiled_prefixes(setting: Setting) -> tuple[str, ...]:
     return tuple(f"{name}." if name else "" for name in compiled)
 
 
+def untracked(setting: Setting) -> list[str]:
+    """Names of parameters that need a gradient and have been frozen, or absent, at the start."""
+    tracked = {id(parameter) for parameter in setting.parameters.values()}
+    named = [] if setting.model is None else setting.model.named_parameters()
+    return [name for name, p in named if p.requires_grad and id(p) not in tracked]
+
+
 def trainable_parameters(params: Any) -> Mapping[str, nn.Parameter]:
     """The parameters that need a gradient by name, ``param_0`` and so on without a model.
 

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from gradlens.cockpit.boundary import Refuse
 from gradlens.cockpit.extensions import StepExtensions, needs_layer_hooks, step_extensions
 from gradlens.cockpit.gradients import StepGradients
+from gradlens.cockpit.model import untracked
 from gradlens.cockpit.plain import recordable
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import WaitingQuantity
 from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.hooks.backpack_context import own_pass, with_extensions
 from gradlens.hooks.global_state import GlobalState
@@ -351,8 +353,10 @@ class TrackedStep:
         if self._losses is None:
             known: Tensor | None = self._info.get("individual_losses")
             return None if known is None else known.detach()
-        values = self._losses.values
         factor = 1.0 if self._gradients is None else self._gradients.loss_factor
+        if self._gradients is not None and "loss" in self._info:
+            self._losses.check_sum(self._info["loss"], factor)
+        values = self._losses.values
         return None if values is None else values / factor
 
     def _step(self, individual_losses: Tensor | None) -> Step:
@@ -382,6 +386,9 @@ class TrackedStep:
         run, gradients = self._tracking.run, self._gradients
         for note in step.signals.notes:
             run.note(step.global_step, note)
+        names = untracked(self._tracking.setting)
+        if names:
+            run.note(step.global_step, UNTRACKED.format(names=few(names)))
         if gradients is None:
             return
         if gradients.reducer.values:
@@ -432,6 +439,11 @@ def lacking(quantity: Quantity, info: Mapping[str, Any]) -> str:
     return next((each for each in needed if each not in info), "")
 
 
+UNTRACKED = (
+    "{names} need a gradient and are not tracked, since they were frozen, or not yet in the model, "
+    "when the cockpit was made: close the cockpit and make a new one, which continues the run's "
+    "file with resume=True"
+)
 NOT_PASSED = (
     "{quantity} needs the {needed}: pass {needed}=... to the context, as in "
     "cockpit(global_step, {needed}={needed})"

@@ -63,6 +63,22 @@ class PerSampleLosses(LossExtension):
             return SEVERAL_SIZES
         return "" if all(self._proportional) else NOT_PROPORTIONAL
 
+    def check_sum(self, loss: Tensor, factor: float) -> None:
+        """Make the values unavailable if they don't add up to ``loss``, up to rounding.
+
+        Backward was called on ``factor`` times the loss.
+        """
+        values = self.values
+        if values is None or not factor:
+            return
+        scale = Batch(len(values), loss_reduction=self._loss_reduction).scale * factor
+        contributions = values.double() / scale
+        difference = (contributions.sum() - loss.detach().to(contributions).sum()).abs()
+        # To half of the digits: the loss has rounding errors of many operations.
+        rounding = torch.finfo(loss.dtype).eps ** 0.5 * contributions.abs().sum()
+        if bool(difference > rounding):
+            self._reason = OTHER_LOSS
+
     def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
         """Called by BackPACK when the gradient at the module's output is known."""
         if not isinstance(module, LossModule) or g_out[0] is None:
@@ -156,6 +172,11 @@ def _ratio(total: Tensor, parts: Tensor, inputs: Sequence[Tensor]) -> tuple[Tens
 
 NO_LOSSES = "{module} has no loss for each sample, also with reduction='none'"
 FAILED = "{module} could not be called once more with reduction='none' ({error})"
+OTHER_LOSS = (
+    "the loss isn't the sum or the mean of the losses that loss modules have computed: other terms "
+    "are added to it, or it is a function of them. Pass the losses of single samples, of shape "
+    "[N], to the context, as info={'individual_losses': ...}"
+)
 SEVERAL_SIZES = "loss modules were called with different numbers of samples"
 NOT_PROPORTIONAL = (
     "it isn't certain that the loss module's output is in proportion to the sum of its losses with "

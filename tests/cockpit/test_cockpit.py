@@ -7,6 +7,7 @@ import gc
 import math
 import pickle
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -944,3 +945,30 @@ def no_leftovers() -> Iterator[None]:
     from backpack.context import CTX
 
     assert CTX.get_active_exts() == ()
+
+
+@pytest.mark.parametrize("change", ["unfrozen", "added"])
+def test_parameters_that_come_later_are_noted(model: nn.Module, change: str) -> None:
+    """They are left out of every value, which no coverage says."""
+    model[0].requires_grad_(change == "added")
+    cockpit = Cockpit(model, [quantities.NormTest(), quantities.GradNorm()])
+    with cockpit(0):
+        loss_of(model).backward()
+    assert not cockpit.history.notes
+    if change == "unfrozen":
+        model[0].requires_grad_(True)
+    else:
+        model[0] = nn.Linear(model[0].in_features, model[0].out_features)
+    model.zero_grad()
+    with warnings.catch_warnings(), cockpit(1):
+        warnings.simplefilter("ignore")
+        loss_of(model).backward()
+    expected = "0.weight, 0.bias need a gradient and are not tracked"
+    assert any(expected in note.text for note in cockpit.history.notes)
+    cockpit.close()
+    model.zero_grad()
+    later = Cockpit(model, [quantities.GradNorm()])
+    with later(2):
+        loss_of(model).backward()
+    assert "0.weight" in later.history["GradNorm"][2]
+    assert not later.history.notes

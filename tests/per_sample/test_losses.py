@@ -330,3 +330,39 @@ def test_losses_under_autocast_and_a_scaler_are_those_of_single_precision(
         scaler.step(optimizer)
         scaler.update()
     assert math.isfinite(cockpit.history["Alpha"][0])
+
+
+LOSSES_OF_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a second term": lambda loss, outputs: 0.3 * loss + outputs.square().mean(),
+    "a root": lambda loss, outputs: loss.sqrt(),
+    "flooding": lambda loss, outputs: (loss - 9).abs() + 9,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES_OF_LOSSES)
+def test_losses_of_a_part_of_the_loss_are_not_those_of_the_loss(name: str) -> None:
+    (model, inputs), module = setting(), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cockpit = Cockpit(model, [quantities.Alpha()], loss_function=module)
+    with pytest.warns(UserWarning, match="isn't the sum or the mean of the losses that"):
+        for step in range(2):
+            optimizer.zero_grad()
+            outputs = model(inputs)
+            loss = LOSSES_OF_LOSSES[name](module(outputs, real()), outputs)
+            with cockpit(step, loss=loss, optimizer=optimizer):
+                loss.backward()
+            optimizer.step()
+    assert "no per-sample losses" in cockpit.history["Alpha"][0].reason
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.25])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_losses_of_the_whole_loss_add_up_to_it(reduction: str, factor: float) -> None:
+    (model, inputs), module = setting(), nn.MSELoss(reduction=reduction)
+    tracked = [Losses(), quantities.NormTest()]
+    cockpit = Cockpit(model, tracked, loss_reduction=reduction, loss_function=module)
+    loss = module(model(inputs), real())
+    with cockpit(0, loss=loss):
+        (factor * loss).backward()
+    found = torch.as_tensor(cockpit.history["Losses"][0])
+    assert (found.mean() if reduction == "mean" else found.sum()) == pytest.approx(loss.item())

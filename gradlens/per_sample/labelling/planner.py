@@ -536,7 +536,10 @@ NO_LABEL = (
     "it is in front of a normalisation over the batch, and some of its rows get their gradient "
     "from the statistics alone, which are of all samples"
 )
-UNUSED = "the loss doesn't depend on it, or in a way that autograd doesn't follow"
+UNUSED = (
+    "the loss doesn't depend on it, or in a way that autograd doesn't follow, or it is frozen for "
+    "the moment"
+)
 BESIDE = (
     "the loss depends on it only where samples are summed up already: it is in a regulariser, it "
     "weights a whole loss, or one function computes the whole loss with it"
