@@ -45,7 +45,6 @@ def norm(tensor: Tensor) -> Tensor:
 
 def row_norms(matrix: Tensor) -> Tensor:
     """``norm`` of each row, ``[N, M] -> [N]``."""
-    matrix = torch.view_as_real(matrix).flatten(1) if matrix.is_complex() else matrix
     found = _norms(matrix)
     # Reading a value from another device would wait for it; there, sums are in float64.
     if found.device.type != "cpu" or not len(found):
@@ -81,7 +80,6 @@ def scale_of(tensor: Tensor) -> Tensor:
     Over it, squares and products are within the range; a division by a power of two is exact. One
     for no elements, zeros, NaN and Inf.
     """
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     if not tensor.numel():
         return tensor.new_ones(())
     largest = torch.stack(torch.aminmax(tensor)).abs().amax()

@@ -24,7 +24,14 @@ from gradlens.hooks.node_kinds import CASTS, TRANSPOSE, Node
 from gradlens.hooks.torch_private import in_backward_pass, output_metadata, saved
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.labelling.graph import Graph, Link, Use, is_python_function
+from gradlens.per_sample.labelling.graph import (
+    Edge,
+    Graph,
+    Link,
+    Use,
+    is_complex,
+    is_python_function,
+)
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
 from gradlens.per_sample.labelling.saved import recomputation
 from gradlens.per_sample.operators.convolution import Convolution, Geometry
@@ -370,8 +377,8 @@ def one_by_one(found: NodeGradient) -> GradientOperator:
     if is_python_function(found.node):
         _check_linear(found, list(results.values()))
     gradient = next(each for each in found.gradients if each is not None)
-    # A real parameter may have been cast to complex numbers, of which the results are real again.
-    zero = next(iter(results.values()), gradient).new_zeros(found.use.shape)
+    edge = found.graph.children[found.use.node][found.use.index]
+    zero = _as_engine(found.graph, edge, gradient.new_zeros(found.use.shape))
     return _down(found, torch.stack([results.get(n, zero) for n in range(found.samples)]))
 
 
@@ -439,11 +446,20 @@ def _run(graph: Graph, link: Link, gradients: Sequence[Tensor | None]) -> Tensor
             result = thread.submit(_called, node, given, place, stream).result()
     edge = graph.children[link.node][link.input]
     assert edge is not None
-    shape = graph.shape(edge)
     if result is None:
-        return like.new_zeros(shape)
-    # The engine, not the node, adds up what was broadcast.
-    return (result.to_dense() if result.is_sparse else result).sum_to_size(shape)
+        result = like.new_zeros(graph.shape(edge))
+    return _as_engine(graph, edge, result.to_dense() if result.is_sparse else result)
+
+
+def _as_engine(graph: Graph, edge: Edge | None, gradient: Tensor) -> Tensor:
+    """A node's gradient as autograd's engine passes it on to an edge.
+
+    The engine, not the node, adds up what was broadcast, and takes the real part for real numbers.
+    """
+    assert edge is not None
+    number, output = edge
+    is_real = gradient.is_complex() and not is_complex(graph.nodes[number], output)
+    return (gradient.real if is_real else gradient).sum_to_size(graph.shape(edge))
 
 
 def _argument(graph: Graph, link: Link) -> int:

@@ -234,6 +234,13 @@ def _metadata(node: Node) -> Sequence[Any]:
     return () if kind(node) == LEAF else output_metadata(node)
 
 
+def is_complex(node: Node, output: int) -> bool:
+    """Whether a node's output in the forward pass was of complex numbers."""
+    if kind(node) == LEAF:
+        return bool(node.variable.is_complex())
+    return bool(output_metadata(node)[output].dtype.is_complex)
+
+
 def output_shape(node: Node, output: int) -> tuple[int, ...]:
     """Shape of a node's output in the forward pass."""
     if kind(node) == LEAF:
