@@ -411,7 +411,6 @@ class TrackedStep:
             WaitingQuantity(quantity, self._earlier.get(quantity.name))
             for quantity in self._active
             if not self._accumulating
-            and quantity.phases
             and quantity.phases[-1] in (Phase.AFTER_UPDATE, Phase.AT_NEXT_STEP)
             and quantity.should_compute(self._global_step)
             and quantity.name not in self._values
@@ -421,12 +420,12 @@ class TrackedStep:
         waiting = self._waiting()
         if not waiting:
             return
-        lacking = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
-        were_missing = self._tracking.layer_hooks.missed_call
-        if lacking and step.individual_losses is None and not were_missing:
+        of_losses = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
+        missed_call = self._tracking.layer_hooks.missed_call
+        if of_losses and step.individual_losses is None and not missed_call:
             why = "" if self._losses is None else self._losses.unavailable
             text = NO_INDIVIDUAL_LOSSES.format(
-                quantities=", ".join(lacking), why=why or HOW_TO_PASS_LOSSES
+                quantities=", ".join(of_losses), why=why or HOW_TO_PASS_LOSSES
             )
             self._tracking.run.note(step.global_step, text)
         retained = {} if self._gradients is None else self._gradients.reducer.retained

@@ -81,8 +81,9 @@ class Updates:
 
     def end_interval(self, end: Step) -> None:
         """Compute what needed this step, and record it at the step before."""
-        if self.interval is not None:
-            self._record(self.interval.start.global_step, self.interval.values(end, self._boundary))
+        interval, self.interval = self.interval, None
+        if interval is not None:
+            self._record(interval.start.global_step, interval.values(end, self._boundary))
 
     def refuse_interval(self, reason: str) -> None:
         """Record that what needed this step has no value, and why."""
