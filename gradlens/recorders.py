@@ -283,7 +283,7 @@ class Recorder(ABC):
         self.close()
 
     def __del__(self) -> None:
-        # Without a reference to the recorder, nobody can close it.
+        # Without a reference to the recorder, no code can close it.
         self.close()
 
     def __reduce__(self) -> NoReturn:

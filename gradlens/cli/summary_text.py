@@ -106,11 +106,11 @@ class _Page:
         room = self._room(shown, widths)
         name = min(room + len(TREND_GAP), longest)
         spark = min(room - name, SPARK[1]) if room - name >= SPARK[0] else 0
-        looks = ["trend", *(self._sparkline(row, spark) for row in rows)]
+        trends = ["trend", *(self._sparkline(row, spark) for row in rows)]
         heads = [self._shortened(text, name).ljust(name) for text in ("series", *names)]
         lines = [
-            _line(head, look.ljust(spark)[:spark], [(line[c], widths[c], GAPS[c]) for c in shown])
-            for head, look, line in zip(heads, looks, cells, strict=True)
+            _line(head, trend.ljust(spark)[:spark], [(line[c], widths[c], GAPS[c]) for c in shown])
+            for head, trend, line in zip(heads, trends, cells, strict=True)
         ]
         remarks = [self.wrapped(_undefined(row), "    ") for row in rows]
         body = (line for row in zip(lines[1:], remarks, strict=True) for line in (row[0], *row[1]))

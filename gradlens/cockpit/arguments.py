@@ -134,7 +134,7 @@ def check_extensions(extensions: Sequence[Any]) -> None:
 
 
 def checked_info(info: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a context knows: ``info`` and the arguments given by name, without those not given.
+    """``info`` and the arguments given to a context by name, without those not given.
 
     ``TypeError`` or ``ValueError`` names what is of the wrong kind.
     """

@@ -76,8 +76,8 @@ def _series(ax: Axes, axis: StepAxis, found: Line) -> Artists:
     artists = curve(ax, axis, found, BLUE, "alpha")
     fit(ax, [without_spikes(found.values), np.array([-1.0, 1.0])], "linear")
     for level in (-1, 0, 1):
-        look = ax.axhline(level, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
-        artists[f"level {level}"] = look
+        marked = ax.axhline(level, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
+        artists[f"level {level}"] = marked
     return artists | missing(ax, axis, [found])
 
 

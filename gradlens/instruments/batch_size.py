@@ -32,8 +32,8 @@ class BatchSizeInstrument(Instrument):
         used = in_force(IN_USE, np.unique(np.concatenate(steps)), history)
         lines = suggested | ({"in use": used} if used.steps.size else {})
         title(ax, self.title, *readout(next(iter(lines.values()))))
-        looks: list[Color] = [*categorical_colors(len(suggested)), MUTED]
-        artists = curves(ax, axis, lines, looks[: len(lines)], "log")
+        colors: list[Color] = [*categorical_colors(len(suggested)), MUTED]
+        artists = curves(ax, axis, lines, colors[: len(lines)], "log")
         if len(lines) == 1:
             artists["subtitle"] = subtitle(ax, "suggested by CABS" if suggested else "in use")
         return artists

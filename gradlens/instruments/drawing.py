@@ -225,8 +225,8 @@ def curves(
         return explain_empty(ax, list(lines.values()))
     artists: Artists = {}
     entries: list[Entry] = []
-    looks = zip(lines.items(), colors, widths or [1.6] * len(lines), strict=True)
-    for place, ((name, line), color, width) in enumerate(looks):
+    styled = zip(lines.items(), colors, widths or [1.6] * len(lines), strict=True)
+    for place, ((name, line), color, width) in enumerate(styled):
         if not always_infinite(line):
             artists |= curve(ax, axis, line, color, name, 3 + place, width)
             entries.append(Entry(name, color))

@@ -73,23 +73,23 @@ class GradientTestsInstrument(Instrument):
         share = min(0.45, height / width)
         picture = inside(ax, 0, 0, share, 1)
         series = inside(ax, share + 30 / width, 0, 1 - share - 30 / width, 1)
-        looks = _looks(self.names, [self.kind(history, name) for name in self.names])
-        named = {look.label: found[look.name] for look in looks}
+        tests = _shown_tests(self.names, [self.kind(history, name) for name in self.names])
+        named = {test.label: found[test.name] for test in tests}
         artists = curves(
             series,
             axis,
             named,
-            [look.color for look in looks],
+            [test.color for test in tests],
             "log",
-            widths=[WIDTHS.get(look.kind, 1.4) for look in looks],
+            widths=[WIDTHS.get(test.kind, 1.4) for test in tests],
             head=ax,
         )
         artists["one"] = series.axhline(1, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
-        return artists | _picture(picture, looks, found)
+        return artists | _picture(picture, tests, found)
 
 
 @dataclass(frozen=True)
-class Look:
+class ShownTest:
     """How a test is shown; ``place`` counts the tests of its kind."""
 
     name: str
@@ -104,26 +104,26 @@ class Look:
         return tint(color, 1.0 if self.place == 0 else 0.5)
 
 
-def _looks(names: Sequence[str], kinds: Sequence[str]) -> list[Look]:
+def _shown_tests(names: Sequence[str], kinds: Sequence[str]) -> list[ShownTest]:
     labels = short_labels(names, kinds, SHORT)
     return [
-        Look(name, kind, kinds[:place].count(kind), label)
+        ShownTest(name, kind, kinds[:place].count(kind), label)
         for place, (name, kind, label) in enumerate(zip(names, kinds, labels, strict=True))
     ]
 
 
-def _picture(ax: Axes, looks: Sequence[Look], found: Mapping[str, Line]) -> Artists:
-    known = [look for look in looks if found[look.name].finite.any()]
-    values = {look: _last(found[look.name]) for look in known}
-    first = {look.kind: values[look] for look in known if look.place == 0}
+def _picture(ax: Axes, tests: Sequence[ShownTest], found: Mapping[str, Line]) -> Artists:
+    known = [test for test in tests if found[test.name].finite.any()]
+    values = {test: _last(found[test.name]) for test in known}
+    first = {test.kind: values[test] for test in known if test.place == 0}
     noise = Noise(*(first.get(kind, math.nan) for kind in SHORT))
     _frame(ax, max(values.values()))
     step = max(float(one.steps[one.finite][-1]) for one in found.values() if one.finite.any())
     artists: Artists = {"step": _corner(ax, f"step {step:,.0f}")} | _bands(ax, noise)
-    for look in known:
-        if look.kind == "NormTest":
-            name = "norm circle" if look.place == 0 else f"norm circle {look.name}"
-            artists[name] = _circle(ax, values[look], look.color)
+    for test in known:
+        if test.kind == "NormTest":
+            name = "norm circle" if test.place == 0 else f"norm circle {test.name}"
+            artists[name] = _circle(ax, values[test], test.color)
     return artists | _arrow(ax)
 
 

@@ -72,7 +72,7 @@ def _joint(ax: Axes, one: Histogram) -> Artists:
 
 
 def _marginals(across: Axes, up: Axes, one: Histogram) -> Artists:
-    look: dict[str, Any] = {
+    style: dict[str, Any] = {
         "fill": True,
         "facecolor": tint(BLUE, 0.4),
         "edgecolor": BLUE,
@@ -80,8 +80,8 @@ def _marginals(across: Axes, up: Axes, one: Histogram) -> Artists:
     }
     first, second = _height(one.marginal(0)), _height(one.marginal(1))
     artists: Artists = {
-        "marginal x": across.stairs(first, one.edges[0], **look),
-        "marginal y": up.stairs(second, one.edges[1], orientation="horizontal", **look),
+        "marginal x": across.stairs(first, one.edges[0], **style),
+        "marginal y": up.stairs(second, one.edges[1], orientation="horizontal", **style),
     }
     across.set_xlim(_range(one, 0))
     across.set_ylim(0, 1.05 * first.max())

@@ -205,10 +205,10 @@ def _undefined(ax: Axes, edges: Floats, found: LayerTable) -> Artists:
     ]
     if not boxes:
         return {}
-    look = PolyCollection(
+    hatches = PolyCollection(
         boxes, facecolors=PAPER, edgecolors=ALARM, hatch="/////", linewidths=0, zorder=2.5
     )
-    return {"undefined": ax.add_collection(look, autolim=False)}
+    return {"undefined": ax.add_collection(hatches, autolim=False)}
 
 
 def _runs(cells: NDArray[np.bool_]) -> list[tuple[int, int]]:

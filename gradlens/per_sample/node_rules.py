@@ -110,7 +110,7 @@ def operator_of(found: NodeGradient) -> GradientOperator | None:
     """
     if all(gradient is None for gradient in found.gradients):
         return None
-    _check_rows_of_nobody(found)
+    _check_unlabelled_rows(found)
     if found.use.own_name:
         return _by_layer_rule(found)
     rule = _RULES.get((found.graph.kinds[found.use.node], found.use.index), one_by_one)
@@ -135,7 +135,7 @@ def _by_layer_rule(found: NodeGradient) -> Dense:
     return Dense(index.sum(rows), found.scale)
 
 
-def _check_rows_of_nobody(found: NodeGradient) -> None:
+def _check_unlabelled_rows(found: NodeGradient) -> None:
     """Rows without a label had no gradient, or one too small for its precision."""
     for number, index in found.rows.items():
         gradient = found.gradients[number]
@@ -144,10 +144,10 @@ def _check_rows_of_nobody(found: NodeGradient) -> None:
         rest = [a for a in range(gradient.dim()) if a not in found.features[number]]
         by_row = gradient.permute(*rest, *found.features[number])
         if bool((by_row[index.labels == NO_SAMPLE] != 0).any()):
-            raise UnavailableError(NOT_NOBODYS)
+            raise UnavailableError(UNLABELLED_ROWS)
 
 
-NOT_NOBODYS = (
+UNLABELLED_ROWS = (
     "some of its rows had no gradient, or one too small for its precision, when it was read off "
     "whose they are, and have one now"
 )
