@@ -37,6 +37,9 @@ COMPILED = "CompiledFunctionBackward"
 HIDING = (REENTRANT_CHECKPOINT, COMPILED)
 """Nodes that allow no backward pass besides the user's own, and hide what they are made of."""
 
+IN_PLACE = "CopySlices"
+"""An operation that has changed a view in place; it hides its kind and the shape of the view."""
+
 SYNCHRONISED = "SyncBatchNormBackward"
 """Normalisation with the statistics of all processes."""
 

@@ -494,6 +494,39 @@ def test_an_empty_batch() -> None:
         gradients["weight"]
 
 
+class Positions(nn.Module):
+    """Positions from a table, which are added to hidden states in place, or not."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.table = nn.Embedding(4, 6)
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, positions = self.first(x), self.table(torch.arange(4))[None]
+        if self.in_place:
+            hidden += positions
+        else:
+            hidden = hidden + positions
+        return self.last(hidden.tanh().mean(1))
+
+
+def test_positions_that_are_added_in_place_are_refused_with_the_remedy() -> None:
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    for in_place in (True, False):
+        model = Positions(in_place).double()
+        gradlens.extend(model)
+        loss = model(x).square().mean()
+        with gradlens.per_sample_gradients(model, loss=loss) as found:
+            loss.backward()
+        covered = set(dict(model.named_parameters()))
+        assert set(found) == (covered - {"table.weight"} if in_place else covered)
+        if in_place:
+            with pytest.raises(KeyError, match=r"write h = h \+ e instead of h \+= e"):
+                found["table.weight"]
+
+
 def test_the_weight_of_a_whole_loss() -> None:
     model, weight = gradlens.extend(nn.Linear(3, 2)), nn.Parameter(torch.ones(()))
     model.register_parameter("weight_of_loss", weight)

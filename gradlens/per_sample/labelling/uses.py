@@ -18,6 +18,7 @@ from torch import Tensor
 from gradlens.hooks.node_kinds import (
     BROADCASTING,
     HIDING,
+    IN_PLACE,
     INDEXING,
     LAYERS,
     VIEWS,
@@ -54,6 +55,10 @@ TOO_MANY = f"more than {MAX_NODES} nodes lie between it and those at which sampl
 BESIDE_OUTPUT = (
     "a layer with a rule computes something besides its output with it: return all that the loss "
     "depends on as one tensor, or remove the layer's rule"
+)
+CHANGED_IN_PLACE = (
+    "a tensor is changed in place by what it computes, which hides whether that is the same for "
+    "all samples: write h = h + e instead of h += e"
 )
 ROWS_OF_SEVERAL = (
     "the rule of its layer takes the leading axis of the layer's output for rows, and some of "
@@ -226,6 +231,8 @@ class Finder:
             edges = self.labelled(use, labels)
             if edges and step.largest and not self._is_shared(use, labels[edges[0]]):
                 found.mixed.append(onward.met or use.node)
+                if self._graph.kinds[use.node] == IN_PLACE:
+                    found.reason = CHANGED_IN_PLACE
                 return None
             if edges:
                 found.uses.append(use)
