@@ -51,6 +51,7 @@ OPTIONS: dict[str, Any] = {
 """Small numbers for what a method can be told, by name."""
 
 SPECIAL: dict[str, dict[str, Any]] = {
+    "ADALORA": {"orth_reg_weight": 0.0},  # the weight of a penalty, which is no sample's
     "BOFT": {"boft_block_num": 0},
     "CPT": {"cpt_token_ids": [4, 5, 6], "cpt_mask": [1, 1, 1], "cpt_tokens_type_mask": [1, 2, 3]},
     "ADAPTION_PROMPT": {"target_modules": "self_attn"},
