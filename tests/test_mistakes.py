@@ -607,6 +607,13 @@ def layer_replaced(cockpit: Cockpit, model: nn.Module) -> None:
     train(cockpit, model)
 
 
+def replaced_for_updates(_: Path) -> Cockpit:
+    model = net()
+    cockpit = Cockpit(model, [quantities.UpdateSize()])
+    layer_replaced(cockpit, model)
+    return cockpit
+
+
 def frozen_later(cockpit: Cockpit, model: nn.Module) -> None:
     model.get_submodule("0").requires_grad_(False)
     train(cockpit, model)
@@ -695,11 +702,12 @@ LOOPS: dict[str, tuple[Program, str]] = {
     ),
     "a layer that was replaced": (
         lambda _: tracked(layer_replaced),
-        r"note: .*Missing are 2.weight, 2.bias: the loss doesn't depend on it",
+        r"note: .*Missing are 2.weight, 2.bias: the model doesn't have this parameter any more.*"
+        r"make a new one, which continues the run's file with resume=True",
     ),
-    "a layer that was frozen": (
-        lambda _: tracked(frozen_later),
-        r"note: .*Missing are 0.weight, 0.bias: the loss doesn't depend on it",
+    "a layer that was replaced, without per-sample gradients": (
+        replaced_for_updates,
+        r"note: .*2.bias, 2.weight: the model doesn't have this parameter any more.*resume=True",
     ),
     "a loss that is missing": (
         lambda _: tracked(loss_is_missing),
@@ -964,6 +972,7 @@ INTENDED: dict[str, Program] = {
     "close twice": lambda _: tracked(closed_twice),
     "two cockpits": lambda _: tracked(on_two_cockpits),
     "eval mode": lambda _: tracked(in_eval_mode),
+    "a layer that is frozen": lambda _: tracked(frozen_later),
     "tied weights": tied_weights,
     "DataParallel on one device": on_one_device,
     "a part that is scripted": scripted_inside,

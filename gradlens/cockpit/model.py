@@ -54,6 +54,14 @@ def untracked(setting: Setting) -> list[str]:
     return [name for name, p in named if p.requires_grad and id(p) not in tracked]
 
 
+def removed(setting: Setting) -> list[str]:
+    """Names of tracked parameters that the model doesn't have any more."""
+    if setting.model is None:
+        return []
+    present = {id(parameter) for parameter in setting.model.parameters()}
+    return [name for name, p in setting.parameters.items() if id(p) not in present]
+
+
 def trainable_parameters(params: Any) -> Mapping[str, nn.Parameter]:
     """The parameters that need a gradient by name, ``param_0`` and so on without a model.
 

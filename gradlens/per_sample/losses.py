@@ -63,6 +63,10 @@ class PerSampleLosses(LossExtension):
             return SEVERAL_SIZES
         return "" if all(self._proportional) else NOT_PROPORTIONAL
 
+    def refuse(self, reason: str) -> None:
+        """Make the values unavailable, for a reason."""
+        self._reason = self._reason or reason
+
     def check_sum(self, loss: Tensor, factor: float) -> None:
         """Make the values unavailable if they don't add up to ``loss``, up to rounding.
 
@@ -77,7 +81,7 @@ class PerSampleLosses(LossExtension):
         # To half of the digits: the loss has rounding errors of many operations.
         rounding = torch.finfo(loss.dtype).eps ** 0.5 * contributions.abs().sum()
         if bool(difference > rounding):
-            self._reason = OTHER_LOSS
+            self.refuse(OTHER_LOSS)
 
     def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
         """Called by BackPACK when the gradient at the module's output is known."""

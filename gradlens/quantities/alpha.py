@@ -27,7 +27,7 @@ class Alpha(TwoPointQuantity):
         if length == 0:
             return Undefined("the update is zero")
         if start.individual_losses is None or end.individual_losses is None:
-            return Undefined(NO_LOSSES)
+            return Undefined(NO_LOSSES.format(why=start.without_losses or end.without_losses))
         if update.projections is None or update.end_projections is None:
             return Undefined("no per-sample gradients at one of the two steps")
         losses = (start.individual_losses, end.individual_losses)
@@ -38,10 +38,7 @@ class Alpha(TwoPointQuantity):
         return local_step_size(losses, slopes, length)
 
 
-NO_LOSSES = (
-    "there are no per-sample losses at one of the two steps: pass the loss module to the cockpit, "
-    "or the losses of single samples to the context, as info={'individual_losses': ...}"
-)
+NO_LOSSES = "there are no per-sample losses at one of the two steps: {why}"
 OF_ROWS = (
     "there are {rows} losses of {samples} samples: call the loss module with one row for each "
     "sample, such as outputs of shape [N, C, T] instead of [N·T, C], or pass the samples' losses "

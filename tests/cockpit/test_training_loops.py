@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -503,3 +504,53 @@ def test_micro_batches_left_over() -> None:
     with alone(1, loss=loss):
         loss.backward()
     assert_same_histories(cockpit.history, alone.history)
+
+
+def of_some(
+    model: nn.Sequential, names: Sequence[str], step: int, cockpit: gradlens.Cockpit
+) -> None:
+    """A step of an optimizer that leaves gradients of the other parameters as they are."""
+    parameters = [model.get_parameter(name) for name in names]
+    for parameter in parameters:
+        parameter.grad = None
+    loss = model(torch.randn(5, 4)).square().mean()
+    with cockpit(step, loss=loss):
+        loss.backward()
+    torch.optim.SGD(parameters, lr=0.1).step()
+
+
+NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
+
+
+@pytest.mark.parametrize("layer", ["0", "2"])
+@pytest.mark.parametrize("change", ["frozen", "replaced"])
+@pytest.mark.filterwarnings("ignore:.*(cover|the model doesn't have|not tracked)")
+def test_gradients_of_layers_that_are_trained_no_more(layer: str, change: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    tracked = [GradNorm(), NormTest(), quantities.Distance(), quantities.GradientGeometry()]
+    cockpit = gradlens.Cockpit(model, tracked)
+    of_some(model, NAMES, 0, cockpit)
+    if change == "frozen":
+        model.get_submodule(layer).requires_grad_(False)
+    else:
+        model[int(layer)] = copy.deepcopy(model[int(layer)])
+    others = [name for name in NAMES if not name.startswith(layer)]
+    of_some(model, others, 1, cockpit)
+    found, coverage = cockpit.history, cockpit.history.coverage("NormTest", 1)
+    norms = {n: float(p.grad.norm()) for n, p in model.named_parameters() if n in others}
+    assert found["GradNorm"][1] == pytest.approx(norms)
+    assert set(found["GradNorm"][0]) == set(NAMES)
+    weight = f"{layer}.weight"
+    geometry = found["GradientGeometry"][1]["parameters"][weight]
+    if change == "frozen":
+        assert coverage.share(found.parameters) == 1
+        assert (set(coverage.frozen), dict(coverage.missing)) == ({*NAMES} - {*others}, {})
+        assert str(cockpit.coverage()).count("none: it is frozen") == 2
+        assert "frozen" in geometry.reason
+        assert found["Distance"][1][weight] > 0
+    else:
+        assert coverage.share(found.parameters) < 1
+        assert all("any more" in reason for reason in coverage.missing.values())
+        assert "any more" in geometry.reason
+        assert "any more" in found["Distance"][1][weight].reason
