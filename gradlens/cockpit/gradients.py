@@ -145,6 +145,12 @@ class StepGradients:
         return f"no parameter has per-sample gradients; of {name}: {reason}"
 
     @property
+    def lacking(self) -> frozenset[str]:
+        """Parameters that have a gradient, but none of single samples."""
+        missing = [(name, self._setting.parameters[name].grad) for name in self._missing]
+        return frozenset(n for n, grad in missing if grad is not None and bool(_any(grad)))
+
+    @property
     def coverage(self) -> Coverage:
         """Which parameters have per-sample gradients at this step."""
         coupling = self._gradients.coupling if self.whole is None else self.whole.coupling
@@ -169,6 +175,10 @@ class StepGradients:
         """Remove all hooks, and free all gradients."""
         self._gradients.end()
         self.reducer.stop()
+
+
+def _any(gradient: Tensor) -> Tensor:
+    return (gradient.coalesce().values() if gradient.is_sparse else gradient).any()
 
 
 SCALED = (

@@ -31,11 +31,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def process_group_of(model: nn.Module | None) -> dist.ProcessGroup | None:
-    """The processes that train a model together, if it is wrapped for several."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        group: dist.ProcessGroup = model.process_group
-        return group
-    return None
+    """The processes that train a model together, if there are several."""
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return None
+    group: dist.ProcessGroup = model.process_group
+    return group if group.size() > 1 else None
 
 
 def compiled_prefixes(setting: Setting) -> tuple[str, ...]:

@@ -233,6 +233,9 @@ class TrackedStep:
         if "loss" not in info:
             self._refuse_curvature(active, extensions.apart)
             return
+        if not any(parameter.requires_grad for parameter in setting.parameters.values()):
+            self._refusing(*active)(ALL_FROZEN)
+            return
         is_part = tracking.assembly.has_parts(self._accumulating)
         curvature = LossCurvature(
             self._global_step,
@@ -422,6 +425,8 @@ class TrackedStep:
             self._loss_weight(),
             frozenset(removed(setting)),
             self._why_no_losses() if individual_losses is None else "",
+            frozenset(untracked(setting)),
+            frozenset() if gradients is None else gradients.lacking,
         )
 
     def _why_no_losses(self) -> str:
@@ -434,9 +439,8 @@ class TrackedStep:
         run, gradients = self._tracking.run, self._gradients
         for note in step.signals.notes:
             run.note(step.global_step, note)
-        names = untracked(self._tracking.setting)
-        if names:
-            run.note(step.global_step, UNTRACKED.format(names=few(names)))
+        if step.untracked:
+            run.note(step.global_step, UNTRACKED.format(names=few(sorted(step.untracked))))
         if step.removed:
             run.note(step.global_step, f"{few(sorted(step.removed))}: {REMOVED}")
         if gradients is None:
@@ -510,6 +514,10 @@ UNFORESEEN = (
     "this step's forward pass ran without hooks on layers, since no quantity was expected to need "
     "them; they are installed from now on. Where steps come irregularly, run the forward pass "
     "inside cockpit.forward(step)"
+)
+ALL_FROZEN = (
+    "all parameters that are tracked are frozen: if others are trained, close the cockpit and make "
+    "a new one, which continues the run's file with resume=True"
 )
 CURVATURE_OF_A_PART = (
     "the batch comes in parts, from micro-batches or processes; its curvature is that of the last "

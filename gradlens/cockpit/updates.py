@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.plain import recordable
 from gradlens.history.undefined import Undefined
 from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.quantities.held import not_held
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
@@ -150,7 +150,7 @@ class PendingUpdate:
         Where several optimizers share the parameters, the update is over at the next step.
         """
         optimizer = self.step.optimizer
-        if optimizer is not None and _holds(optimizer, self.step.parameters.values()):
+        if optimizer is not None and not not_held(optimizer, self.step.parameters):
             hook = optimizer.register_step_post_hook
             self._handles.append(hook(lambda *_: self._stepped()))
 
@@ -180,12 +180,6 @@ class PendingUpdate:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-
-
-def _holds(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether an optimizer updates all parameters that aren't frozen."""
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return all(id(p) in held for p in parameters if p.requires_grad)
 
 
 def _difference(

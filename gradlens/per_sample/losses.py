@@ -45,6 +45,7 @@ class PerSampleLosses(LossExtension):
         self._reason = ""
         self._values: list[Tensor] = []
         self._proportional: list[Tensor] = []
+        self._precision = 0.0
 
     @property
     def values(self) -> Tensor | None:
@@ -79,7 +80,8 @@ class PerSampleLosses(LossExtension):
         contributions = values.double() / scale
         difference = (contributions.sum() - loss.detach().to(contributions).sum()).abs()
         # To half of the digits: the loss has rounding errors of many operations.
-        rounding = torch.finfo(loss.dtype).eps ** 0.5 * contributions.abs().sum()
+        precision = max(self._precision, torch.finfo(loss.dtype).eps)
+        rounding = precision**0.5 * contributions.abs().sum()
         if bool(difference > rounding):
             self.refuse(OTHER_LOSS)
 
@@ -95,6 +97,8 @@ class PerSampleLosses(LossExtension):
             self._reason = FAILED.format(module=type(module).__name__, error=first_line(error))
         else:
             batch = Batch(len(shares), loss_reduction=self._loss_reduction)
+            # A module's output may be in half precision, and the loss in single.
+            self._precision = max(self._precision, torch.finfo(g_out[0].dtype).eps)
             self._values.append(shares * batch.scale)
             self._proportional.append(proportional)
 

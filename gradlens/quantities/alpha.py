@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import local_step_size
@@ -16,7 +17,8 @@ class Alpha(TwoPointQuantity):
     −1 is the start point, 0 the parabola's minimum, and 1 the point beyond the minimum at the same
     height as the start point (Schneider et al., 2021, arXiv:2102.06604). Losses and slopes at the
     two ends are those of the two steps' batches. The update is the one that the optimizer, of
-    whatever kind, has made.
+    whatever kind, has made. If it has moved parameters without per-sample gradients, the value is a
+    NaN.
     """
 
     needs = ("individual_losses",)
@@ -30,6 +32,10 @@ class Alpha(TwoPointQuantity):
             return Undefined(NO_LOSSES.format(why=start.without_losses or end.without_losses))
         if update.projections is None or update.end_projections is None:
             return Undefined("no per-sample gradients at one of the two steps")
+        unknown = {n for n in start.lacking | end.lacking if bool(update.direction[n].any())}
+        unknown |= start.untracked | end.untracked
+        if unknown:
+            return Undefined(PARTLY.format(names=few(sorted(unknown))))
         losses = (start.individual_losses, end.individual_losses)
         for one, dots in zip(losses, (update.projections, update.end_projections), strict=True):
             if one.numel() != dots.numel():
@@ -39,6 +45,10 @@ class Alpha(TwoPointQuantity):
 
 
 NO_LOSSES = "there are no per-sample losses at one of the two steps: {why}"
+PARTLY = (
+    "the slopes along the update are unknown, since {names} have moved and have no per-sample "
+    "gradients at one of the two steps, as the ledger says (print(cockpit.coverage()))"
+)
 OF_ROWS = (
     "there are {rows} losses of {samples} samples: call the loss module with one row for each "
     "sample, such as outputs of shape [N, C, T] instead of [N·T, C], or pass the samples' losses "

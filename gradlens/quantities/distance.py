@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.norms import norm
+from gradlens.numerics.precision import accumulable
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import REMOVED, Step
@@ -26,6 +27,6 @@ class Distance(SingleStepQuantity):
         return {
             name: Undefined(REMOVED)
             if name in step.removed
-            else explained(norm(p.detach() - self._start[name]), f"the parameter {name}")
+            else explained(norm(accumulable(p) - self._start[name]), f"the parameter {name}")
             for name, p in step.parameters.items()
         }

@@ -18,6 +18,7 @@ from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
+from gradlens.quantities.held import why_not_held
 from gradlens.quantities.kinds import GradientCurvatureQuantity
 from gradlens.quantities.step import Step
 
@@ -129,6 +130,9 @@ def stability_limit(
     optimizer: Optimizer, parameters: Mapping[str, Tensor], loss_factor: float = 1
 ) -> StabilityLimit:
     """The limit at the optimizer's next step, which is on ``loss_factor`` times the mean loss."""
+    problem = why_not_held(optimizer, parameters)
+    if problem:
+        raise _NoTheoryError(problem)
     group, *others = optimizer.param_groups
     keys = ("lr", "momentum", "dampening", "nesterov", "betas", "eps")
     if any(other.get(key) != group.get(key) for other in others for key in keys):

@@ -29,7 +29,8 @@ class Step:
     loss and what the optimizer minimises, such as 0.5 for ``(loss / 2).backward()``, without a
     scaler's, and a NaN with its reason where it isn't known. ``removed`` names the parameters that
     the model doesn't have any more. ``without_losses`` is the reason why ``individual_losses`` are
-    unknown.
+    unknown. ``untracked`` names the model's trained parameters besides ``parameters``, and
+    ``lacking`` those of ``parameters`` that have a gradient, but none of single samples.
     """
 
     global_step: int
@@ -47,6 +48,8 @@ class Step:
     loss_weight: float = 1.0
     removed: frozenset[str] = frozenset()
     without_losses: str = ""
+    untracked: frozenset[str] = frozenset()
+    lacking: frozenset[str] = frozenset()
 
     def without_gradients(self) -> Step:
         """The step without reductions, signals and graph, to be kept until the next step."""
@@ -158,7 +161,7 @@ REMOVED = (
 )
 NO_GRADIENTS = (
     "no parameter has a gradient: no backward pass ran inside the context, the loss doesn't depend "
-    "on any of them, or a hook has cleared their gradients"
+    "on any of them, all are frozen or were replaced, or a hook has cleared their gradients"
 )
 
 

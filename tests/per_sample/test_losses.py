@@ -393,3 +393,16 @@ def test_losses_of_the_whole_loss_add_up_to_it(
         (factor * loss).backward()
     found = torch.as_tensor(cockpit.history["Losses"][0])
     assert (found.mean() if reduction == "mean" else found.sum()) == pytest.approx(loss.item())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_in_half_precision_whose_mean_is_in_single(dtype: torch.dtype) -> None:
+    (model, inputs), module = setting(), nn.CrossEntropyLoss(reduction="none")
+    model, inputs = model.to(dtype), inputs.to(dtype)
+    cockpit = Cockpit(model, [Losses(), quantities.NormTest()], loss_function=module)
+    losses = module(model(inputs), labels())
+    loss = losses.float().mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    found = torch.as_tensor(cockpit.history["Losses"][0])
+    torch.testing.assert_close(found, losses.detach().float(), rtol=0.02, atol=0)

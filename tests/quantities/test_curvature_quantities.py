@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import gradlens
 from gradlens import Cockpit, quantities
 from gradlens.curvature import warm_start
+from gradlens.history.undefined import Undefined
 from gradlens.quantities import CurvatureQuantity, Quantity
 from tests.cases.references import without_hooks
 
@@ -337,6 +340,108 @@ def test_a_gradient_of_the_users_own_is_no_part_of_the_weight() -> None:
         (loss / 2).backward()
     assert cockpit.history["Stability"][0]["threshold"] == pytest.approx(40)
     assert cockpit.history["CABS"][0] > 0
+
+
+class OfComplexWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2, dtype=torch.cdouble))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.cdouble) @ self.weight).abs()
+
+
+@dataclass
+class Loop:
+    """A model, its optimizer and its loss, of which a case changes one after tracking began."""
+
+    model: nn.Module = field(default_factory=lambda: nn.Sequential(mlp().double()))
+
+    def __post_init__(self) -> None:
+        self.optimizer: Optimizer = SGD(self.model.parameters(), lr=0.1)
+
+    def loss(self) -> Tensor:
+        found: Tensor = self.model(torch.randn(4, 3, dtype=torch.float64)).square().sum(1).mean()
+        return found
+
+
+class OfAFreedGraph(Loop):
+    def loss(self) -> Tensor:
+        found = super().loss()
+        found.backward()
+        return found
+
+
+def freeze(loop: Loop) -> None:
+    loop.model[0].requires_grad_(False)
+    loop.model.append(nn.Linear(2, 2).double())
+
+
+def replace_parameters(loop: Loop) -> None:
+    copied = {name: value.clone() for name, value in loop.model.state_dict().items()}
+    loop.model.load_state_dict(copied, assign=True)
+
+
+def leave_one_to_another_optimizer(loop: Loop) -> None:
+    loop.optimizer = SGD(list(loop.model.parameters())[1:], lr=0.1)
+
+
+REFUSED: dict[str, tuple[Callable[[], Loop], Callable[[Loop], None], str, str]] = {
+    "complex parameters": (
+        lambda: Loop(OfComplexWeights()),
+        lambda loop: None,
+        "HessMaxEV HessEigenvalues HessTrace TICDiag TICTrace Stability",
+        "real parameters",
+    ),
+    "all that are tracked are frozen": (
+        Loop,
+        freeze,
+        "HessMaxEV HessTrace TICTrace",
+        "all parameters that are tracked are frozen",
+    ),
+    "all that are tracked were replaced": (
+        Loop,
+        replace_parameters,
+        "HessMaxEV HessTrace HessEigenvalues",
+        "none of the tracked parameters",
+    ),
+    "a graph that is freed": (
+        OfAFreedGraph,
+        lambda loop: None,
+        "HessMaxEV HessTrace TICDiag Stability",
+        "backward has run already when the context was entered",
+    ),
+    "an optimizer of some parameters": (
+        Loop,
+        leave_one_to_another_optimizer,
+        "Stability CABS",
+        "doesn't have 0.0.weight",
+    ),
+}
+
+
+def reasons_in(value: Any) -> set[str]:
+    parts = value.values() if isinstance(value, dict) else []
+    own = {value.reason} if isinstance(value, Undefined) else set()
+    return own.union(*(reasons_in(part) for part in parts))
+
+
+@pytest.mark.parametrize(
+    ("name", "quantity"), [(name, q) for name, case in REFUSED.items() for q in case[2].split()]
+)
+@pytest.mark.filterwarnings("ignore:.*(cover|is estimated|any more|not tracked|none of the)")
+def test_curvature_that_does_not_exist_is_refused(name: str, quantity: str) -> None:
+    torch.manual_seed(0)
+    build, change, _, reason = REFUSED[name]
+    loop = build()
+    cockpit = Cockpit(loop.model, [getattr(quantities, quantity)()])
+    change(loop)
+    loss = loop.loss()
+    with cockpit(0, loss=loss, optimizer=loop.optimizer), contextlib.suppress(RuntimeError):
+        loss.backward()
+    found = reasons_in(cockpit.history[quantity][0])
+    assert any(reason in each for each in found), found
+    assert not any("failed" in note.text for note in cockpit.history.notes)
 
 
 ALL: list[Callable[[], Quantity]] = [

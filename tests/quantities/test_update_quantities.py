@@ -385,3 +385,46 @@ def test_alpha_of_layers_that_are_recomputed(network: str) -> None:
     for step, (start, end) in enumerate(pairwise(records)):
         expected = alpha(start, end)
         assert cockpit.history["Alpha"][step] == pytest.approx(expected, rel=1e-7, nan_ok=True)
+
+
+PARTLY: dict[str, tuple[Callable[[nn.Sequential], None], str]] = {
+    "all have per-sample gradients": (lambda model: None, ""),
+    "samples are coupled": (lambda model: model.insert(1, nn.BatchNorm1d(4)), "0.bias, 0.weight"),
+}
+
+
+@pytest.mark.parametrize("name", PARTLY)
+@pytest.mark.filterwarnings("ignore:.*(cover|couples)")
+def test_alpha_of_an_update_along_which_slopes_are_unknown(name: str) -> None:
+    change, unknown = PARTLY[name]
+    torch.manual_seed(0)
+    model, module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.MSELoss()
+    change(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    cockpit = Cockpit(model, [quantities.Alpha()], loss_function=module, batchnorm="skip")
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = module(model(torch.randn(5, 3)), torch.randn(5, 2))
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+    found = cockpit.history["Alpha"][0]
+    assert (f"{unknown} have moved" in found.reason) if unknown else math.isfinite(found)
+
+
+@pytest.mark.filterwarnings("ignore:.*not tracked")
+def test_alpha_of_an_update_of_more_than_what_is_tracked() -> None:
+    torch.manual_seed(0)
+    model, module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.MSELoss()
+    cockpit = Cockpit(model, [quantities.Alpha()], loss_function=module)
+    for step in range(3):
+        if step == 1:
+            model.append(nn.Linear(2, 2))
+        optimizer = SGD(model.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        loss = module(model(torch.randn(5, 3)), torch.randn(5, 2))
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+    for found in cockpit.history["Alpha"].values():
+        assert "3.bias, 3.weight have moved" in found.reason
