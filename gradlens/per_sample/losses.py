@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from gradlens.hooks.layer_calls import LossExtension, stored_inputs
 from gradlens.hooks.plain_copy import without_hooks
-from gradlens.hooks.torch_private import LossModule, uncompiled
+from gradlens.hooks.torch_private import LossModule, backward_pass_id, uncompiled
 from gradlens.hooks.undisturbed import buffers_kept, training_kept
 from gradlens.numerics.norms import inner, norm
 from gradlens.numerics.precision import accumulable
@@ -46,6 +46,7 @@ class PerSampleLosses(LossExtension):
         self._values: list[Tensor] = []
         self._proportional: list[Tensor] = []
         self._precision = 0.0
+        self._backward_pass: int | None = None
 
     @property
     def values(self) -> Tensor | None:
@@ -89,6 +90,7 @@ class PerSampleLosses(LossExtension):
         """Called by BackPACK when the gradient at the module's output is known."""
         if not isinstance(module, LossModule) or g_out[0] is None:
             return
+        self._begin(backward_pass_id())
         try:
             shares, proportional = _contributions(module, stored_inputs(module), g_out[0].detach())
         except UnavailableError as reason:
@@ -101,6 +103,12 @@ class PerSampleLosses(LossExtension):
             self._precision = max(self._precision, torch.finfo(g_out[0].dtype).eps)
             self._values.append(shares * batch.scale)
             self._proportional.append(proportional)
+
+    def _begin(self, backward_pass: int) -> None:
+        """Only the latest backward pass counts: others are for gradients of the user's own."""
+        if backward_pass != self._backward_pass:
+            self._backward_pass, self._reason, self._precision = backward_pass, "", 0.0
+            self._values, self._proportional = [], []
 
 
 def _contributions(

@@ -46,8 +46,8 @@ class Alpha(TwoPointQuantity):
 
 NO_LOSSES = "there are no per-sample losses at one of the two steps: {why}"
 PARTLY = (
-    "the slopes along the update are unknown, since {names} have moved and have no per-sample "
-    "gradients at one of the two steps, as the ledger says (print(cockpit.coverage()))"
+    "the slopes along the update are unknown, since {names} have moved and aren't tracked, or have "
+    "no per-sample gradients at one of the two steps"
 )
 OF_ROWS = (
     "there are {rows} losses of {samples} samples: call the loss module with one row for each "

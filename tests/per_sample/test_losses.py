@@ -406,3 +406,15 @@ def test_losses_in_half_precision_whose_mean_is_in_single(dtype: torch.dtype) ->
         loss.backward()
     found = torch.as_tensor(cockpit.history["Losses"][0])
     torch.testing.assert_close(found, losses.detach().float(), rtol=0.02, atol=0)
+
+
+def test_a_gradient_of_the_users_own_inside_the_context_does_not_count() -> None:
+    (model, inputs), module = setting(), nn.CrossEntropyLoss()
+    cockpit = Cockpit(model, [Losses(), quantities.NormTest()], loss_function=module)
+    loss = module(model(inputs), labels())
+    with cockpit(0, loss=loss):
+        torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        loss.backward()
+    found = torch.as_tensor(cockpit.history["Losses"][0])
+    expected = functional.cross_entropy(model(inputs), labels(), reduction="none").detach()
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
