@@ -17,8 +17,9 @@ class Alpha(TwoPointQuantity):
     −1 is the start point, 0 the parabola's minimum, and 1 the point beyond the minimum at the same
     height as the start point (Schneider et al., 2021, arXiv:2102.06604). Losses and slopes at the
     two ends are those of the two steps' batches. The update is the one that the optimizer, of
-    whatever kind, has made. If it has moved parameters without per-sample gradients, the value is a
-    NaN.
+    whatever kind, has made. If it has moved parameters without per-sample gradients, or if
+    something else has changed parameters between an optimizer's step and the next context, the
+    value is a NaN.
     """
 
     needs = ("individual_losses",)
