@@ -91,8 +91,10 @@ def reasons(cockpit: Cockpit) -> Iterator[str]:
     """The reasons of a cockpit's NaN."""
     for name in cockpit.history.names:
         for value in cockpit.history[name].values():
-            if isinstance(value, float) and math.isnan(value):
-                yield f"NaN of {name}: {getattr(value, 'reason', '')}"
+            layers = value.get("layers", {}).values() if isinstance(value, dict) else ()
+            for number in (value, *layers):
+                if isinstance(number, float) and math.isnan(number):
+                    yield f"NaN of {name}: {getattr(number, 'reason', '')}"
 
 
 # What is passed to a cockpit, to quantities and to schedules -------------------------------------
@@ -607,6 +609,13 @@ def layer_replaced(cockpit: Cockpit, model: nn.Module) -> None:
     train(cockpit, model)
 
 
+def replaced_for_updates(_: Path) -> Cockpit:
+    model = net()
+    cockpit = Cockpit(model, [quantities.UpdateSize()])
+    layer_replaced(cockpit, model)
+    return cockpit
+
+
 def frozen_later(cockpit: Cockpit, model: nn.Module) -> None:
     model.get_submodule("0").requires_grad_(False)
     train(cockpit, model)
@@ -629,6 +638,48 @@ def used_after_close(cockpit: Cockpit, model: nn.Module) -> None:
 def logged_after_close(cockpit: Cockpit, model: nn.Module) -> None:
     train(cockpit, model).close()
     cockpit.log(9, test_accuracy=0.5)
+
+
+def two_contexts_of_one_forward_pass(_: Path) -> Cockpit:
+    model = net()
+    cockpit = Cockpit(model, [quantities.OutputNorm()])
+    output = model(torch.randn(5, 4))
+    for step, loss in enumerate((output.square().mean(), output.abs().mean())):
+        with cockpit(step, loss=loss):
+            loss.backward(retain_graph=True)
+    assert cockpit.history["OutputNorm"][0]["layers"]["0"] > 0
+    return cockpit
+
+
+def functions_of_weights(_: Path) -> Cockpit:
+    model = nn.ModuleDict({"only": nn.Linear(4, 3)})
+    cockpit = Cockpit(model, [quantities.OutputNorm()])
+    loss = functional.linear(torch.randn(5, 4), model["only"].weight).square().mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    return cockpit
+
+
+def nothing_for_the_budget(_: Path) -> Cockpit:
+    cockpit = Cockpit(model := net(), some(), budget=0.1)
+    train(cockpit, model).close()
+    return cockpit
+
+
+def plot_of_nothing_for_the_budget(_: Path) -> None:
+    cockpit = Cockpit(model := net(), some(), budget=0.1)
+    train(cockpit, model)
+    plotted(cockpit)
+
+
+def curvature_of_micro_batches(_: Path) -> Cockpit:
+    model = net()
+    cockpit, optimizer = Cockpit(model, [quantities.TICTrace(samples=2)]), sgd(model)
+    for part in range(2):
+        loss = loss_of(model)
+        with cockpit(0, loss=loss, optimizer=optimizer, accumulating=part == 0):
+            loss.backward()
+    return cockpit
 
 
 def without_loss_module(_: Path) -> Cockpit:
@@ -687,7 +738,7 @@ LOOPS: dict[str, tuple[Program, str]] = {
     ),
     "a model whose parameters were replaced": (
         lambda _: tracked(parameters_replaced),
-        r"NaN of NormTest: .*or were the parameters replaced since\?",
+        r"NaN of NormTest: .*or were the parameters frozen or replaced since\?",
     ),
     "an optimizer of replaced parameters": (
         lambda _: tracked(optimizer_from_before),
@@ -695,15 +746,37 @@ LOOPS: dict[str, tuple[Program, str]] = {
     ),
     "a layer that was replaced": (
         lambda _: tracked(layer_replaced),
-        r"note: .*Missing are 2.weight, 2.bias: the loss doesn't depend on it",
+        r"note: .*Missing are 2.weight, 2.bias: the model doesn't have this parameter any more.*"
+        r"make a new one, which continues the run's file with resume=True",
     ),
-    "a layer that was frozen": (
-        lambda _: tracked(frozen_later),
-        r"note: .*Missing are 0.weight, 0.bias: the loss doesn't depend on it",
+    "a layer that was replaced, without per-sample gradients": (
+        replaced_for_updates,
+        r"note: .*2.bias, 2.weight: the model doesn't have this parameter any more.*resume=True",
     ),
     "a loss that is missing": (
         lambda _: tracked(loss_is_missing),
         r"Loss needs the loss: pass loss=... to the context",
+    ),
+    "two contexts of one forward pass": (
+        two_contexts_of_one_forward_pass,
+        r"NaN of OutputNorm: backward went through a forward pass that ran before an earlier "
+        r"context was left.*call backward once",
+    ),
+    "a model that only holds layers": (
+        functions_of_weights,
+        r"note: .*no layer was called.*call the layers themselves, instead of functions",
+    ),
+    "a budget in a short run": (
+        nothing_for_the_budget,
+        r"note: .*step 2: budget=0.1 gave no quantity a turn in 3 steps.*first 13 steps are",
+    ),
+    "a plot of a run with a budget": (
+        plot_of_nothing_for_the_budget,
+        r"ValueError: the history has no steps.*the cockpit's budget",
+    ),
+    "curvature of micro-batches": (
+        curvature_of_micro_batches,
+        r"NaN of TICTrace: .*A micro-batch with a step of its own.*has a value of its own",
     ),
     "no last part of a batch": (
         lambda _: tracked(never_the_last_part),
@@ -964,6 +1037,7 @@ INTENDED: dict[str, Program] = {
     "close twice": lambda _: tracked(closed_twice),
     "two cockpits": lambda _: tracked(on_two_cockpits),
     "eval mode": lambda _: tracked(in_eval_mode),
+    "a layer that is frozen": lambda _: tracked(frozen_later),
     "tied weights": tied_weights,
     "DataParallel on one device": on_one_device,
     "a part that is scripted": scripted_inside,

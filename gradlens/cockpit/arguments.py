@@ -244,8 +244,9 @@ def _short(value: object) -> str:
 
 
 OTHER_OPTIMIZER = (
-    "the optimizer that was passed has none of the cockpit's parameters, so that updates are "
-    "measured after the wrong step: pass the optimizer of the tracked model, made of the "
-    "parameters that the model has now"
+    "the optimizer that was passed has none of the cockpit's parameters: updates are measured when "
+    "the next context is entered, and nothing else is known of the optimizer's steps. Unless it "
+    "updates copies, pass the optimizer of the tracked model, made of the parameters that the "
+    "model has now"
 )
 MISSPELT_KEY = "info has the key {key!r}, which gradlens doesn't read: did you mean {meant!r}?"

@@ -96,10 +96,23 @@ class Budget:
         self._entered = self._began = self._ended = self._left = 0.0
         self._context = self._once = 0.0
         self._steps = 0
+        self._has_given = False
         self._schedules: dict[str, Schedule] = {}
         for quantity in self._quantities:
             self._schedules[quantity.name] = quantity.track_schedule
             quantity.track_schedule = decided_once(self._thinned(quantity))
+
+    @property
+    def gave_nothing(self) -> str:
+        """Why no quantity was tracked at any step; empty if one was, or there were no steps."""
+        if self._has_given or self._latest is None or self._chosen.get(self._latest):
+            return ""
+        return GAVE_NOTHING.format(share=self.share, steps=self._steps, first=WARM_UP + 1 + PAUSE)
+
+    @property
+    def latest_step(self) -> int:
+        """The step whose context was entered last; 0 before there was one."""
+        return self._latest or 0
 
     @property
     def has_means(self) -> bool:
@@ -110,6 +123,7 @@ class Budget:
         """A context is entered: the step before is over."""
         now, before = self.clock(), self._latest
         tracked = [] if before is None else self._chosen.get(before, [])
+        self._has_given |= bool(tracked)
         if self._steps > WARM_UP:
             if not tracked:
                 self._context = self._began - self._entered + self._left - self._ended
@@ -238,6 +252,13 @@ class Budget:
         """Quantities tracked at earlier steps whose cost isn't measured yet."""
         others = [names for step, names in self._chosen.items() if step != global_step]
         return [*(self._bill.names if self._bill else ()), *(n for names in others for n in names)]
+
+
+GAVE_NOTHING = (
+    "budget={share} gave no quantity a turn in {steps} steps, so that there are no values: the "
+    "first {first} steps are measured before anything is tracked, and then quantities take turns "
+    "as their schedules and what they cost allow. Leave the budget out of short runs"
+)
 
 
 def _kind(quantity: Quantity) -> Hashable:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gradlens.cockpit.batch_assembly import BatchAssembly
-from gradlens.cockpit.model import compiled_prefixes
+from gradlens.cockpit.model import compiled_prefixes, removed
 from gradlens.history.coverage import Coverage, few
 from gradlens.hooks.backward_call import BackwardCall
 from gradlens.numerics.unavailable import Contain
@@ -19,9 +19,9 @@ from gradlens.per_sample.batch_parts import BatchPart
 from gradlens.per_sample.context import UNSEEN
 from gradlens.per_sample.gradients import Gradients, Setting
 from gradlens.per_sample.labelling.batch import Batch
-from gradlens.per_sample.labelling.planner import COMPILED
+from gradlens.per_sample.labelling.planner import COMPILED, UNUSED
 from gradlens.per_sample.reducing import Reducer
-from gradlens.quantities.step import gradient_scale
+from gradlens.quantities.step import REMOVED
 from gradlens.reductions import Reduction
 
 
@@ -73,12 +73,6 @@ class StepGradients:
     def loss_factor(self) -> float:
         """∂(what backward is called on)/∂loss."""
         return self._gradients.batch.factor
-
-    @property
-    def loss_weight(self) -> float:
-        """The weight of the batch's loss in what the optimizer minimises, without a scaler's."""
-        weight = self.loss_factor if self.whole is None else self.whole.weight
-        return weight / gradient_scale(self._info)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -133,26 +127,41 @@ class StepGradients:
         found, compiled = self._gradients.collector.unavailable, compiled_prefixes(self._setting)
         absent = [name for name in self._setting.parameters if name not in self.reducer.covered]
         unseen = {n: COMPILED if n.startswith(compiled) else UNSEEN for n in absent}
-        return {name: found.get(name, reason) for name, reason in unseen.items()}
+        reasons = {name: found.get(name, reason) for name, reason in unseen.items()}
+        gone = removed(self._setting) if UNUSED in reasons.values() else ()
+        return reasons | {n: REMOVED for n in gone if reasons.get(n) == UNUSED}
+
+    @property
+    def _frozen(self) -> tuple[str, ...]:
+        return tuple(name for name, p in self._setting.parameters.items() if not p.requires_grad)
 
     @property
     def uncovered(self) -> str:
         """Why no parameter has per-sample gradients; empty if one has."""
         if self.reducer.covered or not self._missing:
             return ""
-        name, reason = next(iter(self._missing.items()))
+        frozen = self._frozen
+        name, reason = min(self._missing.items(), key=lambda each: each[0] in frozen)
         return f"no parameter has per-sample gradients; of {name}: {reason}"
+
+    @property
+    def lacking(self) -> frozenset[str]:
+        """Parameters that have a gradient, but none of single samples."""
+        missing = [(name, self._setting.parameters[name].grad) for name in self._missing]
+        return frozenset(n for n, grad in missing if grad is not None and bool(_any(grad)))
 
     @property
     def coverage(self) -> Coverage:
         """Which parameters have per-sample gradients at this step."""
         coupling = self._gradients.coupling if self.whole is None else self.whole.coupling
+        frozen = self._frozen
         return Coverage(
-            self._missing,
+            {name: reason for name, reason in self._missing.items() if name not in frozen},
             tuple(sorted(coupling)),
             self._setting.batchnorm,
             self.batch.samples,
             self.batch.known_by,
+            frozen,
         )
 
     def notes(self) -> Iterator[str]:
@@ -166,6 +175,10 @@ class StepGradients:
         """Remove all hooks, and free all gradients."""
         self._gradients.end()
         self.reducer.stop()
+
+
+def _any(gradient: Tensor) -> Tensor:
+    return (gradient.coalesce().values() if gradient.is_sparse else gradient).any()
 
 
 SCALED = (

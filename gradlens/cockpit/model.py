@@ -31,11 +31,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def process_group_of(model: nn.Module | None) -> dist.ProcessGroup | None:
-    """The processes that train a model together, if it is wrapped for several."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        group: dist.ProcessGroup = model.process_group
-        return group
-    return None
+    """The processes that train a model together, if there are several."""
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return None
+    group: dist.ProcessGroup = model.process_group
+    return group if group.size() > 1 else None
 
 
 def compiled_prefixes(setting: Setting) -> tuple[str, ...]:
@@ -52,6 +52,14 @@ def untracked(setting: Setting) -> list[str]:
     tracked = {id(parameter) for parameter in setting.parameters.values()}
     named = [] if setting.model is None else setting.model.named_parameters()
     return [name for name, p in named if p.requires_grad and id(p) not in tracked]
+
+
+def removed(setting: Setting) -> list[str]:
+    """Names of tracked parameters that the model doesn't have any more."""
+    if setting.model is None:
+        return []
+    present = {id(parameter) for parameter in setting.model.parameters()}
+    return [name for name, p in setting.parameters.items() if id(p) not in present]
 
 
 def trainable_parameters(params: Any) -> Mapping[str, nn.Parameter]:

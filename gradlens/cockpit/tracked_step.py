@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from gradlens.cockpit.boundary import Refuse
 from gradlens.cockpit.extensions import StepExtensions, needs_layer_hooks, step_extensions
 from gradlens.cockpit.gradients import StepGradients
-from gradlens.cockpit.model import untracked
+from gradlens.cockpit.loss_weight import LossWeight
+from gradlens.cockpit.model import removed, untracked
 from gradlens.cockpit.plain import recordable
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import WaitingQuantity
@@ -24,9 +25,10 @@ from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.hooks.backpack_context import own_pass, with_extensions
 from gradlens.hooks.global_state import GlobalState
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.losses import PerSampleLosses
 from gradlens.quantities.quantity import Phase, Quantity
-from gradlens.quantities.step import Step, gradient_scale
+from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step, gradient_scale
 
 
 class TrackedStep:
@@ -57,6 +59,7 @@ class TrackedStep:
         self._extensions: StepExtensions | None = None
         self._gradients: StepGradients | None = None
         self._losses: PerSampleLosses | None = None
+        self._weight: LossWeight | None = None
         self._values: dict[str, Any] = {}
         self._earlier: dict[str, Any] = {}
         self._before: dict[str, Tensor] = {}
@@ -155,7 +158,7 @@ class TrackedStep:
     def _release(self) -> None:
         if self._gradients is not None:
             self._gradients.release()
-        self._gradients = self._losses = None
+        self._gradients = self._losses = self._weight = None
         self._before = {}
         # Results of extensions that only quantities need are removed from the parameters.
         saved = frozenset() if self._extensions is None else self._extensions.saved
@@ -228,10 +231,11 @@ class TrackedStep:
         if not active and not extensions.apart:
             return
         if "loss" not in info:
-            raise ValueError(
-                f"{type(extensions.apart[0]).__name__} is of second order and needs the loss: "
-                "pass loss=... to the context"
-            )
+            self._refuse_curvature(active, extensions.apart)
+            return
+        if not any(parameter.requires_grad for parameter in setting.parameters.values()):
+            self._refusing(*active)(ALL_FROZEN)
+            return
         is_part = tracking.assembly.has_parts(self._accumulating)
         curvature = LossCurvature(
             self._global_step,
@@ -256,14 +260,30 @@ class TrackedStep:
         if active and is_part:
             tracking.run.note(self._global_step, CURVATURE_OF_A_PART)
 
+    def _refuse_curvature(
+        self, active: Iterable[Quantity], apart: Sequence[BackpropExtension]
+    ) -> None:
+        """Refuse what needs the loss, which wasn't passed; ``ValueError`` if the user runs it."""
+        for extension in apart:
+            reason = SECOND_ORDER.format(extension=type(extension).__name__)
+            if extension in self._by_user:
+                raise ValueError(reason)
+            self._refusing(*self._needing(extension))(reason)
+        for quantity in active:
+            reason = NOT_PASSED.format(quantity=quantity.name, needed="loss")
+            self._refusing(quantity)(reason)
+
     def _run_apart(self, curvature: LossCurvature, extension: BackpropExtension) -> None:
         if extension in self._by_user:
             curvature.run(extension)
             return
-        step, kind = self._global_step, type(extension)
-        needing = [q for q in self._active if any(type(e) is kind for e in q.extensions(step))]
-        with self._tracking.boundary.contain(kind.__name__, self._refusing(*needing)):
+        refuse = self._refusing(*self._needing(extension))
+        with self._tracking.boundary.contain(type(extension).__name__, refuse):
             curvature.run(extension)
+
+    def _needing(self, extension: BackpropExtension) -> list[Quantity]:
+        step, kind = self._global_step, type(extension)
+        return [q for q in self._active if any(type(e) is kind for e in q.extensions(step))]
 
     def _take(self, quantity: Quantity, phase: Phase, found: Any) -> None:
         """Keep what a phase has returned: the value, if it was the quantity's last phase."""
@@ -281,9 +301,17 @@ class TrackedStep:
             self._losses = PerSampleLosses(tracking.setting.loss_reduction)
             within.append(self._losses)
         is_part = tracking.assembly.has_parts(self._accumulating)
-        if extensions.per_sample or interval is not None or is_part:
+        wants_gradients = extensions.per_sample or interval is not None or is_part
+        wants_step = any("optimizer" in quantity.needs for quantity in self._active)
+        if wants_gradients or wants_step or self._losses is not None:
+            self._weight = LossWeight(self._info)
+            stack.enter_context(self._weight.call())
+        if wants_gradients:
             self._gradients = self._step_gradients()
             stack.enter_context(self._gradients.collecting())
+        if self._weight is not None:
+            stack.callback(self._weight.stop)
+            self._weight.start()
         if within or extensions.hooks:
             hooks = [partial(self._run_hook, quantity, hook) for quantity, hook in extensions.hooks]
             stack.enter_context(with_extensions(within, hooks, self._debug))
@@ -353,11 +381,26 @@ class TrackedStep:
         if self._losses is None:
             known: Tensor | None = self._info.get("individual_losses")
             return None if known is None else known.detach()
-        factor = 1.0 if self._gradients is None else self._gradients.loss_factor
-        if self._gradients is not None and "loss" in self._info:
-            self._losses.check_sum(self._info["loss"], factor)
+        assert self._weight is not None
+        try:
+            factor = self._weight.factor
+        except UnavailableError as reason:
+            self._losses.refuse(str(reason))
+            return None
+        if self._weight.loss is not None:
+            self._losses.check_sum(self._weight.loss, factor)
         values = self._losses.values
         return None if values is None else values / factor
+
+    def _loss_weight(self) -> float:
+        """That of ``Step``; a NaN with the reason if it isn't known."""
+        gradients, weight = self._gradients, self._weight
+        if gradients is not None and gradients.whole is not None:
+            return gradients.whole.weight / gradient_scale(self._info)
+        if weight is None:
+            return 1.0
+        found: float = self._tracking.boundary.value("the loss's weight", lambda: weight.weight)
+        return found
 
     def _step(self, individual_losses: Tensor | None) -> Step:
         setting, gradients, info = self._tracking.setting, self._gradients, self._info
@@ -379,16 +422,27 @@ class TrackedStep:
             self._tracking.layers.finish(self._global_step),
             "" if gradients is None else gradients.uncovered,
             {} if gradients is None else gradients.reducer.failed,
-            1.0 if gradients is None else gradients.loss_weight,
+            self._loss_weight(),
+            frozenset(removed(setting)),
+            self._why_no_losses() if individual_losses is None else "",
+            frozenset(untracked(setting)),
+            frozenset() if gradients is None else gradients.lacking,
         )
+
+    def _why_no_losses(self) -> str:
+        if self._tracking.layer_hooks.missed_call:
+            return UNFORESEEN
+        found = "" if self._losses is None else self._losses.unavailable
+        return found or HOW_TO_PASS_LOSSES
 
     def _add_notes(self, step: Step) -> None:
         run, gradients = self._tracking.run, self._gradients
         for note in step.signals.notes:
             run.note(step.global_step, note)
-        names = untracked(self._tracking.setting)
-        if names:
-            run.note(step.global_step, UNTRACKED.format(names=few(names)))
+        if step.untracked:
+            run.note(step.global_step, UNTRACKED.format(names=few(sorted(step.untracked))))
+        if step.removed:
+            run.note(step.global_step, f"{few(sorted(step.removed))}: {REMOVED}")
         if gradients is None:
             return
         if gradients.reducer.values:
@@ -423,9 +477,8 @@ class TrackedStep:
         of_losses = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
         missed_call = self._tracking.layer_hooks.missed_call
         if of_losses and step.individual_losses is None and not missed_call:
-            why = "" if self._losses is None else self._losses.unavailable
             text = NO_INDIVIDUAL_LOSSES.format(
-                quantities=", ".join(of_losses), why=why or HOW_TO_PASS_LOSSES
+                quantities=", ".join(of_losses), why=step.without_losses
             )
             self._tracking.run.note(step.global_step, text)
         retained = {} if self._gradients is None else self._gradients.reducer.retained
@@ -440,13 +493,13 @@ def lacking(quantity: Quantity, info: Mapping[str, Any]) -> str:
 
 UNTRACKED = (
     "{names} need a gradient and are not tracked, since they were frozen, or not yet in the model, "
-    "when the cockpit was made: close the cockpit and make a new one, which continues the run's "
-    "file with resume=True"
+    f"when the cockpit was made: {NEW_COCKPIT}"
 )
 NOT_PASSED = (
     "{quantity} needs the {needed}: pass {needed}=... to the context, as in "
     "cockpit(global_step, {needed}={needed})"
 )
+SECOND_ORDER = "{extension} is of second order and needs the loss: pass loss=... to the context"
 ENTERED = (
     "a context is entered once, for one step: call the cockpit anew for each step, as in "
     "`with cockpit(step, loss=loss):`"
@@ -460,6 +513,10 @@ UNFORESEEN = (
     "this step's forward pass ran without hooks on layers, since no quantity was expected to need "
     "them; they are installed from now on. Where steps come irregularly, run the forward pass "
     "inside cockpit.forward(step)"
+)
+ALL_FROZEN = (
+    "all parameters that are tracked are frozen: if others are trained, close the cockpit and make "
+    "a new one, which continues the run's file with resume=True"
 )
 CURVATURE_OF_A_PART = (
     "the batch comes in parts, from micro-batches or processes; its curvature is that of the last "

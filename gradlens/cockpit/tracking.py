@@ -96,6 +96,8 @@ class Tracking:
             self.updates.begin_step()
             self.updates.close_interval()
         with self.boundary.contain("closing the run"):
+            if self.budget is not None and self.budget.gave_nothing:
+                self.run.note(self.budget.latest_step, self.budget.gave_nothing)
             self.run.close()
         self.layers.close()
         self.layer_hooks.close()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.plain import recordable
+from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
+from gradlens.numerics.precision import double
 from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.quantities.consecutive import real_parts
+from gradlens.quantities.held import not_held
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
@@ -121,9 +124,9 @@ class Updates:
 class PendingUpdate:
     """A tracked step whose parameter update is still to come.
 
-    ``on_update`` is called once, by the optimizer's step or by ``resolve``. ``overtaken`` says that
-    the optimizer has stepped again since. ``retained`` are operators whose projections on the
-    update are computed; they are freed then.
+    ``on_update`` is called once, by the optimizer's step or by ``resolve``. ``overtaken`` is the
+    reason why the next step doesn't begin where the update ended, if so. ``retained`` are operators
+    whose projections on the update are computed; they are freed then.
     """
 
     def __init__(
@@ -141,7 +144,8 @@ class PendingUpdate:
         self._on_update: Callable[[PendingUpdate, Update | Undefined], None] | None = on_update
         self._boundary = boundary
         self._before = dict(before)
-        self.overtaken = False
+        self.overtaken = ""
+        self._sums: Mapping[str, Tensor] = {}
         # It stays until the context after: torch's hooks must not change while they run.
         self._handles: list[RemovableHandle] = []
 
@@ -151,12 +155,13 @@ class PendingUpdate:
         Where several optimizers share the parameters, the update is over at the next step.
         """
         optimizer = self.step.optimizer
-        if optimizer is not None and _holds(optimizer, self.step.parameters.values()):
+        if optimizer is not None and not not_held(optimizer, self.step.parameters):
             hook = optimizer.register_step_post_hook
             self._handles.append(hook(lambda *_: self._stepped()))
 
     def _stepped(self) -> None:
-        self.overtaken = self._on_update is None
+        if self._on_update is None:
+            self.overtaken = SEVERAL_STEPS
         self.resolve()
 
     @torch.no_grad()
@@ -173,20 +178,32 @@ class PendingUpdate:
             on_update(self, update)
 
     def _update(self) -> Update:
+        if any(Phase.AT_NEXT_STEP in each.quantity.phases for each in self.waiting):
+            self._sums = _sums(self.step.parameters)
         direction = _difference(self.step.parameters, self._before)
         return Update(direction, _projections(self._retained, direction))
 
+    @torch.no_grad()
     def close(self) -> None:
-        """Remove the hook from the optimizer."""
+        """Remove the hook from the optimizer: the next step begins."""
+        if self._sums and not self.overtaken:
+            now = _sums(self.step.parameters)
+            changed = [name for name, each in self._sums.items() if not _same(each, now[name])]
+            self.overtaken = CHANGED.format(names=few(changed)) if changed else ""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
 
-def _holds(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether an optimizer updates all parameters that aren't frozen."""
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return all(id(p) in held for p in parameters if p.requires_grad)
+def _sums(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """A number for each parameter, which is another one if its elements have changed."""
+    found = {name: real_parts(parameter.detach()) for name, parameter in parameters.items()}
+    return {name: each.sum(dtype=double(each.new_empty(0)).dtype) for name, each in found.items()}
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    now = other.to(one.device)
+    return bool((one == now) | (one.isnan() & now.isnan()))
 
 
 def _difference(
@@ -222,7 +239,8 @@ class Interval:
     def values(self, end: Step, boundary: Boundary) -> dict[str, Any]:
         """The quantities' values, of which ``start`` is the step."""
         if self._pending.overtaken:
-            return {each.quantity.name: Undefined(OVERTAKEN) for each in self.waiting}
+            reason = self._pending.overtaken
+            return {each.quantity.name: Undefined(reason) for each in self.waiting}
         found = boundary.value("the interval between two steps", end.total, self.reduction)
         update = replace(self._update, end_projections=found)
         return {
@@ -237,7 +255,12 @@ class Interval:
         return recordable(each.quantity, self.start.global_step, value)
 
 
-OVERTAKEN = (
+SEVERAL_STEPS = (
     "the optimizer stepped more than once before the next tracked step: enter the context at every "
     "step"
+)
+CHANGED = (
+    "{names} have changed between the optimizer's step and the next context, so that this doesn't "
+    "begin where the update ended. Without optimizer=..., the update is measured when the next "
+    "context is entered"
 )

@@ -11,7 +11,9 @@ from torch import Tensor
 from gradlens.curvature.recomputed_nodes import twice_differentiable_nodes
 from gradlens.hooks.undisturbed import hooks_muted
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.per_sample.gradients import OF_OTHERS
 from gradlens.per_sample.labelling.graph import nodes_below
+from gradlens.per_sample.labelling.planner import FREED, FREED_GRAPH
 
 _REMEDY = (
     "Compute the loss with operations that torch can differentiate twice. If it uses attention "
@@ -38,7 +40,8 @@ def differentiable_gradient(
 
     An entry is None where the gradient is zero or constant, so has no derivative of its own.
     Raises ``UnavailableError`` for an operation without second derivative, such as a function that
-    is declared to be differentiable only once: torch would leave out its derivative silently.
+    is declared to be differentiable only once: torch would leave out its derivative silently; and
+    where the output depends on none of the inputs.
     """
     if cotangent is None:
         cotangent = torch.ones_like(output)
@@ -47,6 +50,8 @@ def differentiable_gradient(
         cotangent = cotangent.detach().requires_grad_()
     with hooks_muted(inputs), _explained(), twice_differentiable_nodes(output):
         found = torch.autograd.grad(output, inputs, cotangent, create_graph=True, allow_unused=True)
+    if all(gradient is None for gradient in found):
+        raise UnavailableError(OF_OTHERS)
     gradients = [g if g is not None and g.requires_grad else None for g in found]
     _refuse_once_differentiable(g for g in gradients if g is not None)
     return gradients
@@ -85,13 +90,15 @@ def depends_on(output: Tensor, tensor: Tensor) -> bool:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Turn torch's errors on missing second derivatives into ``UnavailableError``."""
+    """Turn torch's errors on missing second derivatives, or graphs, into ``UnavailableError``."""
     try:
         yield
     except RuntimeError as error:
         missing = isinstance(error, NotImplementedError)
         if missing or any(words in str(error) for words in _TORCH_SAYS):
             raise _not_twice_differentiable(str(error)) from error
+        if FREED_GRAPH in str(error):
+            raise UnavailableError(FREED) from error
         raise
 
 

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from scipy.sparse import linalg
 from torch import Tensor
 
+from gradlens.numerics.unavailable import UnavailableError
+
 if TYPE_CHECKING:
     _LinearOperator = linalg.LinearOperator[np.floating[Any]]
 else:
@@ -31,7 +33,8 @@ class CurvatureOperator(_LinearOperator, ABC):
     The operator keeps the loss's graph alive, and works until a parameter changes or the graph is
     freed. ``slices`` maps each parameter's name to its part of the flat vector.
 
-    Raises ``ValueError`` without parameters, and for one that doesn't require a gradient.
+    Raises ``ValueError`` without parameters, and for one that doesn't require a gradient;
+    ``UnavailableError`` for complex ones.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], scale: float) -> None:
@@ -113,6 +116,11 @@ def _check(parameters: Mapping[str, Tensor]) -> None:
     frozen = [name for name, p in parameters.items() if not p.requires_grad]
     if frozen:
         raise ValueError(f"{frozen} don't require a gradient: pass only parameters that do")
+    complex_ones = [name for name, p in parameters.items() if p.is_complex()]
+    if complex_ones:
+        raise UnavailableError(
+            f"curvature is that of real parameters, and {complex_ones} are complex"
+        )
 
 
 def _accumulation_dtype(tensors: Any) -> torch.dtype:

@@ -10,6 +10,8 @@ from typing import Any
 FEW = 6
 """No more names than this are listed in a remark."""
 
+FROZEN = "it is frozen"
+
 COUPLING = {
     "coupled": (
         "per-sample gradients are not defined. What is tracked are each sample's contributions to "
@@ -30,9 +32,10 @@ COUPLING = {
 class Coverage:
     """What per-sample gradients a step had.
 
-    ``missing`` says of parameters why they have none. ``coupled`` names the layers that normalise
-    over the batch, and ``batchnorm`` the policy for these (``gradlens.per_sample.batchnorm``).
-    ``samples`` is N and ``known_by`` how it is known.
+    ``missing`` says of parameters why they have none. ``frozen`` are those that need no gradient at
+    the step, and aren't trained. ``coupled`` names the layers that normalise over the batch, and
+    ``batchnorm`` the policy for these (``gradlens.per_sample.batchnorm``). ``samples`` is N and
+    ``known_by`` how it is known.
     """
 
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -40,10 +43,11 @@ class Coverage:
     batchnorm: str = "coupled"
     samples: int | None = None
     known_by: str = ""
+    frozen: tuple[str, ...] = ()
 
     def share(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Covered elements over all elements of the parameters with these shapes."""
-        sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+        """Covered elements over all that aren't frozen, of the parameters with these shapes."""
+        sizes = {n: math.prod(shape) for n, shape in shapes.items() if n not in self.frozen}
         absent = sum(size for name, size in sizes.items() if name in self.missing)
         total = sum(sizes.values())
         return 1 - absent / total if total else math.nan
@@ -74,7 +78,8 @@ class Coverage:
 
     def plain(self) -> dict[str, Any]:
         """For a file."""
-        return asdict(self) | {"missing": dict(self.missing), "coupled": list(self.coupled)}
+        lists = {"coupled": list(self.coupled), "frozen": list(self.frozen)}
+        return asdict(self) | {"missing": dict(self.missing), **lists}
 
     @classmethod
     def from_plain(cls, found: Mapping[str, Any]) -> Coverage:
@@ -85,6 +90,7 @@ class Coverage:
             found["batchnorm"],
             found["samples"],
             found["known_by"],
+            tuple(found["frozen"]),
         )
 
 
@@ -122,7 +128,7 @@ class CoverageTable:
         return [*lines, *self._batch(), *self._notes()]
 
     def _what(self, name: str) -> str:
-        why = self.coverage.missing.get(name)
+        why = FROZEN if name in self.coverage.frozen else self.coverage.missing.get(name)
         return f"none: {why}" if why else "covered"
 
     def _of_all(self) -> str:

@@ -242,6 +242,7 @@ COVERAGE = Fields(
                 "batchnorm": OneOf(tuple(COUPLING)),
                 "samples": Either(Whole(0, 2**53)),
                 "known_by": Is(str),
+                "frozen": ListOf(Is(str)),
             }
         ),
     }

@@ -335,5 +335,5 @@ NO_GRAPH = (
 )
 OF_OTHERS = (
     "the loss depends on none of the tracked parameters, or in a way that autograd doesn't follow: "
-    "was it computed by another model or a copy, or were the parameters replaced since?"
+    "was it computed by another model or a copy, or were the parameters frozen or replaced since?"
 )

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from gradlens.hooks.layer_calls import LossExtension, stored_inputs
 from gradlens.hooks.plain_copy import without_hooks
-from gradlens.hooks.torch_private import LossModule, uncompiled
+from gradlens.hooks.torch_private import LossModule, backward_pass_id, uncompiled
 from gradlens.hooks.undisturbed import buffers_kept, training_kept
 from gradlens.numerics.norms import inner, norm
 from gradlens.numerics.precision import accumulable
@@ -45,6 +45,8 @@ class PerSampleLosses(LossExtension):
         self._reason = ""
         self._values: list[Tensor] = []
         self._proportional: list[Tensor] = []
+        self._precision = 0.0
+        self._backward_pass: int | None = None
 
     @property
     def values(self) -> Tensor | None:
@@ -63,6 +65,10 @@ class PerSampleLosses(LossExtension):
             return SEVERAL_SIZES
         return "" if all(self._proportional) else NOT_PROPORTIONAL
 
+    def refuse(self, reason: str) -> None:
+        """Make the values unavailable, for a reason."""
+        self._reason = self._reason or reason
+
     def check_sum(self, loss: Tensor, factor: float) -> None:
         """Make the values unavailable if they don't add up to ``loss``, up to rounding.
 
@@ -75,14 +81,16 @@ class PerSampleLosses(LossExtension):
         contributions = values.double() / scale
         difference = (contributions.sum() - loss.detach().to(contributions).sum()).abs()
         # To half of the digits: the loss has rounding errors of many operations.
-        rounding = torch.finfo(loss.dtype).eps ** 0.5 * contributions.abs().sum()
+        precision = max(self._precision, torch.finfo(loss.dtype).eps)
+        rounding = precision**0.5 * contributions.abs().sum()
         if bool(difference > rounding):
-            self._reason = OTHER_LOSS
+            self.refuse(OTHER_LOSS)
 
     def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
         """Called by BackPACK when the gradient at the module's output is known."""
         if not isinstance(module, LossModule) or g_out[0] is None:
             return
+        self._begin(backward_pass_id())
         try:
             shares, proportional = _contributions(module, stored_inputs(module), g_out[0].detach())
         except UnavailableError as reason:
@@ -91,8 +99,16 @@ class PerSampleLosses(LossExtension):
             self._reason = FAILED.format(module=type(module).__name__, error=first_line(error))
         else:
             batch = Batch(len(shares), loss_reduction=self._loss_reduction)
+            # A module's output may be in half precision, and the loss in single.
+            self._precision = max(self._precision, torch.finfo(g_out[0].dtype).eps)
             self._values.append(shares * batch.scale)
             self._proportional.append(proportional)
+
+    def _begin(self, backward_pass: int) -> None:
+        """Only the latest backward pass counts: others are for gradients of the user's own."""
+        if backward_pass != self._backward_pass:
+            self._backward_pass, self._reason, self._precision = backward_pass, "", 0.0
+            self._values, self._proportional = [], []
 
 
 def _contributions(

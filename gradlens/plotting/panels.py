@@ -122,7 +122,7 @@ def nothing(history: History) -> str:
         names = ", ".join(history.names)
         return (
             "the history has no steps: backward must run inside the cockpit's context, as in "
-            "`with cockpit(step, loss=loss):`; also check discard, and the track_schedule of "
-            f"{names}"
+            "`with cockpit(step, loss=loss):`; also check discard, the cockpit's budget, and the "
+            f"track_schedule of {names}"
         )
     return f"none of the recorded series can be drawn: {', '.join(history.names)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import local_step_size
@@ -16,7 +17,9 @@ class Alpha(TwoPointQuantity):
     −1 is the start point, 0 the parabola's minimum, and 1 the point beyond the minimum at the same
     height as the start point (Schneider et al., 2021, arXiv:2102.06604). Losses and slopes at the
     two ends are those of the two steps' batches. The update is the one that the optimizer, of
-    whatever kind, has made.
+    whatever kind, has made. If it has moved parameters without per-sample gradients, or if
+    something else has changed parameters between an optimizer's step and the next context, the
+    value is a NaN.
     """
 
     needs = ("individual_losses",)
@@ -27,9 +30,13 @@ class Alpha(TwoPointQuantity):
         if length == 0:
             return Undefined("the update is zero")
         if start.individual_losses is None or end.individual_losses is None:
-            return Undefined(NO_LOSSES)
+            return Undefined(NO_LOSSES.format(why=start.without_losses or end.without_losses))
         if update.projections is None or update.end_projections is None:
             return Undefined("no per-sample gradients at one of the two steps")
+        unknown = {n for n in start.lacking | end.lacking if bool(update.direction[n].any())}
+        unknown |= start.untracked | end.untracked
+        if unknown:
+            return Undefined(PARTLY.format(names=few(sorted(unknown))))
         losses = (start.individual_losses, end.individual_losses)
         for one, dots in zip(losses, (update.projections, update.end_projections), strict=True):
             if one.numel() != dots.numel():
@@ -38,9 +45,10 @@ class Alpha(TwoPointQuantity):
         return local_step_size(losses, slopes, length)
 
 
-NO_LOSSES = (
-    "there are no per-sample losses at one of the two steps: pass the loss module to the cockpit, "
-    "or the losses of single samples to the context, as info={'individual_losses': ...}"
+NO_LOSSES = "there are no per-sample losses at one of the two steps: {why}"
+PARTLY = (
+    "the slopes along the update are unknown, since {names} have moved and aren't tracked, or have "
+    "no per-sample gradients at one of the two steps"
 )
 OF_ROWS = (
     "there are {rows} losses of {samples} samples: call the loss module with one row for each "

@@ -7,6 +7,7 @@ from torch.optim import SGD, Optimizer
 from gradlens.history.view import View
 from gradlens.numerics.formulas import batch_size_rule
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.quantities.held import why_not_held
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Deviations
@@ -28,6 +29,9 @@ class CABS(SingleStepQuantity):
 
     def compute(self, step: Step) -> float:
         learning_rate = plain_sgd_learning_rate(step.optimizer) * step.gradient_factor
+        problem = "" if step.optimizer is None else why_not_held(step.optimizer, step.parameters)
+        if problem:
+            raise UnavailableError(problem)
         return batch_size_rule(step.total(Deviations()), learning_rate, step.mean_loss())
 
 

@@ -55,7 +55,8 @@ def cosine(first: Tensor, second: Tensor) -> float:
     lengths = [norm(one) for one in (first, second)]
     if not all(float(length) for length in lengths):
         return Undefined("one of the two steps is zero")
-    units = [one.flatten().to(length.dtype) / length for one, length in
+    dtype = torch.promote_types(*(length.dtype for length in lengths))
+    units = [one.flatten().to(dtype) / length for one, length in
              zip((first, second), lengths, strict=True)]  # fmt: skip
     value = float(inner(*units))
     if math.isnan(value):

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.norms import norm
+from gradlens.numerics.precision import accumulable
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
-from gradlens.quantities.step import Step
+from gradlens.quantities.step import REMOVED, Step
 
 
 class Distance(SingleStepQuantity):
@@ -23,6 +25,8 @@ class Distance(SingleStepQuantity):
 
     def compute(self, step: Step) -> dict[str, Tensor | float]:
         return {
-            name: explained(norm(p.detach() - self._start[name]), f"the parameter {name}")
+            name: Undefined(REMOVED)
+            if name in step.removed
+            else explained(norm(accumulable(p) - self._start[name]), f"the parameter {name}")
             for name, p in step.parameters.items()
         }

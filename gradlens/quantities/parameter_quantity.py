@@ -14,10 +14,10 @@ from gradlens.history.undefined import Undefined
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.selective import choose_parameters
-from gradlens.quantities.step import Step, gradient_scale
+from gradlens.quantities.step import REMOVED, Step, gradient_scale
 from gradlens.signals.selection import Selection, Selectors, selection
 
-NO_GRADIENT = "it has no gradient: the loss doesn't depend on it"
+NO_GRADIENT = "it has no gradient: the loss doesn't depend on it, or it is frozen"
 
 
 @dataclass(eq=False)
@@ -55,7 +55,9 @@ class ParameterQuantity(SingleStepQuantity):
     def compute(self, step: Step) -> dict[str, Any]:
         parameters = {name: step.parameters[name] for name in self.chosen}
         values = {
-            name: explained(self.parameter_value(step, name, p), f"the {self.part} {name}")
+            name: Undefined(REMOVED)
+            if name in step.removed
+            else explained(self.parameter_value(step, name, p), f"the {self.part} {name}")
             for name, p in parameters.items()
         }
         self.end_step()
@@ -84,7 +86,7 @@ def parameter_layers(layers: Selectors | Selection | None, exclude: Selectors) -
 
 def gradient_of(parameter: nn.Parameter, step: Step) -> Tensor | Undefined:
     """``p.grad``, dense and without a scaler's scale."""
-    if parameter.grad is None:
+    if parameter.grad is None or not parameter.requires_grad:
         return Undefined(NO_GRADIENT)
     scale, gradient = gradient_scale(step.info), parameter.grad.detach().to_dense()
     if scale == 1:

@@ -18,11 +18,13 @@ from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.quantities.kinds import CurvatureQuantity
+from gradlens.quantities.held import why_not_held
+from gradlens.quantities.kinds import GradientCurvatureQuantity
+from gradlens.quantities.step import Step
 
 
 @dataclass(eq=False)
-class Stability(CurvatureQuantity):
+class Stability(GradientCurvatureQuantity):
     """Sharpness, and the threshold above which the optimizer is unstable on a quadratic.
 
     For gradient descent with learning rate η, ``"sharpness"`` is the Hessian's largest eigenvalue
@@ -31,7 +33,9 @@ class Stability(CurvatureQuantity):
     For Adam, sharpness is the largest eigenvalue of P⁻¹H with Adam's preconditioner P, and the
     threshold is (2+2β₁)/((1−β₁)η) (Cohen et al., 2022, arXiv:2207.14484). ``"ratio"`` is sharpness
     over threshold: above 1, the step is unstable. H is the Hessian of the mean loss. A step of η on
-    a sum loss is one of Nη on the mean loss: η is multiplied by N there, or P divided by N.
+    a sum loss is one of Nη on the mean loss: η is multiplied by N there, or P divided by N. Any
+    other factor that backward is called with counts in the same way. If backward is called on
+    something that isn't a multiple of the loss, such as one with a regulariser, values are NaN.
     ``tolerance`` and ``max_products`` are those of ``HessMaxEV``.
     """
 
@@ -45,7 +49,8 @@ class Stability(CurvatureQuantity):
         super().__post_init__()
         self._eigenpairs = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
-    def compute(self, curvature: LossCurvature) -> dict[str, float]:
+    def before_backward(self, curvature: LossCurvature) -> Sharpness | Undefined:
+        """Sharpness and threshold of the loss itself, or why there are none."""
         assert curvature.optimizer is not None  # the cockpit has checked `needs`
         try:
             if curvature.is_part and curvature.batch.loss_reduction == "sum":
@@ -54,15 +59,46 @@ class Stability(CurvatureQuantity):
                 curvature.optimizer, curvature.parameters, curvature.loss_factor
             )
         except _NoTheoryError as reason:
-            nan = Undefined(str(reason))
-            return {"sharpness": nan, "threshold": nan, "ratio": nan}
+            return Undefined(str(reason))
         matrix: LinearOperator | HessianOperator = curvature.hessian
         if limit.scaling is not None:
             matrix = _rescaled(curvature.hessian, limit.scaling)
         found = self._eigenpairs(matrix, curvature.seed)
-        sharpness = float(found.values[0]) if found.converged else Undefined(found.reason)
-        ratio = sharpness / limit.threshold if found.converged else sharpness
-        return {"sharpness": sharpness, "threshold": limit.threshold, "ratio": ratio}
+        value = float(found.values[0]) if found.converged else Undefined(found.reason)
+        return Sharpness(value, limit)
+
+    def compute(self, step: Step, earlier: Sharpness | Undefined) -> dict[str, float]:
+        weight = Undefined(NEGATIVE) if step.loss_weight < 0 else step.loss_weight
+        if isinstance(earlier, Undefined):
+            return _everywhere(earlier)
+        if isinstance(weight, Undefined):
+            return _everywhere(weight)
+        return earlier.under(weight)
+
+
+def _everywhere(value: float) -> dict[str, float]:
+    return {"sharpness": value, "threshold": value, "ratio": value}
+
+
+@dataclass(frozen=True)
+class Sharpness:
+    """The largest eigenvalue, a NaN if it isn't found, and the ``limit`` that it is compared with.
+
+    Both are those of the loss itself.
+    """
+
+    value: float
+    limit: StabilityLimit
+
+    def under(self, weight: float) -> dict[str, float]:
+        """The record if the optimizer minimises ``weight`` times the loss."""
+        sharpness, threshold = self.value, self.limit.threshold
+        if self.limit.scaling is None:
+            threshold /= weight
+        elif not isinstance(sharpness, Undefined):
+            sharpness *= weight
+        ratio = sharpness if isinstance(sharpness, Undefined) else sharpness / threshold
+        return {"sharpness": sharpness, "threshold": threshold, "ratio": ratio}
 
 
 @dataclass(frozen=True)
@@ -80,6 +116,10 @@ SUM_OVER_PARTS = (
     "the step on a sum loss grows with the number of samples, which isn't known before all "
     "parts of the batch are there: use a mean loss"
 )
+NEGATIVE = (
+    "backward was called on a negative multiple of the loss: maximising is never stable on a "
+    "quadratic with a minimum"
+)
 
 
 class _NoTheoryError(Exception):
@@ -90,6 +130,9 @@ def stability_limit(
     optimizer: Optimizer, parameters: Mapping[str, Tensor], loss_factor: float = 1
 ) -> StabilityLimit:
     """The limit at the optimizer's next step, which is on ``loss_factor`` times the mean loss."""
+    problem = why_not_held(optimizer, parameters)
+    if problem:
+        raise _NoTheoryError(problem)
     group, *others = optimizer.param_groups
     keys = ("lr", "momentum", "dampening", "nesterov", "betas", "eps")
     if any(other.get(key) != group.get(key) for other in others for key in keys):

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import layer_of
 from gradlens.per_sample.labelling.batch import LossReduction
@@ -25,8 +26,11 @@ class Step:
     context. ``reduced`` has the results of reductions, by reduction and parameter; read it by the
     methods below. ``uncovered`` is the reason why no parameter has per-sample gradients, and
     ``failed`` the reason why a reduction has no value. ``loss_weight`` is the factor between the
-    loss and what the optimizer minimises, such as 0.5 for ``(loss / 2).backward()``; a scaler's
-    doesn't count.
+    loss and what the optimizer minimises, such as 0.5 for ``(loss / 2).backward()``, without a
+    scaler's, and a NaN with its reason where it isn't known. ``removed`` names the parameters that
+    the model doesn't have any more. ``without_losses`` is the reason why ``individual_losses`` are
+    unknown. ``untracked`` names the model's trained parameters besides ``parameters``, and
+    ``lacking`` those of ``parameters`` that have a gradient, but none of single samples.
     """
 
     global_step: int
@@ -42,6 +46,10 @@ class Step:
     uncovered: str = ""
     failed: Mapping[Reduction, str] = field(default_factory=dict)
     loss_weight: float = 1.0
+    removed: frozenset[str] = frozenset()
+    without_losses: str = ""
+    untracked: frozenset[str] = frozenset()
+    lacking: frozenset[str] = frozenset()
 
     def without_gradients(self) -> Step:
         """The step without reductions, signals and graph, to be kept until the next step."""
@@ -94,7 +102,12 @@ class Step:
 
     @property
     def gradient_factor(self) -> float:
-        """The gradient of what the optimizer minimises, over ḡ; N under a sum loss."""
+        """The gradient of what the optimizer minimises, over ḡ; N under a sum loss.
+
+        ``UnavailableError`` if that is no constant, or isn't known.
+        """
+        if isinstance(self.loss_weight, Undefined):
+            raise UnavailableError(self.loss_weight.reason)
         return self.loss_weight * self._loss_factor
 
     @property
@@ -111,9 +124,15 @@ class Step:
         """``p.grad`` of all parameters that have one, without a scaler's scale.
 
         The others are those that optimizers leave out, too, such as an expert without tokens.
-        ``UnavailableError`` if none has one.
+        Parameters that are frozen, or that the model has no longer, may have gradients of earlier
+        steps, which don't count. ``UnavailableError`` if none has one.
         """
-        found = {n: p.grad.detach() for n, p in self.parameters.items() if p.grad is not None}
+        trained = {n: p for n, p in self.parameters.items() if n not in self.removed}
+        found = {
+            name: parameter.grad.detach()
+            for name, parameter in trained.items()
+            if parameter.grad is not None and parameter.requires_grad
+        }
         if not found:
             raise UnavailableError(NO_GRADIENTS)
         scale = gradient_scale(self.info)
@@ -133,9 +152,16 @@ NOTHING_COVERED = (
 )
 
 
+NEW_COCKPIT = (
+    "close the cockpit and make a new one, which continues the run's file with resume=True"
+)
+REMOVED = (
+    "the model doesn't have this parameter any more, since it, or its layer, was replaced or "
+    f"removed: {NEW_COCKPIT}"
+)
 NO_GRADIENTS = (
     "no parameter has a gradient: no backward pass ran inside the context, the loss doesn't depend "
-    "on any of them, or a hook has cleared their gradients"
+    "on any of them, all are frozen or were replaced, or a hook has cleared their gradients"
 )
 
 

@@ -82,7 +82,8 @@ class TIC(GradientCurvatureQuantity):
 
 OF_PARTS = (
     "the batch comes in parts, from micro-batches or processes: gradients are those of all parts, "
-    "and curvature is that of one"
+    "and curvature is that of one. A micro-batch with a step of its own, without "
+    "accumulating=True, has a value of its own"
 )
 
 

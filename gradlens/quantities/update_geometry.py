@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import nn
 
+from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import UpdateQuantity
 from gradlens.quantities.parameter_quantity import parameter_layers
 from gradlens.quantities.selective import choose_parameters
-from gradlens.quantities.step import Step
+from gradlens.quantities.step import REMOVED, Step
 from gradlens.quantities.update import Update
 from gradlens.signals.selection import Selection, Selectors
 
@@ -51,7 +52,9 @@ class UpdateGeometry(UpdateQuantity):
 
     def compute(self, step: Step, update: Update) -> dict[str, Any]:
         values = {
-            name: explained(
+            name: Undefined(REMOVED)
+            if name in step.removed
+            else explained(
                 geometry(name, update.direction[name], self.normalize, self._steps),
                 f"the update of {name}",
             )

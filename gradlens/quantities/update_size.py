@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import UpdateQuantity
-from gradlens.quantities.step import Step
+from gradlens.quantities.step import REMOVED, Step
 from gradlens.quantities.update import Update
 
 
@@ -16,5 +17,8 @@ class UpdateSize(UpdateQuantity):
 
     def compute(self, step: Step, update: Update) -> dict[str, float]:
         return {
-            name: explained(size, f"the update of {name}") for name, size in update.norms().items()
+            name: Undefined(REMOVED)
+            if name in step.removed
+            else explained(size, f"the update of {name}")
+            for name, size in update.norms().items()
         }

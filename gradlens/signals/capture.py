@@ -38,6 +38,15 @@ NO_CALL = (
     "no layer was called before the backward pass: call the model itself; if torch.compile came "
     "before the cockpit, make the cockpit first"
 )
+NO_CALL_OF_LAYERS = (
+    "no layer was called before the backward pass: call the layers themselves, instead of "
+    "functions of their weights; the model, which only holds them, has no forward method"
+)
+OVER = (
+    "backward went through a forward pass that ran before an earlier context was left, and that "
+    "counts for that context alone: call backward once, on the sum of the losses, or run the "
+    "forward pass again"
+)
 NOTHING_EVALUATED = "no layer was called in this context"
 
 
@@ -62,6 +71,9 @@ class SignalCapture(HookOwner):
         ``report`` is called with the exceptions of hooks.
         """
         self._report = report
+        is_called = type(model).forward is not nn.Module.forward
+        self._no_call = NO_CALL if is_called else NO_CALL_OF_LAYERS
+        self._over: set[str] = set()
         self._failure = ""
         self.modules = dict(modules)
         axes = find_axes(model)
@@ -102,6 +114,7 @@ class SignalCapture(HookOwner):
         """Discard what was recorded, and record from now on what the next step wants."""
         self._discard(self._calls)
         self._calls, self._open_calls, self._without_gradients = [], {}, set()
+        self._over = set()
         self._in_backward = self._inside_model = False
         self._recorded_requests = dict(wanted)
         self._wanted = wanted
@@ -162,7 +175,7 @@ class SignalCapture(HookOwner):
             late = requests - self._recorded_requests.get(layer, frozenset())
             reasons[layer] = self._why_uncounted(layer, requests, calls)
             reasons[layer] |= dict.fromkeys(late, not_recorded)
-        return self._noted(signals_of(calls, wanted, self.modules, reasons), NO_CALL)
+        return self._noted(signals_of(calls, wanted, self.modules, reasons), self._no_call)
 
     @contextmanager
     def evaluating(self, wanted: Requests) -> Iterator[list[LayerSignals]]:
@@ -193,6 +206,8 @@ class SignalCapture(HookOwner):
         """Why none of a layer's calls count, if it was called."""
         if any(call.layer == layer for call in calls):
             return {}
+        if layer in self._over:
+            return dict.fromkeys(requests, OVER)
         if any(call.layer == layer for call in self._calls):
             return dict.fromkeys(requests, UNREACHED)
         without = layer in self._without_gradients
@@ -206,6 +221,7 @@ class SignalCapture(HookOwner):
         for call in calls:
             # The graph refers to its calls, and a user may keep the graph.
             call.values.clear()
+            call.is_over = True
 
     # Called by hooks. At the steps that are recorded, compiled models run in pieces between them.
 
@@ -291,6 +307,9 @@ class SignalCapture(HookOwner):
     def _record_gradient(
         self, call: RecordedCall, gradient: Tensor, requests: Sequence[Request], of_input: bool
     ) -> None:
+        if call.is_over:
+            self._over.add(call.layer)
+            return
         if not of_input:
             call.reached = True
             # Calls from now on, such as those of the next checkpoint, belong to no earlier pass.

@@ -38,7 +38,8 @@ class RecordedCall:
     and its output needs no gradient, so that no backward pass can reach it. ``create_graph``: a
     backward pass with ``create_graph=True`` has gone through it, perhaps only to make the loss.
     ``samples`` is the length of the output's axis that is taken for that of the samples;
-    ``axis_known`` if the layer itself defines it.
+    ``axis_known`` if the layer itself defines it. ``is_over``: it was discarded, and
+    counts no more.
     """
 
     layer: str
@@ -50,6 +51,7 @@ class RecordedCall:
     create_graph: bool = False
     samples: int | None = None
     axis_known: bool = False
+    is_over: bool = False
 
     def add(self, request: Request, value: Any) -> None:
         """Store a value, or add it to that of an earlier backward pass."""

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
+from backpack.extensions import KFLR, BatchGrad
+from torch import nn
 
-from gradlens import quantities
+from gradlens import Cockpit, quantities
 from gradlens.history.undefined import Undefined
 from gradlens.reductions import Reduction, SquaredNorms
 from tests.cases.injected_exceptions import (
@@ -46,6 +49,25 @@ class OfReduction(quantities.SingleStepQuantity):
 
     def compute(self, step: Any) -> Any:
         return step.total(self.reductions[0])
+
+
+class OfKronecker(quantities.SingleStepQuantity):
+    """A quantity with an extension of second order, which doesn't say that it needs the loss."""
+
+    def extensions(self, global_step: int) -> list[Any]:
+        return [KFLR()]
+
+    def compute(self, step: Any) -> Any:
+        return 0.0
+
+
+class OfCurvature(quantities.CurvatureQuantity):
+    """A quantity of the curvature that doesn't say that it needs the loss."""
+
+    needs = ()
+
+    def compute(self, curvature: Any) -> Any:
+        return 0.0
 
 
 FAILING = (
@@ -94,6 +116,26 @@ def test_a_reduction_that_fails_is_not_that_of_some_parameters() -> None:
     assert cockpit is not None
     assert all("InjectedError" in value.reason for value in cockpit.history["OfReduction"].values())
     assert all(value > 0 for value in cockpit.history["NormTest"].values())
+
+
+@pytest.mark.parametrize("given", [(), (BatchGrad(),)], ids=["", "with the user's extension"])
+@pytest.mark.parametrize(
+    ("quantity", "reason"),
+    [
+        (OfKronecker, "KFLR is of second order and needs the loss: pass loss="),
+        (OfCurvature, "OfCurvature needs the loss: pass loss="),
+    ],
+)
+def test_without_the_loss_only_what_needs_it_is_refused(
+    quantity: type[quantities.Quantity], reason: str, given: tuple[Any, ...]
+) -> None:
+    model = nn.Linear(4, 2)
+    cockpit = Cockpit(model, [quantity(), quantities.NormTest()])
+    loss = model(torch.randn(5, 4)).square().mean()
+    with cockpit(0, *given):
+        loss.backward()
+    assert cockpit.history["NormTest"][0] > 0
+    assert reason in cockpit.history[quantity.__name__][0].reason
 
 
 @pytest.mark.parametrize("failing", [*FAILING[:-2], "should_compute", "adapt_to", "start"])

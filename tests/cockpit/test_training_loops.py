@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.utils.checkpoint import checkpoint
 
 import gradlens
@@ -503,3 +505,110 @@ def test_micro_batches_left_over() -> None:
     with alone(1, loss=loss):
         loss.backward()
     assert_same_histories(cockpit.history, alone.history)
+
+
+def of_some(
+    model: nn.Sequential, names: Sequence[str], step: int, cockpit: gradlens.Cockpit
+) -> None:
+    """A step of an optimizer that leaves gradients of the other parameters as they are."""
+    parameters = [model.get_parameter(name) for name in names]
+    for parameter in parameters:
+        parameter.grad = None
+    loss = model(torch.randn(5, 4)).square().mean()
+    with cockpit(step, loss=loss):
+        loss.backward()
+    torch.optim.SGD(parameters, lr=0.1).step()
+
+
+NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")
+
+
+@pytest.mark.parametrize("layer", ["0", "2"])
+@pytest.mark.parametrize("change", ["frozen", "replaced"])
+@pytest.mark.filterwarnings("ignore:.*(cover|the model doesn't have|not tracked)")
+def test_gradients_of_layers_that_are_trained_no_more(layer: str, change: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    tracked = [GradNorm(), NormTest(), quantities.Distance(), quantities.GradientGeometry()]
+    cockpit = gradlens.Cockpit(model, tracked)
+    of_some(model, NAMES, 0, cockpit)
+    if change == "frozen":
+        model.get_submodule(layer).requires_grad_(False)
+    else:
+        model[int(layer)] = copy.deepcopy(model[int(layer)])
+    others = [name for name in NAMES if not name.startswith(layer)]
+    of_some(model, others, 1, cockpit)
+    found, coverage = cockpit.history, cockpit.history.coverage("NormTest", 1)
+    norms = {n: float(p.grad.norm()) for n, p in model.named_parameters() if n in others}
+    assert found["GradNorm"][1] == pytest.approx(norms)
+    assert set(found["GradNorm"][0]) == set(NAMES)
+    weight = f"{layer}.weight"
+    geometry = found["GradientGeometry"][1]["parameters"][weight]
+    if change == "frozen":
+        assert coverage.share(found.parameters) == 1
+        assert (set(coverage.frozen), dict(coverage.missing)) == ({*NAMES} - {*others}, {})
+        assert str(cockpit.coverage()).count("none: it is frozen") == 2
+        assert "frozen" in geometry.reason
+        assert found["Distance"][1][weight] > 0
+    else:
+        assert coverage.share(found.parameters) < 1
+        assert all("any more" in reason for reason in coverage.missing.values())
+        assert "any more" in geometry.reason
+        assert "any more" in found["Distance"][1][weight].reason
+
+
+def test_one_process_has_the_whole_batch(tmp_path: Path) -> None:
+    """As without ``DistributedDataParallel``: the batch doesn't come in parts."""
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+        cockpit = gradlens.Cockpit(model, [quantities.TICTrace(curvature="diag_ggn_exact")])
+        output = model(torch.randn(5, 4))
+        loss = output.square().mean()
+        with cockpit(0, loss=loss, info={"outputs": output}):
+            loss.backward()
+    finally:
+        distributed.destroy_process_group()
+    assert cockpit.history["TICTrace"][0] > 0
+    assert not cockpit.history.notes
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "float64"), ("float64", "bfloat16")])
+def test_correlations_of_steps_in_different_precisions(dtypes: tuple[str, str]) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    tracked = [quantities.GradientGeometry(), quantities.UpdateGeometry()]
+    cockpit = gradlens.Cockpit(model, tracked)
+    gradients = []
+    for step in range(2):
+        model.to(getattr(torch, dtypes[step]))
+        loss = model(torch.randn(5, 4).to(model.weight.dtype)).square().mean()
+        model.zero_grad()
+        with cockpit(step, loss=loss):
+            loss.backward()
+        gradients.append(model.weight.grad.double().flatten())
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    cockpit.close()
+    expected = torch.nn.functional.cosine_similarity(*gradients, dim=0).item()
+    found = cockpit.history["GradientGeometry"][1]["parameters"]["weight"]["correlation"]
+    assert found == pytest.approx(expected, rel=1e-5)
+    found = cockpit.history["UpdateGeometry"][1]["parameters"]["weight"]["correlation"]
+    assert found == pytest.approx(expected, rel=0.05)
+
+
+def test_distances_in_half_precision_have_the_digits_of_single() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(50, 20).bfloat16()
+    start, cockpit = (
+        model.weight.detach().double(),
+        gradlens.Cockpit(model, [quantities.Distance()]),
+    )
+    with torch.no_grad():
+        for step in range(2):
+            with cockpit(step):
+                pass
+            model.weight.add_(torch.randn(20, 50))
+    expected = (model.weight.detach().double() - start).norm().item()
+    with cockpit(2):
+        pass
+    assert cockpit.history["Distance"][2]["weight"] == pytest.approx(expected, rel=1e-6)

@@ -346,11 +346,28 @@ def test_a_once_differentiable_function_is_refused(
             GGNOperator(loss, outputs, {"weight": weight}) @ np.ones(3)
 
 
-def test_other_errors_of_torch_are_not_reinterpreted() -> None:
+def test_a_graph_that_is_freed_is_refused() -> None:
     problem = build("perceptron", "mse-mean")
     loss, _ = problem.forward()
     loss.backward()
-    with pytest.raises(RuntimeError, match="second time") as caught:
+    with pytest.raises(UnavailableError, match="backward has run already"):
+        HessianOperator(loss, problem.parameters)
+
+
+def test_a_loss_of_other_parameters_is_refused() -> None:
+    problem, other = build("perceptron", "mse-mean"), nn.Parameter(torch.ones(2))
+    loss, _ = problem.forward()
+    with pytest.raises(UnavailableError, match="none of the tracked parameters"):
+        HessianOperator(loss, {"other": other})
+
+
+def test_other_errors_of_torch_are_not_reinterpreted() -> None:
+    problem = build("perceptron", "mse-mean")
+    loss, _ = problem.forward()
+    with torch.no_grad():
+        for parameter in problem.parameters.values():
+            parameter.add_(1)
+    with pytest.raises(RuntimeError, match="inplace operation") as caught:
         HessianOperator(loss, problem.parameters)
     assert not isinstance(caught.value, UnavailableError)
 

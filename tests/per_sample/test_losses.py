@@ -339,8 +339,11 @@ LOSSES_OF_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("passes_loss", [True, False])
 @pytest.mark.parametrize("name", LOSSES_OF_LOSSES)
-def test_losses_of_a_part_of_the_loss_are_not_those_of_the_loss(name: str) -> None:
+def test_losses_of_a_part_of_the_loss_are_not_those_of_the_loss(
+    name: str, passes_loss: bool
+) -> None:
     (model, inputs), module = setting(), nn.MSELoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     cockpit = Cockpit(model, [quantities.Alpha()], loss_function=module)
@@ -349,20 +352,69 @@ def test_losses_of_a_part_of_the_loss_are_not_those_of_the_loss(name: str) -> No
             optimizer.zero_grad()
             outputs = model(inputs)
             loss = LOSSES_OF_LOSSES[name](module(outputs, real()), outputs)
-            with cockpit(step, loss=loss, optimizer=optimizer):
+            passed = {"loss": loss} if passes_loss else {}
+            with cockpit(step, optimizer=optimizer, info=passed):
                 loss.backward()
             optimizer.step()
-    assert "no per-sample losses" in cockpit.history["Alpha"][0].reason
+    assert "isn't the sum or the mean of the losses" in cockpit.history["Alpha"][0].reason
+
+
+@pytest.mark.parametrize("passes_loss", [True, False])
+def test_alpha_is_the_same_whether_the_loss_is_passed(passes_loss: bool) -> None:
+    (model, inputs), module = setting(), nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = [*functional.mse_loss(model(inputs), real(), reduction="none").mean(1).tolist()]
+    cockpit = Cockpit(model, [quantities.Alpha(), Losses()], loss_function=module)
+    gradients = []
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = module(model(inputs), real())
+        with cockpit(step, optimizer=optimizer, info={"loss": loss} if passes_loss else {}):
+            loss.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        optimizer.step()
+    assert cockpit.history["Losses"][0] == pytest.approx(losses)
+    # The loss is a parabola along the update, which is in proportion to the first gradient.
+    expected = -(gradients[1] @ gradients[0]) / (gradients[0] @ gradients[0])
+    assert cockpit.history["Alpha"][0] == pytest.approx(expected.item())
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.25])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_losses_of_the_whole_loss_add_up_to_it(reduction: str, factor: float) -> None:
+@pytest.mark.parametrize("others", [(), (quantities.NormTest,)], ids=["alone", "with others"])
+def test_losses_of_the_whole_loss_add_up_to_it(
+    reduction: str, factor: float, others: tuple[type[quantities.Quantity], ...]
+) -> None:
     (model, inputs), module = setting(), nn.MSELoss(reduction=reduction)
-    tracked = [Losses(), quantities.NormTest()]
+    tracked = [Losses(), *(other() for other in others)]
     cockpit = Cockpit(model, tracked, loss_reduction=reduction, loss_function=module)
     loss = module(model(inputs), real())
     with cockpit(0, loss=loss):
         (factor * loss).backward()
     found = torch.as_tensor(cockpit.history["Losses"][0])
     assert (found.mean() if reduction == "mean" else found.sum()) == pytest.approx(loss.item())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_in_half_precision_whose_mean_is_in_single(dtype: torch.dtype) -> None:
+    (model, inputs), module = setting(), nn.CrossEntropyLoss(reduction="none")
+    model, inputs = model.to(dtype), inputs.to(dtype)
+    cockpit = Cockpit(model, [Losses(), quantities.NormTest()], loss_function=module)
+    losses = module(model(inputs), labels())
+    loss = losses.float().mean()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    found = torch.as_tensor(cockpit.history["Losses"][0])
+    torch.testing.assert_close(found, losses.detach().float(), rtol=0.02, atol=0)
+
+
+def test_a_gradient_of_the_users_own_inside_the_context_does_not_count() -> None:
+    (model, inputs), module = setting(), nn.CrossEntropyLoss()
+    cockpit = Cockpit(model, [Losses(), quantities.NormTest()], loss_function=module)
+    loss = module(model(inputs), labels())
+    with cockpit(0, loss=loss):
+        torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        loss.backward()
+    found = torch.as_tensor(cockpit.history["Losses"][0])
+    expected = functional.cross_entropy(model(inputs), labels(), reduction="none").detach()
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)

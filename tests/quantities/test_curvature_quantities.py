@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.quantities import CurvatureQuantity
+from gradlens.history.undefined import Undefined
+from gradlens.quantities import CurvatureQuantity, Quantity
 from tests.cases.references import without_hooks
 
 SAMPLES = 6
@@ -62,7 +65,7 @@ def dense_hessian(
 
 
 def track(
-    quantity: CurvatureQuantity,
+    quantity: Quantity,
     network: str = "mlp",
     reduction: str = "mean",
     optimizer: str = "SGD",
@@ -171,14 +174,14 @@ def test_stability(optimizer: str, threshold: float) -> None:
     seen: list[float] = []
 
     class Watching(quantities.Stability):
-        def compute(self, curvature: Any) -> dict[str, float]:
+        def before_backward(self, curvature: Any) -> Any:
             if optimizer == "Adam" and curvature.global_step > 0:
                 p = preconditioner(
                     curvature.optimizer, nn.ParameterList(curvature.parameters.values())
                 )
                 hessian = curvature.hessian @ np.eye(len(p))
                 seen.append(np.linalg.eigvals(hessian / p[:, None]).real.max())
-            return super().compute(curvature)
+            return super().before_backward(curvature)
 
     found, hessians, *_ = track(Watching(tolerance=1e-7), optimizer=optimizer)
     assert quantity.name == "Stability"
@@ -240,7 +243,207 @@ def test_optimizers_without_a_threshold(build: Callable[[Any], Optimizer], reaso
     assert reason in cockpit.history["Stability"][0]["ratio"].reason
 
 
-ALL: list[Callable[[], CurvatureQuantity]] = [
+MULTIPLES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "3 * loss": lambda loss: 3 * loss,
+    "loss / 2": lambda loss: loss / 2,
+    "loss + loss": lambda loss: loss + loss,
+    "a mean of losses": lambda loss: torch.stack([loss, 2 * loss]).mean(),
+    "with a constant": lambda loss: (0.25 * loss.double() + 1).squeeze(),
+}
+
+
+def stability_of(
+    what: Callable[[torch.Tensor], torch.Tensor],
+    optimizer: str,
+    reduction: Literal["mean", "sum"] = "mean",
+    passes_multiple: bool = False,
+) -> tuple[Cockpit, dict[str, float]]:
+    """The record at a second step, whose backward pass is called on a function of the loss."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    steps = {"SGD": SGD, "Adam": Adam}[optimizer](model.parameters(), lr=0.1)
+    tracked = [quantities.Stability(tolerance=1e-8)]
+    cockpit = Cockpit(model, tracked, loss_reduction=reduction)
+    for step in range(2):
+        steps.zero_grad()
+        losses = model(torch.randn(4, 3, dtype=torch.float64)).square().sum(1)
+        loss = losses.mean() if reduction == "mean" else losses.sum()
+        minimised = what(loss)
+        passed = minimised if passes_multiple else loss
+        with cockpit(step, loss=passed, optimizer=steps):
+            minimised.backward()
+        steps.step()
+    return cockpit, cockpit.history["Stability"][1]
+
+
+@pytest.mark.parametrize("name", MULTIPLES)
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_stability_is_that_of_what_backward_is_called_on(
+    name: str, optimizer: str, reduction: Literal["mean", "sum"]
+) -> None:
+    _, found = stability_of(MULTIPLES[name], optimizer, reduction)
+    _, expected = stability_of(MULTIPLES[name], optimizer, reduction, passes_multiple=True)
+    _, plain = stability_of(lambda loss: loss, optimizer, reduction)
+    assert found["ratio"] == pytest.approx(expected["ratio"], rel=1e-6)
+    if optimizer == "SGD":
+        assert found["threshold"] != pytest.approx(plain["threshold"], rel=0.2)
+    else:  # whose steps don't depend on the loss's unit
+        assert found["ratio"] == pytest.approx(plain["ratio"], rel=1e-3)
+
+
+OTHERS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "with a term": (lambda loss: loss + nn.Parameter(torch.ones(())), "isn't a multiple"),
+    "a square": (lambda loss: loss * loss, "isn't a multiple"),
+    "a logarithm": (lambda loss: loss.log(), "isn't a multiple"),
+    "an inverse": (lambda loss: 2 / loss, "isn't a multiple"),
+    "a quotient of its own": (lambda loss: loss / (1 + loss), "isn't a multiple"),
+    "negative": (lambda loss: -loss, "negative multiple of the loss"),
+    "nothing": (lambda loss: 0 * loss, "zero times the loss"),
+    "another one": (lambda loss: nn.Parameter(torch.ones(())) * 2, "isn't a multiple"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_stability_of_what_is_no_multiple_of_the_loss(name: str) -> None:
+    what, reason = OTHERS[name]
+    _, found = stability_of(what, "SGD")
+    assert all(reason in value.reason for value in found.values())
+
+
+@pytest.mark.parametrize("calls", ["backward", "autograd"])
+@pytest.mark.parametrize("passes", [0, 1, 2])
+def test_stability_of_several_backward_passes(calls: str, passes: int) -> None:
+    model = nn.Linear(3, 2)
+    cockpit = Cockpit(model, [quantities.Stability()])
+    optimizer = SGD(model.parameters(), lr=0.1)
+    loss = model(torch.randn(4, 3)).square().mean()
+    with cockpit(0, loss=loss, optimizer=optimizer):
+        for _ in range(passes):
+            if calls == "backward":
+                (loss / 2).backward(retain_graph=True)
+            else:
+                torch.autograd.backward(loss / 2, retain_graph=True)
+    found = cockpit.history["Stability"][0]["threshold"]
+    reasons = {0: "no backward pass went", 2: "several backward passes went"}
+    assert found == pytest.approx(40) if passes == 1 else reasons[passes] in found.reason
+
+
+def test_a_gradient_of_the_users_own_is_no_part_of_the_weight() -> None:
+    model = nn.Linear(3, 2)
+    cockpit = Cockpit(model, [quantities.Stability(), quantities.CABS()])
+    optimizer = SGD(model.parameters(), lr=0.1)
+    loss = model(torch.randn(4, 3)).square().mean()
+    with cockpit(0, loss=loss, optimizer=optimizer):
+        torch.autograd.grad(5 * loss, list(model.parameters()), retain_graph=True)
+        (loss / 2).backward()
+    assert cockpit.history["Stability"][0]["threshold"] == pytest.approx(40)
+    assert cockpit.history["CABS"][0] > 0
+
+
+class OfComplexWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2, dtype=torch.cdouble))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.to(torch.cdouble) @ self.weight).abs()
+
+
+@dataclass
+class Loop:
+    """A model, its optimizer and its loss, of which a case changes one after tracking began."""
+
+    model: nn.Module = field(default_factory=lambda: nn.Sequential(mlp().double()))
+
+    def __post_init__(self) -> None:
+        self.optimizer: Optimizer = SGD(self.model.parameters(), lr=0.1)
+
+    def loss(self) -> Tensor:
+        found: Tensor = self.model(torch.randn(4, 3, dtype=torch.float64)).square().sum(1).mean()
+        return found
+
+
+class OfAFreedGraph(Loop):
+    def loss(self) -> Tensor:
+        found = super().loss()
+        found.backward()
+        return found
+
+
+def freeze(loop: Loop) -> None:
+    loop.model[0].requires_grad_(False)
+    loop.model.append(nn.Linear(2, 2).double())
+
+
+def replace_parameters(loop: Loop) -> None:
+    copied = {name: value.clone() for name, value in loop.model.state_dict().items()}
+    loop.model.load_state_dict(copied, assign=True)
+
+
+def leave_one_to_another_optimizer(loop: Loop) -> None:
+    loop.optimizer = SGD(list(loop.model.parameters())[1:], lr=0.1)
+
+
+REFUSED: dict[str, tuple[Callable[[], Loop], Callable[[Loop], None], str, str]] = {
+    "complex parameters": (
+        lambda: Loop(OfComplexWeights()),
+        lambda loop: None,
+        "HessMaxEV HessEigenvalues HessTrace TICDiag TICTrace Stability",
+        "real parameters",
+    ),
+    "all that are tracked are frozen": (
+        Loop,
+        freeze,
+        "HessMaxEV HessTrace TICTrace",
+        "all parameters that are tracked are frozen",
+    ),
+    "all that are tracked were replaced": (
+        Loop,
+        replace_parameters,
+        "HessMaxEV HessTrace HessEigenvalues",
+        "none of the tracked parameters",
+    ),
+    "a graph that is freed": (
+        OfAFreedGraph,
+        lambda loop: None,
+        "HessMaxEV HessTrace TICDiag Stability",
+        "backward has run already when the context was entered",
+    ),
+    "an optimizer of some parameters": (
+        Loop,
+        leave_one_to_another_optimizer,
+        "Stability CABS",
+        "doesn't have 0.0.weight",
+    ),
+}
+
+
+def reasons_in(value: Any) -> set[str]:
+    parts = value.values() if isinstance(value, dict) else []
+    own = {value.reason} if isinstance(value, Undefined) else set()
+    return own.union(*(reasons_in(part) for part in parts))
+
+
+@pytest.mark.parametrize(
+    ("name", "quantity"), [(name, q) for name, case in REFUSED.items() for q in case[2].split()]
+)
+@pytest.mark.filterwarnings("ignore:.*(cover|is estimated|any more|not tracked|none of the)")
+def test_curvature_that_does_not_exist_is_refused(name: str, quantity: str) -> None:
+    torch.manual_seed(0)
+    build, change, _, reason = REFUSED[name]
+    loop = build()
+    cockpit = Cockpit(loop.model, [getattr(quantities, quantity)()])
+    change(loop)
+    loss = loop.loss()
+    with cockpit(0, loss=loss, optimizer=loop.optimizer), contextlib.suppress(RuntimeError):
+        loss.backward()
+    found = reasons_in(cockpit.history[quantity][0])
+    assert any(reason in each for each in found), found
+    assert not any("failed" in note.text for note in cockpit.history.notes)
+
+
+ALL: list[Callable[[], Quantity]] = [
     quantities.HessMaxEV,
     quantities.HessEigenvalues,
     quantities.HessTrace,
@@ -252,12 +455,12 @@ ALL: list[Callable[[], CurvatureQuantity]] = [
 def test_every_curvature_quantity_is_tested_here() -> None:
     public = {getattr(quantities, name) for name in quantities.__all__}
     curvature = {q for q in public if issubclass(q, CurvatureQuantity)} - {CurvatureQuantity}
-    assert curvature == {type(build()) for build in ALL}
+    assert curvature | {quantities.Stability} == {type(build()) for build in ALL}
 
 
 @pytest.mark.parametrize("build", ALL, ids=lambda build: type(build()).__name__)
 @pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
-def test_training_is_bit_identical(build: Callable[[], CurvatureQuantity]) -> None:
+def test_training_is_bit_identical(build: Callable[[], Quantity]) -> None:
     def train(tracked: bool) -> tuple[list[Tensor], Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3))
@@ -282,7 +485,7 @@ def test_training_is_bit_identical(build: Callable[[], CurvatureQuantity]) -> No
 
 @pytest.mark.parametrize("build", ALL, ids=lambda build: type(build()).__name__)
 @pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
-def test_loss_without_curvature_and_broken_losses(build: Callable[[], CurvatureQuantity]) -> None:
+def test_loss_without_curvature_and_broken_losses(build: Callable[[], Quantity]) -> None:
     """A linear loss has a Hessian of zero; a NaN stays a NaN."""
     for factor in (1.0, math.nan):
         model = nn.Linear(3, 2)

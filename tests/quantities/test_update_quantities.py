@@ -385,3 +385,104 @@ def test_alpha_of_layers_that_are_recomputed(network: str) -> None:
     for step, (start, end) in enumerate(pairwise(records)):
         expected = alpha(start, end)
         assert cockpit.history["Alpha"][step] == pytest.approx(expected, rel=1e-7, nan_ok=True)
+
+
+PARTLY: dict[str, tuple[Callable[[nn.Sequential], None], str]] = {
+    "all have per-sample gradients": (lambda model: None, ""),
+    "samples are coupled": (lambda model: model.insert(1, nn.BatchNorm1d(4)), "0.bias, 0.weight"),
+}
+
+
+@pytest.mark.parametrize("name", PARTLY)
+@pytest.mark.filterwarnings("ignore:.*(cover|couples)")
+def test_alpha_of_an_update_along_which_slopes_are_unknown(name: str) -> None:
+    change, unknown = PARTLY[name]
+    torch.manual_seed(0)
+    model, module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.MSELoss()
+    change(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    cockpit = Cockpit(model, [quantities.Alpha()], loss_function=module, batchnorm="skip")
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = module(model(torch.randn(5, 3)), torch.randn(5, 2))
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+    found = cockpit.history["Alpha"][0]
+    assert (f"{unknown} have moved" in found.reason) if unknown else math.isfinite(found)
+
+
+@pytest.mark.filterwarnings("ignore:.*not tracked")
+def test_alpha_of_an_update_of_more_than_what_is_tracked() -> None:
+    torch.manual_seed(0)
+    model, module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.MSELoss()
+    cockpit = Cockpit(model, [quantities.Alpha()], loss_function=module)
+    for step in range(3):
+        if step == 1:
+            model.append(nn.Linear(2, 2))
+        optimizer = SGD(model.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        loss = module(model(torch.randn(5, 3)), torch.randn(5, 2))
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+    for found in cockpit.history["Alpha"].values():
+        assert "3.bias, 3.weight have moved" in found.reason
+
+
+def add_noise(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1e-4 * torch.randn_like(parameter))
+
+
+def halve_data(model: nn.Module) -> None:
+    weight = model.get_parameter("2.weight")
+    weight.data = weight.data * 0.5
+
+
+def clip_data(model: nn.Module) -> None:
+    model.get_parameter("2.weight").data.clamp_(-0.1, 0.1)
+
+
+def swap_and_restore(model: nn.Module) -> None:
+    kept = [parameter.data for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.data = torch.zeros_like(parameter)
+    for parameter, data in zip(model.parameters(), kept, strict=True):
+        parameter.data = data
+
+
+BETWEEN: dict[str, tuple[Callable[[nn.Module], None], bool]] = {
+    "nothing": (lambda model: None, False),
+    "averages swapped in and out": (swap_and_restore, False),
+    "noise": (add_noise, True),
+    "other data": (halve_data, True),
+    "clipped data": (clip_data, True),
+    "new initial values": (lambda model: model.get_submodule("0").reset_parameters(), True),
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+@pytest.mark.parametrize("passes_optimizer", [True, False])
+def test_alpha_if_parameters_change_after_the_update(name: str, passes_optimizer: bool) -> None:
+    """With the optimizer, its update ends elsewhere; without, the change is part of the update."""
+    change, changes = BETWEEN[name]
+    torch.manual_seed(0)
+    model, module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.MSELoss()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    cockpit = Cockpit(model, [quantities.Alpha()], loss_function=module)
+    x, y = torch.randn(5, 3), torch.randn(5, 2)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = module(model(x), y)
+        info = {"optimizer": optimizer} if passes_optimizer else {}
+        with cockpit(step, loss=loss, info=info):
+            loss.backward()
+        optimizer.step()
+        change(model)
+    found = cockpit.history["Alpha"][0]
+    if changes and passes_optimizer:
+        assert "have changed between the optimizer's step and the next context" in found.reason
+    else:
+        assert "have changed" not in getattr(found, "reason", "")
