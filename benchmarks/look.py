@@ -63,7 +63,7 @@ class Run:
         self.model = problem.build()
         self.inputs, self.labels = problem.batch(problem.batch_size)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        keep_calls(self.model)
+        keep_calls(self.model, self)
 
     def step(self, look: bool) -> float:
         """One training step; the seconds of the look, or of the step without one."""

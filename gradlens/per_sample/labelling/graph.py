@@ -115,12 +115,17 @@ class Graph:
 
     def shape(self, edge: Edge) -> tuple[int, ...]:
         """Shape of the tensor along an edge in the forward pass."""
-        return output_shape(self.nodes[edge[0]], edge[1])
+        return self._shapes[edge[0]][edge[1]]
+
+    @cached_property
+    def _shapes(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Shapes of each node's outputs in the forward pass."""
+        return [tuple(tuple(each.shape) for each in _outputs(node)) for node in self.nodes]
 
     @property
     def has_nested_tensors(self) -> bool:
         """Whether some tensor has rows of different lengths, which torch gives as symbols."""
-        shapes = (each.shape for node in self.nodes for each in _metadata(node))
+        shapes = (shape for shapes in self._shapes for shape in shapes)
         return any(not isinstance(length, int) for shape in shapes for length in shape)
 
     @cached_property
@@ -137,9 +142,11 @@ class Graph:
                 kind_,
                 edges,
                 names.get(id(node.variable)) if kind_ == LEAF else integers_of(node),
-                tuple(tuple(each.shape) for each in _metadata(node)),
+                shapes,
             )
-            for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True)
+            for node, kind_, edges, shapes in zip(
+                self.nodes, self.kinds, self.children, self._shapes, strict=True
+            )
         ]
         return hash((self.root, tuple(rows), self.ruled_calls))
 
@@ -206,10 +213,13 @@ class Graph:
 
     def outputs_of(self, number: int) -> list[int]:
         """The numbers of a node's outputs that other nodes use, or that are the graph's tensor."""
-        outputs = {output for _, _, output in self.consumers[number]}
-        if number == self.root[0]:
-            outputs.add(self.root[1])
-        return sorted(outputs)
+        return self._used_outputs[number]
+
+    @cached_property
+    def _used_outputs(self) -> list[list[int]]:
+        used = [{output for _, _, output in consumers} for consumers in self.consumers]
+        used[self.root[0]].add(self.root[1])
+        return [sorted(outputs) for outputs in used]
 
     def descend(self, edge: Edge) -> Iterator[Edge]:
         """The edges that the node of an edge consumes."""
@@ -229,23 +239,14 @@ def nodes_below(nodes: Iterable[Node | None]) -> set[Node]:
     return found
 
 
-def _metadata(node: Node) -> Sequence[Any]:
-    """Shapes and types of a node's outputs; none for a leaf."""
-    return () if kind(node) == LEAF else output_metadata(node)
+def _outputs(node: Node) -> Sequence[Any]:
+    """What has the shapes and types of a node's outputs; for a leaf, the leaf itself."""
+    return (node.variable,) if kind(node) == LEAF else output_metadata(node)
 
 
 def is_complex(node: Node, output: int) -> bool:
     """Whether a node's output in the forward pass was of complex numbers."""
-    if kind(node) == LEAF:
-        return bool(node.variable.is_complex())
-    return bool(output_metadata(node)[output].dtype.is_complex)
-
-
-def output_shape(node: Node, output: int) -> tuple[int, ...]:
-    """Shape of a node's output in the forward pass."""
-    if kind(node) == LEAF:
-        return tuple(node.variable.shape)
-    return tuple(output_metadata(node)[output].shape)
+    return bool(_outputs(node)[output].dtype.is_complex)
 
 
 def is_python_function(node: Node) -> bool:

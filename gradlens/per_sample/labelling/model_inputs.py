@@ -259,8 +259,17 @@ def _bytes_of_rows(tensor: Tensor) -> list[bytes]:
 
 def _one_to_one(pairs: Tensor) -> bool:
     """Whether each sample has one label, and each label one sample, in pairs ``[2, R]``."""
-    distinct = torch.unique(pairs, dim=1)
-    return len(distinct[0].unique()) == len(distinct[1].unique()) == distinct.shape[1]
+    samples, labels = pairs
+    return _is_function(samples, labels) and _is_function(labels, samples)
+
+
+def _is_function(arguments: Tensor, values: Tensor) -> bool:
+    """Whether equal arguments ``[R]``, integers from 0 on, have equal values."""
+    if not len(arguments):
+        return True
+    found = values.new_zeros(int(arguments.amax()) + 1)
+    found[arguments] = values
+    return torch.equal(found[arguments], values)
 
 
 def _seen(pairs: Tensor) -> int:

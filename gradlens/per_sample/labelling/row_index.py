@@ -69,7 +69,7 @@ class RowIndex:
         """Whether every row has a sample, and every sample as many rows."""
         return self.is_complete and int(self._counts.amin()) == int(self._counts.amax())
 
-    @property
+    @cached_property
     def is_complete(self) -> bool:
         """Whether every row belongs to a sample."""
         return not bool((self.labels == NO_SAMPLE).any())

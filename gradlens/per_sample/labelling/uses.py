@@ -114,6 +114,7 @@ class Finder:
         self._alone = alone
         self._reads_data = reads_data
         self._samples = samples
+        self._apart: dict[LabelledEdge, bool] = {}
         below = graph.below(edge[0] for edge in sources)
         self._above = set(range(len(graph))) - below
         inside = {call: graph.inside(call) for call in graph.ruled_calls if call.node in below}
@@ -274,9 +275,15 @@ class Finder:
         """The labelled edges above a use; none if samples have met there."""
         for fine in (False, True):
             edges = [edge for edge in self.edges_at(use, fine) if edge in labels]
-            if edges and not any(bool((labels[edge] < NO_SAMPLE).any()) for edge in edges):
+            if edges and all(self._are_apart(edge, labels[edge]) for edge in edges):
                 return edges
         return []
+
+    def _are_apart(self, edge: LabelledEdge, labels: Tensor) -> bool:
+        """Whether no row at an edge is of several samples; compared once for all parameters."""
+        if edge not in self._apart:
+            self._apart[edge] = not bool((labels < NO_SAMPLE).any())
+        return self._apart[edge]
 
     def _all_edges_at(self, use: Use) -> list[LabelledEdge]:
         small = self._elements(use.node) <= FINE_ELEMENTS
