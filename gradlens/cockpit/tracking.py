@@ -55,10 +55,10 @@ class Tracking:
         """A step's context is entered: what waited for the update is over."""
         if self.budget is not None:
             self.budget.begin_step(global_step)
-        if not self.run.has_begun:
-            for quantity in self.quantities:
+        for quantity in self.quantities:
+            if not quantity.has_started:
                 with self.boundary.contain(f"starting {quantity.name}"):
-                    quantity.start(self.setting.parameters)
+                    quantity.begin(self.setting.parameters)
         self.updates.begin_step()
         self.run.begin_step(global_step)
         if self.forecast.is_behind(global_step) and self.run.has_values(global_step):

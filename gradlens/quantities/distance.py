@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -11,6 +12,7 @@ from gradlens.numerics.norms import norm
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
+from gradlens.stateful import State
 
 
 class Distance(SingleStepQuantity):
@@ -22,7 +24,14 @@ class Distance(SingleStepQuantity):
         self._start = {name: p.detach().clone() for name, p in parameters.items()}
 
     def compute(self, step: Step) -> dict[str, Tensor | float]:
+        self._start = {n: p.to(step.parameters[n].device) for n, p in self._start.items()}
         return {
             name: explained(norm(p.detach() - self._start[name]), f"the parameter {name}")
             for name, p in step.parameters.items()
         }
+
+    def state_dict(self) -> State:
+        return {"start": dict(self._start)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._start = dict(state["start"])

@@ -19,6 +19,7 @@ from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.kinds import CurvatureQuantity
+from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -63,6 +64,12 @@ class Stability(CurvatureQuantity):
         sharpness = float(found.values[0]) if found.converged else Undefined(found.reason)
         ratio = sharpness / limit.threshold if found.converged else sharpness
         return {"sharpness": sharpness, "threshold": limit.threshold, "ratio": ratio}
+
+    def state_dict(self) -> State:
+        return self._eigenpairs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._eigenpairs.load_state_dict(state)
 
 
 @dataclass(frozen=True)
