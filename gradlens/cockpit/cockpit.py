@@ -292,8 +292,8 @@ class Cockpit:
     def state_dict(self) -> dict[str, Any]:
         """What later values depend on, to be saved with the model and the optimizer.
 
-        Call it between steps: after the optimizer's step, and before the next context and
-        ``close``. It consists of dicts, lists, numbers, strings and tensors, which
+        Call it between steps and evaluations: after the optimizer's step, and before the next
+        context and ``close``. It consists of dicts, lists, numbers, strings and tensors, which
         ``torch.load(weights_only=True)`` reads. As in torch's own, tensors are not copied; those of
         a cockpit are never changed in place. The largest are the start point of ``Distance``, and
         the last update if ``Alpha`` waits for the next step: each has the size of the model. Values

@@ -89,6 +89,11 @@ class Run:
         self._step = global_step
         self._aggregation.begin_step(global_step)
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether the file had values from an earlier program."""
+        return bool(self._names_at_last_step)
+
     def has_values(self, global_step: int) -> bool:
         """Whether a quantity has a value at the step already."""
         known = [q.name for q in self._quantities if q.name in self.history]
