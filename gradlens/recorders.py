@@ -16,8 +16,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlens.hooks.module_hooks import HookOwner, OwnedHook, on_gradient
 from gradlens.hooks.torch_private import version
+from gradlens.numerics.saveable import restored, saveable
 from gradlens.signals.selection import Selection, Selectors, select, selection
-from gradlens.stateful import State, restored, saveable
+from gradlens.stateful import State
 
 Self = TypeVar("Self", bound="Recorder")
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gradlens.cockpit.tracking import Tracking
+from gradlens.numerics.saveable import restored, saveable
 from gradlens.numerics.unavailable import first_line
 from gradlens.quantities.quantity import Quantity
 from gradlens.schedules import Schedule
-from gradlens.stateful import State, load_state, restored, saveable, state_of
+from gradlens.stateful import State, load_state, state_of
 
 FORMAT = 1
 

@@ -16,6 +16,7 @@ from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.plain import recordable
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.checksums import checksums
+from gradlens.numerics.saveable import restored, saveable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import Setting
 from gradlens.per_sample.operators.operator import GradientOperator
@@ -23,7 +24,7 @@ from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
 from gradlens.reductions import DirectionDots
-from gradlens.stateful import State, restored, saveable
+from gradlens.stateful import State
 
 Record = Callable[[int, Mapping[str, Any]], None]
 """Records values by name at a global step."""

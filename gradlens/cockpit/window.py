@@ -13,7 +13,8 @@ from gradlens.numerics.exchange import all_gathered
 from gradlens.numerics.quantile_sketch import QuantileSketch
 from gradlens.numerics.running_moments import RunningMoments
 from gradlens.numerics.running_statistics import STATISTICS, RunningStatistics, Statistic
-from gradlens.stateful import State, restored, saveable
+from gradlens.numerics.saveable import restored, saveable
+from gradlens.stateful import State
 
 Path: TypeAlias = tuple[str, ...]
 """The keys that lead to a number in a record of nested dicts."""
