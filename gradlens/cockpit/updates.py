@@ -163,8 +163,12 @@ class Updates:
         if not state:
             return
         parameters = self._setting.parameters
-        step = Step(parameters=parameters, loss_reduction=self._setting.loss_reduction,
-                    **restored(state["step"]))  # fmt: skip
+        device = next(iter(parameters.values())).device
+        known: dict[str, Any] = {
+            name: value.to(device) if isinstance(value, Tensor) else value
+            for name, value in state["step"].items()
+        }
+        step = Step(parameters=parameters, loss_reduction=self._setting.loss_reduction, **known)
         waiting = [
             WaitingQuantity(quantity, restored(state["waiting"][quantity.name]))
             for quantity in self._quantities
