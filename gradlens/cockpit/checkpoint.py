@@ -25,13 +25,16 @@ def state_of_tracking(tracking: Tracking) -> State:
             if quantity.has_started:
                 quantities[quantity.name] = saveable(quantity.state_dict())
             schedules[quantity.name] = saveable(state_of(_own_schedule(tracking, quantity)))
+    updates: State = {}
+    with tracking.boundary.contain("saving the last update"):
+        updates = tracking.updates.state_dict()
     return {
         "gradlens_state": FORMAT,
         "parameters": _shapes(tracking),
         "loss_reduction": tracking.setting.loss_reduction,
         "quantities": quantities,
         "schedules": schedules,
-        "updates": tracking.updates.state_dict(),
+        "updates": updates,
         "run": tracking.run.state_dict(),
         "forecast": tracking.forecast.state_dict(),
         "layer_hooks": tracking.layer_hooks.state_dict(),
@@ -132,5 +135,5 @@ UNKNOWN = (
     "the state has quantities that the cockpit doesn't track: {names}. Track them under these "
     "names, or pass strict=False, which leaves them out"
 )
-NEW = "{names} are not in the state that was loaded, and start anew"
-LEFT_OUT = "the state that was loaded has {names}, which are not tracked any more"
+NEW = "quantities that are not in the state that was loaded start anew: {names}"
+LEFT_OUT = "quantities of the state that was loaded are not tracked any more: {names}"

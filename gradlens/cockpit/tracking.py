@@ -114,8 +114,9 @@ REPEATED = (
     "a cockpit of its own"
 )
 LATE_START = (
-    "{names} start at step {step}, within a run that is continued: save cockpit.state_dict() with "
-    "the model, and load it by cockpit.load_state_dict(...), to continue from the run's own start"
+    "quantities start at step {step}, within a run that is continued: {names}. To continue from "
+    "the run's own start, save cockpit.state_dict() with the model, and load it by "
+    "cockpit.load_state_dict(...)"
 )
 NOT_ZEROED = (
     "the backward pass has added to gradients that the optimizer had used already, so that p.grad "

@@ -22,6 +22,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradlens
 from gradlens import Aggregate, quantities
+from gradlens.cockpit import updates
 from gradlens.quantities import Quantity
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from gradlens.schedules import linear
@@ -250,7 +251,12 @@ def resumed(name: str, cut: int) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "cut"), [(name, cut) for name, case in CASES.items() for cut in case.cuts]
+    ("name", "cut"),
+    [
+        pytest.param(name, cut, marks=() if name == "economy" else pytest.mark.slow)
+        for name, case in CASES.items()
+        for cut in case.cuts
+    ],
 )
 def test_a_resumed_run_equals_an_unbroken_one(name: str, cut: int) -> None:
     differences = list(different(unbroken(name), resumed(name, cut)))
@@ -280,6 +286,7 @@ def different(one: Any, other: Any, path: tuple[Any, ...] = ()) -> Iterator[str]
         yield f"{path}: {one!r}, {other!r}"
 
 
+@pytest.mark.slow
 def test_values_that_depend_on_the_state() -> None:
     """These differ if the model and the optimizer are loaded alone."""
     name, cut = "every quantity", 2
@@ -338,6 +345,7 @@ def leaves(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
             yield from leaves(each, path + name, seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["every quantity", "aggregates", "random schedules"])
 def test_nothing_is_forgotten(name: str) -> None:
     """All that a cockpit refers to is the same after its state was loaded into another one."""
@@ -364,6 +372,7 @@ def plain(value: Any) -> bool:
     return type(value) in (type(None), bool, int, float, str, Tensor)
 
 
+@pytest.mark.slow
 def test_later_steps_change_nothing_in_a_state() -> None:
     loop = Loop(CASES["every quantity"])
     loop.train(0, 3)
@@ -427,6 +436,7 @@ def test_a_state_that_was_loaded_is_saved_again() -> None:
         assert found[2]["Alpha"] == pytest.approx(unbroken(name)[2]["Alpha"], nan_ok=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["economy, by the context", "every quantity", "aggregates"])
 def test_the_same_cockpit_goes_back(name: str) -> None:
     loop = Loop(CASES[name])
@@ -499,7 +509,9 @@ def test_quantities_that_come_and_go() -> None:
     after.model.load_state_dict(before.model.state_dict())
     with pytest.raises(ValueError, match="doesn't track: "):
         after.cockpit.load_state_dict(state)
-    with pytest.warns(UserWarning, match="new are not in the state .* start anew") as warned:
+    with pytest.warns(
+        UserWarning, match="that was loaded start anew: new"
+    ) as warned:
         after.cockpit.load_state_dict(state, strict=False)
     assert any("not tracked any more" in str(each.message) for each in warned)
     after.step(3)
@@ -529,6 +541,16 @@ def test_a_state_that_cannot_be_saved() -> None:
     strict.step(0)
     with pytest.raises(TypeError, match="a Generator can't be saved: use numbers"):
         strict.cockpit.state_dict()
+
+
+def test_an_update_that_cannot_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is noted, and training goes on."""
+    loop = Loop(CASES["economy"])
+    loop.step(0)
+    monkeypatch.setattr(updates, "checksums", lambda parameters: 1 / 0)
+    with pytest.warns(UserWarning, match="saving the last update failed: ZeroDivisionError"):
+        state = loop.cockpit.state_dict()
+    assert state["updates"] == {}
 
 
 def test_parameters_that_are_not_those_of_the_state() -> None:
@@ -568,6 +590,7 @@ def written(name: str, path: Path, first: int, last: int, state: Any = None) -> 
     return loop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["economy", "aggregates", "aggregates, by the context"])
 @pytest.mark.parametrize("closes", [False, True])
 @pytest.mark.parametrize(("cut", "crash"), [(2, 3), (1, 5), (3, 6)])
@@ -597,7 +620,7 @@ def test_a_crash_after_the_checkpoint(
 
 def test_a_run_that_is_continued_without_a_state(tmp_path: Path) -> None:
     written("economy", tmp_path / "run.jsonl", 0, 3).cockpit.close()
-    with pytest.warns(UserWarning, match="Distance start at step 3, within a run that is contin"):
+    with pytest.warns(UserWarning, match="quantities start at step 3, within a run that is co"):
         written("economy", tmp_path / "run.jsonl", 3, 4)
 
 

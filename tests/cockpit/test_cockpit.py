@@ -684,7 +684,7 @@ def test_run_is_written_and_can_be_resumed(model: nn.Module, tmp_path: Path) -> 
     with open(path, "a") as file:
         file.write('{"step": 2, "val')  # killed here
     with (
-        pytest.warns(UserWarning, match="Distance start at step 2, within a run that is continued"),
+        pytest.warns(UserWarning, match="within a run that is continued: Distance"),
         pytest.warns(UserWarning, match="its last line was cut off after 16 bytes"),
     ):
         resumed = steps(range(2, 4), resume=True)
