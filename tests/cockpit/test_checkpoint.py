@@ -6,6 +6,8 @@ import copy
 import io
 import random
 import re
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +30,8 @@ from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from gradlens.schedules import linear
 
 pytestmark = pytest.mark.filterwarnings("ignore:gradlens, step")  # such as of batch normalisation
+
+ROOT = Path(__file__).parents[2]
 
 STEPS, SAMPLES = 6, 8
 INPUTS = torch.randn(STEPS, SAMPLES, 5, generator=torch.Generator().manual_seed(0))
@@ -286,6 +290,31 @@ def different(one: Any, other: Any, path: tuple[Any, ...] = ()) -> Iterator[str]
         yield f"{path}: {one!r}, {other!r}"
 
 
+def finish(folder: Path) -> None:
+    """Continue from a checkpoint to the end."""
+    loop = Loop(CASES["every quantity"])
+    loop.load(torch.load(folder / "checkpoint.pt", weights_only=True))
+    loop.train(3)
+    loop.cockpit.close()
+    loop.cockpit.history.write(folder / "rest.jsonl")
+
+
+@pytest.mark.slow
+def test_another_process_continues(tmp_path: Path) -> None:
+    name = "every quantity"
+    before = Loop(CASES[name])
+    before.train(0, 3)
+    torch.save(before.state(), tmp_path / "checkpoint.pt")
+    code = f"import pathlib, {__name__} as tests; tests.finish(pathlib.Path({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=ROOT)
+    rest = gradlens.History.load(tmp_path / "rest.jsonl")
+    found = before.cockpit.get_output()
+    for each in rest.names:
+        for step, value in rest[each].items():
+            found.setdefault(step, {})[each] = value
+    assert not list(different(unbroken(name), found))
+
+
 @pytest.mark.slow
 def test_values_that_depend_on_the_state() -> None:
     """These differ if the model and the optimizer are loaded alone."""
@@ -509,9 +538,7 @@ def test_quantities_that_come_and_go() -> None:
     after.model.load_state_dict(before.model.state_dict())
     with pytest.raises(ValueError, match="doesn't track: "):
         after.cockpit.load_state_dict(state)
-    with pytest.warns(
-        UserWarning, match="that was loaded start anew: new"
-    ) as warned:
+    with pytest.warns(UserWarning, match="that was loaded start anew: new") as warned:
         after.cockpit.load_state_dict(state, strict=False)
     assert any("not tracked any more" in str(each.message) for each in warned)
     after.step(3)
