@@ -16,7 +16,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlens.hooks.module_hooks import HookOwner, OwnedHook, on_gradient
 from gradlens.hooks.torch_private import version
+from gradlens.numerics.saveable import restored, saveable
 from gradlens.signals.selection import Selection, Selectors, select, selection
+from gradlens.stateful import State
 
 Self = TypeVar("Self", bound="Recorder")
 
@@ -76,6 +78,17 @@ class _Slot(HookOwner):
 
         if number not in hooks:
             hooks[number] = on_gradient(tensor, OwnedHook(self, receive))
+
+    def state_dict(self) -> State:
+        return {"name": self.name, "data": saveable(self.data), "samples": self.samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["name"] != self.name:
+            raise ValueError(
+                f"the state has a slot for {state['name']} where the recorder has one for "
+                f"{self.name}: register the same modules in the same order"
+            )
+        self.data, self.samples = restored(state["data"]), state["samples"]
 
     def close(self) -> None:
         """Remove the slot's hooks; the data stays."""
@@ -246,6 +259,25 @@ class Recorder(ABC):
             folder.mkdir(parents=True, exist_ok=True)
         for index, data in enumerate(self):
             torch.save(data, folder / f"{index}.pt")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was recorded, for a checkpoint that ``torch.load(weights_only=True)`` reads.
+
+        Tensors are not copied. ``TypeError`` if a reduction has returned anything but tensors,
+        numbers and strings, or lists, tuples and dicts of these.
+        """
+        return {"slots": [slot.state_dict() for slot in self._slots]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state of a recorder of the same modules; ``ValueError`` for others."""
+        slots = state["slots"]
+        if len(slots) != len(self):
+            raise ValueError(
+                f"the state has {len(slots)} slots, and the recorder {len(self)}: register the "
+                "same modules in the same order"
+            )
+        for slot, saved in zip(self._slots, slots, strict=True):
+            slot.load_state_dict(saved)
 
     def _slot(self, index: int) -> _Slot:
         if not -len(self._slots) <= index < len(self._slots):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from gradlens.stateful import load_state, state_of
 
 Schedule: TypeAlias = Callable[[int], bool]
 """Any callable from the global step to whether to track at this step."""
@@ -86,6 +88,15 @@ class _DecidedOnce:
 
     def __repr__(self) -> str:
         return repr(self._schedule)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The decisions, also those on steps to come, and the state of the schedule."""
+        return {"decisions": dict(self._decisions), "schedule": state_of(self._schedule)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self._decisions = dict(state["decisions"])
+        load_state(self._schedule, state["schedule"])
 
 
 def decided_once(schedule: Schedule) -> Schedule:

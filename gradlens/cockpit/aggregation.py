@@ -9,6 +9,7 @@ from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.window import Window, gathered
 from gradlens.history.history import Source
 from gradlens.quantities.quantity import Quantity, class_names
+from gradlens.stateful import State
 
 
 class Aggregation:
@@ -84,6 +85,28 @@ class Aggregation:
         windows = {self._aggregates[name].name: window for name, window in self._windows.items()}
         self._windows = {}
         return step, values | self._records(step, windows)
+
+    def state_dict(self) -> State:
+        """The windows that aren't full, and the statistics under the last step."""
+        return {
+            "step": self._step,
+            "windows": {name: window.state_dict() for name, window in self._windows.items()},
+            "pushed": {name: window.state_dict() for name, window in self._pushed.items()},
+            "recorded": {
+                name: [step, window.state_dict()] for name, (step, window) in self._recorded.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; windows of what isn't aggregated any more are left out."""
+        windows = {n: Window.from_state(found) for n, found in state["windows"].items()}
+        self._step = state["step"]
+        self._windows = {n: windows[n] for n in windows.keys() & self._aggregates.keys()}
+        self._pushed = {n: Window.from_state(found) for n, found in state["pushed"].items()}
+        self._recorded = {
+            name: (step, Window.from_state(found))
+            for name, (step, found) in state["recorded"].items()
+        }
 
     def _records(self, global_step: int, windows: Mapping[str, Window]) -> dict[str, Any]:
         """Records of windows, merged with those of the same series under the same step."""

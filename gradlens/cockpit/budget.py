@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
+from typing import Any
 
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.schedules import Schedule, decided_once
+from gradlens.stateful import State
 
 WARM_UP = 2
 """First steps that are not measured, since torch sets up kernels and memory in them."""
@@ -151,6 +153,46 @@ class Budget:
         cost of the next ones.
         """
         self._left, self._once = self.clock(), once
+
+    def state_dict(self) -> State:
+        """What was earned and paid, and what is known of the times of steps.
+
+        The latest step is left out, since its end is that of the program.
+        """
+        return {
+            "plain": list(self._plain),
+            "undisturbed": self._undisturbed,
+            "stretch": self._stretch,
+            "since_pause": self._since_pause,
+            "costs": dict(self._costs),
+            "earned": self._earned,
+            "paid": dict(self._paid),
+            "due": dict(self._due),
+            "is_ready": self._is_ready,
+            "bill": None if self._bill is None else asdict(self._bill),
+            "context": self._context,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, if it is of the same quantities; the first steps are a warm-up.
+
+        With other quantities, the budget begins anew.
+        """
+        if state["paid"].keys() != self._paid.keys():
+            return
+        self._plain = deque(state["plain"], maxlen=RECENT)
+        self._undisturbed, self._stretch = state["undisturbed"], state["stretch"]
+        self._since_pause, self._is_ready = state["since_pause"], state["is_ready"]
+        self._costs, self._paid, self._due = map(
+            dict, (state["costs"], state["paid"], state["due"])
+        )
+        self._earned, self._context = state["earned"], state["context"]
+        self._bill = None if state["bill"] is None else _Bill(**state["bill"])
+        self._chosen, self._latest, self._unfinished, self._steps = {}, None, [], 0
+
+    def own_schedule(self, quantity: Quantity) -> Schedule:
+        """The quantity's schedule that is thinned."""
+        return self._schedules[quantity.name]
 
     def restore(self) -> None:
         """Give the quantities their own schedules back."""

@@ -28,6 +28,7 @@ from gradlens.cockpit.arguments import (
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
+from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
 from gradlens.cockpit.forecast import Forecast
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.metrics import loggable
@@ -120,7 +121,7 @@ class Cockpit:
             setting,
             Plans(),
             self._run,
-            Updates(self._run.record, boundary),
+            Updates(setting, self.quantities, self._run.record, boundary),
             assembly,
             forecast,
             HookInstaller([m for m in (self.model, loss_function) if m is not None]),
@@ -287,6 +288,29 @@ class Cockpit:
         disk without it.
         """
         self.history.write(f"{path}.json")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What later values depend on, to be saved with the model and the optimizer.
+
+        Call it between steps and evaluations: after the optimizer's step, and before the next
+        context and ``close``. It consists of dicts, lists, numbers, strings and tensors, which
+        ``torch.load(weights_only=True)`` reads. As in torch's own, tensors are not copied; those of
+        a cockpit are never changed in place. The largest are the start point of ``Distance``, and
+        the last update if ``Alpha`` waits for the next step: each has the size of the model. Values
+        so far are not contained: they are in the history and the run's file.
+        """
+        return state_of_tracking(self._tracking)
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Continue from the state of a cockpit of the same network.
+
+        Call it before the next context, before or after the model and the optimizer are loaded.
+        Later values are then those of a run without interruption, and what the history has from
+        after the state is taken out. A quantity that the state lacks starts anew, with a note.
+        ``ValueError`` names a quantity that the cockpit lacks, unless ``strict`` is false, and what
+        can't continue from its state.
+        """
+        load_tracking(self._tracking, state, strict)
 
     def close(self) -> None:
         """Take in the last update, and close the run's file; the history stays readable."""

@@ -8,12 +8,14 @@ for steps that may need them. That takes a forecast.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
+from typing import Any
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.quantities.quantity import Quantity
+from gradlens.stateful import State
 
 
 class Forecast:
@@ -44,6 +46,15 @@ class Forecast:
     def reset(self, inactive: Iterable[int] = ()) -> None:
         """Forget which quantities are active; none is at the steps that are ``inactive``."""
         self._active = dict.fromkeys(inactive, ())
+
+    def state_dict(self) -> State:
+        """The numbers of the last steps."""
+        return {"past": list(self._past)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self._past = deque(state["past"], maxlen=self._past.maxlen)
+        self.reset()
 
     def is_behind(self, global_step: int) -> bool:
         """Whether the last step has the same number, or a larger one."""

@@ -84,9 +84,13 @@ class LayerTracking:
             if self._capture is not None:
                 self._capture.end_part(self._wanted_at(global_step))
             return
-        self._step = None
-        self._evaluated.clear()
         self._forecast.end_step(global_step)
+        self.expect_next()
+
+    def expect_next(self) -> None:
+        """Capture from now on what the step may need that the forecast names."""
+        self._step, self._unfinished = None, False
+        self._evaluated.clear()
         if self._capture is not None:
             steps = self._forecast.next_steps
             self._capture.expect(self._wanted_in(steps) if steps else self._everything)

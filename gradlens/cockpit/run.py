@@ -23,11 +23,13 @@ from gradlens.history.history import (
     Source,
     coverage_record,
     note_record,
+    rewind_record,
     step_record,
 )
 from gradlens.history.json_lines import Value
 from gradlens.history.run_file import RunFile, mend
 from gradlens.quantities.quantity import Quantity, class_names
+from gradlens.stateful import State
 
 
 class Run:
@@ -86,6 +88,11 @@ class Run:
         self.has_begun = True
         self._step = global_step
         self._aggregation.begin_step(global_step)
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the file had values from an earlier program."""
+        return bool(self._names_at_last_step)
 
     def has_values(self, global_step: int) -> bool:
         """Whether a quantity has a value at the step already."""
@@ -162,6 +169,23 @@ class Run:
             file.close()
             if file.waiting:
                 self.note(self._step, LACKING.format(file=file))
+
+    def state_dict(self) -> State:
+        """Where the series end, so that a run that is continued can be taken back to here."""
+        history = self.history
+        return {
+            "step": self._step,
+            "has_begun": self.has_begun,
+            "ends": {name: max(history[name]) for name in history.names if history[name]},
+            "aggregation": self._aggregation.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state; what was recorded after it is taken out of the history."""
+        self._step, self.has_begun = state["step"], state["has_begun"]
+        self._aggregation.load_state_dict(state["aggregation"])
+        if self.history.rewind(self._step, state["ends"]):
+            self._write(rewind_record(self._step, state["ends"]))
 
     def _write(self, record: Mapping[str, Value]) -> None:
         if self._file is not None:

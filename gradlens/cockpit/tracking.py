@@ -55,10 +55,13 @@ class Tracking:
         """A step's context is entered: what waited for the update is over."""
         if self.budget is not None:
             self.budget.begin_step(global_step)
-        if not self.run.has_begun:
-            for quantity in self.quantities:
-                with self.boundary.contain(f"starting {quantity.name}"):
-                    quantity.start(self.setting.parameters)
+        new = [quantity for quantity in self.quantities if not quantity.has_started]
+        for quantity in new:
+            with self.boundary.contain(f"starting {quantity.name}"):
+                quantity.begin(self.setting.parameters)
+        late = [quantity.name for quantity in new if type(quantity).start is not Quantity.start]
+        if late and self.run.is_continued and not self.run.has_begun:
+            self.run.note(global_step, LATE_START.format(names=", ".join(late), step=global_step))
         self.updates.begin_step()
         self.run.begin_step(global_step)
         if self.forecast.is_behind(global_step) and self.run.has_values(global_step):
@@ -111,6 +114,11 @@ REPEATED = (
     "the step has had a context before, whose values are replaced in the history; the run's file "
     "keeps both. Give each context a step of its own, counted through all epochs, or each network "
     "a cockpit of its own"
+)
+LATE_START = (
+    "quantities start at step {step}, within a run that is continued: {names}. To continue from "
+    "the run's own start, save cockpit.state_dict() with the model, and load it by "
+    "cockpit.load_state_dict(...)"
 )
 NOT_ZEROED = (
     "the backward pass has added to gradients that the optimizer had used already, so that p.grad "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +15,17 @@ from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.plain import recordable
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.precision import double
+from gradlens.numerics.checksums import checksums, sums_of_bits
+from gradlens.numerics.saveable import restored, saveable
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.per_sample.gradients import Setting
 from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.quantities.consecutive import real_parts
 from gradlens.quantities.held import not_held
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
 from gradlens.reductions import DirectionDots
+from gradlens.stateful import State
 
 Record = Callable[[int, Mapping[str, Any]], None]
 """Records values by name at a global step."""
@@ -41,10 +45,15 @@ class Updates:
     ``interval`` is the update before, if a quantity's value needs the step that ends it.
     """
 
-    def __init__(self, record: Record, boundary: Boundary) -> None:
+    def __init__(
+        self, setting: Setting, quantities: Sequence[Quantity], record: Record, boundary: Boundary
+    ) -> None:
+        self._setting = setting
+        self._quantities = quantities
         self._record = record
         self._boundary = boundary
         self._pending: PendingUpdate | None = None
+        self._loaded: State = {}
         self.interval: Interval | None = None
 
     @property
@@ -65,9 +74,8 @@ class Updates:
         ``before`` are copies of the parameters when the context was entered, so that an optimizer
         may also step inside it.
         """
-        self._pending = PendingUpdate(
-            step, waiting, retained, before, self._after_update, self._boundary
-        )
+        find = partial(_update, dict(step.parameters), dict(before), dict(retained))
+        self._pending = PendingUpdate(step, waiting, find, self._after_update, self._boundary)
         self._pending.start()
 
     def resolve(self) -> None:
@@ -80,7 +88,7 @@ class Updates:
         if self._pending is not None:
             self._pending.resolve()
             self._pending.close()
-        self._pending = None
+        self._pending, self._loaded = None, {}
 
     def end_interval(self, end: Step) -> None:
         """Compute what needed this step, and record it at the step before."""
@@ -120,32 +128,100 @@ class Updates:
         if open_ and isinstance(update, Update):
             self.interval = Interval(pending, update, open_)
 
+    # The state, which is that after the optimizer's step, between two contexts.
+
+    @torch.no_grad()
+    def state_dict(self) -> State:
+        """What waits for the next context, with the update so far; tensors are those of the update.
+
+        The parameters' checksums are those that the update has led to.
+        """
+        pending, interval = self._pending, self.interval
+        if pending is None or (pending.is_over and interval is None):
+            return {}
+        if self._loaded and not pending.is_over:
+            return self._loaded
+        update = interval.update if interval is not None else pending.present_update()
+        waiting = interval.waiting if interval is not None else pending.waiting
+        if isinstance(update, Undefined):
+            return {}
+        earlier = {}
+        for each in waiting:
+            with self._boundary.contain(f"saving {each.quantity.name}"):
+                earlier[each.quantity.name] = saveable(each.earlier)
+        return {
+            "step": saveable(pending.step.plain()),
+            "waiting": earlier,
+            "direction": dict(update.direction),
+            "projections": update.projections,
+            "is_over": interval is not None,
+            "overtaken": pending.overtaken,
+            "checksums": checksums(self._setting.parameters),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let quantities wait for the next context, as they did for that after the state."""
+        self.drop()
+        if not state:
+            return
+        parameters = self._setting.parameters
+        device = next(iter(parameters.values())).device
+        known: dict[str, Any] = {
+            name: value.to(device) if isinstance(value, Tensor) else value
+            for name, value in state["step"].items()
+        }
+        step = Step(parameters=parameters, loss_reduction=self._setting.loss_reduction, **known)
+        waiting = [
+            WaitingQuantity(quantity, restored(state["waiting"][quantity.name]))
+            for quantity in self._quantities
+            if quantity.name in state["waiting"]
+        ]
+        find = partial(_loaded_update, parameters, state)
+        then = self._reopen if state["is_over"] else self._after_update
+        self._loaded = dict(state)
+        self._pending = PendingUpdate(step, waiting, find, then, self._boundary, state["overtaken"])
+
+    def _reopen(self, pending: PendingUpdate, update: Update | Undefined) -> None:
+        """Let quantities wait for the next step that have been called after the update already."""
+        if isinstance(update, Update):
+            self.interval = Interval(pending, update, pending.waiting)
+            return
+        with self._boundary.contain("recording an update"):
+            values = {each.quantity.name: update for each in pending.waiting}
+            self._record(pending.step.global_step, values)
+
+    def drop(self) -> None:
+        """Nothing waits any more."""
+        if self._pending is not None:
+            self._pending.close()
+        self._pending = self.interval = None
+        self._loaded = {}
+
 
 class PendingUpdate:
     """A tracked step whose parameter update is still to come.
 
-    ``on_update`` is called once, by the optimizer's step or by ``resolve``. ``overtaken`` is the
-    reason why the next step doesn't begin where the update ended, if so. ``retained`` are operators
-    whose projections on the update are computed; they are freed then.
+    ``on_update`` is called once, by the optimizer's step or by ``resolve``, with the update that
+    ``find`` returns. ``overtaken`` is the reason why the next step doesn't begin where the update
+    ended, if so.
     """
 
     def __init__(
         self,
         step: Step,
         waiting: Sequence[WaitingQuantity],
-        retained: Mapping[str, GradientOperator],
-        before: Mapping[str, Tensor],
+        find: Callable[[], Update],
         on_update: Callable[[PendingUpdate, Update | Undefined], None],
         boundary: Boundary,
+        overtaken: str = "",
     ) -> None:
         self.step = step.without_gradients()
         self.waiting = waiting
-        self._retained = dict(retained)
-        self._on_update: Callable[[PendingUpdate, Update | Undefined], None] | None = on_update
+        self._find: Callable[[], Update] | None = find
+        self._on_update = on_update
         self._boundary = boundary
-        self._before = dict(before)
-        self.overtaken = ""
-        self._sums: Mapping[str, Tensor] = {}
+        self.overtaken = overtaken
+        self._end: Mapping[str, Tensor] = {}
         # It stays until the context after: torch's hooks must not change while they run.
         self._handles: list[RemovableHandle] = []
 
@@ -160,56 +236,54 @@ class PendingUpdate:
             self._handles.append(hook(lambda *_: self._stepped()))
 
     def _stepped(self) -> None:
-        if self._on_update is None:
+        if self._find is None:
             self.overtaken = SEVERAL_STEPS
         self.resolve()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the update is known."""
+        return self._find is None
 
     @torch.no_grad()
     def resolve(self) -> None:
         """Compute the update from the parameters as they are now, if that isn't done yet."""
-        on_update = self._on_update
-        if on_update is None:
+        if self._find is None:
             return
-        update = self._boundary.value("the update of the parameters", self._update)
-        self._on_update = None
-        self._retained.clear()
-        self._before.clear()
-        with self._boundary.contain("the quantities of an update"):
-            on_update(self, update)
-
-    def _update(self) -> Update:
+        update = self._boundary.value(UPDATE, self._find)
         if any(Phase.AT_NEXT_STEP in each.quantity.phases for each in self.waiting):
-            self._sums = _sums(self.step.parameters)
-        direction = _difference(self.step.parameters, self._before)
-        return Update(direction, _projections(self._retained, direction))
+            self._end = sums_of_bits(self.step.parameters)
+        # Frees what the update was found from, such as per-sample gradients.
+        self._find = None
+        with self._boundary.contain("the quantities of an update"):
+            self._on_update(self, update)
+
+    def present_update(self) -> Any:
+        """The update if it ended now; a NaN with the reason if it is over, or can't be found."""
+        if self._find is None:
+            return Undefined("the update is over")
+        return self._boundary.value(UPDATE, self._find)
 
     @torch.no_grad()
     def close(self) -> None:
         """Remove the hook from the optimizer: the next step begins."""
-        if self._sums and not self.overtaken:
-            now = _sums(self.step.parameters)
-            changed = [name for name, each in self._sums.items() if not _same(each, now[name])]
+        if self._end and not self.overtaken:
+            now = sums_of_bits(self.step.parameters)
+            changed = [name for name, end in self._end.items() if end.to(now[name]) != now[name]]
             self.overtaken = CHANGED.format(names=few(changed)) if changed else ""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
 
-def _sums(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """A number for each parameter, which is another one if its elements have changed."""
-    found = {name: real_parts(parameter.detach()) for name, parameter in parameters.items()}
-    return {name: each.sum(dtype=double(each.new_empty(0)).dtype) for name, each in found.items()}
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    now = other.to(one.device)
-    return bool((one == now) | (one.isnan() & now.isnan()))
-
-
-def _difference(
-    after: Mapping[str, nn.Parameter], before: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    return {name: after[name].detach() - value for name, value in before.items()}
+def _update(
+    after: Mapping[str, nn.Parameter],
+    before: Mapping[str, Tensor],
+    retained: Mapping[str, GradientOperator],
+) -> Update:
+    """The update from ``before``, and the projections of retained gradients on it."""
+    direction = {name: after[name].detach() - value for name, value in before.items()}
+    return Update(direction, _projections(retained, direction))
 
 
 def _projections(
@@ -217,6 +291,16 @@ def _projections(
 ) -> Tensor | None:
     dots = [operator.dot(direction[name]).cpu().double() for name, operator in retained.items()]
     return torch.stack(dots).sum(0) if dots else None
+
+
+def _loaded_update(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> Update:
+    """The update of a state; ``UnavailableError`` if the parameters have changed since."""
+    if not state["overtaken"] and checksums(parameters) != state["checksums"]:
+        raise UnavailableError(NOT_AT_ITS_END)
+    directions = state["direction"].items()
+    direction = {name: each.to(parameters[name].device) for name, each in directions}
+    projections = state["projections"]
+    return Update(direction, None if projections is None else projections.cpu())
 
 
 class Interval:
@@ -228,7 +312,7 @@ class Interval:
         self.start = pending.step
         self.reduction = DirectionDots(update.direction)
         self.waiting = waiting
-        self._update = update
+        self.update = update
         self._pending = pending
 
     @property
@@ -242,7 +326,7 @@ class Interval:
             reason = self._pending.overtaken
             return {each.quantity.name: Undefined(reason) for each in self.waiting}
         found = boundary.value("the interval between two steps", end.total, self.reduction)
-        update = replace(self._update, end_projections=found)
+        update = replace(self.update, end_projections=found)
         return {
             each.quantity.name: found
             if isinstance(found, Undefined)
@@ -251,7 +335,10 @@ class Interval:
         }
 
     def _value(self, each: WaitingQuantity, update: Update, end: Step) -> Any:
-        value = each.quantity.at_next_step(self.start, update, end, each.earlier)
+        start = self.start
+        if start.optimizer is None:  # as after a checkpoint
+            start = replace(start, optimizer=end.optimizer)
+        value = each.quantity.at_next_step(start, update, end, each.earlier)
         return recordable(each.quantity, self.start.global_step, value)
 
 
@@ -263,4 +350,10 @@ CHANGED = (
     "{names} have changed between the optimizer's step and the next context, so that this doesn't "
     "begin where the update ended. Without optimizer=..., the update is measured when the next "
     "context is entered"
+)
+UPDATE = "the update of the parameters"
+NOT_AT_ITS_END = (
+    "the parameters are not those that the step's update has led to when the state was saved: "
+    "save it between the optimizer's step and the next context, together with the model, and load "
+    "both before the next context"
 )

@@ -13,6 +13,8 @@ from gradlens.numerics.exchange import all_gathered
 from gradlens.numerics.quantile_sketch import QuantileSketch
 from gradlens.numerics.running_moments import RunningMoments
 from gradlens.numerics.running_statistics import STATISTICS, RunningStatistics, Statistic
+from gradlens.numerics.saveable import restored, saveable
+from gradlens.stateful import State
 
 Path: TypeAlias = tuple[str, ...]
 """The keys that lead to a number in a record of nested dicts."""
@@ -69,6 +71,24 @@ class Window:
             else:
                 found = leaf
         return found
+
+    def state_dict(self) -> State:
+        """The statistics so far."""
+        return {
+            "statistics": list(self.statistics),
+            "records": self.records,
+            "by_path": {path: found.state_dict() for path, found in self.by_path.items()},
+            "least": saveable(self.least),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Window:
+        """The window that a state is of."""
+        window = cls(state["statistics"], state["records"], least=restored(state["least"]))
+        for path, found in state["by_path"].items():
+            window.by_path[path] = RunningStatistics(window.statistics)
+            window.by_path[path].load_state_dict(found)
+        return window
 
     def _keep_least(self, path: Path, found: tuple[float, float]) -> None:
         self.least[path] = min(self.least.get(path, found), found)

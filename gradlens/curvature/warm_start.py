@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from gradlens.curvature.eigenpairs import RitzPairs, Which, ritz_pairs
 from gradlens.curvature.products import SymmetricMatrix
+from gradlens.stateful import State
 
 
 class WarmStartedEigenpairs:
@@ -31,6 +33,14 @@ class WarmStartedEigenpairs:
         found = ritz_pairs(matrix, k, which, self._tolerance, self._max_products, start, seed)
         self._last = found.vectors
         return found
+
+    def state_dict(self) -> State:
+        """The vectors of the last search, which are never changed in place."""
+        return {"searches": self._searches, "vectors": list(self._last)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self._searches, self._last = state["searches"], list(state["vectors"])
 
     def _fits(self, matrix: SymmetricMatrix) -> bool:
         """Whether the last vectors are of the matrix's size: parameters may have been added."""

@@ -114,6 +114,20 @@ class History:
         for name, value in values.items():
             self._values.setdefault(name, {})[step] = value
 
+    def rewind(self, step: int, ends: Mapping[str, int]) -> bool:
+        """Remove what came after a step, at which the series ended at ``ends``; whether any did.
+
+        A series without an end had no values.
+        """
+        late = {
+            n: [at for at in v if n not in ends or at > ends[n]] for n, v in self._values.items()
+        }
+        for name, steps in late.items():
+            for at in steps:
+                del self._values[name][at]
+        self.coverages = {at: each for at, each in self.coverages.items() if at <= step}
+        return any(late.values())
+
     def write(self, path: str | Path) -> None:
         """Write everything as a new run file; ``FileExistsError`` if there is one already.
 
@@ -196,6 +210,9 @@ class History:
         elif "note" in record:
             NOTE.check(record, "the record")
             self.notes.append(Note(record["step"], record["note"]))
+        elif "rewind" in record:
+            REWIND.check(record, "the record")
+            self.rewind(record["step"], record["rewind"])
         elif "coverage" in record:
             COVERAGE.check(record, "the record")
             self.coverages[record["step"]] = Coverage.from_plain(record["coverage"])
@@ -231,6 +248,7 @@ HEADER = Fields(
     }
 )
 NOTE = Fields({"step": STEP, "note": Is(str)})
+REWIND = Fields({"step": STEP, "rewind": MapOf(STEP)})
 VALUES = Fields({"step": STEP, "values": MapOf(Anything())})
 COVERAGE = Fields(
     {
@@ -267,6 +285,11 @@ def step_record(step: int, values: Mapping[str, Value]) -> dict[str, Value]:
 def coverage_record(step: int, coverage: Coverage) -> dict[str, Value]:
     """The record of the per-sample gradients that there are from a step on."""
     return {"step": step, "coverage": coverage.plain()}
+
+
+def rewind_record(step: int, ends: Mapping[str, int]) -> dict[str, Value]:
+    """The record that training continues from a checkpoint of a step: see ``History.rewind``."""
+    return {"step": step, "rewind": dict(ends)}
 
 
 def note_record(note: Note) -> dict[str, Value]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from gradlens.hooks.torch_private import (
     remove_forward_hook,
     tree_leaves,
 )
+from gradlens.stateful import State
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -169,6 +170,15 @@ class HookInstaller:
     def install_always(self) -> None:
         """Install the hooks for all later forward passes; ``install_if`` removes none."""
         self._always = True
+        self.install_if(True)
+
+    def state_dict(self) -> State:
+        """Whether the hooks are installed for all forward passes."""
+        return {"always": self._always}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self._always = state["always"]
         self.install_if(True)
 
     def keep_error(self, error: Exception) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any
+
+from gradlens.stateful import State
 
 LEVEL_SIZE = 512
 """Numbers that a sketch keeps in each level, 4 KiB of floats. The quantiles' rank error is
@@ -55,6 +59,15 @@ class QuantileSketch:
         (low, _), (high, _) = weighted[place - 1 : place + 1]
         part = (rank - ranks[place - 1]) / (ranks[place] - ranks[place - 1])
         return _between(low, high, part)
+
+    def state_dict(self) -> State:
+        """The numbers that are kept."""
+        return {"levels": [list(values) for values in self._levels], "odd": list(self._odd)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self._levels = [list(values) for values in state["levels"]]
+        self._odd = list(state["odd"])
 
     def _create_levels(self, highest: int) -> None:
         while len(self._levels) <= highest:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias, get_args
+from dataclasses import asdict
+from typing import Any, Literal, TypeAlias, get_args
 
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.quantile_sketch import QuantileSketch
 from gradlens.numerics.running_moments import RunningMoments
+from gradlens.stateful import State, load_state, state_of
 
 Statistic: TypeAlias = Literal["mean", "std", "min", "q1", "median", "q3", "max", "iqr"]
 
@@ -47,6 +49,21 @@ class RunningStatistics:
         self.reason = other.reason or self.reason
         if self._sketch is not None and other._sketch is not None:
             self._sketch.merge(other._sketch)
+
+    def state_dict(self) -> State:
+        """The statistics so far."""
+        return {
+            "moments": asdict(self.moments),
+            "undefined": self.undefined,
+            "reason": self.reason,
+            "sketch": state_of(self._sketch),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self.moments = RunningMoments(**state["moments"])
+        self.undefined, self.reason = state["undefined"], state["reason"]
+        load_state(self._sketch, state["sketch"])
 
     def record(self) -> dict[str, float]:
         """The statistics by name, and the ``"count"`` of the numbers.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from gradlens.quantities.step import Step
 from gradlens.reductions import AbsMax, Reduction
 from gradlens.schedules import EVERY_STEP, Schedule, checked
+from gradlens.stateful import State, load_state, state_of
 
 Range = tuple[float, float]
 
@@ -44,6 +45,14 @@ class BinAdaptation(ABC):
     @abstractmethod
     def compute(self, step: Step, range_: Range) -> Range:
         """The range of the next histograms, from the present one."""
+
+    def state_dict(self) -> State:
+        """What later ranges depend on, besides a step and the range; by default, nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what ``state_dict`` has returned, if it isn't empty."""
+        raise ValueError("the policy saves no state, but there is one")
 
 
 class NoAdaptation(BinAdaptation):
@@ -95,3 +104,27 @@ class ParamAbsMax(_AbsMaxAdaptation):
     def largest(self, step: Step) -> float:
         extremes = [parameter.detach().abs().max() for parameter in step.parameters.values()]
         return float(torch.stack([extreme.cpu().double() for extreme in extremes]).max())
+
+
+def adapted_state(policies: Sequence[BinAdaptation], ranges: Sequence[Range]) -> State:
+    """The state of policies and of the ranges that they adapt; empty if none adapts anything."""
+    if all(isinstance(policy, NoAdaptation) for policy in policies):
+        return {}
+    return {
+        "ranges": list(ranges),
+        "schedules": [state_of(policy.track_schedule) for policy in policies],
+        "policies": [policy.state_dict() for policy in policies],
+    }
+
+
+def load_adapted(
+    policies: Sequence[BinAdaptation], ranges: Sequence[Range], state: Mapping[str, Any]
+) -> list[Range]:
+    """The ranges after the policies have continued from a state; one that isn't adapted is kept."""
+    for policy, schedule, own in zip(policies, state["schedules"], state["policies"], strict=True):
+        load_state(policy.track_schedule, schedule)
+        load_state(policy, own)
+    return [
+        old if isinstance(policy, NoAdaptation) else tuple(saved)
+        for policy, old, saved in zip(policies, ranges, state["ranges"], strict=True)
+    ]

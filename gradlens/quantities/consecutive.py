@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.norms import inner, norm
+from gradlens.stateful import State
 
 FIRST = "there is no step before to compare with"
 
@@ -40,7 +41,15 @@ class Consecutive:
             return Undefined(FIRST)
         if before.shape != tensor.shape:
             return Undefined("its shape differs from that at the step before")
-        return before
+        return before.to(tensor.device)
+
+    def state_dict(self) -> State:
+        """The tensors, which are never changed in place."""
+        return {"before": dict(self._before), "now": dict(self._now)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self._before, self._now = dict(state["before"]), dict(state["now"])
 
     def correlation(self, name: str, tensor: Tensor) -> float:
         """Cosine of the angle between ``tensor`` and that of the step before, as ``before``."""

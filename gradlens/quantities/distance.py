@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,10 +14,14 @@ from gradlens.numerics.precision import accumulable
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import REMOVED, Step
+from gradlens.stateful import State
 
 
 class Distance(SingleStepQuantity):
-    """‖p − p₀‖₂ of each parameter by name; p₀ is its value when the first context was entered."""
+    """‖p − p₀‖₂ of each parameter by name; p₀ is its value when the first context was entered.
+
+    A run that continues from a checkpoint without the cockpit's state measures from there.
+    """
 
     view = View("Distance from the start", group="step size", label="‖θ − θ₀‖")
 
@@ -24,9 +29,16 @@ class Distance(SingleStepQuantity):
         self._start = {name: p.detach().clone() for name, p in parameters.items()}
 
     def compute(self, step: Step) -> dict[str, Tensor | float]:
+        self._start = {n: p.to(step.parameters[n].device) for n, p in self._start.items()}
         return {
             name: Undefined(REMOVED)
             if name in step.removed
             else explained(norm(accumulable(p) - self._start[name]), f"the parameter {name}")
             for name, p in step.parameters.items()
         }
+
+    def state_dict(self) -> State:
+        return {"start": dict(self._start)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._start = dict(state["start"])

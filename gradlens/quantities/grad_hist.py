@@ -10,10 +10,17 @@ from typing import Any
 
 from gradlens.history.view import View
 from gradlens.numerics.histograms import Counts, bin_edges
-from gradlens.quantities.bin_adaptation import BinAdaptation, NoAdaptation, Range
+from gradlens.quantities.bin_adaptation import (
+    BinAdaptation,
+    NoAdaptation,
+    Range,
+    adapted_state,
+    load_adapted,
+)
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import Histogram1d, Histogram2d, Reduction
+from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -64,6 +71,12 @@ class GradHist1d(SingleStepQuantity):
     def adapt_to(self, step: Step) -> None:
         if self._adaptation.should_compute(step.global_step):
             self.range = self._adaptation.compute(step, self.range)
+
+    def state_dict(self) -> State:
+        return adapted_state([self._adaptation], [self.range])
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        (self.range,) = load_adapted([self._adaptation], [self.range], state)
 
 
 @dataclass(eq=False)
@@ -118,6 +131,13 @@ class GradHist2d(SingleStepQuantity):
             policy.compute(step, old) if policy.should_compute(step.global_step) else old
             for policy, old in zip(self._adaptations, self.range, strict=True)
         )
+        self.range = (x, y)
+
+    def state_dict(self) -> State:
+        return adapted_state(self._adaptations, self.range)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        x, y = load_adapted(self._adaptations, self.range, state)
         self.range = (x, y)
 
 

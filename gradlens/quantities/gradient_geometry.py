@@ -16,6 +16,7 @@ from gradlens.quantities.explained import NO_ELEMENTS
 from gradlens.quantities.output_activation import activation, over_parts
 from gradlens.quantities.parameter_quantity import ParameterQuantity, gradient_of
 from gradlens.quantities.step import Step
+from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -32,7 +33,8 @@ class GradientGeometry(ParameterQuantity):
     normalize: bool = False
     correlation: bool = True
 
-    def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._steps = Consecutive() if self.correlation else None
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
@@ -48,6 +50,13 @@ class GradientGeometry(ParameterQuantity):
     def end_step(self) -> None:
         if self._steps is not None:
             self._steps.end_step()
+
+    def state_dict(self) -> State:
+        return {} if self._steps is None else self._steps.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._steps is not None:
+            self._steps.load_state_dict(state)
 
 
 @dataclass(eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.view import View
 from gradlens.quantities.kinds import CurvatureQuantity
+from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -49,6 +51,12 @@ class HessEigenvalues(CurvatureQuantity):
             "products": found.products,
             "reason": found.reason,
         }
+
+    def state_dict(self) -> State:
+        return self._eigenpairs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._eigenpairs.load_state_dict(state)
 
     def _matrix(self, curvature: LossCurvature) -> CurvatureOperator:
         return curvature.hessian if self.matrix == "hessian" else curvature.ggn

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.kinds import CurvatureQuantity
+from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -37,3 +40,9 @@ class HessMaxEV(CurvatureQuantity):
             return float(found.values[0])
         best = f"{found.values[0]:.4g} ± {found.residuals[0]:.2g}"
         return Undefined(f"{found.reason}; the estimate is {best}")
+
+    def state_dict(self) -> State:
+        return self._eigenpairs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._eigenpairs.load_state_dict(state)

@@ -18,6 +18,7 @@ from gradlens.quantities.consecutive import Consecutive, real_parts
 from gradlens.quantities.explained import NO_ELEMENTS, NOT_CONVERGED
 from gradlens.quantities.parameter_quantity import ParameterQuantity
 from gradlens.quantities.step import Step
+from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -72,7 +73,8 @@ class WeightSignFlips(ParameterQuantity):
 
     view = View("Sign flips", group="layers", label="elements")
 
-    def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._steps = Consecutive()
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
@@ -84,3 +86,9 @@ class WeightSignFlips(ParameterQuantity):
 
     def end_step(self) -> None:
         self._steps.end_step()
+
+    def state_dict(self) -> State:
+        return self._steps.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._steps.load_state_dict(state)

@@ -21,6 +21,7 @@ from gradlens.quantities.update import Update
 from gradlens.reductions import Reduction
 from gradlens.schedules import EVERY_STEP, Schedule, checked
 from gradlens.signals.signal import Request
+from gradlens.stateful import State
 
 Needed: TypeAlias = Literal["loss", "optimizer", "individual_losses"]
 
@@ -80,6 +81,8 @@ class Quantity(ABC):
     in_cockpit: bool = field(default=False, init=False, repr=False)
     """Whether the quantity is in a cockpit; it can't be in a second one, since it may keep values
     of one step for the next."""
+    has_started: bool = field(default=False, init=False, repr=False)
+    """Whether ``start`` was called, or a state was loaded."""
 
     def __post_init__(self) -> None:
         self.name = self.name or type(self).__name__
@@ -133,10 +136,38 @@ class Quantity(ABC):
     def adapt_to(self, step: Step) -> None:  # noqa: B027
         """Adapt later steps to this step's results; by default, do nothing."""
 
+    def state_dict(self) -> State:
+        """What later values depend on, besides the step itself; by default, nothing.
+
+        Called between steps, once the quantity has started. Nested dicts, lists and tuples of
+        tensors, numbers and strings; of tensors that are changed in place, copies.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what ``state_dict`` has returned, if it isn't empty, instead of ``start``.
+
+        Tensors may be on another device than the parameters.
+        """
+        raise ValueError("the quantity saves no state, but there is one")
+
     @final
     def join_cockpit(self) -> None:
         """Called by the cockpit that the quantity is in from now on."""
         self.in_cockpit = True
+
+    @final
+    def begin(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Called when a context is entered, until the quantity has started."""
+        self.has_started = True
+        self.start(parameters)
+
+    @final
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Called by a cockpit that continues from a state."""
+        if state:
+            self.load_state_dict(state)
+            self.has_started = True
 
     # What the cockpit reads, which follows from the data and the schedule.
 

@@ -16,6 +16,7 @@ from gradlens.signals.predicates import is_no_activation
 from gradlens.signals.reductions import Copies, Norms, Size
 from gradlens.signals.selection import Selection
 from gradlens.signals.signal import Signal
+from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -28,8 +29,6 @@ class _SignalGeometry(LayerQuantity, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.reduction = Copies() if self.correlation else Size()
-
-    def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._steps = Consecutive()
 
     def layer_value(self, layer: str, module: nn.Module, reduced: Tensor | Norms) -> dict[str, Any]:
@@ -43,6 +42,12 @@ class _SignalGeometry(LayerQuantity, ABC):
 
     def end_step(self) -> None:
         self._steps.end_step()
+
+    def state_dict(self) -> State:
+        return self._steps.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._steps.load_state_dict(state)
 
 
 class OutputGradientGeometry(_SignalGeometry):

@@ -21,6 +21,7 @@ from gradlens.history.view import View
 from gradlens.quantities.held import why_not_held
 from gradlens.quantities.kinds import GradientCurvatureQuantity
 from gradlens.quantities.step import Step
+from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -74,6 +75,12 @@ class Stability(GradientCurvatureQuantity):
         if isinstance(weight, Undefined):
             return _everywhere(weight)
         return earlier.under(weight)
+
+    def state_dict(self) -> State:
+        return self._eigenpairs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._eigenpairs.load_state_dict(state)
 
 
 def _everywhere(value: float) -> dict[str, float]:

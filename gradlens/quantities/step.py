@@ -54,7 +54,13 @@ class Step:
     def without_gradients(self) -> Step:
         """The step without reductions, signals and graph, to be kept until the next step."""
         loss = None if self.loss is None else self.loss.detach().clone()
-        return replace(self, loss=loss, info={}, reduced={}, signals=LayerSignals())
+        return replace(self, loss=loss, info={}, reduced={}, signals=LayerSignals(), failed={})
+
+    def plain(self) -> dict[str, Any]:
+        """What is left of a step without gradients in a checkpoint, by the names of its fields."""
+        names = ("global_step", "batch_size", "loss", "individual_losses", "uncovered",
+                 "loss_weight")  # fmt: skip
+        return {name: getattr(self, name) for name in names}
 
     @property
     def samples(self) -> int:

@@ -24,6 +24,7 @@ from gradlens.numerics.formulas import takeuchi_by_diagonal, takeuchi_by_trace
 from gradlens.quantities.kinds import GradientCurvatureQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import SquaredNorms, SumOfSquares
+from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -68,6 +69,12 @@ class TIC(GradientCurvatureQuantity):
         (reduction,) = self.reductions
         sums = step.by_parameter(reduction)
         return self._criterion(sums, step.samples, earlier, _remedy(self.curvature, earlier.method))
+
+    def state_dict(self) -> State:
+        return {"method": self._method}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._method = state["method"]
 
     @abstractmethod
     def _found(self, curvature: LossCurvature) -> LossDiagonal | LossTraces:

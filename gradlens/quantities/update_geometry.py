@@ -18,6 +18,7 @@ from gradlens.quantities.selective import choose_parameters
 from gradlens.quantities.step import REMOVED, Step
 from gradlens.quantities.update import Update
 from gradlens.signals.selection import Selection, Selectors
+from gradlens.stateful import State
 
 
 @dataclass(eq=False)
@@ -41,14 +42,12 @@ class UpdateGeometry(UpdateQuantity):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.selection = parameter_layers(self.layers, self.exclude)
+        self._steps = Consecutive() if self.correlation else None
 
     def choose(self, model: nn.Module | None, parameters: Mapping[str, nn.Parameter]) -> None:
         self.chosen = choose_parameters(
             self.name, model, parameters, self.selection, self.parameters
         )
-
-    def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        self._steps = Consecutive() if self.correlation else None
 
     def compute(self, step: Step, update: Update) -> dict[str, Any]:
         values = {
@@ -63,3 +62,10 @@ class UpdateGeometry(UpdateQuantity):
         if self._steps is not None:
             self._steps.end_step()
         return {"parameters": values, **mean_correlation(values)}
+
+    def state_dict(self) -> State:
+        return {} if self._steps is None else self._steps.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._steps is not None:
+            self._steps.load_state_dict(state)

@@ -683,7 +683,10 @@ def test_run_is_written_and_can_be_resumed(model: nn.Module, tmp_path: Path) -> 
     steps(range(2), resume=False)
     with open(path, "a") as file:
         file.write('{"step": 2, "val')  # killed here
-    with pytest.warns(UserWarning, match="its last line was cut off after 16 bytes"):
+    with (
+        pytest.warns(UserWarning, match="within a run that is continued: Distance"),
+        pytest.warns(UserWarning, match="its last line was cut off after 16 bytes"),
+    ):
         resumed = steps(range(2, 4), resume=True)
     loaded = History.load(path)
     assert loaded.steps == resumed.history.steps == (0, 1, 2, 3)

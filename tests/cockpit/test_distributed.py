@@ -59,12 +59,16 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """A network, how its batch is shared between the processes, and in how many micro-batches."""
+    """A network, how its batch is shared between the processes, and in how many micro-batches.
+
+    Before the step ``cut``, everything is made anew and loaded from a checkpoint of each process.
+    """
 
     network: str
     shares: str
     micro: int
     reduction: Any = "mean"
+    cut: int | None = None
 
 
 CASES = {
@@ -72,6 +76,7 @@ CASES = {
     "factors, unequal shares": Case("factors", "unequal", 1),
     "recomputed, micro-batches": Case("recomputed", "equal", 2),
     "factors, sum loss": Case("factors", "unequal", 1, "sum"),
+    "factors, checkpoint": Case("factors", "unequal", 1, cut=2),
 }
 
 
@@ -88,16 +93,19 @@ def worker(rank: int, port: int, folder: Path) -> None:
 
 
 def train(rank: int, case: Case, folder: Path) -> None:
-    model, (x, y) = NETWORKS[case.network](), data()
+    x, y = data()
     part = SHARES[case.shares][rank]
     x, y = x[part], y[part]
-    parallel = nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loss_function = gradlens.extend(nn.CrossEntropyLoss(reduction=case.reduction))
-    cockpit = gradlens.Cockpit(
-        parallel, quantities(), run=folder / "run.jsonl", loss_reduction=case.reduction
-    )
+    parallel, optimizer, cockpit = parts(case, folder)
     for step in range(STEPS):
+        if step == case.cut:
+            states = [each.state_dict() for each in (parallel, optimizer, cockpit)]
+            distributed.barrier()  # the file is written by one process, and read by all
+            parallel, optimizer, cockpit = parts(case, folder, resume=True)
+            for each, state in zip((parallel, optimizer, cockpit), states, strict=True):
+                each.load_state_dict(state)
+            distributed.barrier()
         optimizer.zero_grad()
         for piece in range(case.micro):
             rows = slice(piece * len(x) // case.micro, (piece + 1) * len(x) // case.micro)
@@ -109,6 +117,17 @@ def train(rank: int, case: Case, folder: Path) -> None:
         optimizer.step()
     cockpit.close()
     cockpit.history.write(folder / f"rank{rank}.jsonl")
+
+
+def parts(case: Case, folder: Path, resume: bool = False) -> tuple[Any, Any, gradlens.Cockpit]:
+    """The network, the optimizer and the cockpit of a process."""
+    parallel = nn.parallel.DistributedDataParallel(NETWORKS[case.network]())
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.05)
+    path, reduction = folder / "run.jsonl", case.reduction
+    cockpit = gradlens.Cockpit(
+        parallel, quantities(), run=path, resume=resume, loss_reduction=reduction
+    )
+    return parallel, optimizer, cockpit
 
 
 def in_one_process(case: Case) -> gradlens.History:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from gradlens import History, Undefined, View
+from gradlens.history.coverage import Coverage
 from gradlens.history.history import LeftOutWarning, Note, Source
 from gradlens.history.json_lines import from_line, to_line
 from gradlens.history.run_file import RunFile
@@ -151,6 +152,34 @@ def test_broken_line_in_the_middle_is_left_out(line: str, tmp_path: Path) -> Non
         loaded = History.load(path)
     assert_same_history(loaded, example())
     assert list(loaded.broken_lines) == [3, 6]
+
+
+@pytest.mark.parametrize("name", ["mine", "Loss"])
+def test_a_run_that_goes_back_to_a_checkpoint(name: str, tmp_path: Path) -> None:
+    """Each series ends at its step of the checkpoint, and is empty if it had no value there."""
+    path = tmp_path / "run.jsonl"
+    history = example()
+    history.coverages |= {2: Coverage(), 4: Coverage(samples=4)}
+    history.write(path)
+    with path.open("a") as file:
+        file.write(to_line({"step": 3, "rewind": {name: 3}}) + "\n")
+        file.write(to_line({"step": 5, "values": {"mine": 7.0}}) + "\n")
+    loaded, before = History.load(path), example()
+    kept = {step: value for step, value in before[name].items() if step <= 3}
+    assert_identical(dict(loaded[name]), kept | ({5: 7.0} if name == "mine" else {}))
+    assert loaded.names == before.names
+    assert loaded.coverages == {2: Coverage()}
+    assert {5} >= {step for each in loaded.names if each != name for step in loaded[each]}
+
+
+@pytest.mark.parametrize("ends", [3, {"mine": None}, {"mine": "x"}, []])
+def test_a_broken_step_back_changes_nothing(ends: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    example().write(path)
+    with path.open("a") as file:
+        file.write(to_line({"step": 3, "rewind": ends}) + "\n")
+    with pytest.warns(LeftOutWarning, match="line 5 is broken"):
+        assert_same_history(History.load(path), example())
 
 
 def test_without_its_header_a_run_keeps_its_values(tmp_path: Path) -> None:

@@ -1,0 +1,139 @@
+"""The state of a cockpit in a checkpoint: what later values depend on, besides the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gradlens.cockpit.tracking import Tracking
+from gradlens.numerics.saveable import restored, saveable
+from gradlens.numerics.unavailable import first_line
+from gradlens.quantities.quantity import Quantity
+from gradlens.schedules import Schedule
+from gradlens.stateful import State, load_state, state_of
+
+FORMAT = 1
+
+
+def state_of_tracking(tracking: Tracking) -> State:
+    """The state of all parts of a cockpit, and of its quantities and their schedules by name."""
+    quantities: dict[str, State] = {}
+    schedules: dict[str, State] = {}
+    for quantity in tracking.quantities:
+        with tracking.boundary.contain(f"saving {quantity.name}"):
+            quantities[quantity.name] = {}
+            if quantity.has_started:
+                quantities[quantity.name] = saveable(quantity.state_dict())
+            schedules[quantity.name] = saveable(state_of(_own_schedule(tracking, quantity)))
+    updates: State = {}
+    with tracking.boundary.contain("saving the last update"):
+        updates = tracking.updates.state_dict()
+    return {
+        "gradlens_state": FORMAT,
+        "parameters": _shapes(tracking),
+        "loss_reduction": tracking.setting.loss_reduction,
+        "quantities": quantities,
+        "schedules": schedules,
+        "updates": updates,
+        "run": tracking.run.state_dict(),
+        "forecast": tracking.forecast.state_dict(),
+        "layer_hooks": tracking.layer_hooks.state_dict(),
+        "budget": state_of(tracking.budget),
+    }
+
+
+def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) -> None:
+    """Let all parts of a cockpit continue from a state; see ``Cockpit.load_state_dict``."""
+    _check(tracking, state)
+    saved = state["quantities"]
+    own = [quantity.name for quantity in tracking.quantities]
+    unknown = [name for name in saved if name not in own]
+    if unknown and strict:
+        raise ValueError(UNKNOWN.format(names=", ".join(unknown)))
+    for quantity in tracking.quantities:
+        if quantity.name in saved:
+            schedule = _own_schedule(tracking, quantity)
+            _load(quantity, schedule, saved[quantity.name], state["schedules"])
+    tracking.updates.load_state_dict(state["updates"])
+    tracking.run.load_state_dict(state["run"])
+    tracking.forecast.load_state_dict(state["forecast"])
+    tracking.layer_hooks.load_state_dict(state["layer_hooks"])
+    load_state(tracking.budget, state["budget"])
+    tracking.layers.expect_next()
+    tracking.expect(tracking.forecast.next_steps)
+    new = [name for name in own if name not in saved]
+    for names, text in ((new, NEW), (unknown, LEFT_OUT)):
+        if names:
+            tracking.run.note(state["run"]["step"], text.format(names=", ".join(names)))
+
+
+def _load(quantity: Quantity, schedule: Schedule, state: Any, schedules: Mapping[str, Any]) -> None:
+    try:
+        quantity.resume(restored(state))
+        load_state(schedule, restored(schedules.get(quantity.name, {})))
+    except Exception as error:
+        raise ValueError(
+            f"{quantity.name} can't continue from its state ({first_line(error)}): give it the "
+            "class and the options that it had, or another name, with which it starts anew"
+        ) from error
+
+
+def _own_schedule(tracking: Tracking, quantity: Quantity) -> Schedule:
+    """The quantity's schedule, also where a budget thins it."""
+    budget = tracking.budget
+    return quantity.track_schedule if budget is None else budget.own_schedule(quantity)
+
+
+def _shapes(tracking: Tracking) -> dict[str, list[int]]:
+    return {name: list(p.shape) for name, p in tracking.setting.parameters.items()}
+
+
+def _check(tracking: Tracking, state: Any) -> None:
+    """``ValueError`` unless it is the state of a cockpit of the same network."""
+    if not isinstance(state, Mapping) or "gradlens_state" not in state:
+        raise ValueError(NO_STATE)
+    if state["gradlens_state"] != FORMAT:
+        found = str(state["gradlens_state"])[:20]
+        raise ValueError(OTHER_FORMAT.format(found=found, expected=FORMAT))
+    saved, own = state["parameters"], _shapes(tracking)
+    different = next(_differences(saved, own), "")
+    if different:
+        raise ValueError(OTHER_NETWORK.format(different=different))
+    reductions = (state["loss_reduction"], tracking.setting.loss_reduction)
+    if len({*reductions}) > 1:
+        raise ValueError(OTHER_REDUCTION.format(*reductions))
+
+
+def _differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
+    for name in {**own, **saved}:
+        if name not in saved:
+            yield f"{name} isn't in it"
+        elif name not in own:
+            yield f"it has {name}, which the cockpit doesn't track"
+        elif list(saved[name]) != own[name]:
+            yield f"{name} has shape {list(saved[name])} in it, and {own[name]} in the cockpit"
+
+
+NO_STATE = (
+    "this is not the state of a cockpit: pass what cockpit.state_dict() has returned, such as "
+    'torch.load("checkpoint.pt")["cockpit"]'
+)
+OTHER_FORMAT = (
+    "the state has format {found}, and this version reads format {expected}: load it with the "
+    "version of gradlens that saved it"
+)
+OTHER_NETWORK = (
+    "the state is that of a cockpit of other parameters: {different}. Load it into a cockpit of "
+    "the same model with the same parameters frozen, or leave load_state_dict out: quantities "
+    "start anew then"
+)
+OTHER_REDUCTION = (
+    'the state is that of a cockpit with loss_reduction="{0}", and this one has "{1}": values '
+    "before and after could not be compared"
+)
+UNKNOWN = (
+    "the state has quantities that the cockpit doesn't track: {names}. Track them under these "
+    "names, or pass strict=False, which leaves them out"
+)
+NEW = "quantities that are not in the state that was loaded start anew: {names}"
+LEFT_OUT = "quantities of the state that was loaded are not tracked any more: {names}"

@@ -1,0 +1,33 @@
+"""Checksums of tensors, which are the same on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers by the bytes that they take."""
+
+
+def sums_of_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sum of each tensor's bits by name, an integer on its device; overflows are cut off.
+
+    Two versions of a parameter have the same sum with a probability of about 2^-32 at most, unless
+    their elements are the same in another order.
+    """
+    return {name: _sum_of_bits(tensor.detach()) for name, tensor in tensors.items()}
+
+
+def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The same as numbers."""
+    if not tensors:
+        return {}
+    sums = [each.cpu() for each in sums_of_bits(tensors).values()]
+    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True))
+
+
+def _sum_of_bits(tensor: Tensor) -> Tensor:
+    parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return parts.contiguous().view(INTEGERS[parts.element_size()]).sum(dtype=torch.int64)

@@ -1,0 +1,672 @@
+"""A run that continues from a checkpoint has the values of a run without interruption."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+import re
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from inspect import isabstract
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+import gradlens
+from gradlens import Aggregate, quantities
+from gradlens.cockpit import updates
+from gradlens.quantities import Quantity
+from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
+from gradlens.schedules import linear
+
+pytestmark = pytest.mark.filterwarnings("ignore:gradlens, step")  # such as of batch normalisation
+
+ROOT = Path(__file__).parents[2]
+
+STEPS, SAMPLES = 6, 8
+INPUTS = torch.randn(STEPS, SAMPLES, 5, generator=torch.Generator().manual_seed(0))
+LABELS = torch.randint(3, (STEPS, SAMPLES), generator=torch.Generator().manual_seed(1))
+
+ROUNDED = ("Alpha", "Alpha (epoch)", "every third step")
+"""Their values differ in the last digits from run to run, also without a checkpoint: LAPACK's least
+squares depend on where arrays are in memory."""
+
+
+def network() -> nn.Module:
+    layers = (nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    return nn.Sequential(*layers)
+
+
+def all_quantities() -> list[Quantity]:
+    """One of each class, and one with an option for each state that options lead to."""
+    classes = [getattr(quantities, name) for name in quantities.__all__ if name != "Phase"]
+    plain = [
+        each()
+        for each in classes
+        if not isabstract(each) and each.phases and each not in (quantities.Time, quantities.CABS)
+    ]
+    return [
+        *plain,
+        quantities.GradHist1d(name="adapted", bins=5, adapt=GradAbsMax(linear(2))),
+        quantities.GradHist2d(name="x, y", bins=(3, 3), adapt=(GradAbsMax(), ParamAbsMax())),
+        quantities.HessMaxEV(name="now and then", explore_every=3),
+        quantities.HessEigenvalues(name="k = 2", k=2, which="magnitude"),
+        quantities.Distance(linear(2), name="every second step"),
+        quantities.Alpha(linear(3), name="every third step"),
+    ]
+
+
+class Draws:
+    """A schedule with a generator of its own."""
+
+    def __init__(self) -> None:
+        self._generator = random.Random(0)
+
+    def __call__(self, global_step: int) -> bool:
+        return self._generator.random() < 0.5
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self._generator.getstate()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._generator.setstate(state["generator"])
+
+
+def aggregated() -> list[Any]:
+    return [
+        Aggregate(quantities.Loss(), over=4, raw=True),
+        Aggregate(quantities.OutputActivation(), statistics=("min", "median", "iqr")),
+        Aggregate(quantities.Alpha()),
+        Aggregate(quantities.GradNorm(), over=2, statistics=("mean", "std")),
+    ]
+
+
+MOMENTUM = partial(SGD, lr=0.05, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training loop."""
+
+    tracked: Callable[[], Sequence[Any]]
+    optimizer: Callable[..., Optimizer] = MOMENTUM
+    optimizers: int = 1
+    passed: bool = True
+    micro_batches: int = 1
+    bfloat16: bool = False
+    steps: Sequence[int] = tuple(range(STEPS))
+    options: Mapping[str, Any] = field(default_factory=dict)
+    forward: bool = False
+    epoch: int = 4
+    """After this step, an epoch ends."""
+    evaluations: bool = False
+    cuts: Sequence[int] = tuple(range(STEPS))
+
+
+preset = partial(partial, gradlens.configuration)
+
+CASES = {
+    "economy": Case(preset("economy"), partial(Adam, lr=0.05)),
+    "economy, by the context": Case(preset("economy"), passed=False),
+    "business": Case(preset("business"), partial(AdamW, lr=0.05, amsgrad=True), cuts=(0, 3)),
+    "full": Case(preset("full"), cuts=(1, 2)),
+    "full, sum": Case(preset("full"), options={"loss_reduction": "sum"}, cuts=(2,)),
+    "micro-batches": Case(preset("business"), micro_batches=2, cuts=(0, 3)),
+    "micro-batches, by the context": Case(
+        preset("economy"), micro_batches=2, passed=False, cuts=(2,)
+    ),
+    "bfloat16": Case(preset("full"), bfloat16=True, cuts=(1, 4)),
+    "every quantity": Case(all_quantities),
+    "every quantity, by the context": Case(
+        lambda: [q for q in all_quantities() if "optimizer" not in q.needs],
+        passed=False,
+        cuts=(0, 2),
+    ),
+    "two optimizers": Case(
+        lambda: [*gradlens.configuration("economy"), quantities.UpdateGeometry()], optimizers=2
+    ),
+    "aggregates": Case(aggregated),
+    "aggregates, by the context": Case(aggregated, passed=False),
+    "frozen statistics": Case(preset("economy"), options={"batchnorm": "frozen"}, cuts=(1,)),
+    "random schedules": Case(
+        lambda: [
+            quantities.Loss(Draws()),
+            quantities.Alpha(Draws()),
+            quantities.HessMaxEV(Draws()),
+            quantities.OutputNorm(Draws()),
+        ]
+    ),
+    "irregular steps": Case(
+        lambda: [
+            quantities.Alpha(lambda step: step in (2, 3, 17)),
+            quantities.OutputGradientGeometry(linear(2)),
+            quantities.TICDiag(linear(2)),
+        ],
+        steps=(0, 2, 3, 9, 16, 17),
+    ),
+    "irregular steps with forward": Case(
+        all_quantities, steps=(0, 2, 3, 9, 16, 17), forward=True, cuts=(1, 3)
+    ),
+    "steps that repeat": Case(preset("economy"), steps=(0, 0, 1, 1, 2, 2)),
+    "evaluations": Case(lambda: [quantities.OutputNorm(), quantities.Loss()], evaluations=True),
+}
+
+
+class Loop:
+    """A network in training, of which everything is made anew."""
+
+    def __init__(self, case: Case, **options: Any) -> None:
+        torch.manual_seed(2)
+        self.case = case
+        self.model = network()
+        reduction = case.options.get("loss_reduction", "mean")
+        self.loss_function = nn.CrossEntropyLoss(reduction=reduction)
+        parameters = list(self.model.parameters())
+        count = case.optimizers
+        self.optimizers = [case.optimizer(parameters[at::count]) for at in range(count)]
+        self.cockpit = gradlens.Cockpit(
+            self.model,
+            case.tracked(),
+            loss_function=self.loss_function,
+            **{**case.options, **options},
+        )
+
+    def step(self, index: int) -> None:
+        case, step = self.case, self.case.steps[index]
+        for each in self.optimizers:
+            each.zero_grad()
+        parts = torch.arange(SAMPLES).chunk(case.micro_batches)
+        for part in parts:
+            loss = self._loss(step, INPUTS[index, part], LABELS[index, part])
+            optimizer = self.optimizers[0] if case.passed else None
+            goes_on = part is not parts[-1]
+            with self.cockpit(step, loss=loss, optimizer=optimizer, accumulating=goes_on):
+                loss.backward()
+        for each in self.optimizers:
+            each.step()
+        self.cockpit.push(metric=loss.detach())
+        if case.evaluations:
+            with self.cockpit.evaluation(step), torch.no_grad():
+                self.model(INPUTS[index])
+
+    def _loss(self, step: int, inputs: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.case.bfloat16):
+            if not self.case.forward:
+                return self.loss_function(self.model(inputs), labels)
+            with self.cockpit.forward(step):
+                return self.loss_function(self.model(inputs), labels)
+
+    @property
+    def parts(self) -> list[Any]:
+        return [self.model, *self.optimizers, self.cockpit]
+
+    def state(self) -> list[dict[str, Any]]:
+        return [each.state_dict() for each in self.parts]
+
+    def load(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Load the states of the first parts, or of all of them."""
+        for each, state in zip(self.parts, states, strict=False):
+            each.load_state_dict(state)
+
+    def train(self, first: int = 0, last: int = STEPS) -> None:
+        for index in range(first, last):
+            self.step(index)
+            if index == self.case.epoch:
+                self.cockpit.tick_epoch()
+
+
+def through_a_file(state: Any) -> Any:
+    """A state as it is after ``torch.save`` and ``torch.load``."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@cache
+def unbroken(name: str) -> dict[int, dict[str, Any]]:
+    loop = Loop(CASES[name])
+    loop.train()
+    loop.cockpit.close()
+    return loop.cockpit.get_output()
+
+
+def resumed(name: str, cut: int) -> dict[int, dict[str, Any]]:
+    """The values of a loop that was interrupted after a step; those before it first."""
+    before, after = Loop(CASES[name]), Loop(CASES[name])
+    before.train(0, cut + 1)
+    after.load(through_a_file(before.state()))
+    after.train(cut + 1)
+    after.cockpit.close()
+    found = before.cockpit.get_output()
+    for step, values in after.cockpit.get_output().items():
+        found[step] = found.get(step, {}) | values
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        pytest.param(name, cut, marks=() if name == "economy" else pytest.mark.slow)
+        for name, case in CASES.items()
+        for cut in case.cuts
+    ],
+)
+def test_a_resumed_run_equals_an_unbroken_one(name: str, cut: int) -> None:
+    differences = list(different(unbroken(name), resumed(name, cut)))
+    assert not differences
+
+
+def different(one: Any, other: Any, path: tuple[Any, ...] = ()) -> Iterator[str]:
+    """Where two values differ, bit for bit."""
+    if "Time" in path:
+        return
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in one.keys() | other.keys():
+            if key in one and key in other:
+                yield from different(one[key], other[key], (*path, key))
+            else:
+                yield f"{path}: {key} in one alone"
+    elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        yield from different(dict(enumerate(one)), dict(enumerate(other)), path)
+    elif {*ROUNDED} & {*path} and isinstance(one, float):
+        if not isinstance(other, float) or not np.isclose(one, other, 1e-9, 0, equal_nan=True):
+            yield f"{path}: {one!r}, {other!r}"
+    elif isinstance(one, (np.ndarray, Tensor)):
+        first, second = (torch.as_tensor(each).detach().numpy() for each in (one, other))
+        if not np.array_equal(first, second, equal_nan=True):
+            yield f"{path}: {one}, {other}"
+    elif repr(one) != repr(other):  # tells a NaN's reason, too
+        yield f"{path}: {one!r}, {other!r}"
+
+
+def finish(folder: Path) -> None:
+    """Continue from a checkpoint to the end."""
+    loop = Loop(CASES["every quantity"])
+    loop.load(torch.load(folder / "checkpoint.pt", weights_only=True))
+    loop.train(3)
+    loop.cockpit.close()
+    loop.cockpit.history.write(folder / "rest.jsonl")
+
+
+@pytest.mark.slow
+def test_another_process_continues(tmp_path: Path) -> None:
+    name = "every quantity"
+    before = Loop(CASES[name])
+    before.train(0, 3)
+    torch.save(before.state(), tmp_path / "checkpoint.pt")
+    code = f"import pathlib, {__name__} as tests; tests.finish(pathlib.Path({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=ROOT)
+    rest = gradlens.History.load(tmp_path / "rest.jsonl")
+    found = before.cockpit.get_output()
+    for each in rest.names:
+        for step, value in rest[each].items():
+            found.setdefault(step, {})[each] = value
+    assert not list(different(unbroken(name), found))
+
+
+@pytest.mark.slow
+def test_values_that_depend_on_the_state() -> None:
+    """These differ if the model and the optimizer are loaded alone."""
+    name, cut = "every quantity", 2
+    before, after = Loop(CASES[name]), Loop(CASES[name])
+    before.train(0, cut + 1)
+    after.load(before.state()[:-1])
+    after.train(cut + 1)
+    after.cockpit.close()
+    found = before.cockpit.get_output() | after.cockpit.get_output()
+    names = {
+        quantity
+        for step, values in unbroken(name).items()
+        for quantity, value in values.items()
+        if list(different(value, found.get(step, {}).get(quantity), (quantity,)))
+    }
+    assert names == {
+        *("Alpha", "Distance", "GradientGeometry", "HessEigenvalues", "HessMaxEV"),
+        *("InputGradientGeometry", "OutputGradientGeometry", "Stability", "UpdateGeometry"),
+        *("WeightSignFlips", "adapted", "every second step", "k = 2", "metric"),
+        *("now and then", "x, y"),
+    }
+
+
+# Everything that a cockpit keeps from step to step.
+
+NOT_SAVED = re.compile(
+    "|".join(
+        (
+            r"has_started$",  # of quantities without a state, which start at the next context
+            r"\._ids",
+            r"plans",  # found again
+            r"\.history|\._file|has_recorded|_names_at_last_step",  # in the run's file
+            r"\.boundary|\._boundary",  # the step of notes
+            r"\.updates\.(_pending|interval|_loaded)",  # compared by what becomes of them
+            r"\.assembly\._step|\.stale_gradient|_capture\._forward_passes|_paused$",
+            r"\.statistics",  # a tuple instead of a list
+        )
+    )
+)
+
+
+def leaves(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Numbers, strings and tensors that an object of gradlens or of the tests refers to."""
+    if value is None or isinstance(value, (bool, int, float, str, Tensor, np.ndarray)):
+        yield path, value
+    elif id(value) not in seen:
+        seen.add(id(value))
+        parts: Any = []
+        if isinstance(value, Mapping):
+            parts = [(f"[{key}]", each) for key, each in value.items()]
+        elif isinstance(value, (list, tuple, deque)):
+            parts = [(f"[{number}]", each) for number, each in enumerate(value)]
+        elif type(value).__module__.startswith(("gradlens.", "tests.")):
+            parts = [(f".{name}", each) for name, each in getattr(value, "__dict__", {}).items()]
+        for name, each in parts:
+            yield from leaves(each, path + name, seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["every quantity", "aggregates", "random schedules"])
+def test_nothing_is_forgotten(name: str) -> None:
+    """All that a cockpit refers to is the same after its state was loaded into another one."""
+    before, after = Loop(CASES[name]), Loop(CASES[name])
+    before.train(0, 4)
+    after.load(through_a_file(before.state()))
+    one, other = (dict(leaves(loop.cockpit, "cockpit", set())) for loop in (before, after))
+    compared = {path for path in one.keys() | other.keys() if not NOT_SAVED.search(path)}
+    assert len(compared) > 100
+    assert not [
+        path
+        for path in sorted(compared)
+        if path not in one or path not in other or list(different(one[path], other[path]))
+    ]
+
+
+# The state itself.
+
+
+def plain(value: Any) -> bool:
+    if type(value) in (dict, list, tuple):
+        parts = value if type(value) is not dict else [*value, *value.values()]
+        return all(map(plain, parts))
+    return type(value) in (type(None), bool, int, float, str, Tensor)
+
+
+@pytest.mark.slow
+def test_later_steps_change_nothing_in_a_state() -> None:
+    loop = Loop(CASES["every quantity"])
+    loop.train(0, 3)
+    state = loop.cockpit.state_dict()
+    copy = through_a_file(state)
+    loop.train(3)
+    assert plain(state)
+    assert not list(different(state, copy))
+
+
+def test_saving_changes_nothing() -> None:
+    """Nor before the optimizer's step, where there is no update yet."""
+    for name in ("economy", "economy, by the context"):
+        loop = Loop(CASES[name])
+        save = partial(save_only, loop.cockpit)
+        loop.optimizers[0].register_step_pre_hook(save)
+        loop.optimizers[0].register_step_post_hook(save)
+        loop.train()
+        loop.cockpit.close()
+        assert not list(different(unbroken(name), loop.cockpit.get_output()))
+
+
+def save_only(cockpit: gradlens.Cockpit, *_: object) -> None:
+    cockpit.state_dict()
+
+
+def test_dtypes_are_kept() -> None:
+    model = nn.Linear(3, 2).double()
+    cockpit = gradlens.Cockpit(model, [quantities.Distance(), quantities.UpdateGeometry()])
+    for step in range(2):
+        model.zero_grad()
+        with cockpit(step):
+            model(torch.ones(4, 3, dtype=torch.float64)).sum().backward()
+        SGD(model.parameters(), lr=0.1).step()
+    state = through_a_file(cockpit.state_dict())
+    assert state["quantities"]["Distance"]["start"]["weight"].dtype == torch.float64
+    assert state["updates"]["direction"]["weight"].dtype == torch.float64
+
+
+def test_a_state_before_the_first_step() -> None:
+    case = CASES["economy"]
+    before, after = Loop(case), Loop(case)
+    after.load(through_a_file(before.state()))
+    after.train()
+    after.cockpit.close()
+    assert not list(different(unbroken("economy"), after.cockpit.get_output()))
+
+
+def test_a_state_that_was_loaded_is_saved_again() -> None:
+    for name in ("economy", "economy, by the context"):
+        before, between, after = (Loop(CASES[name]) for _ in range(3))
+        before.train(0, 3)
+        between.load(through_a_file(before.state()))
+        between.model.load_state_dict(before.model.state_dict())
+        after.load(through_a_file(between.state()))
+        after.train(3)
+        after.cockpit.close()
+        expected = {step: unbroken(name)[step] for step in (3, 4, 5)}
+        found = after.cockpit.get_output()
+        assert not list(different(expected, {step: found[step] for step in (3, 4, 5)}))
+        assert found[2]["Alpha"] == pytest.approx(unbroken(name)[2]["Alpha"], nan_ok=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["economy, by the context", "every quantity", "aggregates"])
+def test_the_same_cockpit_goes_back(name: str) -> None:
+    loop = Loop(CASES[name])
+    loop.train(0, 2)
+    states = copy.deepcopy(loop.state())
+    loop.train(2, 5)
+    loop.load(states)
+    loop.train(2)
+    loop.cockpit.close()
+    assert not list(different(unbroken(name), loop.cockpit.get_output()))
+
+
+# Mistakes.
+
+
+def state_of(*tracked: Any, model: nn.Module | None = None, **options: Any) -> Any:
+    return gradlens.Cockpit(model or nn.Linear(3, 2), tracked, **options).state_dict()
+
+
+def started() -> Any:
+    loop = Loop(Case(lambda: [quantities.HessMaxEV(name="a")]))
+    loop.step(0)
+    return loop.cockpit.state_dict()
+
+
+MISTAKES: Mapping[str, tuple[Callable[[], Any], str]] = {
+    "none": (lambda: None, "this is not the state of a cockpit: pass what cockpit.state_dict"),
+    "of the model": (lambda: nn.Linear(3, 2).state_dict(), "this is not the state of a cockpit"),
+    "other version": (lambda: state_of() | {"gradlens_state": 2}, "the state has format 2"),
+    "unknown quantity": (
+        lambda: state_of(quantities.Loss(name="b")),
+        "quantities that the cockpit doesn't track: b. Track them under these names, or pass "
+        "strict=False",
+    ),
+    "other shape": (
+        lambda: state_of(model=nn.Linear(4, 2)),
+        r"weight has shape \[2, 4\] in it, and \[2, 3\] in the cockpit. Load it into",
+    ),
+    "less parameters": (lambda: state_of(model=nn.Linear(3, 2, bias=False)), "bias isn't in it"),
+    "more parameters": (
+        lambda: state_of(model=nn.Bilinear(2, 3, 2)), "other parameters: weight has shape"
+    ),
+    "other reduction": (
+        lambda: state_of(loss_reduction="sum"), 'loss_reduction="sum", and this one has "mean"'
+    ),
+    "other class": (
+        lambda: started() | {"parameters": {"weight": [2, 3], "bias": [2]}},
+        r"a can't continue from its state \(.*saves no state, but there is one.*\): give it the "
+        "class and the options that it had",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name: str) -> None:
+    state, message = MISTAKES[name]
+    cockpit = gradlens.Cockpit(nn.Linear(3, 2), [quantities.Loss(name="a")])
+    with pytest.raises(ValueError, match=message):
+        cockpit.load_state_dict(state())
+
+
+def test_quantities_that_come_and_go() -> None:
+    """Quantities that the state lacks start anew, and others are left out unless it is strict."""
+    case = CASES["economy"]
+    before = Loop(case)
+    before.train(0, 3)
+    after = Loop(Case(lambda: [quantities.Distance(), quantities.Distance(name="new")]))
+    state = through_a_file(before.cockpit.state_dict())
+    state["quantities"].pop("Loss")
+    after.model.load_state_dict(before.model.state_dict())
+    with pytest.raises(ValueError, match="doesn't track: "):
+        after.cockpit.load_state_dict(state)
+    with pytest.warns(UserWarning, match="that was loaded start anew: new") as warned:
+        after.cockpit.load_state_dict(state, strict=False)
+    assert any("not tracked any more" in str(each.message) for each in warned)
+    after.step(3)
+    values = after.cockpit.get_output()[3]
+    assert values["Distance"] == unbroken("economy")[3]["Distance"]
+    assert set(values["new"].values()) == {0.0}
+
+
+class Unsaveable(quantities.SingleStepQuantity):
+    """A quantity of a user's own whose state can't be saved."""
+
+    def compute(self, step: Any) -> float:
+        return 1.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": np.random.default_rng(0)}
+
+
+def test_a_state_that_cannot_be_saved() -> None:
+    """It is noted, and the others are saved; ``strict`` raises."""
+    loop = Loop(Case(lambda: [Unsaveable(), quantities.Distance()]))
+    loop.step(0)
+    with pytest.warns(UserWarning, match="saving Unsaveable failed: .*a Generator can't be saved"):
+        state = loop.cockpit.state_dict()
+    assert state["quantities"].keys() == {"Unsaveable", "Distance"}
+    strict = Loop(Case(lambda: [Unsaveable()]), strict=True)
+    strict.step(0)
+    with pytest.raises(TypeError, match="a Generator can't be saved: use numbers"):
+        strict.cockpit.state_dict()
+
+
+def test_an_update_that_cannot_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is noted, and training goes on."""
+    loop = Loop(CASES["economy"])
+    loop.step(0)
+    monkeypatch.setattr(updates, "checksums", lambda parameters: 1 / 0)
+    with pytest.warns(UserWarning, match="saving the last update failed: ZeroDivisionError"):
+        state = loop.cockpit.state_dict()
+    assert state["updates"] == {}
+
+
+def test_parameters_that_are_not_those_of_the_state() -> None:
+    """An update that ended elsewhere gives no value."""
+    for name in ("economy", "economy, by the context"):
+        before, after = Loop(CASES[name]), Loop(CASES[name])
+        before.train(0, 3)
+        after.cockpit.load_state_dict(before.cockpit.state_dict())
+        after.step(3)
+        found = after.cockpit.history
+        assert (
+            "save it between the optimizer's step and the next context" in found["Alpha"][2].reason
+        )
+        assert name == "economy" or "the parameters are not those" in found["UpdateSize"][2].reason
+
+
+def test_a_step_of_the_optimizer_after_the_state() -> None:
+    loop = Loop(CASES["economy"])
+    loop.train(0, 2)
+    loop.optimizers[0].step()
+    after = Loop(CASES["economy"])
+    after.load(through_a_file(loop.state()))
+    after.step(2)
+    loop.step(2)
+    reasons = [each.cockpit.history["Alpha"][1].reason for each in (loop, after)]
+    assert "the optimizer stepped more than once" in reasons[0] == reasons[1]
+
+
+# The run's file.
+
+
+def written(name: str, path: Path, first: int, last: int, state: Any = None) -> Loop:
+    loop = Loop(CASES[name], run=path, resume=first > 0)
+    if state is not None:
+        loop.load(state)
+    loop.train(first, last)
+    return loop
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["economy", "aggregates", "aggregates, by the context"])
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize(("cut", "crash"), [(2, 3), (1, 5), (3, 6)])
+def test_a_crash_after_the_checkpoint(
+    name: str, closes: bool, cut: int, crash: int, tmp_path: Path
+) -> None:
+    """Values from after the checkpoint are taken out or replaced, and notes aren't doubled."""
+    path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
+    written(name, whole, 0, STEPS).cockpit.close()
+    before = written(name, path, 0, cut)
+    state = through_a_file(before.state())
+    before.train(cut, crash)
+    if closes:
+        before.cockpit.close()
+    del before
+    after = written(name, path, cut, STEPS, state)
+    after.cockpit.close()
+    expected, found, live = gradlens.History.load(whole), gradlens.History.load(path), after.cockpit
+    for history in (found, live.history):
+        values = {each: dict(history[each]) for each in history.names if each != "Time"}
+        assert not list(
+            different({n: dict(expected[n]) for n in expected.names if n != "Time"}, values)
+        )
+        assert [note.text for note in history.notes] == [note.text for note in expected.notes]
+        assert history.coverages == expected.coverages
+
+
+def test_a_run_that_is_continued_without_a_state(tmp_path: Path) -> None:
+    written("economy", tmp_path / "run.jsonl", 0, 3).cockpit.close()
+    with pytest.warns(UserWarning, match="quantities start at step 3, within a run that is co"):
+        written("economy", tmp_path / "run.jsonl", 3, 4)
+
+
+# Budgets, whose decisions depend on measured times.
+
+
+def test_what_a_budget_knows_is_kept() -> None:
+    loop = Loop(CASES["economy"], budget=0.3)
+    loop.train()
+    for _ in range(30):
+        loop.train()
+    state = through_a_file(loop.cockpit.state_dict())
+    assert state["budget"]["plain"]
+    assert state["budget"]["costs"]
+    after = Loop(CASES["economy"], budget=0.3)
+    after.cockpit.load_state_dict(state)
+    assert not list(different(after.cockpit.state_dict()["budget"], state["budget"]))
+    after.train()
+    other = Loop(Case(lambda: [quantities.Loss()]), budget=0.3)
+    with pytest.warns(UserWarning, match="not tracked any more"):
+        other.cockpit.load_state_dict(state, strict=False)
+    assert not other.cockpit.state_dict()["budget"]["costs"]
