@@ -751,7 +751,7 @@ LOOPS: dict[str, tuple[Program, str]] = {
     ),
     "a layer that was replaced, without per-sample gradients": (
         replaced_for_updates,
-        r"note: .*2.bias, 2.weight: the model doesn't have this parameter any more.*resume=True",
+        r"note: .*2.weight, 2.bias: the model doesn't have this parameter any more.*resume=True",
     ),
     "a loss that is missing": (
         lambda _: tracked(loss_is_missing),

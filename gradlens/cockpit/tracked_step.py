@@ -423,9 +423,9 @@ class TrackedStep:
             "" if gradients is None else gradients.uncovered,
             {} if gradients is None else gradients.reducer.failed,
             self._loss_weight(),
-            frozenset(removed(setting)),
+            removed(setting),
             self._why_no_losses() if individual_losses is None else "",
-            frozenset(untracked(setting)),
+            untracked(setting),
             frozenset() if gradients is None else gradients.lacking,
         )
 
@@ -440,9 +440,9 @@ class TrackedStep:
         for note in step.signals.notes:
             run.note(step.global_step, note)
         if step.untracked:
-            run.note(step.global_step, UNTRACKED.format(names=few(sorted(step.untracked))))
+            run.note(step.global_step, UNTRACKED.format(names=few(step.untracked)))
         if step.removed:
-            run.note(step.global_step, f"{few(sorted(step.removed))}: {REMOVED}")
+            run.note(step.global_step, f"{few(step.removed)}: {REMOVED}")
         if gradients is None:
             return
         if gradients.reducer.values:

@@ -34,7 +34,7 @@ class Alpha(TwoPointQuantity):
         if update.projections is None or update.end_projections is None:
             return Undefined("no per-sample gradients at one of the two steps")
         unknown = {n for n in start.lacking | end.lacking if bool(update.direction[n].any())}
-        unknown |= start.untracked | end.untracked
+        unknown |= {*start.untracked, *end.untracked}
         if unknown:
             return Undefined(PARTLY.format(names=few(sorted(unknown))))
         losses = (start.individual_losses, end.individual_losses)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,9 +46,9 @@ class Step:
     uncovered: str = ""
     failed: Mapping[Reduction, str] = field(default_factory=dict)
     loss_weight: float = 1.0
-    removed: frozenset[str] = frozenset()
+    removed: Sequence[str] = ()
     without_losses: str = ""
-    untracked: frozenset[str] = frozenset()
+    untracked: Sequence[str] = ()
     lacking: frozenset[str] = frozenset()
 
     def without_gradients(self) -> Step:
