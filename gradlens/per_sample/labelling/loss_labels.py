@@ -207,13 +207,14 @@ def _traced(
 ) -> Tensor | None:
     """Samples of an input's rows, by the rows of tensors behind it that have an axis of N entries.
 
-    Rows may also be single elements, or a whole vector. ``None`` if a row comes from several
-    samples whatever rows are.
+    Rows of the input may also be single elements, or a whole vector, and those behind it single
+    elements. ``None`` if a row comes from several samples whatever rows are.
     """
     shape = graph.shape(edge)
     if not behind:
         return None
-    kinds = [(shape[:-1], False)] if len(shape) > 1 else [(shape, False), ((), False)]
+    # Elements behind are rows only if nothing else works, since there may be far more of them.
+    kinds = [(shape[:-1], False), (shape, False)] if shape[1:] else [(shape, False), ((), False)]
     if prod(shape) <= FINE_ELEMENTS:
         kinds.append((shape, True))
     each = (_traced_rows(graph, edge, behind, candidate, *kind) for kind in kinds)
