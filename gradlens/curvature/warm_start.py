@@ -36,11 +36,11 @@ class WarmStartedEigenpairs:
 
     def state_dict(self) -> State:
         """The vectors of the last search, which are never changed in place."""
-        return {"searches": self._searches, "vectors": list(self._last)}
+        return {"vectors": list(self._last)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
-        self._searches, self._last = state["searches"], list(state["vectors"])
+        self._last = list(state["vectors"])
 
     def _fits(self, matrix: SymmetricMatrix) -> bool:
         """Whether the last vectors are of the matrix's size: parameters may have been added."""
