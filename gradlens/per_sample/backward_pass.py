@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.hooks.torch_private import backward_pass_id, output_metadata
 from gradlens.hooks.undisturbed import buffers_kept
+from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch
@@ -136,12 +136,3 @@ class BackwardPass:
 
 
 FAILED = "its per-sample gradients can't be computed from its {kind} ({error})"
-
-
-def autocast_off(tensor: Tensor) -> AbstractContextManager[Any]:
-    """A context without autocast on the tensor's device."""
-    device = tensor.device.type
-    # Switching autocast off takes longer than this check.
-    if not torch.is_autocast_enabled(device):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)

@@ -14,9 +14,8 @@ from gradlens.hooks.plain_copy import without_hooks
 from gradlens.hooks.torch_private import LossModule, backward_pass_id, uncompiled
 from gradlens.hooks.undisturbed import buffers_kept, training_kept
 from gradlens.numerics.norms import inner, norm
-from gradlens.numerics.precision import accumulable
+from gradlens.numerics.precision import accumulable, autocast_off
 from gradlens.numerics.unavailable import UnavailableError, first_line
-from gradlens.per_sample.backward_pass import autocast_off
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
 
 _REDUCTIONS: dict[Any, LossReduction] = {"mean": "mean", "batchmean": "mean", "sum": "sum"}

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.hooks.torch_private import backward_pass_id
+from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import Contain, uncontained
-from gradlens.per_sample.backward_pass import autocast_off
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.reductions import ParameterGradients, Reduction

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from gradlens.hooks.torch_private import output_metadata
-from gradlens.numerics.precision import accumulable
+from gradlens.numerics.precision import accumulable, autocast_off
 from gradlens.per_sample.labelling.graph import Edge, Graph
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE
 
@@ -239,7 +239,8 @@ class _Passes:
                 sums[each] = self._sums(each, gradient)
 
     def _sums(self, labelled: LabelledEdge, gradient: Tensor) -> Tensor:
-        with torch.no_grad():
+        # Sums of half the precision would lose the digits that they are compared by.
+        with torch.no_grad(), autocast_off(gradient):
             dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
             rows = labelled.rows(dense)
             rows = torch.view_as_real(rows).flatten(-2) if rows.is_complex() else accumulable(rows)
