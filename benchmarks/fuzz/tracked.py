@@ -53,7 +53,7 @@ OPTIONS: dict[str, tuple[Options, ...]] = {
     "GradientActivation": ((),),
     "GradientGeometry": ((), (("normalize", True),), (("correlation", False),)),
     "HessEigenvalues": ((), (("k", 2), ("which", "magnitude")), (("k", 1), ("which", "smallest"))),
-    "HessMaxEV": ((), (("explore_every", 2),)),
+    "HessMaxEV": ((), (("tolerance", 0.03),)),
     "HessTrace": (
         (),
         (("curvature", "diag_ggn_exact"),),

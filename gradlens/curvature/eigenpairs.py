@@ -65,8 +65,7 @@ class Eigenpairs:
 class RitzPairs:
     """As ``Eigenpairs``, with vectors as they were computed.
 
-    ``vectors`` are unit tensors ``[D]`` of the k pairs and of the next one, which was computed
-    besides; none if a product had NaN or Inf.
+    ``vectors`` are k unit tensors ``[D]``; none if a product had NaN or Inf.
     """
 
     values: NDArray[np.float64]
@@ -110,7 +109,7 @@ def eigenpairs(
     nan = np.full((size, len(found.values)), np.nan)
     return Eigenpairs(
         found.values,
-        np.stack(wanted[: len(found.values)], axis=1) if wanted else nan,
+        np.stack(wanted, axis=1) if wanted else nan,
         found.residuals,
         found.converged,
         found.products,
@@ -126,16 +125,12 @@ def ritz_pairs(
     max_products: int,
     guesses: Sequence[Tensor],
     seed: Seed,
-    exploration: int = EXPLORATION,
 ) -> RitzPairs:
-    """As ``eigenpairs``, from at most k + 1 ``guesses`` ``[D]`` and random vectors for the others.
-
-    ``exploration`` is the least number of directions that are added to these.
-    """
+    """As ``eigenpairs``, from at most k ``guesses`` ``[D]`` and random vectors for the others."""
     products = Products(matrix, own_precision=True)
     k = _checked(k, products.size, which, max_products)
     generator = np.random.default_rng(seed)
-    search = _Search(products, k, which, tolerance, max_products, exploration)
+    search = _Search(products, k, which, tolerance, max_products)
     try:
         search.begin(guesses, generator)
         while not search.finished():
@@ -162,14 +157,12 @@ class _Search:
         which: Which,
         tolerance: float,
         max_products: int,
-        exploration: int,
     ) -> None:
         self.products = products
         self.k = k
         self.which = which
         self.tolerance = tolerance
         self.max_products = max_products
-        self.exploration = exploration
         self.tracked = min(k + 1, products.size)
         fitting = SUBSPACE_BYTES // (2 * products.size * products.dtype.itemsize)
         self.capacity = min(max(3 * self.tracked, min(fitting, 20)), products.size)
@@ -211,7 +204,7 @@ class _Search:
         reason = self._reason()
         return RitzPairs(
             self.ritz[: self.k].copy(),
-            [self._combined(self.basis, self.small[:, pair]) for pair in range(self.tracked)],
+            [self._combined(self.basis, self.small[:, pair]) for pair in range(self.k)],
             self._wanted_residuals(),
             not reason,
             self.products.count,
@@ -281,7 +274,7 @@ class _Search:
     def _searched(self) -> bool:
         if self._complete():
             return True
-        return self.explored >= self.exploration and self._next_is_out_of_reach()
+        return self.explored >= EXPLORATION and self._next_is_out_of_reach()
 
     def _next_is_out_of_reach(self) -> bool:
         if self.tracked == self.k or self._settled(self.k):

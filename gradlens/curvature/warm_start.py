@@ -6,43 +6,29 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from gradlens.curvature.eigenpairs import EXPLORATION, RitzPairs, Which, ritz_pairs
+from gradlens.curvature.eigenpairs import RitzPairs, Which, ritz_pairs
 from gradlens.curvature.products import SymmetricMatrix
 
 
 class WarmStartedEigenpairs:
     """``eigenpairs`` from step to step, starting from the eigenvectors found at the last one.
 
-    Each ``explore_every``-th search is a full one. Those between are short: they start from all
-    vectors of the last search, instead of a random one besides the wanted ones, and add one
-    direction. An eigenvalue that has become one of the outermost may be missed by them, until the
-    next full search.
+    The matrix may change in any way between two steps: the last vectors may then be eigenvectors of
+    other eigenvalues. Each search therefore starts from a new random vector, too, and explores as
+    many directions as one without a start.
     """
 
-    def __init__(self, tolerance: float, max_products: int, explore_every: int = 1) -> None:
+    def __init__(self, tolerance: float, max_products: int) -> None:
         self._tolerance = tolerance
         self._max_products = max_products
-        self._explore_every = explore_every
-        self._searches = 0
         self._last: Sequence[Tensor] = ()
 
     def __call__(
         self, matrix: SymmetricMatrix, seed: int, k: int = 1, which: Which = "largest"
     ) -> RitzPairs:
-        """The outermost eigenpairs of a matrix that has changed a little since the last call."""
+        """The outermost eigenpairs of a matrix, which may have changed since the last call."""
         start = self._last if self._fits(matrix) else ()
-        in_full = not start or self._searches % self._explore_every == 0
-        found = ritz_pairs(
-            matrix,
-            k,
-            which,
-            self._tolerance,
-            self._max_products,
-            start[:k] if in_full else start,
-            seed,
-            EXPLORATION if in_full else 1,
-        )
-        self._searches += 1
+        found = ritz_pairs(matrix, k, which, self._tolerance, self._max_products, start, seed)
         self._last = found.vectors
         return found
 

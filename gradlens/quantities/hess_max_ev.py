@@ -15,15 +15,10 @@ from gradlens.quantities.kinds import CurvatureQuantity
 class HessMaxEV(CurvatureQuantity):
     """Largest (algebraic) eigenvalue of the mini-batch Hessian, by Lanczos' method.
 
-    The method starts from the eigenvector of the last tracked step. A value that has not converged
-    to the relative ``tolerance`` within ``max_products`` Hessian products is a NaN whose reason
-    states the estimate and its residual.
-
-    A full search takes at least ten products, so that it finds an eigenvalue that is larger than
-    that of the start vector. With ``explore_every`` = m, only every m-th tracked step has a full
-    search. The other steps take at least three products and start from the two outermost vectors of
-    the step before: an eigenvalue that becomes the largest in between may be missed until the next
-    full search. ``ValueError`` for ``explore_every`` below one.
+    The method starts from the eigenvector of the last tracked step and from a random vector. It
+    takes at least ten products, so that it finds an eigenvalue that has become larger than that of
+    the last eigenvector. A value that has not converged to the relative ``tolerance`` within
+    ``max_products`` Hessian products is a NaN whose reason states the estimate and its residual.
     """
 
     view = View("Largest Hessian eigenvalue", group="curvature", yscale="symlog", label="λ₁")
@@ -31,15 +26,10 @@ class HessMaxEV(CurvatureQuantity):
     # As in cockpit-for-pytorch's power iteration.
     tolerance: float = 1e-3
     max_products: int = 100
-    explore_every: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.explore_every < 1:
-            raise ValueError(f"{self.name}: explore_every={self.explore_every}: use 1 or more")
-        self._eigenpairs = WarmStartedEigenpairs(
-            self.tolerance, self.max_products, self.explore_every
-        )
+        self._eigenpairs = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
     def compute(self, curvature: LossCurvature) -> float:
         found = self._eigenpairs(curvature.hessian, curvature.seed)

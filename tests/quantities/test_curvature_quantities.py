@@ -15,7 +15,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.curvature import warm_start
 from gradlens.quantities import CurvatureQuantity
 from tests.cases.references import without_hooks
 
@@ -350,46 +349,3 @@ def test_warm_start_takes_fewer_products() -> None:
     assert first["converged"]
     assert second["converged"]
     assert second["products"] < first["products"]
-
-
-def bowl(model: nn.ParameterList, curvatures: Tensor) -> Tensor:
-    """A quadratic loss with these curvatures along the axes."""
-    return (curvatures * model[0].square()).sum() / 2
-
-
-def test_short_searches_are_cheap_and_full_ones_miss_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """An axis that the known vectors have no part of becomes the steepest at step 2."""
-    products: list[int] = []
-    search = warm_start.ritz_pairs
-
-    def counting(*arguments: Any) -> Any:
-        found = search(*arguments)
-        products.append(found.products)
-        return found
-
-    monkeypatch.setattr(warm_start, "ritz_pairs", counting)
-    curvatures = torch.linspace(0, 1, 60, dtype=torch.float64)
-    curvatures[-2:] = torch.tensor([8.0, 5.0])
-    model = nn.ParameterList([nn.Parameter(torch.zeros(60, dtype=torch.float64))])
-    cockpit = Cockpit(model, [quantities.HessMaxEV(tolerance=0.01, explore_every=4)])
-    values = []
-    for step in range(9):
-        if step >= 2:
-            curvatures[0] = 20.0
-        loss = bowl(model, curvatures)
-        with cockpit(step, loss=loss):
-            loss.backward()
-        values.append(cockpit.history["HessMaxEV"][step])
-    full = [0, 4, 8]
-    assert all(products[step] >= 10 for step in full)
-    assert products[1] == 3
-    assert values[:2] == pytest.approx([8.0, 8.0], rel=0.01)
-    assert values[4:] == pytest.approx([20.0] * 5, rel=0.01)
-    assert all(products[step] <= 4 for step in (5, 6, 7))
-
-
-def test_searches_that_are_never_full_are_refused() -> None:
-    with pytest.raises(ValueError, match="explore_every=0: use 1 or more"):
-        quantities.HessMaxEV(explore_every=0)
