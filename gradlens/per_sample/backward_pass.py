@@ -48,7 +48,7 @@ class BackwardPass:
                 self._at.setdefault(use.use.node, []).append((name, use))
         self._handles: list[RemovableHandle] = []
         self._recomputed = recomputation()
-        self._model = model if plan.recounts else None
+        self._kept = partial(buffers_kept, model) if plan.changes_buffers else nullcontext
 
     def start(self) -> None:
         """Set the hooks."""
@@ -98,8 +98,7 @@ class BackwardPass:
         backward_pass = backward_pass_id()
         saved: dict[str, Tensor | None] = {}
         by_rule: dict[str, Tensor] = {}
-        kept = nullcontext() if self._model is None else buffers_kept(self._model)
-        with torch.no_grad(), autocast_off(known), kept:
+        with torch.no_grad(), autocast_off(known), self._kept():
             for name, labelled in self._at.get(number, ()):
                 self._take(name, labelled, gradients, backward_pass, saved, by_rule)
 
@@ -121,6 +120,7 @@ class BackwardPass:
             self.batch.scale,
             labelled.fine,
             self._recomputed,
+            self._kept,
             saved,
             by_rule,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from gradlens.per_sample.labelling.candidates import BatchEvidence
 from gradlens.per_sample.labelling.graph import Edge, Graph, is_python_function
 from gradlens.per_sample.labelling.plan import Plan
 from gradlens.per_sample.labelling.planner import plan_of
+from gradlens.per_sample.labelling.saved import reading_changes_buffers
 
 MAX_PLANS = 64
 """Plans that are kept: those of as many lengths of sequences, say."""
@@ -140,7 +141,7 @@ class Gradients:
         if not any(parameter in graph for parameter in setting.parameters.values()):
             self.collector.refuse_all(setting.parameters, OF_OTHERS)
             return
-        with _statistics_kept(setting.model):
+        with buffers_kept(setting.model):  # reading what a checkpoint saves runs its layers again
             plan = self._plan(graph)
         self._take_in(graph, plan)
         self._pass = BackwardPass(graph, plan, self.batch, self.collector, setting.model)
@@ -161,7 +162,9 @@ class Gradients:
         with _own_pass(setting, graph):
             inputs = inputs_of(graph, setting.called or setting.model)
             plan = plan_of(graph, setting.parameters, evidence, inputs)
+            changes_buffers = reading_changes_buffers(graph.nodes, setting.model)
             written = [n for n, p in setting.parameters.items() if p.is_leaf and p.grad is not None]
+        plan = replace(plan, changes_buffers=changes_buffers)
         plan = plan.without(dict.fromkeys(written, ACCUMULATED))
         setting.plans.store(key, plan)
         return plan
@@ -238,12 +241,6 @@ def evidence_of(graph: Graph, model: nn.Module | None, info: Mapping[str, Any]) 
 def inputs_of(graph: Graph, model: nn.Module | None) -> list[Given]:
     """The tensors that the model was called with for a loss."""
     return [given for call in calls_behind(graph.nodes, model) for given in call.inputs]
-
-
-def _statistics_kept(model: nn.Module | None) -> Any:
-    """A context for reading what checkpoints save, which runs normalisation layers again."""
-    has_buffers = model is not None and any(isinstance(m, BatchNorm) for m in model.modules())
-    return buffers_kept(model) if has_buffers else nullcontext()
 
 
 def _reached_beside(loss: Tensor, root: Tensor, names: Mapping[int, str]) -> list[str]:

@@ -51,8 +51,9 @@ class NodeGradient:
 
     ``rows`` are the samples of each output's rows, and ``features`` the axes that belong to a row.
     ``fine`` means that each element is a row of its own, although the kind's rule has larger ones.
-    ``recomputed`` is a context for reading tensors that checkpoints have saved. ``known`` keeps
-    these tensors, and ``by_rule`` the result of a layer's rule, for all parameters at the node.
+    ``recomputed`` is a context for reading tensors that checkpoints have saved, and ``kept`` makes
+    contexts that restore the buffers which a recomputation changes. ``known`` keeps these tensors,
+    and ``by_rule`` the result of a layer's rule, for all parameters at the node.
     """
 
     graph: Graph
@@ -63,6 +64,7 @@ class NodeGradient:
     scale: float
     fine: bool = False
     recomputed: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    kept: Callable[[], AbstractContextManager[None]] = nullcontext
     known: dict[str, Tensor | None] = field(default_factory=dict)
     by_rule: dict[str, Tensor] = field(default_factory=dict)
 
@@ -371,8 +373,7 @@ def one_by_one(found: NodeGradient) -> GradientOperator:
     owners = sorted({sample for index in found.rows.values() for sample in index.owners})
     parts = {sample: _of_sample(found, sample) for sample in owners}
     results = {
-        n: _run(found.graph, Link(found.use.node, 0, found.use.index), part)
-        for n, part in parts.items()
+        n: _run(found, Link(found.use.node, 0, found.use.index), part) for n, part in parts.items()
     }
     if is_python_function(found.node):
         _check_linear(found, list(results.values()))
@@ -402,7 +403,7 @@ def _check_linear(found: NodeGradient, parts: Sequence[Tensor]) -> None:
         return
     # It may also change it in place, and what it gets here is the real one.
     copies = [None if each is None else each.clone() for each in found.gradients]
-    whole = _run(found.graph, Link(found.use.node, 0, found.use.index), copies)
+    whole = _run(found, Link(found.use.node, 0, found.use.index), copies)
     total = torch.stack(tuple(parts)).sum(0)
     rounding = torch.finfo(whole.dtype).eps ** 0.5
     if float((total - whole).norm()) > rounding * float(whole.norm()):
@@ -414,18 +415,19 @@ def _down(found: NodeGradient, contributions: Tensor) -> Dense:
     """From gradients of the use's input ``[N, ...]`` along the chain to those of the parameter."""
     parts = contributions.reshape(found.samples, *found.use.shape)
     for link in found.use.chain:
-        parts = torch.stack([_run_link(found.graph, link, part) for part in parts])
+        parts = torch.stack([_run_link(found, link, part) for part in parts])
     return Dense(parts, found.scale)
 
 
-def _run_link(graph: Graph, link: Link, gradient: Tensor) -> Tensor:
-    given: list[Tensor | None] = [None] * len(output_metadata(graph.nodes[link.node]))
+def _run_link(found: NodeGradient, link: Link, gradient: Tensor) -> Tensor:
+    given: list[Tensor | None] = [None] * len(output_metadata(found.graph.nodes[link.node]))
     given[link.output] = gradient
-    return _run(graph, link, tuple(given))
+    return _run(found, link, tuple(given))
 
 
-def _run(graph: Graph, link: Link, gradients: Sequence[Tensor | None]) -> Tensor:
+def _run(found: NodeGradient, link: Link, gradients: Sequence[Tensor | None]) -> Tensor:
     """The gradient at one of a node's inputs, from gradients at its outputs."""
+    graph, kept = found.graph, found.kept
     node = graph.nodes[link.node]
     metadata = output_metadata(node)
     given = [
@@ -437,13 +439,13 @@ def _run(graph: Graph, link: Link, gradients: Sequence[Tensor | None]) -> Tensor
     if is_python_function(node):
         given = [_zeros(m) if g is None else g for g, m in zip(given, metadata, strict=True)]
         place = _argument(graph, link)
-    result = _called(node, given, place)
+    result = _called(node, given, place, kept)
     if result is None and in_backward_pass():
         # A node computes no gradient that the current backward pass doesn't need. Another thread
         # is in no backward pass.
         stream = torch.cuda.current_stream(like.device) if like.is_cuda else None
         with ThreadPoolExecutor(1) as thread:
-            result = thread.submit(_called, node, given, place, stream).result()
+            result = thread.submit(_called, node, given, place, kept, stream).result()
     edge = graph.children[link.node][link.input]
     assert edge is not None
     if result is None:
@@ -473,9 +475,13 @@ def _argument(graph: Graph, link: Link) -> int:
 
 
 def _called(
-    node: Node, given: Sequence[Tensor | None], place: int, stream: torch.cuda.Stream | None = None
+    node: Node,
+    given: Sequence[Tensor | None],
+    place: int,
+    kept: Callable[[], AbstractContextManager[None]],
+    stream: torch.cuda.Stream | None = None,
 ) -> Tensor | None:
-    with torch.no_grad(), torch.cuda.stream(stream), recomputation():
+    with torch.no_grad(), torch.cuda.stream(stream), kept(), recomputation():
         found = node.apply(*given) if is_python_function(node) else node(*given)
     result: Tensor | None = found[place] if isinstance(found, (tuple, list)) else found
     return result

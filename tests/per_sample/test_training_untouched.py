@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import gradlens
-from gradlens.quantities import NormTest
+from gradlens.quantities import GradHist1d, NormTest, Quantity
 from tests.cases.references import per_sample_gradients_of_losses
 from tests.cases.row_cases import C, D, H, N, Net, classes, randn
 
@@ -239,3 +240,57 @@ def test_bias_of_the_rows_of_a_product() -> None:
         losses.mean().backward()
     for name in expected:
         assert_close(gradients[name].dense(), expected[name])
+
+
+class Running(nn.Module):
+    """Scales with a buffer, which each call then changes in place, or replaces."""
+
+    def __init__(self, replaces: bool) -> None:
+        super().__init__()
+        self.replaces = replaces
+        self.inner = nn.Linear(D, H)
+        self.register_buffer("scale", torch.ones(H))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.inner(x) * self.scale.clone()
+        change = 1 + 0.1 * found.detach().abs().mean(0)
+        if self.replaces:
+            self.scale = self.scale * change
+        else:
+            self.scale.mul_(change)
+        return found
+
+
+WITH_BUFFERS: dict[str, Callable[[], nn.Module]] = {
+    "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(D, H)),
+    "spectral norm by a hook": lambda: nn.utils.spectral_norm(nn.Linear(D, H)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(D, H), nn.BatchNorm1d(H)),
+    "changed in place": lambda: Running(replaces=False),
+    "replaced": lambda: Running(replaces=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*per-sample gradients", "ignore:.*samples")
+@pytest.mark.filterwarnings("ignore:.*spectral_norm:FutureWarning")
+@pytest.mark.parametrize("quantity", [NormTest, GradHist1d])
+@pytest.mark.parametrize("layer", WITH_BUFFERS.values(), ids=WITH_BUFFERS)
+def test_buffers_that_a_checkpoint_changes(
+    layer: Callable[[], nn.Module], quantity: Callable[[], Quantity]
+) -> None:
+    """A checkpoint runs its layers once more in backward, as often as without gradlens."""
+
+    def trained(tracked: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Net(
+            lambda net, x: net.head(checkpoint(net.inner, x, use_reentrant=False)),
+            inner=layer(),
+            head=nn.Linear(H, C),
+        ).double()
+        cockpit = gradlens.Cockpit(model, [quantity()])
+        for step in range(3):
+            loss = F.cross_entropy(model(randn(N, D)), classes(N))
+            with cockpit(step, loss=loss) if tracked else nullcontext():
+                loss.backward()
+        return [*(p.grad for p in model.parameters() if p.grad is not None), *model.buffers()]
+
+    assert_close(trained(True), trained(False), rtol=0, atol=0)

@@ -51,7 +51,7 @@ class Plan:
     ``samples`` is N and ``known_by`` how it is known, or why it isn't. ``uses`` are by parameter
     name, ``unavailable`` are the reasons why others have none, and ``beside`` names parameters that
     the loss also depends on without any samples. ``coupling`` are nodes that normalise over
-    samples; with ``recounts``, reading what they have saved updates their running statistics again.
+    samples. With ``changes_buffers``, reading what nodes have saved changes the model's buffers.
     ``holds`` means that the plan is that of other graphs of the same structure, too, if these have
     the same ``selections``. ``mixed`` means that the samples of some parameters meet, or can't be
     told apart.
@@ -63,7 +63,7 @@ class Plan:
     unavailable: Mapping[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
     coupling: tuple[int, ...] = ()
-    recounts: bool = False
+    changes_buffers: bool = False
     holds: bool = False
     selections: tuple[Selection, ...] = ()
     mixed: bool = False

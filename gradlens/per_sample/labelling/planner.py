@@ -38,7 +38,6 @@ from gradlens.per_sample.labelling.plan import LabelledUse, Plan
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
 from gradlens.per_sample.labelling.rule_checks import disagreements
 from gradlens.per_sample.labelling.sample_axis import structure_of
-from gradlens.per_sample.labelling.saved import is_recomputed
 from gradlens.per_sample.labelling.uses import Finder, Ways
 
 MAX_ROUNDS = 3
@@ -374,7 +373,6 @@ class _Planner:
             {name: reason for name, reason in reasons.items() if reason},
             tuple(name for name, way in ways.items() if way.beside),
             tuple(coupling),
-            any(is_recomputed(node) for node in self._graph.nodes if uses_statistics(node)),
             mixed=any(
                 way.mixed and reasons[n] not in (HIDDEN, COMPILED) for n, way in ways.items()
             ),

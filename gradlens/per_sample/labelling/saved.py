@@ -7,10 +7,15 @@ region can be recomputed once more.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
-from gradlens.hooks.torch_private import checkpoint_group, saved
+from torch import nn
+
+from gradlens.hooks.node_kinds import Node
+from gradlens.hooks.torch_private import checkpoint_group, saved, saved_names, version
+from gradlens.per_sample.labelling.graph import is_python_function
 
 
 def recomputation() -> AbstractContextManager[Any]:
@@ -21,9 +26,30 @@ def recomputation() -> AbstractContextManager[Any]:
     return checkpoint_group() or nullcontext()
 
 
-def is_recomputed(node: Any) -> bool:
-    """Whether a checkpoint recomputes the tensors that a normalisation has saved."""
-    if saved(node, "running_mean") is None:
+def reading_changes_buffers(nodes: Iterable[Node], model: nn.Module | None) -> bool:
+    """Whether a checkpoint changes the model's buffers when it recomputes what nodes have saved.
+
+    Normalisation updates its running statistics again, and spectral norm its singular vectors.
+    """
+    if model is None or next(model.buffers(), None) is None:
         return False
-    first, second = saved(node, "result1"), saved(node, "result1")
-    return bool(first.data_ptr() != second.data_ptr())
+    before = _states_of_buffers(model)
+    with recomputation():
+        for node in nodes:
+            _read(node)
+    return _states_of_buffers(model) != before
+
+
+def _read(node: Node) -> None:
+    # What is missing or was released changes nothing; whoever needs it gives the reason.
+    with suppress(Exception):
+        if is_python_function(node):
+            _ = node.saved_tensors
+        else:
+            type_: Any = type(node)
+            for name in saved_names(type_)[1]:
+                saved(node, name)
+
+
+def _states_of_buffers(model: nn.Module) -> list[tuple[int, int]]:
+    return [(id(buffer), version(buffer)) for buffer in model.buffers()]
