@@ -54,7 +54,8 @@ class References(Watch):
 
     def start(self, loop: Loop) -> None:
         self.parameters = tracked_parameters(loop)
-        self._by_optimizer = "optimizer" in loop.recipe.options and len(loop.optimizers) > 0
+        # Where the cockpit's optimizer is one of several, the update is over at the next step.
+        self._by_optimizer = "optimizer" in loop.recipe.options and len(loop.optimizers) == 1
 
     @contextmanager
     def step(  # type: ignore[override]
@@ -82,11 +83,7 @@ class References(Watch):
 
     def _facts(self, loop: Loop, found: Pass) -> Facts:
         assert self._start is not None
-        with (
-            torch.random.fork_rng(devices=[]),
-            buffers_kept(loop.model),
-            hooks_muted(self._trained().values()),
-        ):
+        with torch.random.fork_rng(devices=[]), hooks_muted(self._trained().values()):
             rows = self._rows(loop, found)
             wanted = any(one.name in CURVATURE for one in loop.recipe.tracked)
             hessian = self._hessian(loop, found) if wanted else None
@@ -100,7 +97,7 @@ class References(Watch):
         gradients: dict[str, list[Tensor]] = {name: [] for name in trained}
         try:
             for loss in losses:
-                rows = gradient_of(loss, list(trained.values()))
+                rows = gradient_of(loss, list(trained.values()), loop.model)
                 for name, row in zip(trained, rows, strict=True):
                     gradients[name].append(double(row.to_dense()))
         except RuntimeError:
@@ -117,8 +114,8 @@ class References(Watch):
         if complex_ones or sum(parameter.numel() for parameter in parameters) > MOST_ELEMENTS:
             return None
         try:
-            gradient = flat(gradient_of(found.loss, parameters, create_graph=True))
-            rows = [flat(gradient_of(element, parameters)) for element in gradient]
+            gradient = flat(gradient_of(found.loss, parameters, loop.model, create_graph=True))
+            rows = [flat(gradient_of(element, parameters, loop.model)) for element in gradient]
         except RuntimeError:
             return None
         divisor = (found.samples or 1) if loop.recipe.reduction == "sum" else 1
@@ -162,14 +159,19 @@ def double(tensor: Tensor) -> Tensor:
 
 
 def gradient_of(
-    value: Tensor, parameters: list[nn.Parameter], create_graph: bool = False
+    value: Tensor, parameters: list[nn.Parameter], model: nn.Module, create_graph: bool = False
 ) -> list[Tensor]:
-    """Zero where there is no dependence."""
+    """Zero where there is no dependence.
+
+    The model's buffers are restored: a checkpoint that changes them would run its layers with
+    other ones in the next backward pass than in that of the training.
+    """
     if not value.requires_grad:
         return [torch.zeros_like(parameter) for parameter in parameters]
-    found = torch.autograd.grad(
-        value, parameters, retain_graph=True, create_graph=create_graph, allow_unused=True
-    )
+    with buffers_kept(model):
+        found = torch.autograd.grad(
+            value, parameters, retain_graph=True, create_graph=create_graph, allow_unused=True
+        )
     pairs = zip(found, parameters, strict=True)
     return [torch.zeros_like(p) if gradient is None else gradient for gradient, p in pairs]
 
