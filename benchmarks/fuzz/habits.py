@@ -164,7 +164,21 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 """Contexts of whole loops."""
 
 
+@contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Encoder layers take torch's fast path only where no module of theirs has a forward hook.
+
+    It ignores autocast on CPUs, so that evaluations with hooks of anybody's have other bits.
+    """
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
 def contexts(habits: tuple[str, ...]) -> Iterator[AbstractContextManager[Any]]:
+    yield without_fast_path()
     for habit in habits:
         yield CONTEXTS.get(habit, nullcontext)()
 

@@ -294,3 +294,18 @@ def test_buffers_that_a_checkpoint_changes(
         return [*(p.grad for p in model.parameters() if p.grad is not None), *model.buffers()]
 
     assert_close(trained(True), trained(False), rtol=0, atol=0)
+
+
+def test_an_encoder_is_evaluated_as_with_any_hook() -> None:
+    """Torch's fast path is for encoder layers without hooks, and takes no notice of autocast."""
+    x = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(0))
+
+    def evaluated(prepare: Callable[[nn.Module], object]) -> Tensor:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+        prepare(layer)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            return layer(x)
+
+    usual = evaluated(lambda layer: layer.register_forward_hook(lambda *_: None))
+    assert_close(evaluated(gradlens.extend), usual, rtol=0, atol=0)
