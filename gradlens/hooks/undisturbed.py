@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -76,6 +77,16 @@ def hooks_muted(tensors: Iterable[Tensor]) -> Iterator[None]:
             registered.update(entries)
 
 
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """A module's buffer, and a copy of its values."""
+
+    module: nn.Module
+    name: str
+    buffer: Tensor
+    values: Tensor
+
+
 @contextmanager
 def buffers_kept(model: nn.Module | None) -> Iterator[None]:
     """Restore a model's buffers: the same tensors, with the same values as before the context.
@@ -83,15 +94,32 @@ def buffers_kept(model: nn.Module | None) -> Iterator[None]:
     Activation checkpointing runs layers again in each backward pass, and each run of a
     normalisation would change its running statistics.
     """
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in ([] if model is None else model.modules())
-        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
-    ]
+    buffers = buffers_of(model)
     try:
         yield
     finally:
-        for module, name, buffer, values in buffers:
-            setattr(module, name, buffer)
-            # Through .data, since the graph may have saved the buffer and checks its version.
-            buffer.data.copy_(values)
+        _restore(buffers)
+
+
+@contextmanager
+def buffers_as(earlier: Sequence[Buffer], model: nn.Module | None) -> Iterator[None]:
+    """Buffers are as they were ``earlier`` inside the context, and as before it afterwards."""
+    with buffers_kept(model):
+        _restore(earlier)
+        yield
+
+
+def buffers_of(model: nn.Module | None) -> list[Buffer]:
+    """A model's buffers as they are now."""
+    return [
+        Buffer(module, name, buffer, buffer.clone())
+        for module in ([] if model is None else model.modules())
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+    ]
+
+
+def _restore(buffers: Iterable[Buffer]) -> None:
+    for each in buffers:
+        setattr(each.module, each.name, each.buffer)
+        # Through .data, since the graph may have saved the buffer and checks its version.
+        each.buffer.data.copy_(each.values)

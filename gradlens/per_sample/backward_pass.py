@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.hooks.torch_private import backward_pass_id, output_metadata
-from gradlens.hooks.undisturbed import buffers_kept
+from gradlens.hooks.undisturbed import buffers_as, buffers_of
 from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.per_sample.collector import Collector
@@ -48,7 +48,10 @@ class BackwardPass:
                 self._at.setdefault(use.use.node, []).append((name, use))
         self._handles: list[RemovableHandle] = []
         self._recomputed = recomputation()
-        self._kept = partial(buffers_kept, model) if plan.changes_buffers else nullcontext
+        # A checkpoint that the pass has recomputed already has changed buffers.
+        self._kept = (
+            partial(buffers_as, buffers_of(model), model) if plan.changes_buffers else nullcontext
+        )
 
     def start(self) -> None:
         """Set the hooks."""

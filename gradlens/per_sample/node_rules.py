@@ -52,8 +52,9 @@ class NodeGradient:
     ``rows`` are the samples of each output's rows, and ``features`` the axes that belong to a row.
     ``fine`` means that each element is a row of its own, although the kind's rule has larger ones.
     ``recomputed`` is a context for reading tensors that checkpoints have saved, and ``kept`` makes
-    contexts that restore the buffers which a recomputation changes. ``known`` keeps these tensors,
-    and ``by_rule`` the result of a layer's rule, for all parameters at the node.
+    contexts in which the buffers that a recomputation changes are as before the pass. ``known``
+    keeps these tensors, and ``by_rule`` the result of a layer's rule, for all parameters at the
+    node.
     """
 
     graph: Graph

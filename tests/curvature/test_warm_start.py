@@ -79,7 +79,7 @@ def searches(tolerance: float) -> Iterator[tuple[RitzPairs, float, float]]:
 
 @pytest.mark.parametrize("tolerance", [1e-3, 0.03])
 def test_matrices_that_jump(tolerance: float) -> None:
-    """Without a new random vector at each search, one of six is far too small.
+    """Searches from the last vectors alone would be far too small at one step of twelve.
 
     A Krylov space of ten vectors can lack an eigenvector that lies close to the last one it has.
     """

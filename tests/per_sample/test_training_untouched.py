@@ -205,7 +205,7 @@ def test_what_backward_reaches_beside_the_loss_is_refused(name: str) -> None:
     model = gradlens.extend(nn.Sequential(nn.Linear(D, H), nn.Tanh(), nn.Linear(H, C)).double())
     losses = F.cross_entropy(model(randn(N, D)), classes(N), reduction="none")
     loss = losses.mean()
-    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
+    with gradlens.per_sample_gradients(model, loss=loss, batch_size=N) as gradients:
         BACKWARD[name](loss, losses).backward()
     assert not gradients
     with pytest.raises(KeyError, match="in other ways than by the loss that was passed"):
@@ -218,7 +218,7 @@ def test_a_regulariser_beside_the_loss() -> None:
     losses = F.cross_entropy(model(randn(N, D)), classes(N), reduction="none")
     expected = per_sample_gradients_of_losses(losses, model)
     loss = losses.mean()
-    with gradlens.per_sample_gradients(model, loss=loss) as gradients:
+    with gradlens.per_sample_gradients(model, loss=loss, batch_size=N) as gradients:
         (loss / 3 + sum(p.square().sum() for p in model.parameters())).backward()
     assert gradients.keys() == expected.keys()
     for name in expected:
@@ -309,3 +309,20 @@ def test_an_encoder_is_evaluated_as_with_any_hook() -> None:
 
     usual = evaluated(lambda layer: layer.register_forward_hook(lambda *_: None))
     assert_close(evaluated(gradlens.extend), usual, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layer", ["spectral norm", "changed in place", "replaced"])
+def test_gradients_inside_a_checkpoint_that_changes_buffers(layer: str) -> None:
+    """They are those of the backward pass, and not of a layer that has run more often."""
+    torch.manual_seed(0)
+    model = Net(
+        lambda net, x: net.head(checkpoint(net.inner, x, use_reentrant=False)),
+        inner=WITH_BUFFERS[layer](),
+        head=nn.Linear(H, C),
+    ).double()
+    loss = F.cross_entropy(model(randn(N, D)), classes(N))
+    with gradlens.per_sample_gradients(model, loss=loss, batch_size=N) as gradients:
+        loss.backward()
+    assert set(gradients) == {name for name, _ in model.named_parameters()}
+    for name, parameter in model.named_parameters():
+        assert_close(gradients[name].mean(), parameter.grad, rtol=1e-9, atol=1e-12)
