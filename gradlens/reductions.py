@@ -88,6 +88,7 @@ __all__ = [
     "ParameterGradients",
     "Reduction",
     "ReductionAboutMean",
+    "Spread",
     "SquaredNorms",
     "SumOfSquares",
     "WholeBatch",

@@ -65,7 +65,11 @@ class BatchAssembly:
 
     def has_parts(self, accumulating: bool) -> bool:
         """Whether a backward pass is that of a part of its step's batch."""
-        return accumulating or self._own is not None or self.processes.count > 1
+        return self.is_one_of_several(accumulating) or self.processes.count > 1
+
+    def is_one_of_several(self, accumulating: bool) -> bool:
+        """Whether a backward pass is that of one of several micro-batches."""
+        return accumulating or self._own is not None
 
     def part_reductions(self, reductions: Sequence[Reduction], accumulating: bool) -> Keyed:
         """What is computed of a part in its backward pass, for these reductions of the whole."""
@@ -76,7 +80,7 @@ class BatchAssembly:
     def add(
         self,
         part: BatchPart,
-        operators: dict[str, GradientOperator],
+        operators: Mapping[str, GradientOperator],
         reductions: Sequence[Reduction],
         accumulating: bool,
         contain: Contain,
@@ -89,7 +93,7 @@ class BatchAssembly:
         else:
             keyed = self.part_reductions(reductions, accumulating)
             self._own = merged(self._own, part, keyed, self._setting.loss_reduction, contain)
-        self._kept.add(operators, part.samples or 0, part.weight, accumulating)
+        self._kept.add(operators, part.samples or 0, part.weight)
 
     def _tracked(self, reductions: Sequence[Reduction]) -> tuple[str, ...]:
         return (f"step {self._step}", *keyed(reductions))

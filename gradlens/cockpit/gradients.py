@@ -19,9 +19,10 @@ from gradlens.numerics.unavailable import Contain
 from gradlens.per_sample.batch_parts import BatchPart, Results
 from gradlens.per_sample.context import UNSEEN
 from gradlens.per_sample.gradients import Gradients, Setting
-from gradlens.per_sample.kept_samples import KeptGradients
+from gradlens.per_sample.kept_samples import KeptGradients, smaller
 from gradlens.per_sample.labelling.batch import Batch
 from gradlens.per_sample.labelling.planner import COMPILED
+from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.reducing import Reducer
 from gradlens.quantities.step import gradient_scale
 from gradlens.reductions import Reduction
@@ -62,9 +63,17 @@ class StepGradients:
             self._gradients.collector,
             self._of_part.values() if self._is_part else reductions,
             retain=retain and not self._is_part,
-            keep=self._is_part and (retain or need_gradients(reductions)),
+            keep=self._keep(retain, accumulating),
             contain=contain,
         )
+
+    def _keep(
+        self, retain: bool, accumulating: bool
+    ) -> Callable[[GradientOperator], GradientOperator] | None:
+        """What is made of operators that are kept until all parts of the batch are there."""
+        if not self._is_part or not (retain or need_gradients(self._reductions)):
+            return None
+        return smaller if self._assembly.is_one_of_several(accumulating) else lambda each: each
 
     @property
     def batch(self) -> Batch:

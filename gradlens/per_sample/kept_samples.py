@@ -68,19 +68,13 @@ class KeptSamples:
 
     def add(
         self,
-        operators: dict[str, GradientOperator],
+        operators: Mapping[str, GradientOperator],
         samples: int,
         weight: float,
-        accumulating: bool,
     ) -> None:
-        """Keep a part's samples, and draw among all samples where they don't fit.
-
-        The dict of operators is taken over.
-        """
+        """Keep a part's samples, and draw among all samples where they don't fit."""
         if not samples or not operators:
             return
-        for name in operators if accumulating or self._parts else ():
-            operators[name] = smaller(operators[name])
         priorities = torch.rand(samples, generator=self._generator, dtype=torch.float64)
         self._parts.append(_Part(operators, priorities, weight, samples))
         nbytes = sum(operator.nbytes for operator in operators.values())

@@ -37,7 +37,7 @@ class Reducer:
         collector: Collector,
         reductions: Iterable[Reduction],
         retain: bool = False,
-        keep: bool = False,
+        keep: Callable[[GradientOperator], GradientOperator] | None = None,
         contain: Contain = uncontained,
     ) -> None:
         self.collector = collector
@@ -90,8 +90,8 @@ class Reducer:
         self.covered.add(name)
         if self._retain:
             self.retained[name] = self._lasting(gradients)
-        if self._keep:
-            self.kept[name] = individual
+        if self._keep is not None:
+            self.kept[name] = self._keep(individual)
 
     def _refuse(self, name: str, reason: str) -> None:
         self.collector.refuse(name, reason)
