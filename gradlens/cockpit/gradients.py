@@ -3,42 +3,46 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from gradlens.cockpit.batch_assembly import BatchAssembly
+from gradlens.cockpit.batch_assembly import BatchAssembly, Whole, need_gradients
 from gradlens.cockpit.model import compiled_prefixes, removed
 from gradlens.history.coverage import Coverage, few
 from gradlens.hooks.backward_call import BackwardCall
+from gradlens.numerics.formulas import inner_test_error
+from gradlens.numerics.strata import Drawn, count
 from gradlens.numerics.unavailable import Contain
-from gradlens.per_sample.batch_parts import BatchPart
+from gradlens.per_sample.batch_parts import BatchPart, Results
 from gradlens.per_sample.context import UNSEEN
 from gradlens.per_sample.gradients import Gradients, Setting
+from gradlens.per_sample.kept_samples import KeptGradients, smaller
 from gradlens.per_sample.labelling.batch import Batch
 from gradlens.per_sample.labelling.planner import COMPILED, UNUSED
+from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.reducing import Reducer
 from gradlens.quantities.step import REMOVED
-from gradlens.reductions import Reduction
+from gradlens.reductions import Deviations, Reduction
 
 
 class StepGradients:
-    """Per-sample gradients of one backward pass.
+    """Per-sample gradients of one backward pass, and their reductions after ``finish``.
 
-    ``reducer`` holds their reductions after ``finish``. ``labelling_seconds`` is the time spent on
-    labelling the graph, which most steps don't need. ``whole`` is the batch, where it has several
-    parts and this is the last one.
+    ``labelling_seconds`` is the time spent on labelling the graph, which most steps don't need.
+    ``whole`` is the batch, where it has several parts and this is the last one.
     """
 
     def __init__(
         self,
         setting: Setting,
         assembly: BatchAssembly,
-        reductions: Iterable[Reduction],
+        reductions: Sequence[Reduction],
         retain: bool,
+        projections: Drawn | None,
         info: Mapping[str, Any],
         accumulating: bool,
         contain: Contain,
@@ -46,20 +50,31 @@ class StepGradients:
         self._setting = setting
         self._assembly = assembly
         self._info = info
+        self._reductions = reductions
+        self._projections = projections
         self._is_part = assembly.has_parts(accumulating)
         self._accumulating = accumulating
         self._contain = contain
         self.labelling_seconds = 0.0
-        self.whole: BatchPart | None = None
+        self.whole: Whole | None = None
         self._gradients = Gradients(setting, info)
-        self.reducer = Reducer(
+        self._of_part = assembly.part_reductions(reductions, accumulating)
+        self._reducer = Reducer(
             setting.parameters,
             self._gradients.collector,
-            reductions,
-            retain,
-            waits=self._is_part,
+            self._of_part.values() if self._is_part else reductions,
+            retain=retain and not self._is_part,
+            keep=self._keep(retain, accumulating),
             contain=contain,
         )
+
+    def _keep(
+        self, retain: bool, accumulating: bool
+    ) -> Callable[[GradientOperator], GradientOperator] | None:
+        """What is made of operators that are kept until all parts of the batch are there."""
+        if not self._is_part or not (retain or need_gradients(self._reductions)):
+            return None
+        return smaller if self._assembly.is_one_of_several(accumulating) else lambda each: each
 
     @property
     def batch(self) -> Batch:
@@ -67,7 +82,7 @@ class StepGradients:
         found = self._gradients.batch
         if self.whole is None:
             return found
-        return replace(found, samples=self.whole.batch_size, known_by=PARTS + found.known_by)
+        return replace(found, samples=self.whole.part.samples, known_by=PARTS + found.known_by)
 
     @property
     def loss_factor(self) -> float:
@@ -78,7 +93,7 @@ class StepGradients:
     def collecting(self) -> Iterator[None]:
         """Collect gradients in the backward pass of the loss, or of what backward is called on."""
         loss = self._info.get("loss")
-        self.reducer.start()
+        self._reducer.start()
         if loss is not None:
             self._timed(self._gradients.begin, loss)
         with BackwardCall(lambda tensor: self._timed(self._gradients.called_on, tensor)):
@@ -99,33 +114,59 @@ class StepGradients:
 
     def finish(self, individual_losses: Tensor | None) -> None:
         """Reduce what is left, and the whole batch if this was the last of its parts."""
-        self.reducer.finish()
+        self._reducer.finish()
         if not self._is_part:
             return
-        self._assembly.add(self._part(individual_losses))
+        part, operators = self._part(individual_losses), self._reducer.take_kept()
+        self._assembly.add(part, operators, self._reductions, self._accumulating, self._contain)
         if not self._accumulating:
-            self.whole = self._assembly.whole()
-            self.reducer.take_joined(self.whole.operators)
+            self.whole = self._assembly.whole(self._reductions, self._contain)
 
     def _part(self, individual_losses: Tensor | None) -> BatchPart:
-        batch, loss = self._gradients.batch, self._info.get("loss")
+        batch, loss, reducer = self._gradients.batch, self._info.get("loss"), self._reducer
         return BatchPart(
             batch.samples,
             batch.factor,
+            1,
             None if loss is None else float(loss.detach()),
             individual_losses,
-            dict(self.reducer.waiting),
+            Results(
+                {key: reducer.values[each] for key, each in self._of_part.items()},
+                {k: reducer.failed[r] for k, r in self._of_part.items() if r in reducer.failed},
+            ),
+            frozenset(reducer.covered),
             self._missing,
             self._gradients.coupling,
+            projections=None if self._accumulating else self._projections,
         )
+
+    @property
+    def values(self) -> Mapping[Reduction, Mapping[str, Any]]:
+        """By reduction and parameter name."""
+        return self._reducer.values if self.whole is None else self.whole.values
+
+    @property
+    def failed(self) -> Mapping[Reduction, str]:
+        """Reasons why reductions have no values."""
+        return self._reducer.failed if self.whole is None else self.whole.failed
+
+    @property
+    def retained(self) -> KeptGradients:
+        """Operators for projections on the update."""
+        return KeptGradients(self._reducer.retained) if self.whole is None else self.whole.kept
+
+    @property
+    def start_projections(self) -> Drawn | None:
+        """The projections of the step before, of all processes."""
+        return self._projections if self.whole is None else self.whole.part.projections
 
     @property
     def _missing(self) -> Mapping[str, str]:
         """Why parameters have no per-sample gradients."""
         if self.whole is not None:
-            return self.whole.missing
+            return self.whole.part.missing
         found, compiled = self._gradients.collector.unavailable, compiled_prefixes(self._setting)
-        absent = [name for name in self._setting.parameters if name not in self.reducer.covered]
+        absent = [name for name in self._setting.parameters if name not in self._reducer.covered]
         unseen = {n: COMPILED if n.startswith(compiled) else UNSEEN for n in absent}
         reasons = {name: found.get(name, reason) for name, reason in unseen.items()}
         gone = removed(self._setting) if UNUSED in reasons.values() else ()
@@ -138,7 +179,8 @@ class StepGradients:
     @property
     def uncovered(self) -> str:
         """Why no parameter has per-sample gradients; empty if one has."""
-        if self.reducer.covered or not self._missing:
+        covered = self._reducer.covered if self.whole is None else self.whole.part.covered
+        if covered or not self._missing:
             return ""
         frozen = self._frozen
         name, reason = min(self._missing.items(), key=lambda each: each[0] in frozen)
@@ -153,7 +195,7 @@ class StepGradients:
     @property
     def coverage(self) -> Coverage:
         """Which parameters have per-sample gradients at this step."""
-        coupling = self._gradients.coupling if self.whole is None else self.whole.coupling
+        coupling = self._gradients.coupling if self.whole is None else self.whole.part.coupling
         frozen = self._frozen
         return Coverage(
             {name: reason for name, reason in self._missing.items() if name not in frozen},
@@ -170,11 +212,24 @@ class StepGradients:
             yield SCALED.format(factor=f"{self.loss_factor:.6g}")
         if self._gradients.beside and not self._is_part:
             yield BESIDE.format(names=few(self._gradients.beside))
+        if self.whole is not None and self._assembly.is_first_estimate(self.whole):
+            strata = self.whole.part.strata
+            drawn, samples = sum(stratum.drawn for stratum in strata), count(strata)
+            yield DRAWN.format(drawn=drawn, samples=samples, error=_error(self.whole))
 
     def release(self) -> None:
         """Remove all hooks, and free all gradients."""
         self._gradients.end()
-        self.reducer.stop()
+        self._reducer.stop()
+
+
+def _error(whole: Whole) -> str:
+    """The standard error of what is computed from drawn samples, if it is."""
+    values = list(whole.values.get(Deviations(), {}).values())
+    if not values:
+        return ""
+    error = inner_test_error(Deviations().total(values))
+    return f" The relative standard error of InnerTest is {error:.2g} at this step."
 
 
 def _any(gradient: Tensor) -> Tensor:
@@ -187,6 +242,11 @@ SCALED = (
     "scaler=... to the context"
 )
 PARTS = "all parts of the batch; of each, "
+DRAWN = (
+    "per-sample gradients of all micro-batches take more than max_bytes: where they are needed "
+    "together, quantities are computed from {drawn} of {samples} samples, drawn at random.{error} "
+    "A larger Cockpit(..., max_bytes=...) makes it smaller"
+)
 BESIDE = (
     "the samples' gradients don't add up to p.grad of {names}: the loss has a term that isn't a "
     "sum over samples (a regulariser). Quantities describe the part that comes from the samples"

@@ -17,8 +17,10 @@ from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.checksums import checksums, sums_of_bits
 from gradlens.numerics.saveable import restored, saveable
+from gradlens.numerics.strata import Drawn, Stratum, all_drawn
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import Setting
+from gradlens.per_sample.kept_samples import KeptGradients
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.quantities.held import not_held
 from gradlens.quantities.quantity import Phase, Quantity
@@ -66,7 +68,7 @@ class Updates:
         self,
         step: Step,
         waiting: Sequence[WaitingQuantity],
-        retained: Mapping[str, GradientOperator],
+        retained: KeptGradients,
         before: Mapping[str, Tensor],
     ) -> None:
         """Let quantities wait for the update from ``before``, on which ``retained`` are projected.
@@ -74,7 +76,7 @@ class Updates:
         ``before`` are copies of the parameters when the context was entered, so that an optimizer
         may also step inside it.
         """
-        find = partial(_update, dict(step.parameters), dict(before), dict(retained))
+        find = partial(_update, dict(step.parameters), dict(before), retained)
         self._pending = PendingUpdate(step, waiting, find, self._after_update, self._boundary)
         self._pending.start()
 
@@ -90,11 +92,15 @@ class Updates:
             self._pending.close()
         self._pending, self._loaded = None, {}
 
-    def end_interval(self, end: Step) -> None:
-        """Compute what needed this step, and record it at the step before."""
+    def end_interval(self, end: Step, projections: Drawn | None) -> None:
+        """Compute what needed this step, and record it at the step before.
+
+        ``projections`` are those of the interval, of all processes.
+        """
         interval, self.interval = self.interval, None
         if interval is not None:
-            self._record(interval.start.global_step, interval.values(end, self._boundary))
+            values = interval.values(end, projections, self._boundary)
+            self._record(interval.start.global_step, values)
 
     def refuse_interval(self, reason: str) -> None:
         """Record that what needed this step has no value, and why."""
@@ -154,6 +160,7 @@ class Updates:
             "waiting": earlier,
             "direction": dict(update.direction),
             "projections": update.projections,
+            "strata": [(each.samples, each.drawn) for each in update.strata],
             "is_over": interval is not None,
             "overtaken": pending.overtaken,
             "checksums": checksums(self._setting.parameters),
@@ -279,11 +286,12 @@ class PendingUpdate:
 def _update(
     after: Mapping[str, nn.Parameter],
     before: Mapping[str, Tensor],
-    retained: Mapping[str, GradientOperator],
+    retained: KeptGradients,
 ) -> Update:
     """The update from ``before``, and the projections of retained gradients on it."""
     direction = {name: after[name].detach() - value for name, value in before.items()}
-    return Update(direction, _projections(retained, direction))
+    projections = _projections(retained.operators, direction)
+    return Update(direction, projections, strata=retained.strata)
 
 
 def _projections(
@@ -300,7 +308,11 @@ def _loaded_update(parameters: Mapping[str, nn.Parameter], state: Mapping[str, A
     directions = state["direction"].items()
     direction = {name: each.to(parameters[name].device) for name, each in directions}
     projections = state["projections"]
-    return Update(direction, None if projections is None else projections.cpu())
+    return Update(
+        direction,
+        None if projections is None else projections.cpu(),
+        strata=tuple(Stratum(*each) for each in state["strata"]),
+    )
 
 
 class Interval:
@@ -316,17 +328,29 @@ class Interval:
         self._pending = pending
 
     @property
+    def projections(self) -> Drawn | None:
+        """Projections of this process's samples at the start, if there are any."""
+        values = self.update.projections
+        return None if values is None else Drawn(values, self.update.strata)
+
+    @property
     def needs_losses(self) -> bool:
         """Whether per-sample losses of the next step are needed."""
         return any("individual_losses" in each.quantity.needs for each in self.waiting)
 
-    def values(self, end: Step, boundary: Boundary) -> dict[str, Any]:
-        """The quantities' values, of which ``start`` is the step."""
+    def values(self, end: Step, start: Drawn | None, boundary: Boundary) -> dict[str, Any]:
+        """The quantities' values, from the projections at the ``start`` in all processes."""
         if self._pending.overtaken:
             reason = self._pending.overtaken
             return {each.quantity.name: Undefined(reason) for each in self.waiting}
         found = boundary.value("the interval between two steps", end.total, self.reduction)
-        update = replace(self.update, end_projections=found)
+        strata = () if start is None or all_drawn(start.strata) else start.strata
+        update = replace(
+            self.update,
+            projections=None if start is None else start.values.cpu(),
+            end_projections=found,
+            strata=strata,
+        )
         return {
             each.quantity.name: found
             if isinstance(found, Undefined)

@@ -51,7 +51,8 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     def __enter__(self) -> per_sample_gradients:
         self._operators = {}
         self._gradients = Gradients(self._setting, {"batch_size": self._batch_size})
-        self._reducer = Reducer(self._setting.parameters, self._gradients.collector, (), waits=True)
+        collector = self._gradients.collector
+        self._reducer = Reducer(self._setting.parameters, collector, (), keep=lambda each: each)
         self._reducer.start()
         if self._loss is not None:
             self._gradients.begin(self._loss)
@@ -72,7 +73,7 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
             self._backward = None
         self._gradients.end()
         self._reducer.finish()
-        found = self._reducer.waiting
+        found = self._reducer.kept
         self._operators = {name: found[name] for name in self._setting.parameters if name in found}
         self._reducer.stop()
 

@@ -6,6 +6,7 @@ from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import local_step_size
+from gradlens.numerics.strata import count
 from gradlens.quantities.kinds import TwoPointQuantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
@@ -38,11 +39,16 @@ class Alpha(TwoPointQuantity):
         if unknown:
             return Undefined(PARTLY.format(names=few(sorted(unknown))))
         losses = (start.individual_losses, end.individual_losses)
-        for one, dots in zip(losses, (update.projections, update.end_projections), strict=True):
-            if one.numel() != dots.numel():
-                return Undefined(OF_ROWS.format(rows=one.numel(), samples=dots.numel()))
+        strata = update.strata
+        samples = (
+            count(strata) if strata else len(update.projections),
+            len(update.end_projections),
+        )
+        for one, number in zip(losses, samples, strict=True):
+            if one.numel() != number:
+                return Undefined(OF_ROWS.format(rows=one.numel(), samples=number))
         slopes = (update.projections / length, update.end_projections / length)
-        return local_step_size(losses, slopes, length)
+        return local_step_size(losses, slopes, length, strata)
 
 
 NO_LOSSES = "there are no per-sample losses at one of the two steps: {why}"
