@@ -20,6 +20,7 @@ from gradlens.hooks.node_kinds import HIDING, REENTRANT_CHECKPOINT, SYNCHRONISED
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.per_sample.batchnorm import in_front_of, statistics_frozen, uses_statistics
 from gradlens.per_sample.labelling.candidates import (
+    BY_LOSS,
     CALLED,
     OTHER_AXIS,
     PASSED,
@@ -115,7 +116,7 @@ def plan_of(
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
     if loss.inputs.edges and not any(loss.inputs.rows):
-        return replace(_nothing(parameters, EMPTY), samples=0)
+        return replace(_nothing(parameters, EMPTY), samples=0, known_by=BY_LOSS)
     try:
         return _chosen(loss, candidates_of(loss.inputs, evidence))
     except UnavailableError as reason:
