@@ -65,7 +65,7 @@ class Series(Mapping[int, Value]):
 
     def values(self) -> ValuesView[Value]:
         """All values, each made when it is its turn."""
-        return _Values(self)
+        return SeriesValues(self)
 
     def items(self) -> ItemsView[int, Value]:
         """All steps and values, each value made when it is its turn."""
@@ -157,9 +157,12 @@ class Series(Mapping[int, Value]):
             ]
         return found
 
-    def column(self, name: str) -> Series:
-        """One entry of each dict, ``None`` where there is none, and all other values themselves."""
-        entries = [_entry(form, name) for form in self._forms]
+    def column(self, name: str, whole: bool = False) -> Series:
+        """One entry of each dict, ``None`` where there is none, and all other values themselves.
+
+        With ``whole``, dicts without the entry stay themselves, too.
+        """
+        entries = [_entry(form, name, whole) for form in self._forms]
         form = [form for form, _ in entries]
         before = np.array([numbers for _, numbers in entries])
         self._order()
@@ -179,7 +182,7 @@ class Series(Mapping[int, Value]):
         return {form.kind for form in self._used()}
 
     @property
-    def keys_of_dicts(self) -> tuple[str, ...]:
+    def names_of_entries(self) -> tuple[str, ...]:
         """The keys of all dicts, in the order of their first appearance."""
         dicts = (form for form in self._used() if isinstance(form, Dict))
         return tuple(dict.fromkeys(key for form in dicts for key in form.places))
@@ -215,18 +218,22 @@ def _constant(form: Form) -> float:
     return math.nan
 
 
-def _entry(form: Form, name: str) -> tuple[Form, int]:
-    return form.places.get(name, (NOTHING, 0)) if type(form) is Dict else (form, 0)
+def _entry(form: Form, name: str, whole: bool) -> tuple[Form, int]:
+    if type(form) is not Dict:
+        return form, 0
+    return form.places.get(name, (form if whole else NOTHING, 0))
 
 
 @final
-class _Values(ValuesView[Value]):
+class SeriesValues(ValuesView[Value]):
+    """The values of ``series``."""
+
     def __init__(self, series: Series) -> None:
         super().__init__(series)
-        self._series = series
+        self.series = series
 
     def __iter__(self) -> Iterator[Value]:
-        return self._series.each()
+        return self.series.each()
 
 
 @final
