@@ -101,8 +101,8 @@ def _jittered(value: Any, generator: np.random.Generator) -> Any:
             factors = generator.lognormal(0, 0.1, len(value)).tolist()
             return {k: v * f for (k, v), f in zip(value.items(), factors, strict=True)}
         return {key: _jittered(part, generator) for key, part in value.items()}
-    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-        return value * generator.lognormal(0, 0.1, value.shape)
+    if isinstance(value, np.ndarray) and value.dtype.kind == "i":  # counts of a histogram
+        return generator.poisson(value).astype(value.dtype)
     return value
 
 

@@ -52,15 +52,14 @@ class Content:
     room: Room
     numbers: array[float] = field(default_factory=lambda: array("d"))
     texts: list[str] = field(default_factory=list)
-    _recent: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _recent: dict[tuple[Array, str], int] = field(default_factory=dict)
 
-    def add_array(self, stored: list[Any]) -> None:
+    def add_array(self, form: Array, text: str) -> None:
         """Add an array; ``ValueError`` if its text is damaged, or there is no room."""
-        self.room.take(array_bytes(stored))
-        dtype, shape, text = stored
-        key = (dtype, *shape, text)
+        self.room.take(form.size)
+        key = (form, text)
         if key not in self._recent:
-            array_of(dtype, shape, text)
+            array_of(form.dtype, form.shape, text)
             if len(self._recent) == RECENT:
                 self._recent.clear()
             self._recent[key] = len(self.texts)
@@ -143,21 +142,27 @@ class Constant(Form):
 
 @final
 class Array(Form):
-    """An array of one type and shape."""
+    """An array of one type and shape, of ``size`` bytes."""
 
-    def __init__(self, dtype: str, shape: list[int]) -> None:
+    def __init__(self, dtype: str, shape: list[int], size: int) -> None:
         super().__init__((dtype, *shape), np.ndarray, 1)
-        self._beginning: list[Any] = [dtype, shape]
+        self.dtype = dtype
+        self.shape = shape
+        self.size = size
 
     def take(self, stored: Any, content: Content) -> bool:
-        if _mark(stored) != "$array" or stored["$array"][:2] != self._beginning:
+        if _mark(stored) != "$array":
             return False
-        content.add_array(stored["$array"])
+        entry = stored["$array"]
+        if type(entry) is not list or entry[:-1] != [self.dtype, self.shape]:
+            return False
+        if type(entry[-1]) is not str:
+            return False
+        content.add_array(self, entry[-1])
         return True
 
     def value(self, content: Content, start: int) -> Value:
-        dtype, shape = self._beginning
-        return array_of(dtype, shape, content.texts[int(content.numbers[start])])
+        return array_of(self.dtype, self.shape, content.texts[int(content.numbers[start])])
 
 
 class _Collection(Form):
@@ -166,6 +171,9 @@ class _Collection(Form):
     def __init__(self, key: Hashable, kind: type[Any], forms: tuple[Form, ...]) -> None:
         super().__init__(key, kind, sum(form.numbers for form in forms))
         self.forms = forms
+        starts = accumulate((form.numbers for form in forms), initial=0)
+        self.parts = tuple(zip(forms, starts, strict=False))
+        """Each form, and how many numbers are before it."""
         self._plain = {*forms} <= {FLOAT}
         self._packed = struct.Struct(f"{self.numbers}d")
 
@@ -175,13 +183,17 @@ class _Collection(Form):
                 return False
             content.numbers.frombytes(self._packed.pack(*stored))  # faster than ``extend``
             return True
-        return all(form.take(one, content) for form, one in zip(self.forms, stored, strict=True))
+        for form, one in zip(self.forms, stored, strict=True):
+            if form is FLOAT and type(one) is float:  # as most are
+                content.numbers.append(one)
+            elif not form.take(one, content):
+                return False
+        return True
 
     def _values(self, content: Content, start: int) -> Iterable[Value]:
         if self._plain:
             return content.numbers[start : start + self.numbers]
-        starts = accumulate((form.numbers for form in self.forms), initial=start)
-        return [one.value(content, at) for one, at in zip(self.forms, starts, strict=False)]
+        return [one.value(content, start + at) for one, at in self.parts]
 
 
 @final
@@ -211,8 +223,7 @@ class Dict(_Collection):
     @cached_property
     def places(self) -> dict[str, tuple[Form, int]]:
         """The form of each entry, and how many numbers are before it."""
-        before = accumulate((form.numbers for form in self.forms), initial=0)
-        return dict(zip(self._names, zip(self.forms, before, strict=False), strict=True))
+        return dict(zip(self._names, self.parts, strict=True))
 
     def take(self, stored: Any, content: Content) -> bool:
         fits = type(stored) is dict and tuple(stored) == self._keys
@@ -237,8 +248,8 @@ def form_of(stored: Any, depth: int = RECORD) -> Form:
         raise ValueError(TOO_DEEP)
     mark = _mark(stored)
     if mark == "$array":
-        array_bytes(stored[mark])
-        return Array(*stored[mark][:2])
+        size = array_bytes(stored[mark])
+        return Array(stored[mark][0], stored[mark][1], size)
     if mark:
         return Constant(stored, value_of(stored, Room(0)))
     if kind is list:

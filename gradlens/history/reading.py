@@ -103,11 +103,11 @@ class Reading:
         try:
             for key, stored in values.items():
                 name = unmarked(key)
-                one = self._series.get(name) or Series(Content(self._room))
-                one.add(step, stored)
-                added[name] = one
+                one = self._series.get(name)
+                added[name] = Series(Content(self._room)) if one is None else one
+                added[name].add(step, stored)
         except ValueError:
-            for one in added.values():
+            for one in [*added.values()][:-1]:  # the last one has refused its value
                 one.drop_last()
             raise
         if not added.keys() <= self._series.keys():
