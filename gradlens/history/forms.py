@@ -27,6 +27,7 @@ from gradlens.history.json_lines import (
     array_bytes,
     array_of,
     check_size,
+    inflated,
     unmarked,
     value_of,
 )
@@ -59,7 +60,7 @@ class Content:
         self.room.take(form.size)
         key = (form, text)
         if key not in self._recent:
-            array_of(form.dtype, form.shape, text)
+            inflated(text, form.size)  # which fails now rather than when it is asked for
             if len(self._recent) == RECENT:
                 self._recent.clear()
             self._recent[key] = len(self.texts)
@@ -174,11 +175,11 @@ class _Collection(Form):
         starts = accumulate((form.numbers for form in forms), initial=0)
         self.parts = tuple(zip(forms, starts, strict=False))
         """Each form, and how many numbers are before it."""
-        self._plain = {*forms} <= {FLOAT}
+        self._is_plain = {*forms} <= {FLOAT}
         self._packed = struct.Struct(f"{self.numbers}d")
 
     def _take_all(self, stored: Collection[Any], content: Content) -> bool:
-        if self._plain:
+        if self._is_plain:
             if not {*map(type, stored)} <= {float}:
                 return False
             content.numbers.frombytes(self._packed.pack(*stored))  # faster than ``extend``
@@ -191,7 +192,7 @@ class _Collection(Form):
         return True
 
     def _values(self, content: Content, start: int) -> Iterable[Value]:
-        if self._plain:
+        if self._is_plain:
             return content.numbers[start : start + self.numbers]
         return [one.value(content, start + at) for one, at in self.parts]
 

@@ -42,6 +42,7 @@ class Reading:
         self.history = History()
         self._path = path
         self._series: dict[str, Series] = {}
+        """By their keys in the file."""
         self._room = Room(0)
         self._place = 0
         """Where the next line begins."""
@@ -102,17 +103,16 @@ class Reading:
         added: dict[str, Series] = {}
         try:
             for key, stored in values.items():
-                name = unmarked(key)
-                one = self._series.get(name)
-                added[name] = Series(Content(self._room)) if one is None else one
-                added[name].add(step, stored)
+                one = self._series.get(key)
+                added[key] = one = Series(Content(self._room)) if one is None else one
+                one.add(step, stored)
         except ValueError:
             for one in [*added.values()][:-1]:  # the last one has refused its value
                 one.drop_last()
             raise
         if not added.keys() <= self._series.keys():
             self._series |= added
-            self.history.hold(self._series)
+            self.history.hold({unmarked(key): one for key, one in added.items()})
 
     def _take_in_other(self, record: Mapping[str, Any]) -> None:
         history = self.history
@@ -124,7 +124,7 @@ class Reading:
             history.sources |= _sources(record)
             shapes = {name: tuple(shape) for name, shape in record["parameters"].items()}
             history.parameters = {**history.parameters, **shapes}
-            history.hold(self._series)
+            history.hold({})
         elif "note" in record:
             NOTE.check(record, "the record")
             history.notes.append(Note(record["step"], record["note"]))

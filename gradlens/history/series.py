@@ -98,7 +98,8 @@ class Series(Mapping[int, Value]):
         except ValueError:
             del numbers[start:]
             raise
-        self._is_ordered &= not self._steps or step > self._steps[-1]
+        if self._steps and step <= self._steps[-1]:
+            self._is_ordered = False
         self._steps.append(step)
         self._form.append(place)
         self._start.append(start)
