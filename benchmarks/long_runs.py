@@ -51,7 +51,10 @@ def _perceptron() -> nn.Module:
 
 
 def _deep() -> nn.Module:
-    return nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(200)))
+    layers = [nn.Linear(4, 4, bias=False) for _ in range(200)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight)  # so that gradients reach the first layer
+    return nn.Sequential(*layers)
 
 
 KINDS = {
@@ -88,8 +91,9 @@ def write(kind: Kind, steps: int, path: Path) -> None:
     run = Run(quantities, Aggregation(quantities), real.parameters, path, False, True)
     generator = np.random.default_rng(0)
     for step in range(steps):
-        record = found[1 + step % (REAL - 2)] | {"Time": 0.01 * step}
-        run.record(step, {name: _jittered(record[name], generator) for name in record})
+        record = found[1 + step % (REAL - 2)]
+        values = {name: _jittered(record[name], generator) for name in record}
+        run.record(step, values | ({"Time": 0.01 * step} if "Time" in values else {}))
     run.close()
 
 
