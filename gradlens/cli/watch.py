@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from gradlens.history.history import History
 from gradlens.instruments.style import PAPER
-from gradlens.plotting.loading import load_run
+from gradlens.plotting.loading import GrowingRun
 from gradlens.plotting.output import FIGURES, check_suffix, write_figure
 from gradlens.plotting.plotter import show, windowed
 from gradlens.plotting.screen import Screen
@@ -90,6 +90,7 @@ def watch(
     change.
     """
     stream = sys.stderr if stream is None else stream
+    run = GrowingRun(path)
     seen, broken, told = 0, 0, ""
     looking = True
     while looking:
@@ -100,7 +101,7 @@ def watch(
         elif size != seen:
             try:
                 with warnings.catch_warnings(record=True) as caught:
-                    news = _show(path, load_run(path), screen, display)
+                    news = _show(path, run.read(), screen, display)
             except ValueError:
                 # It may be in the midst of being written, but then it grows.
                 if size == broken:

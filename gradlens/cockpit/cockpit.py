@@ -20,6 +20,7 @@ from gradlens.cockpit.arguments import (
     check_loss_function,
     check_max_bytes,
     check_run,
+    check_steps_in_memory,
     check_together,
     checked_info,
     checked_quantities,
@@ -63,9 +64,12 @@ class Cockpit:
     whether the loss is a ``"mean"`` or a ``"sum"`` over the samples. ``loss_function`` is the loss
     module, which is extended, too, for quantities that need per-sample losses. ``run`` is the path
     of a file that values are written to as they come; an existing one is continued with
-    ``resume=True`` and is an error otherwise. ``batchnorm`` says what a per-sample gradient is
-    where samples are coupled (``gradlens.per_sample.batchnorm``). ``budget`` is the share of the
-    training time that tracking may take, such as 0.05: schedules are thinned to keep to it.
+    ``resume=True`` and is an error otherwise. With a file, the values of so many steps as
+    ``steps_in_memory`` says are kept in memory, and earlier ones are read from the file when they
+    are asked for; ``None`` keeps all of them, as without a file. ``batchnorm`` says what a
+    per-sample gradient is where samples are coupled (``gradlens.per_sample.batchnorm``).
+    ``budget`` is the share of the training time that tracking may take, such as 0.05: schedules are
+    thinned to keep to it.
     ``ValueError`` if the loss module's own reduction contradicts ``loss_reduction``.
     What fails while the run is tracked is a NaN with its reason, and training goes on; ``strict``
     raises exceptions instead, for those who develop quantities. ``max_bytes`` is the memory that
@@ -89,6 +93,7 @@ class Cockpit:
         budget: float | None = None,
         run: str | Path | None = None,
         resume: bool = False,
+        steps_in_memory: int | None = 1000,
         strict: bool = False,
         max_bytes: int = MAX_BYTES,
     ) -> None:
@@ -97,6 +102,7 @@ class Cockpit:
         check_batchnorm(batchnorm)
         check_loss_function(loss_function, loss_reduction)
         check_run(run)
+        check_steps_in_memory(steps_in_memory)
         given = configuration("economy") if quantities is None else checked_quantities(quantities)
         aggregation = Aggregation(given)
         self.quantities = aggregation.quantities
@@ -121,7 +127,13 @@ class Cockpit:
         processes = Processes(process_group_of(wrapped), device)
         forecast = Forecast(self.quantities)
         self._run = Run(
-            self.quantities, aggregation, self.parameters, run, resume, processes.rank == 0
+            self.quantities,
+            aggregation,
+            self.parameters,
+            run,
+            resume,
+            processes.rank == 0,
+            steps_in_memory,
         )
         boundary = Boundary(self._run.note, strict)
         self._tracking = Tracking(
@@ -283,9 +295,10 @@ class Cockpit:
 
     def get_output(self) -> dict[int, dict[str, Any]]:
         """All values so far: global step -> name -> value."""
-        history = self.history
+        history = self.history.whole()
+        series = {name: history[name] for name in history.names}
         return {
-            step: {name: history[name][step] for name in history.names if step in history[name]}
+            step: {name: one[step] for name, one in series.items() if step in one}
             for step in history.steps
         }
 

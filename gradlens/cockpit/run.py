@@ -36,7 +36,8 @@ class Run:
     """A history, and a file to which each entry is written as it comes.
 
     ``path`` is that of the file. An existing one is continued with ``resume``, and otherwise is a
-    ``FileExistsError``. Only one process ``writes``.
+    ``FileExistsError``. Only one process ``writes``. With a file, values of the latest
+    ``steps_in_memory`` are in memory, or all if this is ``None``.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Run:
         path: str | Path | None,
         resume: bool,
         writes: bool,
+        steps_in_memory: int | None = None,
     ) -> None:
         self.has_begun = self.has_recorded = False
         self._is_closed = False
@@ -54,11 +56,16 @@ class Run:
         self._aggregation = aggregation
         shapes = {name: tuple(p.shape) for name, p in parameters.items()}
         self.history = History(aggregation.sources(quantities), shapes)
+        self._steps_in_memory = steps_in_memory
         dropped = self._resume(Path(path), writes) if path is not None and resume else ""
         self._names_at_last_step = self._resumed_names()
+        self._ends = {name: max(one) for name in self.history.names if (one := self.history[name])}
+        """The last step of each series that has values."""
         self._step = self.history.steps[-1] if self.history.steps else 0
         opens = path is not None and writes
         self._file = RunFile(path, self.history, resume) if path is not None and opens else None
+        if self._file is not None and steps_in_memory is not None:
+            self.history.keep_in(self._file)
         self._write(self.history.header())
         if dropped:
             self.note(self._step, f"{path} is continued: {dropped}")
@@ -70,7 +77,10 @@ class Run:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", LeftOutWarning)  # a note says it
             past = History.load(path)
-        _take_in(self.history, past)
+        self.history.sources = past.sources | self.history.sources
+        self.history.notes.extend(past.notes)
+        self.history.coverages |= past.coverages
+        self.history.hold(past.stored)
         cut = mend(path, past.truncated) if writes else ""
         return "; ".join(filter(None, [cut, past.damage]))
 
@@ -165,18 +175,18 @@ class Run:
         if self._file is not None and self._file.waiting:
             self._write_waiting(self._file)
         file, self._file = self._file, None
-        if file is not None:
+        if file is not None and file.waiting:
+            # It stays open, as what it has may be found nowhere else.
+            self.note(self._step, LACKING.format(file=file))
+        elif file is not None:
             file.close()
-            if file.waiting:
-                self.note(self._step, LACKING.format(file=file))
 
     def state_dict(self) -> State:
         """Where the series end, so that a run that is continued can be taken back to here."""
-        history = self.history
         return {
             "step": self._step,
             "has_begun": self.has_begun,
-            "ends": {name: max(history[name]) for name in history.names if history[name]},
+            "ends": dict(self._ends),
             "aggregation": self._aggregation.state_dict(),
         }
 
@@ -184,8 +194,14 @@ class Run:
         """Continue from a state; what was recorded after it is taken out of the history."""
         self._step, self.has_begun = state["step"], state["has_begun"]
         self._aggregation.load_state_dict(state["aggregation"])
-        if self.history.rewind(self._step, state["ends"]):
-            self._write(rewind_record(self._step, state["ends"]))
+        ends = state["ends"]
+        late = [name for name, end in self._ends.items() if name not in ends or end > ends[name]]
+        if late:
+            self.history.rewind(self._step, ends)
+            self._ends = {
+                name: min(end, ends[name]) for name, end in self._ends.items() if name in ends
+            }
+            self._write(rewind_record(self._step, ends))
 
     def _write(self, record: Mapping[str, Value]) -> None:
         if self._file is not None:
@@ -194,11 +210,13 @@ class Run:
 
     def _write_waiting(self, file: RunFile) -> None:
         """Write what can be written; note that this fails from now on, or works again."""
-        before = file.failure
+        before, lost = file.failure, file.has_lost
         file.write()
         if bool(before) != bool(file.failure):
-            text = AGAIN if before else FAILED
+            text = FAILED if file.failure else AGAIN_IN_PART if file.has_lost else AGAIN
             self.note(self._step, text.format(file=file, step=self._step))
+        elif file.has_lost and not lost:
+            self.note(self._step, ERASED.format(file=file))
 
     def _append(self, global_step: int, values: Mapping[str, Any]) -> None:
         if not values:
@@ -206,7 +224,11 @@ class Run:
         if self._is_closed:
             self.note(global_step, CLOSED)
         self.history.append(global_step, values)
+        for name in values:
+            self._ends[name] = max(global_step, self._ends.get(name, global_step))
         self._write(step_record(global_step, values))
+        if self._file is not None and not self._file.waiting and self._steps_in_memory is not None:
+            self.history.keep_latest(self._steps_in_memory)
 
     def _append_statistics(self, global_step: int, values: Mapping[str, Any]) -> None:
         for name in values:
@@ -243,6 +265,11 @@ FAILED = (
     "again. cockpit.history.write(path) saves everything elsewhere"
 )
 AGAIN = "{file.path} can be written again from step {step} on, and lacks nothing"
+ERASED = (
+    "another program has erased {file.path}, which has no more than the latest steps now "
+    "(Cockpit(..., steps_in_memory=None) would have kept all)"
+)
+AGAIN_IN_PART = f"{{file.path}} can be written again from step {{step}} on: {ERASED}"
 LACKING = (
     "{file.path} lacks the last {file.waiting} records, since it can't be written "
     "({file.failure}): save everything elsewhere by cockpit.history.write(path)"
@@ -265,12 +292,3 @@ CLOSED = (
     "any more, and layers have no hooks. Close it after the last step, or go on with another one, "
     "Cockpit(..., run=..., resume=True)"
 )
-
-
-def _take_in(history: History, past: History) -> None:
-    history.sources = past.sources | history.sources
-    history.notes.extend(past.notes)
-    history.coverages |= past.coverages
-    for name in past.names:
-        for step, value in past[name].items():
-            history.append(step, {name: value})

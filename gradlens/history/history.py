@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
+from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
 
-from gradlens.history.coverage import COUPLING, Coverage, few
-from gradlens.history.json_lines import Room, Value, from_line, to_line
+import numpy as np
+
+from gradlens.history.coverage import Coverage, few
+from gradlens.history.json_lines import Value, to_line
 from gradlens.history.new_file import new_file
-from gradlens.history.schema import Anything, Either, Fields, Is, ListOf, MapOf, OneOf, Whole
-from gradlens.history.view import Group, View, YScale
+from gradlens.history.series import Series
+from gradlens.history.view import View
 
 FORMAT = 1
-
-BEGINNING = b'{"gradlens_run":'
-"""The first bytes of every run's file."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +51,19 @@ class Note:
     text: str
 
 
+class Archive(ABC):
+    """Has the values of a history that aren't in memory."""
+
+    @abstractmethod
+    def series(self) -> Mapping[str, Series]:
+        """Everything in it, read now; ``OSError`` if that isn't possible."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """How many records it lacks."""
+
+
 @dataclass
 class History:
     """A run's values by name and step, independent of torch and of the network.
@@ -63,6 +75,10 @@ class History:
     for the same name and step replaces the earlier one. Of a file, ``truncated`` says that its last
     line was cut off, and ``broken_lines`` gives the numbers of lines that could not be read, with
     the reasons.
+
+    The history of a cockpit with a run's file has the latest steps in memory
+    (``Cockpit(..., steps_in_memory=...)``), and reads earlier ones from the file when they are
+    asked for. ``OSError`` if there is no such file any more.
     """
 
     sources: dict[str, Source] = field(default_factory=dict)
@@ -72,10 +88,17 @@ class History:
     broken_lines: dict[int, str] = field(default_factory=dict)
     coverages: dict[int, Coverage] = field(default_factory=dict)
     _values: dict[str, dict[int, Value]] = field(default_factory=dict, repr=False)
+    """What was appended."""
+    _stored: dict[str, Series] = field(default_factory=dict, repr=False)
+    """What was read from a file."""
+    _archive: Archive | None = field(default=None, repr=False)
+    """What has everything; ``None`` if that is in memory."""
+    _latest: OrderedDict[int, None] = field(default_factory=OrderedDict, repr=False)
+    """Steps with values in memory, by when they were recorded, if there is an archive."""
+    _has_dropped: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name in self.sources:
-            self._values.setdefault(name, {})
+        self.hold({})
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,7 +113,13 @@ class History:
         if name not in self._values:
             known = ", ".join(self._values) or "none"
             raise KeyError(f"no series {name!r} in this history (it has: {known})")
-        return MappingProxyType(self._values[name])
+        appended = self._values[name]
+        if self._archive is not None and self._has_dropped:
+            return MappingProxyType(_Chain(appended, _Archived(name, self._archive)))
+        if name not in self._stored:
+            return MappingProxyType(appended)
+        stored = self._stored[name]
+        return MappingProxyType(_Chain(appended, stored)) if appended else stored
 
     def of_kind(self, kind: str) -> tuple[str, ...]:
         """Names of the series of quantities of class ``kind`` or of a class derived from it."""
@@ -99,7 +128,20 @@ class History:
     @property
     def steps(self) -> tuple[int, ...]:
         """All steps for which anything was recorded, ascending."""
-        return tuple(sorted({step for series in self._values.values() for step in series}))
+        stored = self.whole()._stored.values()
+        appended = {step for series in self._values.values() for step in series}
+        if not stored:
+            return tuple(sorted(appended))
+        # Most series have the same steps, and need no sorting.
+        columns = {found.tobytes(): found for found in (one.steps for one in stored)}
+        found = np.unique(np.concatenate([*columns.values(), [*appended]]))
+        return tuple(found.astype(np.int64).tolist())
+
+    def hold(self, stored: Mapping[str, Series]) -> None:
+        """Take in series that were read, and the names of all sources."""
+        self._stored |= stored
+        for name in (*self.sources, *self._stored):
+            self._values.setdefault(name, {})
 
     def coverage(self, name: str, step: int) -> Coverage:
         """Which parameters a record is about; all of them unless it has to do with samples."""
@@ -113,42 +155,91 @@ class History:
         """Add one step's values by name."""
         for name, value in values.items():
             self._values.setdefault(name, {})[step] = value
+        if self._archive is not None:
+            self._latest[step] = None
+            self._latest.move_to_end(step)
 
-    def rewind(self, step: int, ends: Mapping[str, int]) -> bool:
-        """Remove what came after a step, at which the series ended at ``ends``; whether any did.
+    def keep_in(self, archive: Archive) -> None:
+        """Leave what was read to an archive, and what is appended as soon as it is dropped."""
+        self._archive = archive
+        self._has_dropped = bool(self._stored)
+        self._stored = {}
 
-        A series without an end had no values.
+    def keep_latest(self, count: int) -> None:
+        """Drop the values of all but the ``count`` steps recorded last, which an archive has."""
+        while len(self._latest) > count:
+            step, _ = self._latest.popitem(last=False)
+            for series in self._values.values():
+                series.pop(step, None)
+            self._has_dropped = True
+
+    @property
+    def stored(self) -> Mapping[str, Series]:
+        """The series that were read from a file, without what was appended later."""
+        return self._stored
+
+    @property
+    def is_in_part(self) -> bool:
+        """Whether values were dropped from memory, and are in an archive alone."""
+        return self._has_dropped
+
+    def whole(self) -> History:
+        """The same history with everything in memory."""
+        if self._archive is None or not self._has_dropped:
+            return self
+        stored = dict(self._archive.series())
+        values = self._values if self._archive.waiting else {name: {} for name in self._values}
+        return replace(self, _values=values, _stored=stored, _archive=None)
+
+    def until(self, step: int) -> History:
+        """The same history without the values and notes after a step."""
+        whole = self.whole()
+        return replace(
+            whole,
+            notes=[note for note in self.notes if note.step <= step],
+            _values={
+                name: {at: value for at, value in series.items() if at <= step}
+                for name, series in whole._values.items()
+            },
+            _stored={name: series.until(step) for name, series in whole._stored.items()},
+        )
+
+    def rewind(self, step: int, ends: Mapping[str, int]) -> None:
+        """Remove what came after a step, at which the series ended at ``ends``.
+
+        A series without an end had no values. What an archive has isn't changed.
         """
-        late = {
-            n: [at for at in v if n not in ends or at > ends[n]] for n, v in self._values.items()
-        }
-        for name, steps in late.items():
-            for at in steps:
-                del self._values[name][at]
+        for name, series in self._values.items():
+            late = [at for at in series if name not in ends or at > ends[name]]
+            for at in late:
+                del series[at]
+        self._stored = {n: s.until(ends[n]) for n, s in self._stored.items() if n in ends}
         self.coverages = {at: each for at, each in self.coverages.items() if at <= step}
-        return any(late.values())
 
     def write(self, path: str | Path) -> None:
         """Write everything as a new run file; ``FileExistsError`` if there is one already.
 
         ``OSError`` if it can't be written as a whole; then no part of it is left.
         """
+        whole = self.whole()
         new_file(path).close()
         try:
             with Path(path).open("wb") as file:
-                file.writelines(to_line(record).encode() + b"\n" for record in self.records())
+                file.writelines(to_line(record).encode() + b"\n" for record in whole.records())
         except BaseException:
             Path(path).unlink(missing_ok=True)
             raise
 
     def records(self) -> Iterator[dict[str, Value]]:
-        """The records of a run's file that holds everything, the header first."""
+        """The records of a run's file that has what is in memory, the header first."""
         yield self.header()
         yield from map(note_record, self.notes)
         for step, coverage in self.coverages.items():
             yield coverage_record(step, coverage)
-        for step in self.steps:
-            values = {n: series[step] for n, series in self._values.items() if step in series}
+        whole = replace(self, _archive=None)
+        series = {name: whole[name] for name in self.names}
+        for step in whole.steps:
+            values = {name: one[step] for name, one in series.items() if step in one}
             yield step_record(step, values)
 
     def header(self) -> dict[str, Value]:
@@ -165,26 +256,9 @@ class History:
         are left out and listed in ``broken_lines``, with a ``LeftOutWarning``. ``ValueError`` if
         the file is no run, or was written in another format.
         """
-        history, path, number = cls(), Path(path), 0
-        with path.open("rb") as file:
-            room = Room(path.stat().st_size)
-            for number, line in enumerate(file, start=1):
-                if number == 1:
-                    _check_beginning(line, path)
-                try:
-                    history._take_in(from_line(line.rstrip(b"\n").decode("utf-8"), room))
-                except OtherFormatError as error:
-                    raise ValueError(f"{path}, line {number}: {error}") from error
-                except ValueError as error:
-                    if line.endswith(b"\n"):
-                        history.broken_lines[number] = str(error)
-                    else:
-                        history.truncated = True
-        if not number:
-            raise ValueError(f"{path} is not a gradlens run: it is empty")
-        if history.damage:
-            warnings.warn(f"{path}: {history.damage}", LeftOutWarning, stacklevel=2)
-        return history
+        from gradlens.history.reading import read_run  # which makes histories
+
+        return read_run(Path(path))
 
     @property
     def damage(self) -> str:
@@ -195,86 +269,52 @@ class History:
         text = f"line {number} is broken ({reason}) and left out"
         return f"{text}, as well as {few([f'line {n}' for n, _ in others])}" if others else text
 
-    def _take_in(self, record: Mapping[str, Any]) -> None:
-        """Add a record; ``ValueError`` if it isn't one."""
-        if "gradlens_run" in record:
-            if record["gradlens_run"] != FORMAT:
-                raise OtherFormatError(record["gradlens_run"])
-            HEADER.check(record, "the header")
-            # A run that was resumed has several headers, perhaps with other quantities.
-            self.sources |= _sources(record)
-            shapes = {name: tuple(shape) for name, shape in record["parameters"].items()}
-            self.parameters = {**self.parameters, **shapes}
-            for name in self.sources:
-                self._values.setdefault(name, {})
-        elif "note" in record:
-            NOTE.check(record, "the record")
-            self.notes.append(Note(record["step"], record["note"]))
-        elif "rewind" in record:
-            REWIND.check(record, "the record")
-            self.rewind(record["step"], record["rewind"])
-        elif "coverage" in record:
-            COVERAGE.check(record, "the record")
-            self.coverages[record["step"]] = Coverage.from_plain(record["coverage"])
-        else:
-            VALUES.check(record, "the record")
-            self.append(record["step"], record["values"])
+
+class _Archived(Mapping[int, Value]):
+    """A series in an archive, which is read when a value is asked for."""
+
+    def __init__(self, name: str, archive: Archive) -> None:
+        self._name = name
+        self._archive = archive
+
+    @property
+    def _series(self) -> Mapping[int, Value]:
+        return self._archive.series().get(self._name, {})
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._series)
+
+    def __getitem__(self, step: int) -> Value:
+        return self._series[step]
+
+    def __contains__(self, step: object) -> bool:
+        return step in self._series
+
+
+class _Chain(Mapping[int, Value]):
+    """Values by ascending step, of which those in memory come first."""
+
+    def __init__(self, appended: Mapping[int, Value], others: Mapping[int, Value]) -> None:
+        self._appended = appended
+        self._others = others
+
+    def __len__(self) -> int:
+        return len({*self._others, *self._appended})
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted({*self._others, *self._appended}))
+
+    def __getitem__(self, step: int) -> Value:
+        return self._appended[step] if step in self._appended else self._others[step]
+
+    def __contains__(self, step: object) -> bool:
+        return step in self._appended or step in self._others
 
 
 # Records of a file --------------------------------------------------------------------------
-
-STEP = Whole(-(2**53), 2**53)
-"""A global step, which a step axis must be able to show: such numbers are exact as floats."""
-
-HEADER = Fields(
-    {
-        "sources": MapOf(
-            Fields(
-                {
-                    "kinds": ListOf(Is(str), 100),
-                    "view": Fields(
-                        {
-                            "title": Is(str),
-                            "group": OneOf(get_args(Group)),
-                            "yscale": OneOf(get_args(YScale)),
-                            "label": Is(str),
-                        }
-                    ),
-                    "of_samples": Is(bool),
-                }
-            )
-        ),
-        "parameters": MapOf(ListOf(Whole(0, 2**53), 64)),
-    }
-)
-NOTE = Fields({"step": STEP, "note": Is(str)})
-REWIND = Fields({"step": STEP, "rewind": MapOf(STEP)})
-VALUES = Fields({"step": STEP, "values": MapOf(Anything())})
-COVERAGE = Fields(
-    {
-        "step": STEP,
-        "coverage": Fields(
-            {
-                "missing": MapOf(Is(str)),
-                "coupled": ListOf(Is(str)),
-                "batchnorm": OneOf(tuple(COUPLING)),
-                "samples": Either(Whole(0, 2**53)),
-                "known_by": Is(str),
-                "frozen": ListOf(Is(str)),
-            }
-        ),
-    }
-)
-
-
-class OtherFormatError(ValueError):
-    """A run was written in another format than this version's."""
-
-    def __init__(self, found: Any) -> None:
-        super().__init__(
-            f"the run has format {str(found)[:20]}, and this version reads format {FORMAT}: "
-            "read it with the version of gradlens that wrote it"
-        )
 
 
 def step_record(step: int, values: Mapping[str, Value]) -> dict[str, Value]:
@@ -295,22 +335,3 @@ def rewind_record(step: int, ends: Mapping[str, int]) -> dict[str, Value]:
 def note_record(note: Note) -> dict[str, Value]:
     """The record of a note."""
     return {"step": note.step, "note": note.text}
-
-
-def _check_beginning(line: bytes, path: Path) -> None:
-    """``ValueError`` if a file's first line isn't that of a run, or of the beginning of one."""
-    if line and BEGINNING.startswith(line[: len(BEGINNING)]):
-        return
-    raise ValueError(f"{path} is not a gradlens run: its first line is no header")
-
-
-def _sources(header: Mapping[str, Any]) -> dict[str, Source]:
-    names = [each.name for each in fields(View)]
-    return {
-        name: Source(
-            tuple(found["kinds"]),
-            View(**{key: found["view"][key] for key in names}),
-            found["of_samples"],
-        )
-        for name, found in header["sources"].items()
-    }

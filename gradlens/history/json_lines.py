@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradlens.history.undefined import Undefined
 
@@ -37,6 +38,9 @@ DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", 
 
 FLOATS = ("nan", "inf", "-inf")
 
+MARKS = ("$float", "$undefined", "$array")
+"""Keys of what JSON has no word for."""
+
 ROOM = 2**26
 """Bytes (64 MiB) that the arrays of any file may take once they are inflated."""
 
@@ -54,24 +58,27 @@ def from_line(line: str, room: Room | None = None) -> dict[str, Value]:
 
     ``room`` is what arrays may take; all lines of a file share it.
     """
-    record = parsed(line, _refuse_constant)
-    if not isinstance(record, dict):
-        raise ValueError("a record is a JSON object")
-    room = room or Room(len(line))
-    return {_unmarked(key): _decode(value, room) for key, value in record.items()}
+    record = stored_record(line)
+    _check(record, 0)
+    return record_of(record, room or Room(len(line)))
 
 
 class Room:
-    """The memory that is left for the arrays of a file of ``size`` bytes."""
+    """The memory that the arrays of a file of ``size`` bytes may take."""
 
     def __init__(self, size: int) -> None:
-        self._whole = self._left = max(ROOM, INFLATION * size)
+        self._used = 0
+        self.grow(size)
+
+    def grow(self, size: int) -> None:
+        """The file has this size now."""
+        self._whole = max(ROOM, INFLATION * size)
 
     def take(self, size: int) -> None:
         """Use so many bytes; ``ValueError`` if there is less."""
-        if size > self._left:
+        if self._used + size > self._whole:
             raise ValueError(f"the arrays of the file take more than {self._whole:,} bytes")
-        self._left -= size
+        self._used += size
 
 
 def parsed(text: str, constant: Callable[[str], Any] = float) -> Any:
@@ -79,15 +86,32 @@ def parsed(text: str, constant: Callable[[str], Any] = float) -> Any:
 
     ``constant`` makes a value of NaN, Infinity and -Infinity, which strict JSON doesn't have.
     """
+    found = _parsed(text, json.JSONDecoder(parse_constant=constant))
+    _check(found, 0)
+    return found
+
+
+def stored_record(line: str) -> dict[str, Any]:
+    """A record as JSON has it; ``ValueError`` if it is none.
+
+    Its values are checked where their forms are found (``gradlens.history.forms``).
+    """
+    record = _parsed(line, _STRICT)
+    if not isinstance(record, dict):
+        raise ValueError("a record is a JSON object")
+    if "\\ud" in line or "\\uD" in line:  # half a character, or two halves of one
+        _check(record, 0)
+    return record
+
+
+def _parsed(text: str, decoder: json.JSONDecoder) -> Any:
     try:
-        found = json.loads(text, parse_constant=constant)
+        return decoder.decode(text)
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in text else ""
         raise ValueError(f"{error.msg} at {line}column {error.colno}") from error
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    _check(found, 0)
-    return found
 
 
 TOO_DEEP = f"it is nested more than {DEEPEST} levels deep"
@@ -98,8 +122,7 @@ def _check(value: Any, depth: int) -> None:
     if kind is str:
         _check_text(value)
     elif kind is int:
-        if not -LARGEST <= value <= LARGEST:
-            raise ValueError("a whole number is larger than any float")
+        check_size(value)
     elif kind is list or kind is dict:
         if depth == DEEPEST:
             raise ValueError(TOO_DEEP)
@@ -112,6 +135,12 @@ def _check(value: Any, depth: int) -> None:
                 _check(entry, depth + 1)
 
 
+def check_size(number: int) -> None:
+    """``ValueError`` for a whole number that is larger than any float."""
+    if not -LARGEST <= number <= LARGEST:
+        raise ValueError("a whole number is larger than any float")
+
+
 def _check_text(text: str) -> None:
     if not text.isascii():
         try:
@@ -122,6 +151,9 @@ def _check_text(text: str) -> None:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
+
+
+_STRICT = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _encode(value: Value, depth: int = 0) -> Any:
@@ -171,10 +203,16 @@ def _encode_array(array: Any) -> Any:
     return {"$array": [array.dtype.str, list(array.shape), data]}
 
 
-def _decode(value: Any, room: Room) -> Value:
+def record_of(stored: Mapping[str, Any], room: Room) -> dict[str, Value]:
+    """The record that JSON has in this form."""
+    return {unmarked(key): value_of(value, room) for key, value in stored.items()}
+
+
+def value_of(value: Any, room: Room) -> Value:
+    """The value that JSON has in this form; ``ValueError`` if there is none."""
     kind = type(value)
     if kind is list:
-        return [_decode(entry, room) for entry in value]
+        return [value_of(entry, room) for entry in value]
     if kind is not dict:
         return value
     if len(value) == 1:
@@ -185,10 +223,11 @@ def _decode(value: Any, room: Room) -> Value:
             return _decode_undefined(entry)
         if key == "$array":
             return _decode_array(entry, room)
-    return {_unmarked(key): _decode(entry, room) for key, entry in value.items()}
+    return {unmarked(key): value_of(entry, room) for key, entry in value.items()}
 
 
-def _unmarked(key: str) -> str:
+def unmarked(key: str) -> str:
+    """A key of a user's dict from that of the file."""
     return key.removeprefix("$")
 
 
@@ -205,14 +244,22 @@ def _decode_undefined(reason: Any) -> Undefined:
 
 
 def _decode_array(entry: Any, room: Room) -> Value:
+    room.take(array_bytes(entry))
+    return array_of(*entry)
+
+
+def array_bytes(entry: Any) -> int:
+    """Size of the array in an ``$array``; ``ValueError`` if it isn't one."""
     if type(entry) is not list or len(entry) != 3 or type(entry[2]) is not str:
         raise ValueError("an $array is no list of dtype, shape and data")
-    dtype, shape, data = entry
-    count = array_size(dtype, shape)
-    size = count * np.dtype(dtype).itemsize
-    room.take(size)
-    content = inflated(data, size)
-    array = np.frombuffer(content, dtype).reshape(shape)
+    dtype, shape, _ = entry
+    return array_size(dtype, shape) * np.dtype(dtype).itemsize
+
+
+def array_of(dtype: str, shape: Sequence[int], data: str) -> NDArray[Any]:
+    """An array from its data; ``ValueError`` if these are damaged."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    array = np.frombuffer(inflated(data, size), dtype).reshape(shape)
     return array.astype(array.dtype.newbyteorder("="))
 
 

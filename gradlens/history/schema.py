@@ -120,16 +120,7 @@ class Fields(Schema):
             schema.check(value[key], f"{where}.{key}")
 
 
-@final
-@dataclass(frozen=True)
-class Anything(Schema):
-    """Any value."""
-
-    def check(self, value: Any, where: str) -> None:
-        """Nothing is checked."""
-
-
-WORDS = {str: "a text", bool: "true or false"}
+WORDS = {str: "a text", bool: "true or false", dict: "an object"}
 
 
 def _wrong(value: Any, where: str, expected: str) -> ValueError:

@@ -23,6 +23,7 @@ from gradlens.instruments.drawing import (
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, fit
 from gradlens.instruments.series import (
+    PLAIN,
     Line,
     Records,
     input_to_output,
@@ -32,6 +33,7 @@ from gradlens.instruments.series import (
     ordered,
     quantile_lines,
     rms_lines,
+    types,
 )
 from gradlens.instruments.style import BLUE, Entry, categorical_colors, key, subtitle, tint, title
 
@@ -52,12 +54,16 @@ class GenericInstrument(Instrument):
         view, records = self.view(history), history[name]
         if keys(records):
             return _dicts(history, records, view, ax, axis)
-        if any(isinstance(v, (list, tuple)) or np.ndim(v) for v in records.values()):
+        if not types(records.values()) <= PLAIN and any(map(_is_array, records.values())):
             return _band(records, view, ax, axis)
         one = line(records)
         title(ax, self.heading(history), *readout(one))
         artists = curves(ax, axis, {name: one}, [BLUE], view.yscale)
         return artists | ({"subtitle": subtitle(ax, view.label)} if view.label else {})
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or np.ndim(value) > 0
 
 
 def drawable(records: Records) -> bool:
@@ -86,10 +92,9 @@ def _dicts(history: History, records: Records, view: View, ax: Axes, axis: StepA
 
 
 def _lines(records: Records) -> dict[str, Line]:
-    numbers, sizes = lines(records), rms_lines(records)
-    return {
-        name: numbers[name] if _is_number(one) else sizes[name] for name, one in numbers.items()
-    }
+    numbers = lines(records)
+    sizes = {} if all(map(_is_number, numbers.values())) else rms_lines(records)
+    return {name: one if _is_number(one) else sizes[name] for name, one in numbers.items()}
 
 
 def _is_number(one: Line) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -19,6 +18,7 @@ from gradlens.instruments.series import (
     Line,
     Records,
     column,
+    entry,
     line,
     ordered,
     reason,
@@ -41,7 +41,7 @@ class HessEigenvaluesInstrument(Instrument):
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         lines = curvature_lines(records)
-        failed = [step for step, value in ordered(records).items() if _unconverged(value)]
+        failed = [step for step, good in entry(records, "converged").items() if not good]
         if lines:
             text, alarm = readout(lines["λ1"])
             share = percent(len(failed) / len(records))
@@ -60,10 +60,6 @@ def curvature_lines(records: Records) -> dict[str, Line]:
     steps = np.array(list(found), dtype=np.float64)
     table, why = rows(column(found.values(), "eigenvalues")), reason(found.values())
     return {f"λ{n}": Line(steps, values, why) for n, values in enumerate(table.T, start=1)}
-
-
-def _unconverged(value: Any) -> bool:
-    return isinstance(value, Mapping) and not value.get("converged", True)
 
 
 def _hollow(ax: Axes, axis: StepAxis, one: Line, steps: Floats) -> Artist:

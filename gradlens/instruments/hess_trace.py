@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from matplotlib.axes import Axes
 
@@ -21,7 +20,7 @@ from gradlens.instruments.drawing import (
 )
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, fit, log_if_far, step_label, without_spikes
-from gradlens.instruments.series import Line, Records, field_line, ordered
+from gradlens.instruments.series import Line, Records, entry, field_line
 from gradlens.instruments.style import BLUE, subtitle, title
 
 
@@ -58,14 +57,10 @@ def _has_width(low: Line, high: Line) -> bool:
 
 def _methods(records: Records) -> list[str]:
     """The methods that computed the traces; each change with its first step."""
-    found = {s: v["method"] for s, v in ordered(records).items() if _names_method(v)}
+    found = {s: v for s, v in entry(records, "method").items() if isinstance(v, str)}
     pairs = pairwise([(0, ""), *found.items()])
     changes = [now for before, now in pairs if now[1] != before[1]]
     if not changes:
         return []
     later = [f"{method} from step {step_label(step)}" for step, method in changes[1:]]
     return [", ".join([changes[0][1], *later])]
-
-
-def _names_method(value: Any) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("method"), str)

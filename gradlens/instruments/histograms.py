@@ -70,13 +70,14 @@ def percent(share: float) -> str:
 def ends(records: Records) -> list[Histogram]:
     """The first and the last recorded histogram that aren't empty, or the only one."""
     found = ordered(records)
-    first = _first_filled(found.items())
-    last = _first_filled(reversed(found.items()))
+    first = _first_filled(found, [*found])
+    last = _first_filled(found, [*found][::-1])
     return [*first, *(one for one in last if one.step != first[0].step)]
 
 
-def _first_filled(found: Iterable[tuple[int, Any]]) -> list[Histogram]:
-    read = (histogram(step, value) for step, value in found if isinstance(value, Mapping))
+def _first_filled(records: Records, steps: Iterable[int]) -> list[Histogram]:
+    values = ((step, records[step]) for step in steps)
+    read = (histogram(step, value) for step, value in values if isinstance(value, Mapping))
     one = next((one for one in read if one.counts.any()), None)
     return [] if one is None else [one]
 
@@ -99,9 +100,9 @@ def by_parameter(step: int, value: Mapping[str, Any]) -> dict[str, Histogram]:
 
 def latest(records: Records, part: str = "") -> tuple[int, Mapping[str, Any]] | None:
     """Step and value of the last record that is a dict; with ``part``, of one that has this key."""
-    found = [(step, v) for step, v in ordered(records).items() if isinstance(v, Mapping)]
-    found = [(step, value) for step, value in found if not part or value.get(part)]
-    return found[-1] if found else None
+    values = ((step, records[step]) for step in sorted(records, reverse=True))
+    found = ((step, value) for step, value in values if isinstance(value, Mapping))
+    return next(((step, value) for step, value in found if not part or value.get(part)), None)
 
 
 def _whole(value: Any) -> tuple[int, ...]:

@@ -205,7 +205,7 @@ class Instrument(ABC):
 
 
 def _has(records: Records, part: str) -> bool:
-    return any(isinstance(value, Mapping) and value.get(part) for value in records.values())
+    return any(entry(records, part).values())
 
 
 def step_axis(history: History, log: bool = False) -> StepAxis:

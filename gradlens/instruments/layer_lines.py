@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.series import Series
 from gradlens.instruments.drawing import (
     Artists,
     always_infinite,
@@ -55,7 +56,7 @@ def layer_lines(records: Records, history: History, fields: Sequence[str]) -> La
     without numbers and with the reason.
     """
     part = next((name for name in NOUNS if entry(records, name)), "layers")
-    parts = {step: v[part] if _has(v, part) else v for step, v in ordered(records).items()}
+    parts = _parts(records, part)
     for field in fields:
         shown = {name: one for name, one in lines(parts, field).items() if _has_content(one)}
         found = {name: one for name, one in shown.items() if _has_numbers(one)} or shown
@@ -65,6 +66,13 @@ def layer_lines(records: Records, history: History, fields: Sequence[str]) -> La
     steps = np.array([*parts], dtype=np.float64)
     nothing = Line(steps, np.full(steps.size, np.nan), reason(parts.values()))
     return LayerLines({"": nothing})
+
+
+def _parts(records: Records, part: str) -> Records:
+    """An entry of the records that have it, and the others themselves."""
+    if isinstance(records, Series):
+        return records.column(part, whole=True)
+    return {step: v[part] if _has(v, part) else v for step, v in ordered(records).items()}
 
 
 def _has(value: object, part: str) -> bool:

@@ -111,7 +111,7 @@ class LayerSpectraInstrument(Instrument):
 
 def _spectrum(records: Mapping[int, Any], layer: str) -> dict[str, Line]:
     found = ordered(records)
-    return eigenvalue_lines(dict(zip(found, column(list(found.values()), layer), strict=True)))
+    return eigenvalue_lines(dict(zip(found, column(found.values(), layer), strict=True)))
 
 
 def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:

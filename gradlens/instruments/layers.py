@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradlens.history.history import History
+from gradlens.history.series import Series
 from gradlens.history.view import View
 from gradlens.instruments.series import (
     PLAIN,
@@ -120,7 +121,7 @@ def table(records: Records, found: Layout, history: History) -> LayerTable:
         names,
         np.array([*parts], dtype=np.float64),
         np.where(np.isfinite(values), values, np.nan),
-        _recorded(values, names, [*parts.values()]),
+        _recorded(values, names, parts),
         next((one.reason for one in rows if one.reason), ""),
     )
 
@@ -136,17 +137,20 @@ def in_order(names: Sequence[str], history: History) -> tuple[str, ...]:
     return tuple(names) if known == sorted(known) else input_to_output(names, history)
 
 
-def _parts(records: Records, found: Layout) -> dict[int, Any]:
+def _parts(records: Records, found: Layout) -> Records:
     entries = ordered(records)
     if not found.part:
         return entries
+    if isinstance(entries, Series):
+        return entries.column(found.part)
     return dict(zip(entries, column(entries.values(), found.part), strict=True))
 
 
-def _recorded(values: Floats, names: Sequence[str], parts: Sequence[Any]) -> NDArray[np.bool_]:
+def _recorded(values: Floats, names: Sequence[str], parts: Records) -> NDArray[np.bool_]:
+    steps = [*parts]
     recorded = np.ones(values.shape, dtype=np.bool_)
     for row, place in np.argwhere(np.isnan(values)):
-        part = parts[place]
+        part = parts[steps[place]]
         recorded[row, place] = names[row] in part if isinstance(part, Mapping) else part is not None
     return recorded
 

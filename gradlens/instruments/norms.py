@@ -12,7 +12,7 @@ from gradlens.history.history import History
 from gradlens.instruments.drawing import Artists, readout, threads
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import Scale, StepAxis
-from gradlens.instruments.series import Line, Records, input_to_output, line, lines, reason
+from gradlens.instruments.series import Line, Records, input_to_output, line, lines, ordered, reason
 from gradlens.instruments.style import INK, title
 
 
@@ -57,10 +57,17 @@ def total(records: Records, parts: Mapping[str, Line]) -> Line:
     """
     if not parts:
         return line(records)
-    entries = [value for _, value in sorted(records.items())]
+    entries = ordered(records)
+    steps = [*entries]
     squares = np.square([one.values for one in parts.values()])
     for row, name in zip(squares, parts, strict=True):
-        row[[place for place in np.flatnonzero(np.isnan(row)) if _lacks(entries[place], name)]] = 0
+        row[
+            [
+                place
+                for place in np.flatnonzero(np.isnan(row))
+                if _lacks(entries[steps[place]], name)
+            ]
+        ] = 0
     first = next(iter(parts.values()))
     return Line(first.steps, np.sqrt(squares.sum(axis=0)), reason(records.values()))
 

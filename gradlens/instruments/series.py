@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradlens.history.history import History
+from gradlens.history.series import Series, SeriesValues
 from gradlens.history.undefined import Undefined
 
 Floats = NDArray[np.float64]
@@ -44,8 +45,10 @@ class Line:
         return float(self.values[-1]) if self.values.size else float("nan")
 
 
-def ordered(records: Records) -> dict[int, Any]:
+def ordered(records: Records) -> Records:
     """The same records by ascending step."""
+    if isinstance(records, Series):
+        return records
     steps = sorted(records)
     if steps == [*records]:
         return dict(records)
@@ -54,6 +57,8 @@ def ordered(records: Records) -> dict[int, Any]:
 
 def line(records: Records) -> Line:
     """A series of numbers; other values become NaN."""
+    if isinstance(records, Series):
+        return Line(records.steps, records.numbers(), records.reason)
     entries = ordered(records)
     return line_through(_array(entries), list(entries.values()))
 
@@ -65,6 +70,8 @@ def line_through(steps: Floats, values: Sequence[Any]) -> Line:
 
 def field_line(records: Records, name: str) -> Line:
     """The entry ``name`` of each dict; a record that isn't a dict is a NaN with its reason."""
+    if isinstance(records, Series):
+        return line(records.column(name))
     found = ordered(records)
     return line_through(_array(found), column(found.values(), name))
 
@@ -74,6 +81,9 @@ def lines(records: Records, field: str = "") -> dict[str, Line]:
 
     With ``field``, they are dicts of dicts that have this entry.
     """
+    if isinstance(records, Series):
+        found = {name: records.column(name) for name in records.names_of_entries}
+        return {name: field_line(one, field) if field else line(one) for name, one in found.items()}
     entries = ordered(records)
     names = keys(entries)
     table = _table(list(entries.values()), names, field)
@@ -118,6 +128,8 @@ def column(records: Collection[Any], key: str) -> list[Any]:
 
     A record that isn't a dict is returned itself, because it may be an ``Undefined`` with a reason.
     """
+    if isinstance(records, SeriesValues):
+        return [*records.series.column(key).values()]
     if types(records) <= {dict}:
         return [value.get(key) for value in records]
     return [v.get(key) if isinstance(v, Mapping) else v for v in records]
@@ -146,14 +158,18 @@ def quantile_lines(records: Records, shares: Sequence[float]) -> tuple[Line, ...
     return tuple(Line(_array(entries), column, why) for column in table.T)
 
 
-def entry(records: Records, name: str) -> dict[int, Any]:
+def entry(records: Records, name: str) -> Records:
     """One entry of a series of dicts, at the steps that have it."""
+    if isinstance(records, Series):
+        return records.having(name)
     found = {step: v for step, v in ordered(records).items() if isinstance(v, Mapping)}
     return {step: value[name] for step, value in found.items() if name in value}
 
 
 def keys(records: Records) -> tuple[str, ...]:
     """Keys of a series of dicts, in the order of their first appearance."""
+    if isinstance(records, Series):
+        return records.names_of_entries
     if types(records.values()) <= PLAIN:
         return ()
     dicts = (value for value in ordered(records).values() if isinstance(value, Mapping))
@@ -187,6 +203,8 @@ def in_force(name: str, steps: Floats, history: History) -> Line:
 
 def reason(values: Iterable[Any]) -> str:
     """The reason of the latest value that has one; empty if none has."""
+    if isinstance(values, SeriesValues):
+        return values.series.reason
     found = [*values]
     if Undefined not in types(found):
         return ""
@@ -195,6 +213,8 @@ def reason(values: Iterable[Any]) -> str:
 
 def types(values: Iterable[Any]) -> set[type]:
     """The types of some values, which are found much faster than what each value is."""
+    if isinstance(values, SeriesValues):
+        return values.series.kinds
     return {*map(type, values)}
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import BinaryIO
 
 from gradlens.compat.cockpit_log import read_cockpit_log
 from gradlens.history.history import History
+from gradlens.history.reading import Reading
 
 HEADER = b'{"gradlens_run"'
 BEGINNING = 512
@@ -27,17 +29,35 @@ def load_run(path: str | Path) -> History:
     ``path`` may lack the ending ``.json``, which ``Cockpit.write`` puts behind the name that it is
     given. ``ValueError`` for a directory, an empty file, and whatever else is no run.
     """
-    file = _with_ending(Path(path))
-    if file.is_dir():
-        raise ValueError(f"{file} is a directory, not a run: {_files_in(file)}")
-    with file.open("rb") as stream:
-        beginning = stream.read(BEGINNING)
-    if beginning.startswith(HEADER):
-        return History.load(file)
-    problem = _problem(beginning)
-    if problem:
-        raise ValueError(f"{file} {problem}")
-    return read_cockpit_log(file)
+    return GrowingRun(path).read()
+
+
+class GrowingRun:
+    """A file with a run, of which each call of ``read`` reads what was added since the last one."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._reading: Reading | None = None
+
+    def read(self) -> History:
+        """The history in the file by now, as ``load_run``."""
+        file = _with_ending(self._path)
+        if file.is_dir():
+            raise ValueError(f"{file} is a directory, not a run: {_files_in(file)}")
+        with file.open("rb") as stream:
+            beginning = stream.read(BEGINNING)
+            if beginning.startswith(HEADER):
+                return self._read_on(file, stream)
+        problem = _problem(beginning)
+        if problem:
+            raise ValueError(f"{file} {problem}")
+        return read_cockpit_log(file)
+
+    def _read_on(self, file: Path, stream: BinaryIO) -> History:
+        if self._reading is None or not self._reading.is_of(stream):
+            self._reading = Reading(file)
+        self._reading.read_on(stream)
+        return self._reading.history
 
 
 def _with_ending(path: Path) -> Path:

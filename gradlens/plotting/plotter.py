@@ -164,11 +164,11 @@ def _headings(heading: str, screens: Sequence[str]) -> list[str]:
 def read(source: Source) -> History:
     """The history of a source; ``ValueError`` for a file that is not a run."""
     if isinstance(source, History):
-        return source
+        return source.whole()
     if isinstance(source, (str, Path)):
         return load_run(source)
     if isinstance(source, HasHistory) and isinstance(source.history, History):
-        return source.history
+        return source.history.whole()
     raise TypeError(
         f"a {type(source).__name__} can't be plotted: pass a cockpit, a History, or a run's path"
     )
@@ -176,17 +176,7 @@ def read(source: Source) -> History:
 
 def up_to(history: History, last: int | None) -> History:
     """The same history without the values and notes after step ``last``."""
-    if last is None:
-        return history
-    notes = [note for note in history.notes if note.step <= last]
-    kept = History(
-        history.sources, history.parameters, notes, history.truncated, history.broken_lines
-    )
-    for name in history.names:
-        for step, value in history[name].items():
-            if step <= last:
-                kept.append(step, {name: value})
-    return kept
+    return history if last is None else history.until(last)
 
 
 def describe(history: History, screens: Mapping[str, Sequence[Panel]]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gradlens.history.history import History
+from gradlens.history.series import Series
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments import BUILT_IN
@@ -96,7 +97,7 @@ def _parts(kinds: Sequence[str], records: Records, parameters: set[str]) -> dict
     parts = _told(records, found, parameters) if known is None else known
     chosen = [part for part in parts if not part.key or part.key in found]
     fitting = Mapping if found else object
-    return {part.name: _read(records, part.reader, fitting) for part in chosen}
+    return {part.name: _read(records, part, fitting) for part in chosen}
 
 
 def _told(records: Records, names: tuple[str, ...], parameters: set[str]) -> tuple[Part, ...]:
@@ -124,12 +125,18 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
 
 
-def _read(records: Records, reader: Reader, fitting: type) -> Line:
+def _read(records: Records, part: Part, fitting: type) -> Line:
+    if part.read is None and isinstance(records, Series):
+        numbers = records.column(part.key)
+        if np.ndarray not in numbers.kinds:
+            return line(numbers)
+    reader = part.reader
     # What doesn't fit is a NaN, which may have a reason.
-    odd = {
-        s: v for s, v in records.items() if isinstance(v, Undefined) or not isinstance(v, fitting)
-    }
-    return line({step: v if step in odd else reader(v) for step, v in records.items()})
+    return line({step: reader(v) if _fits(v, fitting) else v for step, v in records.items()})
+
+
+def _fits(value: Any, fitting: type) -> bool:
+    return isinstance(value, fitting) and not isinstance(value, Undefined)
 
 
 # From a record to a number ------------------------------------------------------------------

@@ -1,0 +1,247 @@
+"""The values of one series of a run's file, in little memory."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
+from typing import Any, TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradlens.history.forms import FLOAT, Constant, Content, Dict, Form, Number, form_of
+from gradlens.history.json_lines import Value
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
+
+Column: TypeAlias = "array[int]"
+
+NOTHING = Constant(None, None)
+
+
+@final
+class Series(Mapping[int, Value]):
+    """Values by ascending step, as a dict has them, which would take ten times the memory.
+
+    A value is made when it is asked for. ``numbers`` gives all at once, ``column`` and ``having``
+    an entry of all dicts.
+    """
+
+    def __init__(self, content: Content, forms: Sequence[Form] = (FLOAT,)) -> None:
+        self._content = content
+        self._forms = [*forms]
+        self._places = {form: place for place, form in enumerate(forms)}
+        self._steps = array("q")
+        self._form = array("q")
+        """For each value the place of its form in ``_forms``."""
+        self._start = array("q")
+        """For each value the place of its first number in the content."""
+        self._is_ordered = True
+
+    # As a mapping --------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        self._order()
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[int]:
+        self._order()
+        return iter(self._steps.tolist())
+
+    def __getitem__(self, step: int) -> Value:
+        if step not in self:
+            raise KeyError(step)
+        return self._value(bisect_left(self._steps, step))
+
+    def __contains__(self, step: object) -> bool:
+        self._order()
+        if not isinstance(step, int):
+            return False
+        place = bisect_left(self._steps, step)
+        return place < len(self._steps) and self._steps[place] == step
+
+    def values(self) -> ValuesView[Value]:
+        """All values, each made when it is its turn."""
+        return SeriesValues(self)
+
+    def items(self) -> ItemsView[int, Value]:
+        """All steps and values, each value made when it is its turn."""
+        return _Items(self)
+
+    def __reversed__(self) -> Iterator[int]:
+        self._order()
+        return reversed(self._steps.tolist())
+
+    def each(self) -> Iterator[Value]:
+        """All values, each made when it is its turn."""
+        self._order()
+        return map(self._value, range(len(self._steps)))
+
+    def _value(self, place: int) -> Value:
+        return self._forms[self._form[place]].value(self._content, self._start[place])
+
+    # Adding values -------------------------------------------------------------------------
+
+    def add(self, step: int, stored: Any) -> None:
+        """Add a value as JSON has it; ``ValueError`` for what is none, and nothing is added."""
+        numbers = self._content.numbers
+        start = len(numbers)
+        place = self._form[-1] if self._form else 0
+        try:
+            if not self._forms[place].take(stored, self._content):
+                del numbers[start:]
+                place = self._place_of(form_of(stored))
+                self._forms[place].take(stored, self._content)
+        except ValueError:
+            del numbers[start:]
+            raise
+        if self._steps and step <= self._steps[-1]:
+            self._is_ordered = False
+        self._steps.append(step)
+        self._form.append(place)
+        self._start.append(start)
+
+    def drop_last(self) -> None:
+        """Drop the value that was added last, before any are read."""
+        self._steps.pop()
+        self._form.pop()
+        del self._content.numbers[self._start.pop() :]
+
+    def _place_of(self, form: Form) -> int:
+        place = self._places.setdefault(form, len(self._forms))
+        if place == len(self._forms):
+            self._forms.append(form)
+        return place
+
+    def _order(self) -> None:
+        """Sort the values by step, of which the last one counts if there are several."""
+        if self._is_ordered:
+            return
+        steps = np.array(self._steps)
+        order = np.argsort(steps, kind="stable")
+        last = np.append(np.diff(steps[order]) > 0, True)
+        self._choose(order[last])
+        self._is_ordered = True
+
+    def _choose(self, places: Places) -> None:
+        self._steps, self._form, self._start = (
+            _taken(column, places) for column in (self._steps, self._form, self._start)
+        )
+
+    # All at once ---------------------------------------------------------------------------
+
+    def until(self, step: int) -> Series:
+        """The values up to a step."""
+        self._order()
+        end = bisect_right(self._steps, step)
+        return self._like(self._forms, self._steps[:end], self._form[:end], self._start[:end])
+
+    @property
+    def steps(self) -> Floats:
+        """``[K]``"""
+        self._order()
+        return np.array(self._steps, dtype=np.float64)
+
+    def numbers(self) -> Floats:
+        """The values ``[K]``; NaN for those that are no numbers."""
+        self._order()
+        form = np.array(self._form)
+        found: Floats = np.array([_constant(one) for one in self._forms])[form]
+        are_numbers = np.array([type(one) is Number for one in self._forms])[form]
+        if are_numbers.any():
+            # The view lasts no longer than this statement, since the numbers can't grow meanwhile.
+            found[are_numbers] = np.frombuffer(self._content.numbers)[
+                np.array(self._start)[are_numbers]
+            ]
+        return found
+
+    def column(self, name: str, whole: bool = False) -> Series:
+        """One entry of each dict, ``None`` where there is none, and all other values themselves.
+
+        With ``whole``, dicts without the entry stay themselves, too.
+        """
+        entries = [_entry(form, name, whole) for form in self._forms]
+        form = [form for form, _ in entries]
+        before = np.array([numbers for _, numbers in entries])
+        self._order()
+        start = np.array(self._start) + before[np.array(self._form)]
+        return self._like(form, self._steps, self._form, array("q", start.tobytes()))
+
+    def having(self, name: str) -> Series:
+        """One entry of the dicts that have it."""
+        have = np.array([type(form) is Dict and name in form.places for form in self._forms])
+        found = self.column(name)
+        found._choose(np.flatnonzero(have[np.array(self._form)]))
+        return found
+
+    @property
+    def kinds(self) -> set[type[Any]]:
+        """The types of the values."""
+        return {form.kind for form in self._used()}
+
+    @property
+    def names_of_entries(self) -> tuple[str, ...]:
+        """The keys of all dicts, in the order of their first appearance."""
+        dicts = (form for form in self._used() if isinstance(form, Dict))
+        return tuple(dict.fromkeys(key for form in dicts for key in form.places))
+
+    @property
+    def reason(self) -> str:
+        """The reason of the last value that has one; empty if none has."""
+        reasons = [form.reason if type(form) is Constant else "" for form in self._forms]
+        self._order()
+        form = np.array(self._form)
+        last = np.flatnonzero(np.array(list(map(bool, reasons)))[form])[-1:]
+        return reasons[form[last[0]]] if last.size else ""
+
+    def _used(self) -> list[Form]:
+        """The forms of the values, by their first appearance."""
+        self._order()
+        places, first = np.unique(np.array(self._form), return_index=True)
+        return [self._forms[place] for place in places[np.argsort(first)]]
+
+    def _like(self, forms: Sequence[Form], steps: Column, form: Column, start: Column) -> Series:
+        found = Series(self._content, forms)
+        found._steps, found._form, found._start = steps, form, start
+        return found
+
+
+def _taken(column: Column, places: Places) -> Column:
+    return array("q", np.array(column)[places].tobytes())
+
+
+def _constant(form: Form) -> float:
+    if type(form) is Constant and isinstance(form.constant, (bool, int, float)):
+        return float(form.constant)
+    return math.nan
+
+
+def _entry(form: Form, name: str, whole: bool) -> tuple[Form, int]:
+    if type(form) is not Dict:
+        return form, 0
+    return form.places.get(name, (form if whole else NOTHING, 0))
+
+
+@final
+class SeriesValues(ValuesView[Value]):
+    """The values of ``series``."""
+
+    def __init__(self, series: Series) -> None:
+        super().__init__(series)
+        self.series = series
+
+    def __iter__(self) -> Iterator[Value]:
+        return self.series.each()
+
+
+@final
+class _Items(ItemsView[int, Value]):
+    def __init__(self, series: Series) -> None:
+        super().__init__(series)
+        self._series = series
+
+    def __iter__(self) -> Iterator[tuple[int, Value]]:
+        return zip(self._series, self._series.each(), strict=True)

@@ -1,0 +1,151 @@
+"""What is read from a file equals what was recorded, by every way of reading it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradlens import History, Undefined
+from gradlens.history.forms import Content
+from gradlens.history.json_lines import Room, from_line, stored_record, to_line
+from gradlens.history.reading import Reading
+from gradlens.history.series import Series
+from gradlens.instruments.series import entry, field_line, keys, line, lines, reason
+from gradlens.plotting.loading import GrowingRun
+from gradlens.plotting.scalars import scalars
+from tests.history.test_history import assert_identical, example, values
+from tests.instruments.test_instruments import realistic
+
+numbers = st.floats() | st.integers(-3, 3) | st.booleans() | st.none()
+odd = st.sampled_from([Undefined("one"), Undefined("two"), "text", 2**60])
+leaves = numbers | odd | st.lists(numbers, max_size=2) | st.just(np.arange(3.0))
+parts = st.dictionaries(st.sampled_from("abc"), leaves, max_size=3)
+records = st.lists(
+    st.tuples(st.integers(0, 12), numbers | odd | parts | st.dictionaries(st.just("a"), parts)),
+    max_size=12,
+)
+
+
+def stored(found: list[tuple[int, Any]]) -> Series:
+    series = Series(Content(Room(0)))
+    for step, value in found:
+        series.add(step, stored_record(to_line({"value": value}))["value"])
+    return series
+
+
+def assert_equal_lines(found: Any, expected: Any) -> None:
+    np.testing.assert_array_equal(found.steps, expected.steps)
+    np.testing.assert_array_equal(found.values, expected.values)
+    assert found.reason == expected.reason
+
+
+@pytest.mark.slow
+@given(st.lists(st.tuples(st.integers(-9, 9), values), max_size=6))
+def test_a_series_is_a_mapping(found: list[tuple[int, Any]]) -> None:
+    series, expected = stored(found), dict(sorted(dict(found).items()))
+    assert [*series] == [*expected]
+    assert len(series) == len(expected)
+    assert_identical([*series.values()], [*expected.values()])
+    assert_identical(dict(series.items()), expected)
+    assert [*reversed(series)] == [*expected][::-1]
+    for step in range(-10, 11):
+        assert (step in series) == (step in expected)
+        assert_identical(series.get(step), expected.get(step))
+        kept = {at: value for at, value in expected.items() if at <= step}
+        assert_identical(dict(series.until(step)), kept)
+
+
+@pytest.mark.slow
+@given(records)
+def test_instruments_read_a_series_as_they_read_a_dict(found: list[tuple[int, Any]]) -> None:
+    series, expected = stored(found), dict(found)
+    assert keys(series) == keys(expected)
+    assert reason(series.values()) == reason(dict(sorted(expected.items())).values())
+    assert_equal_lines(line(series), line(expected))
+    for name in "abc":
+        assert_equal_lines(field_line(series, name), field_line(expected, name))
+        assert_identical(dict(entry(series, name)), dict(entry(expected, name)))
+    for field in ("", "a", "b"):
+        one, other = lines(series, field), lines(expected, field)
+        assert [*one] == [*other]
+        for name in one:
+            assert_equal_lines(one[name], other[name])
+
+
+def test_what_is_no_value_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    example().write(path)
+    broken = b'{"step":4,"values":{"Loss":2.5,"mine":{"a":[1.5,{"$float":"?"}]},"new":1}}\n'
+    path.write_bytes(path.read_bytes() + broken)
+    with pytest.warns(UserWarning, match="a \\$float is none of"):
+        found = History.load(path)
+    assert found.steps == (3, 10)
+    assert found.names == ("Loss", "mine")
+    assert_identical(dict(found["mine"]), dict(example()["mine"]))
+
+
+# Reading on ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_reading_on_from_anywhere_is_reading_all(seed: int, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.jsonl"
+    history = realistic(12, ("Loss", "GradNorm", "GradHist1d"))
+    history.notes += example().notes
+    history.write(whole)
+    content, path = whole.read_bytes(), tmp_path / "run.jsonl"
+    cuts = sorted(random.Random(seed).sample(range(20, len(content)), 20))
+    ends = [n for n, byte in enumerate(content) if byte == ord("\n")]
+    run = GrowingRun(path)
+    for cut in sorted({*cuts, *ends[seed::3], *(end + 1 for end in ends[seed::4]), len(content)}):
+        path.write_bytes(content[:cut])
+        found, expected = run.read(), History.load(path)
+        assert found.steps == expected.steps
+        assert found.notes == expected.notes
+        assert found.truncated == expected.truncated
+        assert not found.broken_lines
+    assert found.names == history.names
+    for name in history.names:
+        assert_identical(dict(found[name]), dict(History.load(whole)[name]))
+
+
+def test_only_what_was_added_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    realistic(5, ("Loss",)).write(path)
+    reading = Reading(path)
+    with path.open("rb") as file:
+        reading.read_on(file)
+        first = reading.history
+        beginning = file.tell()
+    with path.open("ab") as file:
+        file.write(to_line({"step": 5, "values": {"Loss": 2.0}}).encode() + b"\n")
+    with path.open("rb") as file:
+        places = []
+        assert reading.is_of(file)
+        places.append(file.tell())
+        reading.read_on(file)
+    assert places == [beginning]
+    assert reading.history is first
+    assert first["Loss"][5] == 2.0
+
+
+def test_summaries_of_what_was_read_are_those_of_what_was_recorded(tmp_path: Path) -> None:
+    history = realistic(30, ("Loss", "GradNorm", "GradHist1d", "Alpha", "GradCovariance"))
+    history.write(tmp_path / "run.jsonl")
+    found = scalars(History.load(tmp_path / "run.jsonl"))
+    expected = scalars(history)
+    assert [one.name for one in found] == [one.name for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert_equal_lines(one.line, other.line)
+
+
+def test_a_record_from_a_line_is_that_of_a_series() -> None:
+    value = {"$a": [1, True, None, "‖"], "b": {"$float": np.float32(2)}, "c": [np.arange(2)] * 2}
+    again = from_line(to_line({"value": value}))["value"]
+    assert_identical(stored([(0, value)])[0], again)

@@ -1,0 +1,232 @@
+"""A history whose earlier steps are on disk is the same as one that has all in memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from torch import nn
+
+from gradlens import Cockpit, CockpitPlotter, History, Undefined
+from gradlens.cockpit.aggregation import Aggregation
+from gradlens.cockpit.run import Run
+from gradlens.history.coverage import Coverage
+from gradlens.history.series import Series
+from gradlens.plotting.summary import summarize
+from gradlens.quantities import Alpha, GradHist1d, GradNorm, Loss, UpdateSize
+from tests.history.test_history import assert_identical
+from tests.history.test_run_file import OUTAGES, full_disk
+
+STEPS = 9
+
+
+QUANTITIES = [Loss(), GradNorm(), GradHist1d(), Alpha(), UpdateSize()]
+
+
+class Recording:
+    """A run that is recorded, without a recording."""
+
+    def __init__(self, path: Path | None, kept: int | None, resume: bool = False) -> None:
+        parameters = {"weight": nn.Parameter(torch.zeros(2, 3))}
+        self.run = Run(QUANTITIES, Aggregation(QUANTITIES), parameters, path, resume, True, kept)
+        self.history = self.run.history
+
+    def steps(self, first: int, last: int) -> Recording:
+        for step in range(first, last):
+            generator = np.random.default_rng(step)
+            hist = {"hist": generator.poisson(5, 4), "edges": np.arange(5.0), "below": [step]}
+            self.run.record(step, {"Loss": generator.random(), "GradHist1d": hist})
+            self.run.record(step, {"GradNorm": {"weight": generator.random()}})
+            alpha = Undefined(f"step {step}") if step % 4 == 3 else generator.normal()
+            self.run.log(step, {"valid_loss": 1.0 / (step + 1), "remark": "something"})
+            self.run.cover(step, Coverage(samples=4 + step % 2, known_by="the loss"))
+            if step:
+                late = {"weight": generator.random()}
+                self.run.record(step - 1, {"Alpha": alpha, "UpdateSize": late})
+            if step == 6:
+                self.run.log(1, {"valid_loss": 7.0, "late": True})
+        return self
+
+
+def pixels(history: History) -> Any:
+    figure = CockpitPlotter().plot(history, show_plot=False)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())
+
+
+ACCESS: dict[str, Callable[[History], Any]] = {
+    "steps": lambda history: history.steps,
+    "names": lambda history: history.names,
+    "values": lambda history: {name: dict(history[name]) for name in history.names},
+    "single values": lambda history: [
+        history[name].get(step) for name in history.names for step in range(-1, STEPS + 1)
+    ],
+    "contains": lambda history: [
+        step in history[name] for name in history.names for step in range(-1, STEPS + 1)
+    ],
+    "lengths": lambda history: [len(history[name]) for name in history.names],
+    "orders": lambda history: [[*history[name]] for name in history.names],
+    "notes": lambda history: [note.text for note in history.notes],
+    "coverage": lambda history: [history.coverage("GradHist1d", n).plain() for n in range(STEPS)],
+    "until": lambda history: {n: dict(history.until(4)[n]) for n in history.names},
+    "summary": lambda history: [
+        (row.last, row.change, row.steps) for row in summarize(history.whole()).rows
+    ],
+    "records": lambda history: [*history.whole().records()],
+}
+
+
+@pytest.mark.parametrize("kept", [1, 3, 1000])
+def test_every_access_finds_what_is_on_disk(kept: int, tmp_path: Path) -> None:
+    expected = Recording(None, None).steps(0, STEPS).history
+    recording = Recording(tmp_path / "run.jsonl", kept).steps(0, STEPS)
+    for name, access in ACCESS.items():
+        assert_identical_records(access(recording.history), access(expected), name)
+    np.testing.assert_array_equal(pixels(recording.history), pixels(expected))
+    recording.run.close()
+    for name, access in ACCESS.items():
+        assert_identical_records(access(recording.history), access(expected), name)
+    recording.history.write(tmp_path / "written")
+    expected.write(tmp_path / "expected")
+    assert (tmp_path / "written").read_bytes() == (tmp_path / "expected").read_bytes()
+
+
+def test_a_cockpit_keeps_as_many_steps_as_it_is_told(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    cockpit = Cockpit(model, [Loss()], run=tmp_path / "run.jsonl", steps_in_memory=2)
+    for step in range(5):
+        loss = model(torch.ones(4, 3)).square().mean()
+        with cockpit(step, loss=loss):
+            loss.backward()
+        model.zero_grad()
+    assert sum("values" in record for record in cockpit.history.records()) == 2
+    loaded = History.load(tmp_path / "run.jsonl")
+    output = {step: {"Loss": value} for step, value in loaded["Loss"].items()}
+    assert cockpit.get_output() == output
+    assert [*output] == [*range(5)]
+    cockpit.close()
+
+
+def assert_identical_records(found: Any, expected: Any, access: str) -> None:
+    try:
+        np.testing.assert_equal(found, expected)
+    except AssertionError as error:
+        raise AssertionError(access) from error
+
+
+def test_no_more_steps_than_asked_for_are_in_memory(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "run.jsonl", 3)
+    for step in range(STEPS):
+        recording.steps(step, step + 1)
+        in_memory = [*recording.history.records()]
+        assert len({r["step"] for r in in_memory if "values" in r}) <= 3
+    assert len(recording.history.steps) == STEPS
+
+
+def test_a_view_of_a_series_stays_up_to_date(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "run.jsonl", 2).steps(0, 4)
+    series = recording.history["Loss"]
+    assert [*series] == [0, 1, 2, 3]
+    recording.steps(4, STEPS)
+    assert [*series] == [*range(STEPS)]
+    assert series[5] == History.load(tmp_path / "run.jsonl")["Loss"][5]
+    with pytest.raises(KeyError):
+        series[STEPS]
+
+
+def test_steps_in_memory_are_read_without_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = Recording(tmp_path / "run.jsonl", 3).steps(0, STEPS)
+    monkeypatch.setattr(Series, "__getitem__", pytest.fail)
+    for step in range(STEPS - 2, STEPS):
+        assert recording.history["Loss"][step] > 0
+
+
+@pytest.mark.parametrize("kept", [2, None])
+def test_a_resumed_run_has_its_past(kept: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    Recording(path, kept).steps(0, 5).run.close()
+    recording = Recording(path, kept, resume=True).steps(5, STEPS)
+    recording.run.close()
+    loaded = History.load(path)
+    for access in ("steps", "values", "single values", "notes"):
+        found, expected = ACCESS[access](recording.history), ACCESS[access](loaded)
+        assert_identical_records(found, expected, access)
+    assert recording.history.names == loaded.names
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, "many", True])
+def test_numbers_of_steps_that_are_none(steps: Any) -> None:
+    with pytest.raises(ValueError, match="steps_in_memory="):
+        Cockpit(nn.Linear(2, 2), steps_in_memory=steps)
+
+
+# Files that are removed, replaced or erased -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "outage", [one for one in OUTAGES if one.__name__ != "cut_off"], ids=lambda each: each.__name__
+)
+def test_an_outage_loses_nothing(outage: Callable[[Path], Any], tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "run.jsonl"
+    path.parent.mkdir()
+    expected = Recording(None, None).steps(0, STEPS).history
+    recording = Recording(path, 2).steps(0, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with outage(path):
+            recording.steps(4, 7)
+            during = ACCESS["single values"](recording.history)
+        recording.steps(7, STEPS)
+    known = ACCESS["single values"](Recording(None, None).steps(0, 7).history)
+    assert_identical_records(during, known, "during the outage")
+    recording.run.close()
+    for history in (recording.history, History.load(path)):
+        for name in ("Loss", "GradNorm", "valid_loss"):
+            assert_identical_records(dict(history[name]), dict(expected[name]), name)
+
+
+def test_a_file_that_was_erased_has_what_was_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    recording = Recording(path, 2).steps(0, 5)
+    path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="another program has erased .* no more than the latest"):
+        recording.steps(5, STEPS)
+    recording.run.close()
+    assert [*History.load(path)["Loss"]] == [4, 5, 6, 7, 8]
+    assert [*recording.history["Loss"]] == [4, 5, 6, 7, 8]
+
+
+def test_what_a_full_disk_kept_from_the_file_can_be_saved_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    expected = Recording(None, None).steps(0, STEPS).history
+    recording = Recording(path, 2).steps(0, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with full_disk(path):
+            recording.steps(5, STEPS)
+            recording.run.close()
+    recording.history.write(tmp_path / "saved.jsonl")
+    for history in (recording.history, History.load(tmp_path / "saved.jsonl")):
+        assert_identical(dict(history["Loss"]), dict(expected["Loss"]))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"something else\n"])
+def test_a_file_that_is_gone_after_the_run_is_named(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    recording = Recording(path, 2).steps(0, STEPS)
+    recording.run.close()
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    assert recording.history["Loss"][STEPS - 1] > 0
+    with pytest.raises(OSError, match=r"run\.jsonl"):
+        recording.history["Loss"][0]
