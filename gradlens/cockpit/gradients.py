@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from gradlens.cockpit.batch_assembly import BatchAssembly
-from gradlens.cockpit.model import compiled_prefixes
 from gradlens.history.coverage import Coverage, few
 from gradlens.hooks.backward_call import BackwardCall
 from gradlens.numerics.unavailable import Contain
@@ -19,7 +18,6 @@ from gradlens.per_sample.batch_parts import BatchPart
 from gradlens.per_sample.context import UNSEEN
 from gradlens.per_sample.gradients import Gradients, Setting
 from gradlens.per_sample.labelling.batch import Batch
-from gradlens.per_sample.labelling.planner import COMPILED
 from gradlens.per_sample.reducing import Reducer
 from gradlens.quantities.step import gradient_scale
 from gradlens.reductions import Reduction
@@ -130,10 +128,9 @@ class StepGradients:
         """Why parameters have no per-sample gradients."""
         if self.whole is not None:
             return self.whole.missing
-        found, compiled = self._gradients.collector.unavailable, compiled_prefixes(self._setting)
+        found = self._gradients.collector.unavailable
         absent = [name for name in self._setting.parameters if name not in self.reducer.covered]
-        unseen = {n: COMPILED if n.startswith(compiled) else UNSEEN for n in absent}
-        return {name: found.get(name, reason) for name, reason in unseen.items()}
+        return {name: found.get(name, UNSEEN) for name in absent}
 
     @property
     def uncovered(self) -> str:
