@@ -106,14 +106,15 @@ class EagerCall:
 class EagerCalls:
     """Runs the compiled modules among some models and their parts uncompiled while ``needed``.
 
-    ``has_modules`` says that there are some, as of the last time that this was needed.
+    ``has_modules`` says that there are some, at the start or when this was last needed.
     ``ran_compiled`` says that one has run compiled, with gradients, in the present step.
     """
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
         self._models = list(models)
         self._always = False
-        self.needed = self.has_modules = self.ran_compiled = False
+        self.needed = self.ran_compiled = False
+        self.has_modules = bool(self._compiled_modules())
 
     def note_compiled_call(self) -> None:
         """A module is about to run compiled."""
