@@ -43,8 +43,8 @@ from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import History
+from gradlens.hooks.eager_calls import EagerCalls
 from gradlens.hooks.layer_hooks import HookInstaller
-from gradlens.hooks.torch_private import is_compiled
 from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.per_sample.context import check_loss_reduction
 from gradlens.per_sample.gradients import Plans, Setting
@@ -121,7 +121,6 @@ class Cockpit:
             self.model,
             loss_reduction,
             batchnorm,
-            called=wrapped if wrapped is not None and is_compiled(wrapped) else None,
         )
         device = next(iter(self.parameters.values())).device
         processes = Processes(process_group_of(wrapped), device)
@@ -145,6 +144,7 @@ class Cockpit:
             BatchAssembly(setting, processes, max_bytes),
             forecast,
             HookInstaller([m for m in (self.model, loss_function) if m is not None]),
+            EagerCalls([m for m in (wrapped, loss_function) if m is not None]),
             LayerTracking(self.model, self.quantities, forecast, boundary),
             StaleGradient(self.parameters.values()),
             self.budget,
@@ -210,7 +210,7 @@ class Cockpit:
         """
         step = step_number(global_step)
         self._tracking.expect([step])
-        with self._tracking.layers.forward(step):
+        with self._tracking.uncompiled(step), self._tracking.layers.forward(step):
             yield
 
     def evaluation(

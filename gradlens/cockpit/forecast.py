@@ -69,6 +69,20 @@ class Forecast:
         """Whether an active quantity may need hooks on layers at one of these steps."""
         return any(may_hold(self._needs_layer_hooks_at, step) for step in steps)
 
+    def needs_graph(self, steps: Sequence[int]) -> bool:
+        """Whether the forward pass of one of these steps must not run compiled.
+
+        Without any, it is unknown which step comes next, and may be one that an active quantity
+        needs.
+        """
+        if not steps:
+            return any(quantity.may_need_graph for quantity in self._quantities)
+        return any(may_hold(self.needs_graph_at, step) for step in steps)
+
+    def needs_graph_at(self, global_step: int) -> bool:
+        """Whether an active quantity needs a forward pass that isn't compiled."""
+        return any(q.needs_graph(global_step) for q in self.active_at(global_step))
+
     def _needs_layer_hooks_at(self, global_step: int) -> bool:
         return any(q.needs_layer_hooks(global_step) for q in self.active_at(global_step))
 

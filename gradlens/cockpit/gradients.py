@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gradlens.cockpit.batch_assembly import BatchAssembly, Whole, need_gradients
-from gradlens.cockpit.model import compiled_prefixes, removed
+from gradlens.cockpit.model import removed
 from gradlens.history.coverage import Coverage, few
 from gradlens.hooks.backward_call import BackwardCall
 from gradlens.numerics.formulas import inner_test_error
@@ -22,7 +22,7 @@ from gradlens.per_sample.context import UNSEEN
 from gradlens.per_sample.gradients import Gradients, Setting
 from gradlens.per_sample.kept_samples import KeptGradients, smaller
 from gradlens.per_sample.labelling.batch import Batch
-from gradlens.per_sample.labelling.planner import COMPILED, UNUSED
+from gradlens.per_sample.labelling.planner import UNUSED
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.reducing import Reducer
 from gradlens.quantities.step import REMOVED
@@ -165,10 +165,9 @@ class StepGradients:
         """Why parameters have no per-sample gradients."""
         if self.whole is not None:
             return self.whole.part.missing
-        found, compiled = self._gradients.collector.unavailable, compiled_prefixes(self._setting)
+        found = self._gradients.collector.unavailable
         absent = [name for name in self._setting.parameters if name not in self._reducer.covered]
-        unseen = {n: COMPILED if n.startswith(compiled) else UNSEEN for n in absent}
-        reasons = {name: found.get(name, reason) for name, reason in unseen.items()}
+        reasons = {name: found.get(name, UNSEEN) for name in absent}
         gone = removed(self._setting) if UNUSED in reasons.values() else ()
         return reasons | {n: REMOVED for n in gone if reasons.get(n) == UNUSED}
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.forecast import Forecast, may_hold
+from gradlens.hooks.eager_calls import uncompiled_calls
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.signals.capture import SignalCapture
@@ -123,7 +124,7 @@ class LayerTracking:
                 "there is nothing to record in an evaluation: track a quantity of layers' "
                 "inputs or outputs, such as OutputNorm"
             )
-        with self._capture.evaluating(_wanted(able)) as captured:
+        with uncompiled_calls(), self._capture.evaluating(_wanted(able)) as captured:
             yield
         for text in captured[0].notes:
             note(f"{name}: {text}")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from gradlens.hooks.module_hooks import takes_hooks
-from gradlens.hooks.torch_private import is_compiled, uncompiled
+from gradlens.hooks.torch_private import uncompiled
 from gradlens.per_sample.gradients import Setting
 
 
@@ -32,19 +32,11 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def process_group_of(model: nn.Module | None) -> dist.ProcessGroup | None:
     """The processes that train a model together, if there are several."""
-    if not isinstance(model, nn.parallel.DistributedDataParallel):
-        return None
-    group: dist.ProcessGroup = model.process_group
-    return group if group.size() > 1 else None
-
-
-def compiled_prefixes(setting: Setting) -> tuple[str, ...]:
-    """Prefixes of the names of parameters that belong to compiled modules."""
-    if setting.called is not None:
-        return ("",)
-    named = [] if setting.model is None else setting.model.named_modules()
-    compiled = [name for name, module in named if is_compiled(module)]
-    return tuple(f"{name}." if name else "" for name in compiled)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        group: dist.ProcessGroup = model.process_group
+        return group if group.size() > 1 else None
+    inner = None if model is None else uncompiled(model)
+    return None if inner is model else process_group_of(inner)
 
 
 def untracked(setting: Setting) -> list[str]:

@@ -24,7 +24,10 @@ from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.hooks.backpack_context import own_pass, with_extensions
+from gradlens.hooks.backward_call import BackwardCall
+from gradlens.hooks.eager_calls import ran_compiled, uncompiled_calls
 from gradlens.hooks.global_state import GlobalState
+from gradlens.hooks.torch_private import uncompiled_backward
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.kept_samples import KeptGradients
 from gradlens.per_sample.losses import PerSampleLosses
@@ -107,11 +110,13 @@ class TrackedStep:
         if self._debug:
             print(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
         self._extensions = step_extensions(self._active, self._by_user, model, step)
-        self._before_backward(self._extensions)
-        if self._waiting():
-            parameters = self._tracking.setting.parameters
-            self._before = {name: p.detach().clone() for name, p in parameters.items()}
         with ExitStack() as stack:
+            if self._needs_graph():
+                self._run_uncompiled(stack)
+            self._before_backward(self._extensions)
+            if self._waiting():
+                parameters = self._tracking.setting.parameters
+                self._before = {name: p.detach().clone() for name, p in parameters.items()}
             self._enter_contexts(stack, self._extensions)
             self._contexts = stack.pop_all()
         self._tracking.layers.begin(step, gradient_scale(self._info))
@@ -192,6 +197,7 @@ class TrackedStep:
             if hooks.missed_call:
                 raise ValueError(LATE.format(extension=type(self._by_user[0]).__name__))
             hooks.install_always()
+            self._tracking.eager_calls.run_always()
 
     def _check_needs(self, raises: bool) -> None:
         """Quantities without what the user passes to the context have no value.
@@ -216,9 +222,33 @@ class TrackedStep:
             for quantity in self._active
             if quantity.extension_hooks(step) or needs_layer_hooks(quantity.extensions(step), model)
         ]
-        if by_hooks and tracking.layer_hooks.missed_call:
+        if by_hooks and (tracking.layer_hooks.missed_call or tracking.eager_calls.ran_compiled):
             self._refusing(*by_hooks)(UNFORESEEN)
             tracking.layer_hooks.install_always()
+
+    def _needs_graph(self) -> bool:
+        of_earlier = self._tracking.updates.interval is not None
+        needed = self._tracking.forecast.needs_graph_at(self._global_step)
+        return needed or of_earlier or bool(self._by_user)
+
+    def _run_uncompiled(self, stack: ExitStack) -> None:
+        """Run backward and forward passes in this context uncompiled.
+
+        A checkpoint must compute again what it has computed: if that was compiled, it stays so.
+        """
+        stack.enter_context(uncompiled_backward())
+        uncompiled = stack.enter_context(ExitStack())
+        uncompiled.enter_context(uncompiled_calls())
+
+        def check(tensor: Tensor) -> None:
+            with self._tracking.boundary.contain("the beginning of a backward pass"):
+                if ran_compiled(tensor):
+                    uncompiled.close()
+
+        if "loss" in self._info:
+            check(self._info["loss"])
+        else:
+            stack.enter_context(BackwardCall(check))
 
     def _before_backward(self, extensions: StepExtensions) -> None:
         """Run what needs the curvature of the loss, while the loss's graph is whole."""
@@ -521,9 +551,9 @@ LATE = (
     "them for all steps"
 )
 UNFORESEEN = (
-    "this step's forward pass ran without hooks on layers, since no quantity was expected to need "
-    "them; they are installed from now on. Where steps come irregularly, run the forward pass "
-    "inside cockpit.forward(step)"
+    "this step's forward pass ran without hooks on layers, since it was compiled, or no quantity "
+    "was expected to need them. Where steps come irregularly, or a function was compiled, run the "
+    "forward pass inside `with cockpit.forward(step):`"
 )
 ALL_FROZEN = (
     "all parameters that are tracked are frozen: if others are trained, close the cockpit and make "

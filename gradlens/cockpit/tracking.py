@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-
-from torch import nn
+from functools import partial
 
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
@@ -15,6 +15,7 @@ from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.updates import Updates
+from gradlens.hooks.eager_calls import EagerCalls, uncompiled_calls
 from gradlens.hooks.layer_hooks import HookInstaller
 from gradlens.hooks.model_calls import forget_calls, keep_calls
 from gradlens.per_sample.gradients import Plans, Setting
@@ -37,19 +38,17 @@ class Tracking:
     assembly: BatchAssembly
     forecast: Forecast
     layer_hooks: HookInstaller
+    eager_calls: EagerCalls
     layers: LayerTracking
     stale_gradient: StaleGradient
     budget: Budget | None
     boundary: Boundary
 
-    @property
-    def _called(self) -> nn.Module | None:
-        return self.setting.called or self.setting.model
-
     def start(self) -> None:
         """Keep the calls of the model, from which the number of samples is read."""
-        if self._called is not None:
-            keep_calls(self._called, user=self.layer_hooks)
+        if self.setting.model is not None:
+            keep_calls(self.setting.model, user=self.layer_hooks)
+        self.expect(())
 
     def begin_step(self, global_step: int) -> None:
         """A step's context is entered: what waited for the update is over."""
@@ -81,17 +80,35 @@ class Tracking:
         if not accumulating:
             self.updates.close_interval()
         if not goes_on:
+            self.eager_calls.end_step()
             self.expect(self.forecast.next_steps)
 
     def expect(self, steps: Sequence[int]) -> None:
-        """Install hooks on layers for the forward passes to come if one of these steps needs them.
+        """Let later forward passes run with hooks on layers, and uncompiled, if a step needs that.
 
-        Without any, it is unknown which step comes next, and they are installed.
+        Without any, it is unknown which step comes next, and hooks are installed.
         """
         broke = self.budget is not None and not self.budget.has_means
         self.forecast.reset(steps if broke else ())
         needed = self.forecast.needs_layer_hooks(steps)
-        self.layer_hooks.install_if(needed or self.updates.needs_next_step or not steps)
+        next_step = self.updates.needs_next_step
+        self.eager_calls.run_if(self.forecast.needs_graph(steps) or next_step)
+        # Compiled code is made anew where hooks come and go, and isn't slowed down by any.
+        stay = self.eager_calls.has_modules
+        self.layer_hooks.install_if(needed or next_step or stay or not steps)
+
+    @contextmanager
+    def uncompiled(self, global_step: int) -> Iterator[None]:
+        """A context for a step's forward pass, which doesn't run compiled if a quantity needs it.
+
+        There is a note if the context can't have this effect.
+        """
+        with ExitStack() as stack:
+            if self.eager_calls.needed:
+                note = partial(self.run.note, global_step)
+                with self.boundary.contain("running a forward pass uncompiled", note):
+                    stack.enter_context(uncompiled_calls())
+            yield
 
     def close(self) -> None:
         """Compute what waited for the last update, and remove all hooks."""
@@ -104,8 +121,9 @@ class Tracking:
             self.run.close()
         self.layers.close()
         self.layer_hooks.close()
-        if self._called is not None:
-            forget_calls(self._called, user=self.layer_hooks)
+        self.eager_calls.close()
+        if self.setting.model is not None:
+            forget_calls(self.setting.model, user=self.layer_hooks)
         if self.budget is not None:
             self.budget.restore()
 

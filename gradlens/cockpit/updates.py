@@ -243,6 +243,8 @@ class PendingUpdate:
             self._handles.append(hook(lambda *_: self._stepped()))
 
     def _stepped(self) -> None:
+        if torch.compiler.is_compiling():
+            return  # a compiled step, which contains this hook: the update is over at the next step
         if self._find is None:
             self.overtaken = SEVERAL_STEPS
         self.resolve()

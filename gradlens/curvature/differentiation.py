@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradlens.curvature.recomputed_nodes import twice_differentiable_nodes
+from gradlens.hooks.eager_calls import ran_compiled
 from gradlens.hooks.undisturbed import hooks_muted
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import OF_OTHERS
@@ -21,7 +22,12 @@ _REMEDY = (
     "`with torch.nn.attention.sdpa_kernel(SDPBackend.MATH): ...` around the forward pass. If "
     "it uses cuDNN's recurrent layers, `with torch.backends.cudnn.flags(enabled=False): ...`. A "
     "custom autograd.Function must not be once_differentiable, a "
-    "checkpoint not reentrant, a model not compiled."
+    "checkpoint not reentrant."
+)
+COMPILED = (
+    "torch can't differentiate what torch.compile has made twice: pass the compiled model to the "
+    "cockpit, and a compiled loss module as loss_function=..., or run the forward pass, with the "
+    "loss, inside `with cockpit.forward(step):`"
 )
 _TORCH_SAYS = (
     "is not implemented",
@@ -40,9 +46,11 @@ def differentiable_gradient(
 
     An entry is None where the gradient is zero or constant, so has no derivative of its own.
     Raises ``UnavailableError`` for an operation without second derivative, such as a function that
-    is declared to be differentiable only once: torch would leave out its derivative silently; and
-    where the output depends on none of the inputs.
+    is declared to be differentiable only once: torch would leave out its derivative silently. The
+    same holds for compiled code, and where the output depends on none of the inputs.
     """
+    if ran_compiled(output):
+        raise UnavailableError(COMPILED)
     if cotangent is None:
         cotangent = torch.ones_like(output)
     if not cotangent.requires_grad:

@@ -152,6 +152,8 @@ def _versions(inputs: tuple[Any, ...]) -> tuple[int, ...]:
 
 def _record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     """A forward hook, a function without state so that modules can be copied and pickled."""
+    if torch.compiler.is_compiling():
+        return
     # Without the call, the layer's parameters are those of any computation.
     with suppress(Exception):
         _record_call(module, args, kwargs, output)
@@ -161,7 +163,7 @@ def _record_call(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:
     rule = rule_of(module)
-    if rule is None or torch.compiler.is_compiling() or not isinstance(output, Tensor):
+    if rule is None or not isinstance(output, Tensor):
         return
     arguments = (*args, *kwargs.values())
     leaves = tree_leaves(arguments)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -62,6 +63,9 @@ class OwnedHook(Generic[Owner]):
         return None if self._owner is None else self._owner()
 
     def __call__(self, *arguments: Any) -> None:
+        # The hook is part of compiled code if it was there when that was made.
+        if torch.compiler.is_compiling():
+            return
         owner = self.owner
         if owner is None or self._function is None or owner._paused:
             return

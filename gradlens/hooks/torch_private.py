@@ -7,8 +7,8 @@ them means, so that a new version of torch which changes one fails there first.
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -215,7 +215,7 @@ def is_compiled(module: nn.Module) -> bool:
 
     There is no public way to recognise either.
     """
-    return _is_optimized(module) or module._compiled_call_impl is not None
+    return _is_optimized(module) or compiled_call(module) is not None
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
@@ -226,8 +226,51 @@ def uncompiled(module: nn.Module) -> nn.Module:
     return original
 
 
+def compiled_call(module: nn.Module) -> Any:
+    """The function that a call of the module runs, as ``module.compile()`` has set it, or ``None``.
+
+    Hooks run inside it, so that there is no public way to run anything in front of it.
+    """
+    return module._compiled_call_impl
+
+
+def set_compiled_call(module: nn.Module, call: Callable[..., Any] | None) -> None:
+    """Replace the function that a call of the module runs; copies and pickles don't have it."""
+    if call is None:
+        vars(module).pop("_compiled_call_impl", None)
+    else:
+        module._compiled_call_impl = call
+
+
+def hooked_forward(module: nn.Module) -> Callable[..., Any]:
+    """What a call of a module runs by itself: its forward function and its hooks."""
+    call: Callable[..., Any] = module._call_impl
+    return call
+
+
+def uncompiled_backward() -> AbstractContextManager[None]:
+    """A context in which backward passes aren't compiled, in which hooks see no gradients.
+
+    Compiled autograd as a whole is private. Where its public option compiles a backward pass, a
+    compiled function surrounds that.
+    """
+    autograd: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    if autograd is None or not autograd.compiled_autograd_enabled:
+        return nullcontext()
+    disabled: AbstractContextManager[None] = autograd._disable()
+    return disabled
+
+
+def compiler_is_imported() -> bool:
+    """Whether anything can have been compiled: torch imports its compiler when it is first used.
+
+    That takes seconds, also for the public ``torch.compiler.set_stance``.
+    """
+    return "torch._dynamo" in sys.modules
+
+
 def _is_optimized(module: nn.Module) -> bool:
-    # torch.compile imports this package, which takes seconds; without it there is no such module.
+    # torch.compile imports this package; without it there is no such module.
     dynamo: Any = sys.modules.get("torch._dynamo")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 

@@ -71,17 +71,13 @@ class Plans:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same at all steps; only ``plans`` grow.
-
-    ``called`` is the module that the user calls: the model itself, or ``torch.compile``'s wrapper.
-    """
+    """What is the same at all steps; only ``plans`` grow."""
 
     parameters: Mapping[str, nn.Parameter]
     model: nn.Module | None
     loss_reduction: LossReduction = "mean"
     batchnorm: BatchNormPolicy = "coupled"
     plans: Plans = field(default_factory=Plans)
-    called: nn.Module | None = None
 
     @property
     def names(self) -> dict[int, str]:
@@ -153,14 +149,14 @@ class Gradients:
 
     def _plan(self, graph: Graph) -> Plan:
         setting = self._setting
-        evidence = evidence_of(graph, setting.called or setting.model, self._info)
+        evidence = evidence_of(graph, setting.model, self._info)
         key = hash((graph.key(setting.names), evidence))
         known = setting.plans.of(graph, key)
         if known is not None:
             return known
         self.labelled = True
         with _own_pass(setting, graph):
-            inputs = inputs_of(graph, setting.called or setting.model)
+            inputs = inputs_of(graph, setting.model)
             plan = plan_of(graph, setting.parameters, evidence, inputs)
             changes_buffers = reading_changes_buffers(graph.nodes, setting.model)
             written = [n for n, p in setting.parameters.items() if p.is_leaf and p.grad is not None]

@@ -216,6 +216,27 @@ class Quantity(ABC):
         extends = any(not isinstance(each, PerSampleGradients) for each in found)
         return extends or bool(self.extension_hooks(global_step))
 
+    @property
+    def may_need_graph(self) -> bool:
+        """Whether values may come from the operations in the loss's graph, or from hooks on layers.
+
+        Compiled code shows neither.
+        """
+        own = any(
+            getattr(type(self), name) is not getattr(Quantity, name)
+            for name in ("extensions", "extension_hooks", "needs_layer_hooks")
+        )
+        of_loss = Phase.BEFORE_BACKWARD in self.phases or "individual_losses" in self.needs
+        return own or of_loss or self.of_samples or bool(self.layer_requests)
+
+    def needs_graph(self, global_step: int) -> bool:
+        """Whether this step's forward pass must not run compiled, if the quantity is active."""
+        if not self.may_need_graph:
+            return False
+        if self.extensions(global_step) or self.needs_layer_hooks(global_step):
+            return True
+        return bool(self.layer_requests) and self.should_compute(global_step)
+
 
 def class_names(quantity: Quantity) -> tuple[str, ...]:
     """Names of the quantity's class and of those it derives from, up to the first abstract one.

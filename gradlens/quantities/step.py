@@ -154,7 +154,7 @@ def gradient_scale(info: Mapping[str, Any]) -> float:
 NOTHING_COVERED = (
     "no layer gave per-sample gradients: extend the model (gradlens.extend, or "
     "Cockpit(model, ...)) before its forward pass, and call backward on the loss inside the "
-    'context; a compiled one runs tracked steps inside torch.compiler.set_stance("force_eager")'
+    "context"
 )
 
 

@@ -35,8 +35,9 @@ WITHOUT_GRADIENTS = (
 NEEDS_NONE = "the {} needs no gradient"
 INDEPENDENT = "the loss doesn't depend on the {}"
 NO_CALL = (
-    "no layer was called before the backward pass: call the model itself; if torch.compile came "
-    "before the cockpit, make the cockpit first"
+    "no layer was called before the backward pass, or all were called by compiled code: call the "
+    "model itself, which is given to the cockpit as it was compiled, or run the forward pass "
+    "inside `with cockpit.forward(step):`"
 )
 NO_CALL_OF_LAYERS = (
     "no layer was called before the backward pass: call the layers themselves, instead of "
@@ -223,25 +224,22 @@ class SignalCapture(HookOwner):
             call.values.clear()
             call.is_over = True
 
-    # Called by hooks. At the steps that are recorded, compiled models run in pieces between them.
+    # Called by hooks.
 
     @property
     def is_recording(self) -> bool:
         """Whether anything is wanted at present."""
         return bool(self._wanted)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before_model(self) -> None:
         """The model is about to be called."""
         self._forward_passes += 1
         self._inside_model = True
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def after_model(self) -> None:
         """The model has been called."""
         self._inside_model = False
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before_layer(self, layer: str, inputs: Any) -> None:
         """A layer is about to be called, and may change its inputs in place."""
         if layer in self._wanted and self._may_count():
@@ -249,7 +247,6 @@ class SignalCapture(HookOwner):
             self._open_calls.setdefault(layer, []).append(call)
             self._record(call, first_tensor(inputs), of_input=True)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def after_layer(self, layer: str, output: Any) -> None:
         """A layer has been called, and what comes after it may change its output in place."""
         if layer not in self._wanted:
@@ -340,8 +337,7 @@ def _remove(handles: Iterable[RemovableHandle]) -> None:
         handle.remove()
 
 
-# Hooks on modules. A compiled model contains these functions, and is interrupted only where they
-# call the capture: not at steps at which nothing is recorded.
+# Hooks on modules.
 
 
 def _before_model(capture: SignalCapture, module: nn.Module, args: Any) -> None:

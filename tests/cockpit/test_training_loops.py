@@ -1,4 +1,4 @@
-"""Real training loops: scaled losses, micro-batches, mixed precision, checkpoints, compilation."""
+"""Real training loops: scaled losses, micro-batches, mixed precision, checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch.utils.checkpoint import checkpoint
 
 import gradlens
 from gradlens import quantities
-from gradlens.history.undefined import Undefined
 from gradlens.quantities import (
     CABS,
     Alpha,
@@ -368,97 +367,6 @@ def test_a_reentrant_checkpoint_hides_what_is_in_it() -> None:
     for name in ("NormTest", "GradCovariance"):
         assert_same_values(cockpit.history[name], alone.history[name])
     assert_same_values(cockpit.history["GradNorm"], plain.history["GradNorm"])
-
-
-def compiled(model: nn.Module, backend: str = "eager") -> nn.Module:
-    return torch.compile(model, backend=backend)  # type: ignore[return-value]
-
-
-@pytest.mark.slow
-def test_a_compiled_model_says_what_to_do() -> None:
-    model, (x, y) = network(torch.float32), data(torch.float32)
-    fast = compiled(model, "aot_eager")
-    cockpit = gradlens.Cockpit(fast, [GradNorm(), NormTest()])
-    for step in range(2):
-        model.zero_grad()
-        loss = nn.functional.cross_entropy(fast(x), y)
-        said = pytest.warns(match="cover 0 %.*set_stance") if step == 0 else nullcontext()
-        with said, cockpit(step, loss=loss):
-            loss.backward()
-        value = cockpit.history["NormTest"][step]
-        assert isinstance(value, Undefined)
-        assert "set_stance" in value.reason
-    assert cockpit.coverage().share == 0
-    plain = gradlens.Cockpit(network(torch.float32), [GradNorm()])
-    assert plain.model is not None
-    loss = nn.functional.cross_entropy(plain.model(x), y)
-    with plain(0):
-        loss.backward()
-    expected = dict.fromkeys((0, 1), plain.history["GradNorm"][0])
-    assert_same_values(cockpit.history["GradNorm"], expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's
-def test_a_compiled_part_of_a_model_says_what_to_do() -> None:
-    """Behind it all is as it was, and in front of it no second backward pass is possible."""
-    model, (x, y) = network(torch.float32), data(torch.float32)
-    front, part, behind = model[:3], model[3:5], model[5:]
-    whole = nn.Sequential(front, compiled(part, "aot_eager"), behind)
-    cockpit = gradlens.Cockpit(whole, [NormTest()])
-    loss = nn.functional.cross_entropy(whole(x), y)
-    with pytest.warns(match="set_stance"), cockpit(0, loss=loss):
-        loss.backward()
-    missing = cockpit.history.coverage("NormTest", 0).missing
-    assert set(cockpit.parameters) - set(missing) == {"2.5.weight", "2.5.bias"}
-    assert all("set_stance" in reason for reason in missing.values())
-    front.requires_grad_(False)
-    part.requires_grad_(False)
-    alone = gradlens.Cockpit(model, [NormTest()])
-    loss = nn.functional.cross_entropy(model(x), y)
-    with alone(0, loss=loss):
-        loss.backward()
-    assert_same_values(cockpit.history["NormTest"], alone.history["NormTest"])
-
-
-@pytest.mark.slow
-def test_a_compiled_model_whose_operations_stay_as_they_are() -> None:
-    model, (x, y) = network(torch.float32), data(torch.float32)
-    fast = compiled(model)
-    cockpit = gradlens.Cockpit(fast, [GradNorm(), NormTest()])
-    plain = gradlens.Cockpit(network(torch.float32), [GradNorm(), NormTest()])
-    for run, net in ((cockpit, fast), (plain, plain.model)):
-        assert net is not None
-        loss = nn.functional.cross_entropy(net(x), y)
-        with run(0, loss=loss):
-            loss.backward()
-    assert cockpit.coverage().share == 1
-    assert_same_histories(cockpit.history, plain.history)
-
-
-def test_a_compiled_model_in_eager_mode() -> None:
-    model, (x, y) = network(torch.float32), data(torch.float32)
-    fast = compiled(model)
-    cockpit = gradlens.Cockpit(fast, [GradNorm(), NormTest()])
-    plain = gradlens.Cockpit(network(torch.float32), [GradNorm(), NormTest()])
-    for run, net in ((cockpit, fast), (plain, plain.model)):
-        assert net is not None
-        with torch.compiler.set_stance("force_eager"):
-            loss = nn.functional.cross_entropy(net(x), y)
-        with run(0, loss=loss):
-            loss.backward()
-    assert_same_histories(cockpit.history, plain.history)
-
-
-def test_quantities_without_samples_on_a_compiled_model() -> None:
-    model, (x, y) = network(torch.float32), data(torch.float32)
-    fast = compiled(model)
-    cockpit = gradlens.Cockpit(fast, [GradNorm(), Loss(), quantities.Distance()])
-    for step in range(2):
-        loss = nn.functional.cross_entropy(fast(x), y)
-        with cockpit(step, loss=loss):
-            loss.backward()
-    assert list(cockpit.history["GradNorm"]) == [0, 1]
 
 
 def test_other_hooks_of_the_optimizer() -> None:

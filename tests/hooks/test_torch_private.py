@@ -492,6 +492,45 @@ def test_compiled_modules_are_recognised() -> None:
     assert private.uncompiled(in_place) is in_place
 
 
+def test_compiled_calls_can_be_replaced() -> None:
+    module, calls = nn.Linear(2, 2), list[nn.Module]()
+    in_place = nn.Linear(2, 2)
+    in_place.compile(backend="eager")
+    for each in (torch.compile(module, backend="eager"), in_place):
+        call = private.compiled_call(each)  # type: ignore[arg-type]
+        own = call or private.hooked_forward(each)  # type: ignore[arg-type]
+
+        def replaced(x: Tensor, own: Any = own, each: Any = each) -> Any:
+            calls.append(each)
+            return own(x)
+
+        private.set_compiled_call(each, replaced)  # type: ignore[arg-type]
+        each(leaf(1, 2))
+        assert calls[-1] is each
+        assert private.compiled_call(copy.copy(each)) is None  # type: ignore[arg-type]
+        private.set_compiled_call(each, call)  # type: ignore[arg-type]
+        each(leaf(1, 2))
+    assert len(calls) == 2
+
+
+@pytest.mark.slow
+def test_backward_passes_that_are_not_compiled() -> None:
+    assert private.compiler_is_imported()
+    autograd: Any = torch._dynamo.compiled_autograd
+    with autograd._enable(torch.compile(backend="eager")):
+        assert autograd.compiled_autograd_enabled
+        with private.uncompiled_backward():
+            assert not autograd.compiled_autograd_enabled
+            compiling: list[bool] = []
+            y = leaf(2) * 2
+            y.register_hook(lambda _: compiling.append(torch.compiler.is_compiling()))
+            y.sum().backward()
+        assert autograd.compiled_autograd_enabled
+    assert compiling == [False]
+    with private.uncompiled_backward():
+        assert not autograd.compiled_autograd_enabled
+
+
 # The package ------------------------------------------------------------------------------------
 
 PACKAGE = Path(gradlens.__file__).parent

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.history.coverage import few
+from gradlens.hooks.eager_calls import RAN_COMPILED
 from gradlens.hooks.model_calls import Given
-from gradlens.hooks.node_kinds import HIDING, REENTRANT_CHECKPOINT, SYNCHRONISED
+from gradlens.hooks.node_kinds import COMPILED, HIDING, LEAF, REENTRANT_CHECKPOINT, SYNCHRONISED
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.per_sample.batchnorm import in_front_of, statistics_frozen, uses_statistics
 from gradlens.per_sample.labelling.candidates import (
@@ -112,13 +113,25 @@ def plan_of(
     ``model_inputs`` are the tensors that the model was called with, which decide where two axes
     have N entries. Gradients of parameters stay as they are.
     """
-    loss = _LossGraph(graph, parameters, evidence, model_inputs)
+    plan = _plan_of(_LossGraph(graph, parameters, evidence, model_inputs))
+    hidden = _behind_compiled_code(graph)
+    return plan.without({n: RAN_COMPILED for n in plan.unavailable if id(parameters[n]) in hidden})
+
+
+def _behind_compiled_code(graph: Graph) -> set[int]:
+    """The ``id`` of each leaf whose gradient is computed by compiled code, or passes through it."""
+    below = graph.below(n for n, kind in enumerate(graph.kinds) if kind == COMPILED)
+    return {id(graph.nodes[n].variable) for n in below if graph.kinds[n] == LEAF}
+
+
+def _plan_of(loss: _LossGraph) -> Plan:
+    graph, parameters = loss.graph, loss.parameters
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
     if loss.inputs.edges and not any(loss.inputs.rows):
         return replace(_nothing(parameters, EMPTY), samples=0, known_by=BY_LOSS)
     try:
-        return _chosen(loss, candidates_of(loss.inputs, evidence))
+        return _chosen(loss, candidates_of(loss.inputs, loss.evidence))
     except UnavailableError as reason:
         return _nothing(parameters, str(reason))
 
@@ -375,7 +388,7 @@ class _Planner:
             tuple(name for name, way in ways.items() if way.beside),
             tuple(coupling),
             mixed=any(
-                way.mixed and reasons[n] not in (HIDDEN, COMPILED) for n, way in ways.items()
+                way.mixed and reasons[n] not in (HIDDEN, RAN_COMPILED) for n, way in ways.items()
             ),
         )
 
@@ -441,7 +454,7 @@ class _Planner:
         """Why a parameter has no per-sample gradients; empty if it has."""
         if self._parameters[name].is_complex():
             return COMPLEX
-        hidden = HIDDEN if REENTRANT_CHECKPOINT in self._graph.kinds else COMPILED
+        hidden = HIDDEN if REENTRANT_CHECKPOINT in self._graph.kinds else RAN_COMPILED
         if way is None:
             return UNUSED if set(HIDING).isdisjoint(self._graph.kinds) else hidden
         if self._hidden & {*way.mixed, *(use.node for use in way.uses)}:
@@ -551,10 +564,6 @@ NESTED = (
 HIDDEN = (
     "a reentrant checkpoint hides which sample its gradients belong to: pass use_reentrant=False "
     "to it"
-)
-COMPILED = (
-    "its layer ran compiled, where per-sample gradients aren't visible: at tracked steps, run the "
-    'forward pass inside torch.compiler.set_stance("force_eager")'
 )
 NOT_READABLE = (
     "the gradient in front of it has NaN, infinities, or numbers too small for its precision, so "

@@ -1,0 +1,508 @@
+"""Compiled models: tracked forward passes run uncompiled, the others as without gradlens."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+
+from gradlens import Cockpit, History, schedules
+from gradlens.history.undefined import Undefined
+from gradlens.quantities import (
+    Alpha,
+    Distance,
+    GradHist1d,
+    GradNorm,
+    HessMaxEV,
+    Loss,
+    NormTest,
+    OutputNorm,
+    Quantity,
+    UpdateSize,
+)
+from tests.cockpit.test_training_loops import assert_same_histories, assert_same_values
+
+STEPS, EVERY = 9, 3
+TRACKED = {0, 3, 6}
+UNCOMPILED = {0, 1, 3, 4, 6, 7}  # Alpha needs the steps after those that are tracked, too.
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+def tracked() -> list[Quantity]:
+    schedule = schedules.linear(EVERY)
+    of_samples = [NormTest(schedule), GradHist1d(schedule), Alpha(schedule)]
+    others = [GradNorm(schedule), Loss(schedule), UpdateSize(schedule), Distance(schedule)]
+    return [*of_samples, *others, OutputNorm(schedule), HessMaxEV(schedule)]
+
+
+class Block(nn.Module):
+    """A layer that counts the calls in which it runs uncompiled and with gradients."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.linear, self.eager_calls = nn.Linear(rows, columns), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            self.eager_calls += 1
+        return self.linear(x).tanh()  # type: ignore[no-any-return]
+
+
+class Network(nn.Module):
+    def __init__(self, checkpoints: bool = False) -> None:
+        super().__init__()
+        self.front, self.middle, self.behind = Block(4, 6), Block(6, 6), nn.Linear(6, 3)
+        self.checkpoints = checkpoints
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.front(x)
+        inside = self.middle
+        x = checkpoint(inside, x, use_reentrant=False) if self.checkpoints else inside(x)
+        return self.behind(x)  # type: ignore[no-any-return]
+
+
+@dataclass
+class Compiler:
+    """Compiles with a backend that counts the graphs that it gets."""
+
+    backend: str = "aot_eager"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    graphs: int = 0
+
+    def __call__(self, compiled: Any) -> Any:
+        return torch.compile(compiled, backend=self._compile, **self.options)
+
+    def in_place(self, module: nn.Module) -> None:
+        module.compile(backend=self._compile, **self.options)
+
+    def _compile(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return torch._dynamo.lookup_backend(self.backend)(graph, inputs)
+
+
+@dataclass
+class Setup:
+    """What is trained: ``model`` is for the cockpit, ``loss`` for the loop."""
+
+    model: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor]
+    predict: Callable[[Tensor], Tensor]
+    loss_function: nn.Module
+    foreseen: bool = True
+    """Whether steps run uncompiled by themselves, and not only inside ``cockpit.forward``."""
+
+
+def of_model(model: nn.Module, loss_function: nn.Module | None = None) -> Setup:
+    criterion = nn.CrossEntropyLoss() if loss_function is None else loss_function
+    return Setup(model, lambda x, y: criterion(model(x), y), model, criterion)
+
+
+def uncompiled(compiler: Compiler) -> Setup:
+    return of_model(Network())
+
+
+def whole(compiler: Compiler) -> Setup:
+    return of_model(compiler(Network()))
+
+
+def in_place(compiler: Compiler) -> Setup:
+    model = Network()
+    compiler.in_place(model)
+    return of_model(model)
+
+
+def a_block(compiler: Compiler) -> Setup:
+    model = Network()
+    model.middle = compiler(model.middle)
+    return of_model(model)
+
+
+def blocks_in_place(compiler: Compiler) -> Setup:
+    model = Network()
+    compiler.in_place(model.front)
+    compiler.in_place(model.middle)
+    return of_model(model)
+
+
+def inside_each_other(compiler: Compiler) -> Setup:
+    model = Network()
+    compiler.in_place(model.front)
+    model.middle = compiler(model.middle)
+    return of_model(compiler(model))
+
+
+def with_checkpoint(compiler: Compiler) -> Setup:
+    return of_model(compiler(Network(checkpoints=True)))
+
+
+def inside_checkpoint(compiler: Compiler) -> Setup:
+    model = Network(checkpoints=True)
+    model.middle = compiler(model.middle)
+    return of_model(model)
+
+
+def with_loss_module(compiler: Compiler) -> Setup:
+    return of_model(compiler(Network()), compiler(nn.CrossEntropyLoss()))
+
+
+def loss_alone(compiler: Compiler) -> Setup:
+    return of_model(Network(), compiler(nn.CrossEntropyLoss()))
+
+
+def function(compiler: Compiler) -> Setup:
+    setup = of_model(Network())
+    return Setup(setup.model, compiler(setup.loss), setup.model, setup.loss_function, False)
+
+
+def loss_function(compiler: Compiler) -> Setup:
+    model, criterion, compiled = Network(), nn.CrossEntropyLoss(), compiler(F.cross_entropy)
+    return Setup(model, lambda x, y: compiled(model(x), y), model, criterion, False)
+
+
+def another_wrapper(compiler: Compiler) -> Setup:
+    model, criterion = Network(), nn.CrossEntropyLoss()
+    compiled = compiler(model)
+    return Setup(model, lambda x, y: criterion(compiled(x), y), compiled, criterion, False)
+
+
+FORESEEN = [
+    whole,
+    in_place,
+    a_block,
+    blocks_in_place,
+    inside_each_other,
+    with_checkpoint,
+    inside_checkpoint,
+    with_loss_module,
+    loss_alone,
+]
+UNKNOWN = [function, loss_function, another_wrapper]
+
+
+@dataclass
+class Training:
+    numbers: list[Tensor]
+    graphs: int
+    breaks: int
+    cockpit: Cockpit | None
+    eager_steps: set[int]
+
+    @property
+    def history(self) -> History:
+        assert self.cockpit is not None
+        return self.cockpit.history
+
+
+def train(
+    make: Callable[[Compiler], Setup],
+    compiler: Compiler | None = None,
+    quantities: Sequence[Quantity] | None = None,
+    forward: bool = False,
+    optimizer_step: Callable[[Compiler, Any], Any] = lambda compiler, step: step,
+) -> Training:
+    """Train for some steps with validations, with a cockpit if there are ``quantities``."""
+    compiler = Compiler() if compiler is None else compiler
+    torch.compiler.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    setup = make(compiler)
+    optimizer = torch.optim.SGD(setup.model.parameters(), lr=0.1, momentum=0.9)
+    update = optimizer_step(compiler, optimizer.step)
+    cockpit = None
+    if quantities is not None:
+        cockpit = Cockpit(setup.model, quantities, loss_function=setup.loss_function)
+    eager_steps = set()
+    blocks = [m for m in setup.model.modules() if isinstance(m, Block)]
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        x, y = torch.randn(5, 4), torch.randint(3, (5,))
+        optimizer.zero_grad()
+        before = sum(block.eager_calls for block in blocks)
+        forward_context: AbstractContextManager[Any] = nullcontext()
+        if forward and cockpit is not None:
+            forward_context = cockpit.forward(step)
+        with forward_context:
+            loss = setup.loss(x, y)
+        assert_default_stance()
+        if sum(block.eager_calls for block in blocks) > before:
+            eager_steps.add(step)
+        context = (
+            nullcontext() if cockpit is None else cockpit(step, loss=loss, optimizer=optimizer)
+        )
+        with context:
+            loss.backward()
+        assert_default_stance()
+        update()
+        if step % 2:
+            with torch.no_grad():
+                setup.predict(x)
+    if cockpit is not None:
+        cockpit.close()
+    breaks = sum(counters["graph_break"].values())
+    numbers = [each.detach().clone() for each in setup.model.parameters()]
+    return Training(numbers, compiler.graphs, breaks, cockpit, eager_steps)
+
+
+def assert_default_stance() -> None:
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+def assert_same_training(one: Training, other: Training) -> None:
+    assert all(torch.equal(*each) for each in zip(one.numbers, other.numbers, strict=True))
+
+
+@pytest.fixture(scope="module")
+def expected() -> Training:
+    return train(uncompiled, quantities=tracked())
+
+
+NODES_STAY = Compiler("eager")
+FULL_GRAPH = Compiler("aot_eager", {"fullgraph": True})
+DYNAMIC = Compiler("aot_eager", {"dynamic": True})
+CASES = [
+    *((make, Compiler()) for make in FORESEEN),
+    *((whole, compiler) for compiler in (NODES_STAY, FULL_GRAPH, DYNAMIC)),
+    *((in_place, FULL_GRAPH), (with_checkpoint, FULL_GRAPH), (a_block, NODES_STAY)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "compiler"), CASES)
+def test_tracked_steps_run_uncompiled_by_themselves(
+    make: Callable[[Compiler], Setup], compiler: Compiler, expected: Training
+) -> None:
+    """Training, the graphs that are compiled and graph breaks are those without a cockpit."""
+    plain = train(make, replace(compiler))
+    found = train(make, replace(compiler), tracked())
+    assert_same_training(found, plain)
+    assert_same_histories(found.history, expected.history)
+    assert (found.graphs, found.breaks) == (plain.graphs, 0)
+    if make not in (a_block, inside_checkpoint, loss_alone):
+        assert found.eager_steps == UNCOMPILED
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:gradlens.*Alpha")  # no loss module is called
+@pytest.mark.parametrize("make", UNKNOWN, ids=lambda make: make.__name__)
+def test_a_forward_context_runs_anything_uncompiled(
+    make: Callable[[Compiler], Setup], expected: Training
+) -> None:
+    plain = train(make)
+    found = train(make, quantities=tracked(), forward=True)
+    assert_same_training(found, plain)
+    for name in {*expected.history.names} - {"Alpha"}:
+        assert_same_values(found.history[name], expected.history[name])
+    # Hooks on layers come and go with tracked steps where it is unknown that a model is compiled.
+    assert found.graphs <= plain.graphs * (2 if make is another_wrapper else 1)
+    assert found.breaks == 0
+    assert found.eager_steps == (UNCOMPILED if make is not loss_function else set(range(STEPS)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:gradlens")
+@pytest.mark.parametrize("make", UNKNOWN, ids=lambda make: make.__name__)
+def test_what_ran_compiled_has_no_value_and_says_what_to_do(
+    make: Callable[[Compiler], Setup], expected: Training
+) -> None:
+    found = train(make, quantities=tracked())
+    assert_same_training(found, train(make))
+    for name in ("NormTest", "HessMaxEV"):
+        for value in found.history[name].values():
+            assert isinstance(value, Undefined)
+            assert "cockpit.forward(step)" in value.reason
+    for name in ("GradNorm", "Loss", "UpdateSize", "Distance"):
+        assert_same_values(found.history[name], expected.history[name])
+
+
+@pytest.mark.slow
+def test_quantities_without_samples_leave_everything_compiled() -> None:
+    without = [GradNorm(), Loss(), UpdateSize(), Distance()]
+    plain, found = train(whole), train(whole, quantities=without)
+    assert_same_training(found, plain)
+    assert (found.graphs, found.breaks, found.eager_steps) == (plain.graphs, 0, set())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_compiled_update(expected: Training) -> None:
+    def compiled(compiler: Compiler, step: Any) -> Any:
+        return compiler(step)
+
+    plain = train(whole, optimizer_step=compiled)
+    found = train(whole, quantities=tracked(), optimizer_step=compiled)
+    assert_same_training(found, plain)
+    assert_same_histories(found.history, expected.history)
+    assert (found.graphs, found.breaks) == (plain.graphs, plain.breaks)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a compiler of C++")
+def test_inductor(expected: Training) -> None:
+    """Rounding differs, in training and in values."""
+    found = train(whole, Compiler("inductor"), tracked())
+    assert found.graphs == train(whole, Compiler("inductor")).graphs
+    values = found.history["NormTest"]
+    assert dict(values) == pytest.approx(dict(expected.history["NormTest"]), rel=1e-3)
+
+
+# Steps in one function, contexts in odd places --------------------------------------------------
+
+
+def norm_tests(loop: Callable[[Cockpit, Network, Compiler], None], **options: Any) -> Any:
+    """The values of a loop, and the numbers of compiled graphs."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model, compiler = Network(), Compiler()
+    cockpit = Cockpit(model, [NormTest(schedules.linear(EVERY)), GradNorm()])
+    loop(cockpit, model, compiler)
+    return cockpit.history, compiler.graphs
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(step)
+    return torch.randn(5, 4), torch.randint(3, (5,))
+
+
+def by_hand(cockpit: Cockpit, model: Network, compiler: Compiler) -> None:
+    for step in range(STEPS):
+        model.zero_grad()
+        with cockpit(step):
+            x, y = batch(step)
+            F.cross_entropy(model(x), y).backward()
+
+
+def training_step(cockpit: Cockpit, model: Network, compiler: Compiler) -> None:
+    @compiler
+    def train_step(x: Tensor, y: Tensor) -> None:
+        F.cross_entropy(model(x), y).backward()
+
+    for step in range(STEPS):
+        model.zero_grad()
+        with cockpit(step):
+            train_step(*batch(step))
+        assert_default_stance()
+
+
+def context_inside(cockpit: Cockpit, model: Network, compiler: Compiler) -> None:
+    @compiler
+    def train_step(step: int, x: Tensor, y: Tensor) -> None:
+        loss = F.cross_entropy(model(x), y)
+        with cockpit(step, loss=loss):
+            loss.backward()
+
+    for step in range(STEPS):
+        model.zero_grad()
+        train_step(step, *batch(step))
+        assert_default_stance()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("autograd", [False, True], ids=["", "compiled autograd"])
+def test_a_compiled_training_step_inside_the_context(autograd: bool) -> None:
+    expected, _ = norm_tests(by_hand)
+    with torch._dynamo.config.patch(compiled_autograd=autograd):
+        found, graphs = norm_tests(training_step)
+    assert_same_histories(found, expected)
+    # Hooks on layers come and go with tracked steps where it is unknown that a model is compiled.
+    assert graphs <= 2 * (1 + autograd)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:gradlens")
+def test_a_context_inside_compiled_code_says_so() -> None:
+    found, _ = norm_tests(context_inside)
+    assert all("was entered inside" in found["NormTest"][step].reason for step in TRACKED)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Dynamo does not know:UserWarning")  # hooks are in its graph
+def test_compiled_autograd_around_the_context() -> None:
+    expected, _ = norm_tests(by_hand)
+
+    def loop(cockpit: Cockpit, model: Network, compiler: Compiler) -> None:
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            by_hand(cockpit, model, compiler)
+
+    found, _ = norm_tests(loop)
+    assert_same_histories(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("passed", [False, True])
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_step_that_was_not_foreseen(checkpoints: bool, passed: bool) -> None:
+    """Training is that without gradlens; checkpoints compute again what they have computed."""
+    steps, due = [0, 1, 2, 7, 8, 9, 20], {0, 7, 20}
+
+    def run(with_cockpit: bool) -> tuple[list[Tensor], Cockpit | None]:
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        model = Network(checkpoints)
+        model.front, model.middle = Compiler()(model.front), Compiler()(model.middle)
+        quantities = [NormTest(lambda step: step in due), OutputNorm(lambda step: step in due)]
+        cockpit = Cockpit(model, quantities) if with_cockpit else None
+        for step in steps:
+            x, y = batch(step)
+            loss = F.cross_entropy(model(x), y)
+            given = {"loss": loss} if passed else {}
+            with nullcontext() if cockpit is None else cockpit(step, **given):
+                loss.backward()
+            assert_default_stance()
+        return [p.grad for p in model.parameters() if p.grad is not None], cockpit
+
+    expected, _ = run(with_cockpit=False)
+    with pytest.warns(match=r"cockpit.forward\(step\)"):
+        found, cockpit = run(with_cockpit=True)
+    assert cockpit is not None
+    assert all(torch.equal(*each) for each in zip(found, expected, strict=True))
+    assert cockpit.history.coverage("NormTest", 0).missing == {}
+    missing = cockpit.history.coverage("NormTest", 7).missing
+    assert set(cockpit.parameters) - set(missing) == {"behind.weight", "behind.bias"}
+    assert all("cockpit.forward(step)" in reason for reason in missing.values())
+    norms = cockpit.history["OutputNorm"][7]["layers"]
+    assert all("cockpit.forward(7)" in each.reason for each in norms.values())
+
+
+@pytest.mark.slow
+def test_models_that_are_compiled_in_place_later() -> None:
+    """The first step is too early to notice that."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model, compiler = Network(), Compiler()
+    cockpit = Cockpit(model, [NormTest()])
+    compiler.in_place(model)
+    for step in range(3):
+        x, y = batch(step)
+        loss = F.cross_entropy(model(x), y)
+        said = pytest.warns(match="cover 0 %.*what torch.compile has made")
+        with said if step == 0 else nullcontext(), cockpit(step, loss=loss):
+            loss.backward()
+    values = cockpit.history["NormTest"]
+    assert [isinstance(values[step], Undefined) for step in range(3)] == [True, False, False]
+
+
+@pytest.mark.slow
+def test_evaluations_of_compiled_models() -> None:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    compiler, (x, _) = Compiler(), batch(0)
+    model = compiler(Network())
+    cockpit = Cockpit(model, [OutputNorm(schedules.linear(EVERY))])
+    for _ in range(2):
+        with torch.no_grad():
+            model(x)
+            with cockpit.evaluation(0):
+                output = model(x)
+    assert compiler.graphs == 1
+    found = cockpit.history["OutputNorm (evaluation)"][0]["layers"]["behind"]
+    assert found == pytest.approx(float(output.norm(dim=1).mean()))
