@@ -230,3 +230,37 @@ def test_a_file_that_is_gone_after_the_run_is_named(content: bytes | None, tmp_p
     assert recording.history["Loss"][STEPS - 1] > 0
     with pytest.raises(OSError, match=r"run\.jsonl"):
         recording.history["Loss"][0]
+
+
+@pytest.mark.parametrize("kept", [1, 2, 1000])
+def test_a_checkpoint_takes_back_what_is_on_disk(tmp_path: Path, kept: int) -> None:
+    """A crash came after the checkpoint: what was recorded since is in the file alone."""
+
+    def cockpit(resume: bool) -> Cockpit:
+        path = tmp_path / "run.jsonl"
+        tracked = [Loss(), UpdateSize()]
+        return Cockpit(model, tracked, run=path, resume=resume, steps_in_memory=kept)
+
+    def train(run: Cockpit, steps: range, factor: float) -> None:
+        for step in steps:
+            loss = factor * model(torch.ones(4, 3)).square().mean()
+            with run(step, loss=loss):
+                loss.backward()
+
+    model = nn.Linear(3, 2)
+    crashed = cockpit(resume=False)
+    train(crashed, range(3), 1.0)
+    state = crashed.state_dict()
+    train(crashed, range(3, 8), 2.0)
+    expected = dict(crashed.history["Loss"])
+    crashed.close()
+
+    resumed = cockpit(resume=True)
+    resumed.load_state_dict(state)
+    assert [*resumed.history["Loss"]] == [0, 1, 2]
+    train(resumed, range(3, 6), 4.0)
+    resumed.close()
+    expected = {step: expected[step] * (1 if step < 3 else 2) for step in range(6)}
+    assert dict(resumed.history["Loss"]) == pytest.approx(expected)
+    assert dict(History.load(tmp_path / "run.jsonl")["Loss"]) == pytest.approx(expected)
+    assert [*resumed.history["UpdateSize"]] == [0, 1, 2, 3, 4, 5]
