@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     # Imported here because --version and --help need neither numpy nor matplotlib.
     from gradlens.cli.commands import COMMANDS
-    from gradlens.history.history import LeftOutWarning
+    from gradlens.history.records import LeftOutWarning
 
     try:
         with warnings.catch_warnings(record=True) as caught:

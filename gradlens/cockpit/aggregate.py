@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gradlens.history.history import Source
+from gradlens.history.records import Source
 from gradlens.numerics.running_statistics import STATISTICS, Statistic
 from gradlens.quantities.quantity import Quantity
 

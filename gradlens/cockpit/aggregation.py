@@ -7,7 +7,7 @@ from typing import Any
 
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.window import Window, gathered
-from gradlens.history.history import Source
+from gradlens.history.records import Source
 from gradlens.quantities.quantity import Quantity, class_names
 from gradlens.stateful import State
 

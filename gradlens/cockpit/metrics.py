@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from gradlens.cockpit.plain import to_plain
-from gradlens.history.history import Source
 from gradlens.history.json_lines import Value
+from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 

@@ -16,8 +16,9 @@ from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.metrics import PUSHED, pushable
 from gradlens.cockpit.plain import recordable
 from gradlens.history.coverage import Coverage
-from gradlens.history.history import (
-    History,
+from gradlens.history.history import History
+from gradlens.history.json_lines import Value
+from gradlens.history.records import (
     LeftOutWarning,
     Note,
     Source,
@@ -26,7 +27,6 @@ from gradlens.history.history import (
     rewind_record,
     step_record,
 )
-from gradlens.history.json_lines import Value
 from gradlens.history.run_file import RunFile, mend
 from gradlens.quantities.quantity import Quantity, class_names
 from gradlens.stateful import State
@@ -196,6 +196,7 @@ class Run:
         self._aggregation.load_state_dict(state["aggregation"])
         ends = state["ends"]
         late = [name for name, end in self._ends.items() if name not in ends or end > ends[name]]
+        self._ends = dict(ends)
         if late:
             self.history.rewind(self._step, ends)
             self._ends = {

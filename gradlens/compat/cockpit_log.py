@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gradlens.history.history import History, Source
+from gradlens.history.history import History
 from gradlens.history.json_lines import Room, Value, array_size, inflated, parsed
 from gradlens.history.reading import STEP
+from gradlens.history.records import Source
 from gradlens.history.view import View
 
 _Log: TypeAlias = dict[int, dict[str, Any]]

@@ -14,41 +14,16 @@ import numpy as np
 from gradlens.history.coverage import Coverage, few
 from gradlens.history.json_lines import Value, to_line
 from gradlens.history.new_file import new_file
+from gradlens.history.reading import Reading
+from gradlens.history.records import (
+    FORMAT,
+    Note,
+    Source,
+    coverage_record,
+    note_record,
+    step_record,
+)
 from gradlens.history.series import Series
-from gradlens.history.view import View
-
-FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Source:
-    """What recorded a series, and how it is shown.
-
-    ``kinds`` are the names of the quantity's class and of the quantities that it derives from, the
-    most specific first. They are plain names, so that a run can be read where the classes don't
-    exist. ``of_samples``: its values are computed from per-sample gradients.
-    """
-
-    kinds: tuple[str, ...] = ()
-    view: View = field(default_factory=lambda: View(""))
-    of_samples: bool = False
-
-    @property
-    def kind(self) -> str:
-        """Name of the quantity's own class; empty if there is none."""
-        return self.kinds[0] if self.kinds else ""
-
-
-class LeftOutWarning(UserWarning):
-    """A part of a run could not be read or drawn; the rest was."""
-
-
-@dataclass(frozen=True)
-class Note:
-    """A message for the user about a step."""
-
-    step: int
-    text: str
 
 
 class Archive(ABC):
@@ -194,14 +169,16 @@ class History:
     def until(self, step: int) -> History:
         """The same history without the values and notes after a step."""
         whole = self.whole()
+        if whole is not self:
+            return whole.until(step)
         return replace(
-            whole,
+            self,
             notes=[note for note in self.notes if note.step <= step],
             _values={
                 name: {at: value for at, value in series.items() if at <= step}
-                for name, series in whole._values.items()
+                for name, series in self._values.items()
             },
-            _stored={name: series.until(step) for name, series in whole._stored.items()},
+            _stored={name: series.until(step) for name, series in self._stored.items()},
         )
 
     def rewind(self, step: int, ends: Mapping[str, int]) -> None:
@@ -256,9 +233,10 @@ class History:
         are left out and listed in ``broken_lines``, with a ``LeftOutWarning``. ``ValueError`` if
         the file is no run, or was written in another format.
         """
-        from gradlens.history.reading import read_run  # which makes histories
-
-        return read_run(Path(path))
+        with Path(path).open("rb") as file:
+            reading = Reading(Path(path), cls())
+            reading.read_on(file)
+        return reading.history
 
     @property
     def damage(self) -> str:
@@ -312,26 +290,3 @@ class _Chain(Mapping[int, Value]):
 
     def __contains__(self, step: object) -> bool:
         return step in self._appended or step in self._others
-
-
-# Records of a file --------------------------------------------------------------------------
-
-
-def step_record(step: int, values: Mapping[str, Value]) -> dict[str, Value]:
-    """The record of one step's values."""
-    return {"step": step, "values": values}
-
-
-def coverage_record(step: int, coverage: Coverage) -> dict[str, Value]:
-    """The record of the per-sample gradients that there are from a step on."""
-    return {"step": step, "coverage": coverage.plain()}
-
-
-def rewind_record(step: int, ends: Mapping[str, int]) -> dict[str, Value]:
-    """The record that training continues from a checkpoint of a step: see ``History.rewind``."""
-    return {"step": step, "rewind": dict(ends)}
-
-
-def note_record(note: Note) -> dict[str, Value]:
-    """The record of a note."""
-    return {"step": note.step, "note": note.text}

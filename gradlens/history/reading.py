@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO, Generic, Protocol, TypeVar, get_args
 
 from gradlens.history.coverage import COUPLING, Coverage
 from gradlens.history.forms import Content
-from gradlens.history.history import FORMAT, History, LeftOutWarning, Note, Source
 from gradlens.history.json_lines import Room, from_line, stored_record, unmarked
+from gradlens.history.records import FORMAT, LeftOutWarning, Note, Source
 from gradlens.history.schema import Either, Fields, Is, ListOf, MapOf, OneOf, Whole
 from gradlens.history.series import Series
 from gradlens.history.view import Group, View, YScale
@@ -24,22 +24,39 @@ OTHERS = {"gradlens_run", "note", "coverage", "rewind"}
 """Keys of the records that aren't those of a step's values."""
 
 
-def read_run(path: Path) -> History:
-    """The history in a run's file, as ``History.load``."""
-    with path.open("rb") as file:
-        reading = Reading(path)
-        reading.read_on(file)
-    return reading.history
+class Readable(Protocol):
+    """What the records of a file are read into: see ``History``."""
+
+    sources: dict[str, Source]
+    parameters: Mapping[str, tuple[int, ...]]
+    notes: list[Note]
+    truncated: bool
+    broken_lines: dict[int, str]
+    coverages: dict[int, Coverage]
+
+    @property
+    def damage(self) -> str: ...
+
+    @property
+    def stored(self) -> Mapping[str, Series]: ...
+
+    def hold(self, stored: Mapping[str, Series]) -> None: ...
+
+    def rewind(self, step: int, ends: Mapping[str, int]) -> None: ...
 
 
-class Reading:
+H = TypeVar("H", bound=Readable)
+
+
+class Reading(Generic[H]):
     """What has been read of a run's file, which may still grow.
 
     ``history`` is what the file had when it was read last.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.history = History()
+    def __init__(self, path: Path, history: H) -> None:
+        """``history`` is an empty one."""
+        self.history = history
         self._path = path
         self._series: dict[str, Series] = {}
         """By their keys in the file."""
@@ -174,6 +191,7 @@ COVERAGE = Fields(
             {
                 "missing": MapOf(Is(str)),
                 "coupled": ListOf(Is(str)),
+                "frozen": ListOf(Is(str)),
                 "batchnorm": OneOf(tuple(COUPLING)),
                 "samples": Either(Whole(0, 2**53)),
                 "known_by": Is(str),

@@ -11,10 +11,11 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from gradlens.history.history import Archive, History, LeftOutWarning
+from gradlens.history.history import Archive, History
 from gradlens.history.json_lines import Value, to_line
 from gradlens.history.new_file import new_file
 from gradlens.history.reading import Reading
+from gradlens.history.records import LeftOutWarning
 from gradlens.history.series import Series
 
 BLOCK = 2**16
@@ -49,7 +50,7 @@ class RunFile(Archive):
         """The rest of a line that was written in part."""
         self._size = 0
         self._end = b""
-        self._reading: Reading | None = None
+        self._reading: Reading[History] | None = None
         self._unread = 0
         """Records since the reading was asked for."""
         self.path = Path(path)
@@ -107,7 +108,7 @@ class RunFile(Archive):
         file = BufferedReader(raw)
         try:
             if self._reading is None or not self._reading.is_of(file):
-                self._reading = Reading(self.path)
+                self._reading = Reading(self.path, History())
             with warnings.catch_warnings():
                 # A note has named them when the run was resumed.
                 warnings.simplefilter("ignore", LeftOutWarning)

@@ -12,7 +12,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradlens.history.history import History, Source
+from gradlens.history.history import History
+from gradlens.history.records import Source
 from gradlens.history.view import Group, View
 from gradlens.instruments.drawing import Artists
 from gradlens.instruments.layers import layout, row_names

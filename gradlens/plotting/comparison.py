@@ -11,7 +11,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gradlens.history.history import History, Source
+from gradlens.history.history import History
+from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments.drawing import (

@@ -37,7 +37,7 @@ class GrowingRun:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._reading: Reading | None = None
+        self._reading: Reading[History] | None = None
 
     def read(self) -> History:
         """The history in the file by now, as ``load_run``."""
@@ -55,7 +55,7 @@ class GrowingRun:
 
     def _read_on(self, file: Path, stream: BinaryIO) -> History:
         if self._reading is None or not self._reading.is_of(stream):
-            self._reading = Reading(file)
+            self._reading = Reading(file, History())
         self._reading.read_on(stream)
         return self._reading.history
 

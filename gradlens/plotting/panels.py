@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from gradlens.history.coverage import few
-from gradlens.history.history import History, LeftOutWarning
+from gradlens.history.history import History
+from gradlens.history.records import LeftOutWarning
 from gradlens.history.view import Group
 from gradlens.instruments import BUILT_IN, GenericInstrument, Instrument
 from gradlens.instruments.generic import drawable

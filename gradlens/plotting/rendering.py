@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from gradlens.history.coverage import few
-from gradlens.history.history import History, LeftOutWarning
+from gradlens.history.history import History
+from gradlens.history.records import LeftOutWarning
 from gradlens.history.view import Group
 from gradlens.instruments.instrument import CELL, Instrument, panel_box, step_axis
 from gradlens.instruments.scales import StepAxis, number_label

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradlens.history.coverage import CoverageTable
-from gradlens.history.history import History, Note
+from gradlens.history.history import History
+from gradlens.history.records import Note
 from gradlens.instruments.series import Floats, Line
 from gradlens.plotting.scalars import Scalar, scalars
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gradlens.history.coverage import Coverage
-from gradlens.history.history import Note
+from gradlens.history.records import Note
 from tests.instruments.test_instruments import CASES, realistic
 
 

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 
 from gradlens.cli import watch as watching
 from gradlens.cli.watch import Display, FileDisplay, WindowDisplay, watch
-from gradlens.history.history import History, Note
+from gradlens.history.history import History
+from gradlens.history.records import Note
 from gradlens.plotting.screen import Screen
 from tests.instruments.test_instruments import realistic
 

@@ -19,8 +19,8 @@ from hypothesis.extra import numpy as npst
 
 from gradlens import History, Undefined, View
 from gradlens.history.coverage import Coverage
-from gradlens.history.history import LeftOutWarning, Note, Source
 from gradlens.history.json_lines import from_line, to_line
+from gradlens.history.records import LeftOutWarning, Note, Source
 from gradlens.history.run_file import RunFile
 
 scalars = st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats() | st.text()

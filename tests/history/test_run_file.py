@@ -19,7 +19,7 @@ from torch import nn
 
 from gradlens import Cockpit, History
 from gradlens.history import run_file
-from gradlens.history.history import Note
+from gradlens.history.records import Note
 from gradlens.quantities import GradHist1d, GradNorm, Loss, Quantity
 
 STEPS = 4

@@ -118,7 +118,7 @@ def test_reading_on_from_anywhere_is_reading_all(seed: int, tmp_path: Path) -> N
 def test_only_what_was_added_is_read(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     realistic(5, ("Loss",)).write(path)
-    reading = Reading(path)
+    reading = Reading(path, History())
     with path.open("rb") as file:
         reading.read_on(file)
         first = reading.history

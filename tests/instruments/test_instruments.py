@@ -20,7 +20,8 @@ from matplotlib.patches import Circle, Rectangle
 from matplotlib.text import Text
 
 from gradlens import instruments
-from gradlens.history.history import History, Source
+from gradlens.history.history import History
+from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments import series, style

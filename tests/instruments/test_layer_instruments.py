@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from matplotlib.lines import Line2D
 
-from gradlens.history.history import History, Source
+from gradlens.history.history import History
+from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments import (

@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 
 import gradlens
 from gradlens import quantities
-from gradlens.history.history import History, Source
+from gradlens.history.history import History
+from gradlens.history.records import Source
 from gradlens.history.view import View
 from gradlens.instruments import (
     BUILT_IN,

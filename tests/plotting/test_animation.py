@@ -15,7 +15,8 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
-from gradlens.history.history import History, Note, Source
+from gradlens.history.history import History
+from gradlens.history.records import Note, Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments.style import ALARM

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from gradlens.cli.run_names import run_names
-from gradlens.history.history import History, Source
+from gradlens.history.history import History
+from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments.style import CATEGORICAL

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradlens import CockpitPlotter, History, View
-from gradlens.history.history import LeftOutWarning, Note, Source
+from gradlens.history.records import LeftOutWarning, Note, Source
 from gradlens.instruments.drawing import Artists
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis

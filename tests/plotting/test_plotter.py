@@ -18,7 +18,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from gradlens.history.history import History, Note, Source
+from gradlens.history.history import History
+from gradlens.history.records import Note, Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.plotting.layout import TALLEST, WIDEST, arrange, pages
@@ -375,7 +376,8 @@ def test_leaves_matplotlib_alone_and_needs_no_pyplot() -> None:
     assert dict(matplotlib.rcParams) == before
     code = """
 import sys
-from gradlens.history.history import History, Source
+from gradlens.history.history import History
+from gradlens.history.records import Source
 from gradlens.plotting.plotter import CockpitPlotter
 from gradlens.history.view import View
 history = History({"a": Source(("a",), View("a"))})

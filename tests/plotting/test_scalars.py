@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gradlens.history.history import History, Source
+from gradlens.history.history import History
+from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.plotting.scalars import KNOWN, OF_LAYERS, scalars

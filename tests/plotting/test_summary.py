@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from gradlens.cli.summary_text import LEVELS, NOTES, render, sparkline
-from gradlens.history.history import History, Note, Source
+from gradlens.history.history import History
+from gradlens.history.records import Note, Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments.series import Line

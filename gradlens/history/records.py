@@ -1,0 +1,63 @@
+"""The records of a run's file, and what they say besides values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gradlens.history.coverage import Coverage
+from gradlens.history.json_lines import Value
+from gradlens.history.view import View
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """What recorded a series, and how it is shown.
+
+    ``kinds`` are the names of the quantity's class and of the quantities that it derives from, the
+    most specific first. They are plain names, so that a run can be read where the classes don't
+    exist. ``of_samples``: its values are computed from per-sample gradients.
+    """
+
+    kinds: tuple[str, ...] = ()
+    view: View = field(default_factory=lambda: View(""))
+    of_samples: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Name of the quantity's own class; empty if there is none."""
+        return self.kinds[0] if self.kinds else ""
+
+
+class LeftOutWarning(UserWarning):
+    """A part of a run could not be read or drawn; the rest was."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A message for the user about a step."""
+
+    step: int
+    text: str
+
+
+def step_record(step: int, values: Mapping[str, Value]) -> dict[str, Value]:
+    """The record of one step's values."""
+    return {"step": step, "values": values}
+
+
+def coverage_record(step: int, coverage: Coverage) -> dict[str, Value]:
+    """The record of the per-sample gradients that there are from a step on."""
+    return {"step": step, "coverage": coverage.plain()}
+
+
+def rewind_record(step: int, ends: Mapping[str, int]) -> dict[str, Value]:
+    """The record that training continues from a checkpoint of a step: see ``History.rewind``."""
+    return {"step": step, "rewind": dict(ends)}
+
+
+def note_record(note: Note) -> dict[str, Value]:
+    """The record of a note."""
+    return {"step": note.step, "note": note.text}
