@@ -81,7 +81,7 @@ def measured_parts(what: str, count: int, contender: str) -> list[str]:
     """A row of the table, for a batch in parts."""
     (seconds, peak, sent), plain = (parts.cost(what, count, n) for n in (contender, "plain"))
     if what == "processes":
-        print(f"  {sent / 1e6:.1f} MB sent by each process at a step")
+        print(f"  {sent / 1e6:.1f} MB sent or passed on by each process at a step")
     megabytes = (peak - plain[1]) / 1e6
     return [*first_cells(what, count, contender), f"{seconds / plain[0]:.2f}", f"{megabytes:.0f}"]
 
