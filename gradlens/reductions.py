@@ -41,6 +41,7 @@ from torch import Tensor
 
 from gradlens.numerics import deviations
 from gradlens.numerics.histograms import Counts, Range
+from gradlens.numerics.shards import whole
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.operators.stored import stored
 
@@ -70,13 +71,19 @@ are computed in pieces, again for each pass of a reduction."""
 class ParameterGradients:
     """One parameter with its per-sample gradients: the argument of a reduction.
 
-    ``shared`` is whether several passes of reductions use their elements.
+    ``tensor`` is the parameter, or this process's shard of it. ``shared`` is whether several passes
+    of reductions use their elements.
     """
 
     name: str
-    parameter: Tensor
+    tensor: Tensor
     individual: GradientOperator
     shared: bool = True
+
+    @cached_property
+    def parameter(self) -> Tensor:
+        """The parameter; the shards of all processes are put together for it."""
+        return whole(self.tensor)
 
     @cached_property
     def elements(self) -> GradientOperator:
@@ -155,7 +162,7 @@ class DirectionDots(Reduction):
     direction: Mapping[str, Tensor]
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.elements.dot(self.direction[gradients.name])
+        return gradients.elements.dot(whole(self.direction[gradients.name]))
 
 
 @dataclass(frozen=True)

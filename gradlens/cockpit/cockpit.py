@@ -39,6 +39,7 @@ from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import History
+from gradlens.hooks.gathering import sharding_of
 from gradlens.hooks.layer_hooks import HookInstaller
 from gradlens.hooks.torch_private import is_compiled
 from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
@@ -95,7 +96,10 @@ class Cockpit:
         check_together(self.quantities)
         wrapped = params if isinstance(params, nn.Module) else None
         self.model = None if wrapped is None else unwrapped(wrapped)
-        self.parameters = trainable_parameters(params if self.model is None else self.model)
+        sharding = sharding_of(self.model)
+        self.parameters = trainable_parameters(
+            params if self.model is None else self.model, sharding
+        )
         self._ids = frozenset(id(parameter) for parameter in self.parameters.values())
         for quantity in self.quantities:
             quantity.choose(self.model, self.parameters)
@@ -108,8 +112,9 @@ class Cockpit:
             loss_reduction,
             batchnorm,
             called=wrapped if wrapped is not None and is_compiled(wrapped) else None,
+            sharding=sharding,
         )
-        assembly = BatchAssembly(setting, process_group_of(wrapped))
+        assembly = BatchAssembly(setting, process_group_of(wrapped, sharding))
         forecast = Forecast(self.quantities)
         self._run = Run(
             self.quantities, aggregation, self.parameters, run, resume, assembly.is_first_process

@@ -54,6 +54,7 @@ class StepGradients:
         self._gradients = Gradients(setting, info)
         self.reducer = Reducer(
             setting.parameters,
+            setting.leaves,
             self._gradients.collector,
             reductions,
             retain,

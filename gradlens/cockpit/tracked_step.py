@@ -24,6 +24,7 @@ from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.hooks.backpack_context import own_pass, with_extensions
 from gradlens.hooks.global_state import GlobalState
+from gradlens.numerics.shards import is_distributed
 from gradlens.per_sample.losses import PerSampleLosses
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import Step, gradient_scale
@@ -83,7 +84,7 @@ class TrackedStep:
         self._check_user_hooks()
         self._check_needs(tracking.boundary.strict or not tracking.run.has_recorded)
         if self._active or self._by_user or tracking.updates.interval is not None:
-            self._global_state.keep_gradients(tracking.setting.parameters.values())
+            self._global_state.keep_gradients(tracking.setting.leaves.values())
             self._prepare_contained()
         if tracking.budget is not None:
             tracking.budget.begin_backward()
@@ -232,6 +233,11 @@ class TrackedStep:
                 f"{type(extensions.apart[0]).__name__} is of second order and needs the loss: "
                 "pass loss=... to the context"
             )
+        if any(map(is_distributed, setting.parameters.values())):
+            if any(extension in self._by_user for extension in extensions.apart):
+                raise NotImplementedError(NO_SECOND_DERIVATIVES)
+            self._refusing(*active)(NO_SECOND_DERIVATIVES)
+            return
         is_part = tracking.assembly.has_parts(self._accumulating)
         curvature = LossCurvature(
             self._global_step,
@@ -296,9 +302,10 @@ class TrackedStep:
 
     def _step_gradients(self) -> StepGradients:
         tracking, step = self._tracking, self._global_step
-        reductions = {r for quantity in self._active for r in quantity.reductions_at(step)}
+        # In the same order in all processes, since reductions may exchange parts of tensors.
+        reductions = [r for quantity in self._active for r in quantity.reductions_at(step)]
         if tracking.updates.interval is not None:
-            reductions.add(tracking.updates.interval.reduction)
+            reductions.append(tracking.updates.interval.reduction)
         retain = any(q.retains_gradients and q.should_compute(step) for q in self._active)
         return StepGradients(
             tracking.setting,
@@ -460,6 +467,11 @@ UNFORESEEN = (
     "this step's forward pass ran without hooks on layers, since no quantity was expected to need "
     "them; they are installed from now on. Where steps come irregularly, run the forward pass "
     "inside cockpit.forward(step)"
+)
+NO_SECOND_DERIVATIVES = (
+    "the parameters are divided among processes (fully_shard or tensor parallelism), where torch "
+    "has no second derivatives: they are freed behind each layer in the backward pass, or "
+    "gradients are exchanged by functions that can't be differentiated"
 )
 CURVATURE_OF_A_PART = (
     "the batch comes in parts, from micro-batches or processes; its curvature is that of the last "

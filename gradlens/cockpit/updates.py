@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.plain import recordable
 from gradlens.history.undefined import Undefined
+from gradlens.numerics.shards import whole
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import Step
@@ -198,7 +199,9 @@ def _difference(
 def _projections(
     retained: Mapping[str, GradientOperator], direction: Mapping[str, Tensor]
 ) -> Tensor | None:
-    dots = [operator.dot(direction[name]).cpu().double() for name, operator in retained.items()]
+    dots = [
+        operator.dot(whole(direction[name])).cpu().double() for name, operator in retained.items()
+    ]
     return torch.stack(dots).sum(0) if dots else None
 
 

@@ -51,7 +51,8 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     def __enter__(self) -> per_sample_gradients:
         self._operators = {}
         self._gradients = Gradients(self._setting, {"batch_size": self._batch_size})
-        self._reducer = Reducer(self._setting.parameters, self._gradients.collector, (), waits=True)
+        parameters, leaves = self._setting.parameters, self._setting.leaves
+        self._reducer = Reducer(parameters, leaves, self._gradients.collector, (), waits=True)
         self._reducer.start()
         if self._loss is not None:
             self._gradients.begin(self._loss)

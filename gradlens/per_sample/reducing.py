@@ -28,12 +28,13 @@ class Reducer:
     passed then. ``values`` are by reduction and parameter name, ``failed`` are the reasons why
     reductions have none, ``covered`` are the parameters that have them, ``retained``, with
     ``retain``, are the operators themselves, and ``waiting``, with ``waits``, are those of a part
-    of a batch.
+    of a batch. ``leaves`` are what a loss's graph has for the parameters.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
+        leaves: Mapping[str, nn.Parameter],
         collector: Collector,
         reductions: Iterable[Reduction],
         retain: bool = False,
@@ -52,14 +53,15 @@ class Reducer:
         self._waits = waits
         self._contain = contain
         self._parameters = parameters
+        self._leaves = leaves
         self._handles: list[RemovableHandle] = []
 
     def start(self) -> None:
         """Set hooks that reduce a parameter's gradients as soon as they are complete."""
-        for name, parameter in self._parameters.items():
-            if parameter.is_leaf and parameter.requires_grad:
+        for name, leaf in self._leaves.items():
+            if leaf.is_leaf and leaf.requires_grad:
                 complete = self._completion(name)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(complete))
+                self._handles.append(leaf.register_post_accumulate_grad_hook(complete))
 
     def _completion(self, name: str) -> Callable[[Tensor], None]:
         return lambda _: self._complete(name, backward_pass_id())

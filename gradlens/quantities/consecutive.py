@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.norms import inner, norm
+from gradlens.numerics.norms import inner, norm, norms
+from gradlens.numerics.shards import over_parts, own_part
 
 FIRST = "there is no step before to compare with"
 
@@ -52,12 +53,12 @@ class Consecutive:
 
 def cosine(first: Tensor, second: Tensor) -> float:
     """⟨a, b⟩/(‖a‖·‖b‖)."""
-    lengths = [norm(one) for one in (first, second)]
+    lengths = norms([first, second])
     if not all(float(length) for length in lengths):
         return Undefined("one of the two steps is zero")
-    units = [one.flatten().to(length.dtype) / length for one, length in
+    units = [own_part(one).flatten().to(length.dtype) / length for one, length in
              zip((first, second), lengths, strict=True)]  # fmt: skip
-    value = float(inner(*units))
+    value = float(over_parts([first], [inner(*units)], lambda parts: parts.sum(0))[0])
     if math.isnan(value):
         return Undefined("one of the two steps has NaN or Inf")
     return min(max(value, -1.0), 1.0)

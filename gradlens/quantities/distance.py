@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from gradlens.history.view import View
-from gradlens.numerics.norms import norm
+from gradlens.numerics.norms import norms
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
@@ -22,7 +22,8 @@ class Distance(SingleStepQuantity):
         self._start = {name: p.detach().clone() for name, p in parameters.items()}
 
     def compute(self, step: Step) -> dict[str, Tensor | float]:
+        sizes = norms([p.detach() - self._start[name] for name, p in step.parameters.items()])
         return {
-            name: explained(norm(p.detach() - self._start[name]), f"the parameter {name}")
-            for name, p in step.parameters.items()
+            name: explained(size, f"the parameter {name}")
+            for name, size in zip(step.parameters, sizes, strict=True)
         }

@@ -11,6 +11,7 @@ from torch import nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
+from gradlens.numerics.shards import whole
 from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
 from gradlens.quantities.explained import NO_ELEMENTS
 from gradlens.quantities.output_activation import activation, over_parts
@@ -72,7 +73,7 @@ class GradientActivation(ParameterQuantity):
             return Undefined(NO_ELEMENTS)
         rows = gradient.reshape(len(gradient), -1) if gradient.dim() else gradient.reshape(1, 1)
         rates = (rows.abs() > self.threshold).double().mean(1)
-        return activation(rates.masked_fill(rows.isnan().any(1), torch.nan))
+        return activation(whole(rates.masked_fill(rows.isnan().any(1), torch.nan)))
 
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         return over_parts(parameters)

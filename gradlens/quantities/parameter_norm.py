@@ -14,6 +14,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.norms import norm
 from gradlens.numerics.precision import double
+from gradlens.numerics.shards import is_distributed, whole
 from gradlens.quantities.consecutive import Consecutive, real_parts
 from gradlens.quantities.explained import NO_ELEMENTS, NOT_CONVERGED
 from gradlens.quantities.parameter_quantity import ParameterQuantity
@@ -46,6 +47,8 @@ class ConditionNumber(ParameterQuantity):
         return parameter.dim() >= 2
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> float:
+        if is_distributed(parameter):
+            return Undefined(DIVIDED)
         matrix = parameter.detach().flatten(1)
         matrix = matrix.to(torch.complex128) if matrix.is_complex() else double(matrix)
         if not matrix.numel():
@@ -61,6 +64,9 @@ class ConditionNumber(ParameterQuantity):
             return Undefined("the parameter is zero")
         rounding = max(matrix.shape) * torch.finfo(matrix.dtype).eps * largest
         return largest / smallest if smallest > rounding else math.inf
+
+
+DIVIDED = "each process has a part of the matrix alone, and singular values take all of it"
 
 
 class WeightSignFlips(ParameterQuantity):
@@ -80,7 +86,7 @@ class WeightSignFlips(ParameterQuantity):
             return Undefined("complex numbers have no sign")
         signs = parameter.detach().sign().nan_to_num_().to(torch.int8)
         before = self._steps.before(name, signs)
-        return before if isinstance(before, Undefined) else int((before * signs < 0).sum())
+        return before if isinstance(before, Undefined) else int(whole((before * signs < 0).sum()))
 
     def end_step(self) -> None:
         self._steps.end_step()

@@ -495,7 +495,8 @@ def test_compiled_modules_are_recognised() -> None:
 # The package ------------------------------------------------------------------------------------
 
 PACKAGE = Path(gradlens.__file__).parent
-SOURCES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.name != "torch_private.py"]
+PRIVATE = ("torch_private.py", "fsdp_private.py")
+SOURCES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.name not in PRIVATE]
 
 
 def private_names_of_torch() -> set[str]:
