@@ -13,6 +13,7 @@ the sum:
 
    from dataclasses import dataclass
 
+   import torch
    from torch import Tensor
 
    from gradlens.reductions import ParameterGradients, Reduction
@@ -26,13 +27,41 @@ the sum:
 
 A quantity with ``reductions = (ParameterDots(),)`` reads ``step.total(ParameterDots())``.
 ``gradients.elements`` is a :class:`~gradlens.per_sample.operators.operator.GradientOperator`.
+
+A batch may come in parts, from micro-batches or processes. How their values are joined is said by
+the class that a reduction derives from:
+
+- ``MergeableReduction``: each part is reduced in its own backward pass, and values of two parts are
+  merged, so that neither memory nor work grows with the number of parts.
+- ``ReductionAboutMean``: its values are merged, too, but need the mean gradient of the whole batch.
+  They are computed when all parts are there, from the gradients of each process's own samples.
+- ``Reduction`` itself: all samples are reduced together, such as those of a Gram matrix.
+
+The last two need the per-sample gradients of all micro-batches, which are kept up to the cockpit's
+``max_bytes``. ``ParameterDots`` can be merged, by two more lines:
+
+.. testcode::
+
+   from gradlens.reductions import MergeableReduction
+
+   @dataclass(frozen=True)
+   class MergeableDots(MergeableReduction):
+       "⟨gₙ, θ⟩ of every sample, [N]."
+
+       degree = 1
+
+       def reduce(self, gradients: ParameterGradients) -> Tensor:
+           return gradients.elements.dot(gradients.parameter)
+
+       def merge(self, one, other, samples):
+           return torch.cat([one, other])
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -41,7 +70,8 @@ from torch import Tensor
 
 from gradlens.numerics import deviations
 from gradlens.numerics.histograms import Counts, Range
-from gradlens.numerics.shards import whole
+from gradlens.numerics.shards import is_distributed, whole
+from gradlens.numerics.strata import Stratum
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.operators.stored import stored
 
@@ -55,10 +85,13 @@ __all__ = [
     "Histogram1d",
     "Histogram2d",
     "Mean",
+    "MergeableReduction",
     "ParameterGradients",
     "Reduction",
+    "ReductionAboutMean",
     "SquaredNorms",
     "SumOfSquares",
+    "WholeBatch",
 ]
 
 STORED_BYTES = 64 * 2**20
@@ -71,7 +104,7 @@ are computed in pieces, again for each pass of a reduction."""
 class ParameterGradients:
     """One parameter with its per-sample gradients: the argument of a reduction.
 
-    ``tensor`` is the parameter, or this process's shard of it. ``shared`` is whether several passes
+    ``tensor`` is the parameter, or this process's part of it. ``shared`` is whether several passes
     of reductions use their elements.
     """
 
@@ -82,7 +115,7 @@ class ParameterGradients:
 
     @cached_property
     def parameter(self) -> Tensor:
-        """The parameter; the shards of all processes are put together for it."""
+        """The parameter, for which the parts of all processes are put together."""
         return whole(self.tensor)
 
     @cached_property
@@ -96,9 +129,20 @@ class Reduction(ABC):
 
     Subclasses are frozen dataclasses. ``passes`` is the number of passes over all elements. If it
     is more than one for all reductions of a step together, the elements may be stored.
+    ``reads_parameter`` is whether ``gradients.parameter`` is read.
     """
 
     passes: ClassVar[int] = 1
+    reads_parameter: ClassVar[bool] = False
+
+    @property
+    def needs_gathering(self) -> bool:
+        """Whether it has tensors of its own of which each process has a part alone."""
+        return False
+
+    def gathered(self, name: str) -> Reduction:
+        """The reduction of one parameter with these tensors put together."""
+        return self
 
     @abstractmethod
     def reduce(self, gradients: ParameterGradients) -> Any:
@@ -109,36 +153,131 @@ class Reduction(ABC):
         return sum(values[1:], start=values[0])
 
 
+class MergeableReduction(Reduction):
+    """A reduction whose values for two parts of a batch give that for both together.
+
+    ``degree`` is the power of a factor of all gradients that values are multiplied by: 1 for dots,
+    2 for squared norms. With ``None``, values of gradients times a factor can't be told, such as
+    those of histograms; where parts weigh their samples differently, these are computed again from
+    the gradients that are kept. Processes exchange values: tensors, plain values, lists and dicts
+    of these, and objects of ``classes``.
+    """
+
+    degree: ClassVar[int | None] = None
+    classes: ClassVar[tuple[type[Any], ...]] = ()
+
+    @abstractmethod
+    def merge(self, one: Any, other: Any, samples: tuple[int, int]) -> Any:
+        """The value for the samples of both parts of so many ``samples``, in this order.
+
+        It must be associative, since it isn't said which parts are merged first.
+        """
+
+    def scaled(self, value: Any, factor: float) -> Any:
+        """The value for the same samples with gradients times a factor, if there is a ``degree``.
+
+        Override it where the value is neither a number nor a tensor.
+        """
+        assert self.degree is not None
+        return value * factor**self.degree
+
+
 @dataclass(frozen=True)
-class SquaredNorms(Reduction):
+class WholeBatch:
+    """What is known of the whole batch when a process's own samples are reduced.
+
+    ``mean`` is ḡ ``[*P]`` of all processes. ``stratum`` says of how many own samples the gradients
+    are given; where these are drawn at random, ``own`` is the spread of all.
+    """
+
+    mean: Tensor
+    stratum: Stratum
+    own: deviations.Spread | None
+
+
+class ReductionAboutMean(MergeableReduction):
+    """A reduction that needs the mean gradient of the whole batch.
+
+    ``reduce`` is for batches that don't come in parts. ``estimates`` is whether a random part of
+    the samples is enough for a value; otherwise the value is a NaN where not all were kept.
+    """
+
+    estimates: ClassVar[bool] = False
+
+    @abstractmethod
+    def reduce_about(self, gradients: ParameterGradients, whole: WholeBatch) -> Any:
+        """The value for one parameter and a part of the batch."""
+
+
+class _Sums(MergeableReduction):
+    """A reduction whose values are added up."""
+
+    def merge(self, one: Any, other: Any, samples: tuple[int, int]) -> Any:
+        return one + other
+
+
+class _PerSample(MergeableReduction):
+    """A reduction whose values are ``[N]``, one for each sample."""
+
+    def merge(self, one: Tensor, other: Tensor, samples: tuple[int, int]) -> Tensor:
+        return torch.cat([one, other])
+
+
+@dataclass(frozen=True)
+class SquaredNorms(_PerSample):
     """‖gₙ‖² of every sample, ``[N]``."""
+
+    degree: ClassVar[int | None] = 2
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
         return gradients.elements.squared_norms()
 
 
 @dataclass(frozen=True)
-class Mean(Reduction):
+class Mean(MergeableReduction):
     """ḡ, ``[*P]``; the total is flat, all parameters one after another.
 
     Not from ``p.grad``, which may contain more than the samples' gradients.
     """
 
+    degree: ClassVar[int | None] = 1
+
     def reduce(self, gradients: ParameterGradients) -> Tensor:
         return gradients.elements.mean()
+
+    def merge(self, one: Tensor, other: Tensor, samples: tuple[int, int]) -> Tensor:
+        return deviations.merged_mean(one, other, samples)[0]
 
     def total(self, values: Sequence[Tensor]) -> Tensor:
         return torch.cat([value.flatten() for value in values])
 
 
 @dataclass(frozen=True)
-class Deviations(Reduction):
+class Deviations(ReductionAboutMean):
     """‖gₙ − ḡ‖² and ⟨gₙ − ḡ, ḡ⟩ of every sample, and ‖ḡ‖², as ``SampleDeviations``."""
 
     passes: ClassVar[int] = 2
+    classes = (deviations.SampleDeviations, Stratum)
+    estimates: ClassVar[bool] = True
 
     def reduce(self, gradients: ParameterGradients) -> deviations.SampleDeviations:
         return gradients.elements.deviations()
+
+    def reduce_about(
+        self, gradients: ParameterGradients, whole: WholeBatch
+    ) -> deviations.SampleDeviations:
+        found = gradients.elements.deviations_about(whole.mean)
+        if whole.own is None:
+            return found
+        return found.drawn_from(whole.stratum, whole.own.about(whole.mean, whole.stratum.samples))
+
+    def merge(
+        self,
+        one: deviations.SampleDeviations,
+        other: deviations.SampleDeviations,
+        samples: tuple[int, int],
+    ) -> deviations.SampleDeviations:
+        return one.merge(other)
 
     def total(self, values: Sequence[deviations.SampleDeviations]) -> deviations.SampleDeviations:
         first, *others = [value.cpu() for value in values]
@@ -146,23 +285,67 @@ class Deviations(Reduction):
 
 
 @dataclass(frozen=True)
-class ElementDeviations(Reduction):
+class Spread(MergeableReduction):
+    """ḡ and Σₙ‖gₙ − ḡ‖², as ``deviations.Spread``."""
+
+    passes: ClassVar[int] = 2
+    degree: ClassVar[int | None] = 2
+    classes = (deviations.Spread,)
+
+    def reduce(self, gradients: ParameterGradients) -> deviations.Spread:
+        found = gradients.elements.deviations()
+        return deviations.Spread(gradients.elements.mean(), found.squared_norms.sum())
+
+    def merge(
+        self, one: deviations.Spread, other: deviations.Spread, samples: tuple[int, int]
+    ) -> deviations.Spread:
+        return one.merge(other, samples)
+
+    def scaled(self, value: deviations.Spread, factor: float) -> deviations.Spread:
+        return value.times(factor)
+
+
+@dataclass(frozen=True)
+class ElementDeviations(MergeableReduction):
     """ḡ and Σₙ(gₙ − ḡ)² for each element of one parameter, as ``deviations.ElementDeviations``."""
 
     passes: ClassVar[int] = 2
+    degree: ClassVar[int | None] = 2
+    classes = (deviations.ElementDeviations,)
 
     def reduce(self, gradients: ParameterGradients) -> deviations.ElementDeviations:
         return gradients.elements.element_deviations()
 
+    def merge(
+        self,
+        one: deviations.ElementDeviations,
+        other: deviations.ElementDeviations,
+        samples: tuple[int, int],
+    ) -> deviations.ElementDeviations:
+        return one.merge(other, samples)
+
+    def scaled(
+        self, value: deviations.ElementDeviations, factor: float
+    ) -> deviations.ElementDeviations:
+        return value.times(factor)
+
 
 @dataclass(frozen=True, eq=False)
-class DirectionDots(Reduction):
+class DirectionDots(_PerSample):
     """⟨gₙ, d⟩ of every sample, ``[N]``, for the direction d of an update, by parameter name."""
 
-    direction: Mapping[str, Tensor]
+    direction: Mapping[str, Tensor] = field(repr=False)
+    degree: ClassVar[int | None] = 1
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.elements.dot(whole(self.direction[gradients.name]))
+        return gradients.elements.dot(self.direction[gradients.name])
+
+    @property
+    def needs_gathering(self) -> bool:
+        return any(map(is_distributed, self.direction.values()))
+
+    def gathered(self, name: str) -> DirectionDots:
+        return DirectionDots({name: whole(self.direction[name])})
 
 
 @dataclass(frozen=True)
@@ -184,8 +367,10 @@ class CentredGram(Reduction):
 
 
 @dataclass(frozen=True)
-class SumOfSquares(Reduction):
+class SumOfSquares(_Sums):
     """Σₙ gₙ² for each element, ``[*P]``; the total is flat, all parameters one after another."""
+
+    degree: ClassVar[int | None] = 2
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
         return gradients.elements.sum_of_squares()
@@ -195,33 +380,44 @@ class SumOfSquares(Reduction):
 
 
 @dataclass(frozen=True)
-class AbsMax(Reduction):
+class AbsMax(MergeableReduction):
     """The largest absolute value of any element of any gₙ, a scalar."""
+
+    degree: ClassVar[int | None] = 1
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
         return gradients.elements.abs_max()
+
+    def merge(self, one: Tensor, other: Tensor, samples: tuple[int, int]) -> Tensor:
+        return torch.maximum(one, other)
+
+    def scaled(self, value: Tensor, factor: float) -> Tensor:
+        return value * abs(factor)
 
     def total(self, values: Sequence[Tensor]) -> Tensor:
         return torch.stack([value.double() for value in values]).amax()
 
 
 @dataclass(frozen=True)
-class Histogram1d(Reduction):
+class Histogram1d(_Sums):
     """Counts of the elements of all gₙ in ``bins`` equal bins over ``range``."""
 
     bins: int
     range: Range
+    classes: ClassVar[tuple[type[Any], ...]] = (Counts,)
 
     def reduce(self, gradients: ParameterGradients) -> Counts:
         return gradients.elements.histogram_1d(self.bins, self.range)
 
 
 @dataclass(frozen=True)
-class Histogram2d(Reduction):
+class Histogram2d(_Sums):
     """Joint counts of the elements of all gₙ (first axis) and of their parameters (second)."""
 
     bins: tuple[int, int]
     range: tuple[Range, Range]
+    classes: ClassVar[tuple[type[Any], ...]] = (Counts,)
+    reads_parameter: ClassVar[bool] = True
 
     def reduce(self, gradients: ParameterGradients) -> Counts:
         return gradients.elements.histogram_2d(gradients.parameter, self.bins, self.range)

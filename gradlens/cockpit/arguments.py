@@ -108,6 +108,17 @@ def check_run(run: Any) -> None:
         )
 
 
+def check_max_bytes(max_bytes: Any) -> None:
+    """``TypeError`` unless it is a whole number, ``ValueError`` if it is negative."""
+    if not isinstance(max_bytes, int) or isinstance(max_bytes, bool):
+        raise TypeError(
+            f"max_bytes={_short(max_bytes)} is not a whole number: pass a number of bytes, such as "
+            "64 * 2**20"
+        )
+    if max_bytes < 0:
+        raise ValueError(f"max_bytes={max_bytes} is negative: pass 0 or more")
+
+
 # Of a context ---------------------------------------------------------------------------------
 
 

@@ -2,32 +2,62 @@
 
 from __future__ import annotations
 
-from torch import distributed as dist
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from gradlens.per_sample.batch_parts import BatchPart, exchanged, joined
+from gradlens.cockpit.processes import Processes
+from gradlens.cockpit.second_phase import MEAN, SecondPhase, remaining
+from gradlens.numerics.unavailable import Contain, UnavailableError
+from gradlens.per_sample.batch_parts import EMPTY, BatchPart, Keyed, Results, Values, merged
 from gradlens.per_sample.gradients import Setting
+from gradlens.per_sample.kept_samples import KeptGradients, KeptSamples, part_factor
+from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.reductions import (
+    Mean,
+    MergeableReduction,
+    Reduction,
+    ReductionAboutMean,
+    Spread,
+)
+
+SPREAD = "spread"
+"""The key of the spread among the results of micro-batches."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All parts as one, and the values of reductions of it, or why they have none.
+
+    ``kept`` are per-sample gradients of this process.
+    """
+
+    part: BatchPart
+    values: Mapping[Reduction, Values]
+    failed: Mapping[Reduction, str]
+    kept: KeptGradients
 
 
 class BatchAssembly:
-    """Keeps the parts of a step's batch until the last one is there.
+    """Joins the parts of a step's batch until the last one is there.
 
-    ``group`` are the processes that train together, each with a part of the batch.
+    Values of most reductions are merged part by part. Where a reduction needs the mean gradient of
+    the whole batch, or the gradients of all samples together, those of a process's micro-batches
+    are kept up to ``max_bytes``; the latter are exchanged up to ``max_bytes`` of all processes.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        group: dist.ProcessGroup | None,
-    ) -> None:
+    def __init__(self, setting: Setting, processes: Processes, max_bytes: int) -> None:
+        self.processes = processes
         self._setting = setting
-        self._group = group
-        self._parts: list[BatchPart] = []
-        self._step: int | None = None
+        self._max_bytes = max_bytes
+        self._own: BatchPart | None = None
+        self._kept = KeptSamples(max_bytes, seed=0)
+        self._step = 0
+        self._is_exchanged = False
 
     def begin_step(self, global_step: int) -> str:
         """Drop the parts of a step that never had a last one; a note, if there are any."""
-        left = len(self._parts) if self._step != global_step else 0
-        before, self._step = self._step, global_step
+        left = 0 if self._own is None or self._step == global_step else self._own.passes
+        before, self._step, self._is_exchanged = self._step, global_step, False
         if not left:
             return ""
         self.drop()
@@ -35,30 +65,142 @@ class BatchAssembly:
 
     def has_parts(self, accumulating: bool) -> bool:
         """Whether a backward pass is that of a part of its step's batch."""
-        return accumulating or bool(self._parts) or self._group is not None
+        return accumulating or self._own is not None or self.processes.count > 1
 
-    @property
-    def is_first_process(self) -> bool:
-        """Whether this process writes files for its group."""
-        return self._group is None or dist.get_rank(self._group) == 0
+    def part_reductions(self, reductions: Sequence[Reduction], accumulating: bool) -> Keyed:
+        """What is computed of a part in its backward pass, for these reductions of the whole."""
+        several = accumulating or self._own is not None
+        summary: Keyed = {SPREAD: Spread()} if several else {MEAN: Mean()}
+        return {**_part_by_part(reductions), **(summary if _needs_mean(reductions) else {})}
 
-    def add(self, part: BatchPart) -> None:
-        """Keep a part."""
-        self._parts.append(part)
+    def add(
+        self,
+        part: BatchPart,
+        operators: dict[str, GradientOperator],
+        reductions: Sequence[Reduction],
+        accumulating: bool,
+        contain: Contain,
+    ) -> None:
+        """Take in a part, with the operators that are needed until all parts are there."""
+        part = replace(part, tracked=self._tracked(reductions))
+        if self._own is None:
+            seed = self._step * self.processes.count + self.processes.rank
+            self._own, self._kept = part, KeptSamples(self._max_bytes, seed)
+        else:
+            keyed = self.part_reductions(reductions, accumulating)
+            self._own = merged(self._own, part, keyed, self._setting.loss_reduction, contain)
+        self._kept.add(operators, part.samples or 0, part.weight, accumulating)
+
+    def _tracked(self, reductions: Sequence[Reduction]) -> tuple[str, ...]:
+        return (f"step {self._step}", *keyed(reductions))
+
+    def refuse(self, reason: str, reductions: Sequence[Reduction], accumulating: bool) -> None:
+        """Take in that a part has failed, so that no other process waits for it."""
+        if self._is_exchanged or not self.has_parts(accumulating):
+            return
+        own = self._own or replace(EMPTY, tracked=self._tracked(reductions))
+        self._own = replace(own, failure=reason)
+        if not accumulating:
+            self._exchanged(replace(EMPTY, tracked=own.tracked, failure=reason), {})
+            self.drop()
 
     def drop(self) -> None:
         """Drop all parts."""
-        self._parts.clear()
+        self._own, self._kept = None, KeptSamples(self._max_bytes, seed=0)
 
-    def whole(self) -> BatchPart:
-        """The parts as one; all processes must call it at the same steps."""
-        parts, self._parts = self._parts, []
-        loss_reduction = self._setting.loss_reduction
-        whole = joined(parts, loss_reduction)
-        if self._group is None:
-            return whole
-        device = next(iter(self._setting.parameters.values())).device
-        return joined(exchanged(whole, device, self._group), loss_reduction)
+    def whole(self, reductions: Sequence[Reduction], contain: Contain) -> Whole:
+        """All parts as one; all processes must call it at the same steps.
+
+        ``UnavailableError`` with the reason if one of them has failed.
+        """
+        assert self._own is not None
+        own, kept, by_key = self._own, self._kept, keyed(reductions)
+        self.drop()
+        first = {**_part_by_part(reductions), MEAN: Mean()}
+        part = self._exchanged(_to_send(own, kept), first)
+        if part.failure:
+            raise UnavailableError(part.failure)
+        gradients, spreads = self._of_whole(own, kept, part)
+        phase = SecondPhase(self._setting.parameters, part, gradients, spreads, contain)
+        left = remaining(by_key, part, self._max_bytes, self.processes.count)
+        found = [part.results, Results(failed=left.failed)]
+        if left.merged:
+            # Samples weigh the same from now on.
+            size = own.samples or 0
+            mine = BatchPart(size, size, results=phase.own(left.merged))
+            found.append(self._exchanged(mine, left.merged).results)
+        if left.together:
+            operators = self.processes.joined_operators(gradients.operators)
+            found.append(phase.together(left.together, operators))
+        values = {by_key[k]: v for each in found for k, v in each.values.items() if k in by_key}
+        failed = {by_key[k]: v for each in found for k, v in each.failed.items() if k in by_key}
+        part = replace(part, weight=part.weight / self.processes.count)
+        return Whole(part, _of_covered(values, part.covered), failed, gradients)
+
+    def _exchanged(self, own: BatchPart, reductions: Keyed) -> BatchPart:
+        self._is_exchanged = True
+        return self.processes.merged(own, reductions, self._setting.loss_reduction)
+
+    def _of_whole(
+        self, own: BatchPart, kept: KeptSamples, whole: BatchPart
+    ) -> tuple[KeptGradients, Values]:
+        """What is kept, and the spreads of all own samples, as gradients of the whole batch."""
+        weight = whole.weight if self._setting.loss_reduction == "mean" else None
+        samples = whole.samples or 0
+        factor = part_factor(own.weight, own.samples or 0, weight, samples)
+        spreads = own.results.values.get(SPREAD, {})
+        return kept.joined(weight, samples), {n: s.times(factor) for n, s in spreads.items()}
+
+
+def keyed(reductions: Sequence[Reduction]) -> dict[str, Reduction]:
+    """Reductions by keys that are the same in all processes."""
+    return {f"{place}: {each!r}": each for place, each in enumerate(reductions)}
+
+
+def _part_by_part(reductions: Sequence[Reduction]) -> Keyed:
+    """Those whose values are merged part by part."""
+    return {
+        key: each
+        for key, each in keyed(reductions).items()
+        if isinstance(each, MergeableReduction)
+        and not isinstance(each, ReductionAboutMean)
+        and not each.needs_gathering
+    }
+
+
+def _needs_mean(reductions: Sequence[Reduction]) -> bool:
+    return any(isinstance(each, ReductionAboutMean) for each in reductions)
+
+
+def need_gradients(reductions: Sequence[Reduction]) -> bool:
+    """Whether the gradients of parts are needed after their backward passes."""
+    return any(
+        not isinstance(each, MergeableReduction)
+        or isinstance(each, ReductionAboutMean)
+        or each.degree is None
+        or each.needs_gathering
+        for each in reductions
+    )
+
+
+def _to_send(own: BatchPart, kept: KeptSamples) -> BatchPart:
+    """A process's part, with the mean gradient in place of the spread."""
+    found = own.results
+    values = {key: value for key, value in found.values.items() if key != SPREAD}
+    failed = {MEAN if key == SPREAD else key: why for key, why in found.failed.items()}
+    if SPREAD in found.values:
+        values[MEAN] = {name: spread.mean for name, spread in found.values[SPREAD].items()}
+    results = replace(found, values=values, failed=failed)
+    return replace(own, results=results, strata=kept.strata, kept_bytes=kept.needed_bytes)
+
+
+def _of_covered(
+    values: Mapping[Reduction, Values], covered: frozenset[str]
+) -> dict[Reduction, Values]:
+    return {
+        reduction: {name: value for name, value in found.items() if name in covered}
+        for reduction, found in values.items()
+    }
 
 
 LEFT_OVER = (

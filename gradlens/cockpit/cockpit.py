@@ -18,6 +18,7 @@ from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.arguments import (
     check_extensions,
     check_loss_function,
+    check_max_bytes,
     check_run,
     check_together,
     checked_info,
@@ -32,6 +33,7 @@ from gradlens.cockpit.forecast import Forecast
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.metrics import loggable
 from gradlens.cockpit.model import process_group_of, trainable_parameters, unwrapped
+from gradlens.cockpit.processes import Processes
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.tracked_step import TrackedStep
@@ -45,6 +47,7 @@ from gradlens.hooks.torch_private import is_compiled
 from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.per_sample.context import check_loss_reduction
 from gradlens.per_sample.gradients import Plans, Setting
+from gradlens.per_sample.kept_samples import MAX_BYTES
 from gradlens.per_sample.labelling.batch import LossReduction
 from gradlens.quantities.presets import configuration
 from gradlens.quantities.quantity import Quantity
@@ -65,7 +68,9 @@ class Cockpit:
     training time that tracking may take, such as 0.05: schedules are thinned to keep to it.
     ``ValueError`` if the loss module's own reduction contradicts ``loss_reduction``.
     What fails while the run is tracked is a NaN with its reason, and training goes on; ``strict``
-    raises exceptions instead, for those who develop quantities.
+    raises exceptions instead, for those who develop quantities. ``max_bytes`` is the memory that
+    the per-sample gradients of earlier micro-batches may take, where quantities need those of the
+    whole batch; if it isn't enough, they are computed from samples drawn at random, or are NaN.
 
     The context is entered at each step, around the backward pass::
 
@@ -85,7 +90,9 @@ class Cockpit:
         run: str | Path | None = None,
         resume: bool = False,
         strict: bool = False,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
+        check_max_bytes(max_bytes)
         check_loss_reduction(loss_reduction)
         check_batchnorm(batchnorm)
         check_loss_function(loss_function, loss_reduction)
@@ -114,10 +121,11 @@ class Cockpit:
             called=wrapped if wrapped is not None and is_compiled(wrapped) else None,
             sharding=sharding,
         )
-        assembly = BatchAssembly(setting, process_group_of(wrapped, sharding))
+        device = next(iter(self.parameters.values())).device
+        processes = Processes(process_group_of(wrapped, sharding), device)
         forecast = Forecast(self.quantities)
         self._run = Run(
-            self.quantities, aggregation, self.parameters, run, resume, assembly.is_first_process
+            self.quantities, aggregation, self.parameters, run, resume, processes.rank == 0
         )
         boundary = Boundary(self._run.note, strict)
         self._tracking = Tracking(
@@ -126,7 +134,7 @@ class Cockpit:
             Plans(),
             self._run,
             Updates(self._run.record, boundary),
-            assembly,
+            BatchAssembly(setting, processes, max_bytes),
             forecast,
             HookInstaller([m for m in (self.model, loss_function) if m is not None]),
             LayerTracking(self.model, self.quantities, forecast, boundary),

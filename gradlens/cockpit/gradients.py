@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from gradlens.cockpit.batch_assembly import BatchAssembly
+from gradlens.cockpit.batch_assembly import BatchAssembly, Whole, need_gradients
 from gradlens.cockpit.model import compiled_prefixes
 from gradlens.history.coverage import Coverage, few
 from gradlens.hooks.backward_call import BackwardCall
+from gradlens.numerics.strata import Drawn
 from gradlens.numerics.unavailable import Contain
-from gradlens.per_sample.batch_parts import BatchPart
+from gradlens.per_sample.batch_parts import BatchPart, Results
 from gradlens.per_sample.context import UNSEEN
 from gradlens.per_sample.gradients import Gradients, Setting
+from gradlens.per_sample.kept_samples import KeptGradients
 from gradlens.per_sample.labelling.batch import Batch
 from gradlens.per_sample.labelling.planner import COMPILED
 from gradlens.per_sample.reducing import Reducer
@@ -26,19 +28,19 @@ from gradlens.reductions import Reduction
 
 
 class StepGradients:
-    """Per-sample gradients of one backward pass.
+    """Per-sample gradients of one backward pass, and their reductions after ``finish``.
 
-    ``reducer`` holds their reductions after ``finish``. ``labelling_seconds`` is the time spent on
-    labelling the graph, which most steps don't need. ``whole`` is the batch, where it has several
-    parts and this is the last one.
+    ``labelling_seconds`` is the time spent on labelling the graph, which most steps don't need.
+    ``whole`` is the batch, where it has several parts and this is the last one.
     """
 
     def __init__(
         self,
         setting: Setting,
         assembly: BatchAssembly,
-        reductions: Iterable[Reduction],
+        reductions: Sequence[Reduction],
         retain: bool,
+        projections: Drawn | None,
         info: Mapping[str, Any],
         accumulating: bool,
         contain: Contain,
@@ -46,19 +48,21 @@ class StepGradients:
         self._setting = setting
         self._assembly = assembly
         self._info = info
+        self._reductions = reductions
+        self._projections = projections
         self._is_part = assembly.has_parts(accumulating)
         self._accumulating = accumulating
         self._contain = contain
         self.labelling_seconds = 0.0
-        self.whole: BatchPart | None = None
+        self.whole: Whole | None = None
         self._gradients = Gradients(setting, info)
-        self.reducer = Reducer(
+        self._of_part = assembly.part_reductions(reductions, accumulating)
+        self._reducer = Reducer(
             setting.parameters,
-            setting.leaves,
             self._gradients.collector,
-            reductions,
-            retain,
-            waits=self._is_part,
+            self._of_part.values() if self._is_part else reductions,
+            retain=retain and not self._is_part,
+            keep=self._is_part and (retain or need_gradients(reductions)),
             contain=contain,
         )
 
@@ -68,7 +72,7 @@ class StepGradients:
         found = self._gradients.batch
         if self.whole is None:
             return found
-        return replace(found, samples=self.whole.batch_size, known_by=PARTS + found.known_by)
+        return replace(found, samples=self.whole.part.samples, known_by=PARTS + found.known_by)
 
     @property
     def loss_factor(self) -> float:
@@ -78,14 +82,13 @@ class StepGradients:
     @property
     def loss_weight(self) -> float:
         """The weight of the batch's loss in what the optimizer minimises, without a scaler's."""
-        weight = self.loss_factor if self.whole is None else self.whole.weight
+        weight = self.loss_factor if self.whole is None else self.whole.part.weight
         return weight / gradient_scale(self._info)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """Collect gradients in the backward pass of the loss, or of what backward is called on."""
         loss = self._info.get("loss")
-        self.reducer.start()
         if loss is not None:
             self._timed(self._gradients.begin, loss)
         with BackwardCall(lambda tensor: self._timed(self._gradients.called_on, tensor)):
@@ -97,6 +100,8 @@ class StepGradients:
     def _timed(self, begin: Callable[[Tensor], None], tensor: Tensor) -> None:
         start = time.perf_counter()
         with self._contain("finding the samples of the loss", self._refuse_all):
+            # Unsharded parameters exist from the first forward pass on, which may be over only now.
+            self._reducer.start(self._setting.leaves)
             begin(tensor)
         if self._gradients.labelled:
             self.labelling_seconds += time.perf_counter() - start
@@ -106,40 +111,67 @@ class StepGradients:
 
     def finish(self, individual_losses: Tensor | None) -> None:
         """Reduce what is left, and the whole batch if this was the last of its parts."""
-        self.reducer.finish()
+        self._reducer.finish()
         if not self._is_part:
             return
-        self._assembly.add(self._part(individual_losses))
+        part, operators = self._part(individual_losses), self._reducer.take_kept()
+        self._assembly.add(part, operators, self._reductions, self._accumulating, self._contain)
         if not self._accumulating:
-            self.whole = self._assembly.whole()
-            self.reducer.take_joined(self.whole.operators)
+            self.whole = self._assembly.whole(self._reductions, self._contain)
 
     def _part(self, individual_losses: Tensor | None) -> BatchPart:
-        batch, loss = self._gradients.batch, self._info.get("loss")
+        batch, loss, reducer = self._gradients.batch, self._info.get("loss"), self._reducer
         return BatchPart(
             batch.samples,
             batch.factor,
+            1,
             None if loss is None else float(loss.detach()),
             individual_losses,
-            dict(self.reducer.waiting),
+            Results(
+                {key: reducer.values[each] for key, each in self._of_part.items()},
+                {k: reducer.failed[r] for k, r in self._of_part.items() if r in reducer.failed},
+            ),
+            frozenset(reducer.covered),
             self._missing,
             self._gradients.coupling,
+            projections=None if self._accumulating else self._projections,
         )
+
+    @property
+    def values(self) -> Mapping[Reduction, Mapping[str, Any]]:
+        """By reduction and parameter name."""
+        return self._reducer.values if self.whole is None else self.whole.values
+
+    @property
+    def failed(self) -> Mapping[Reduction, str]:
+        """Reasons why reductions have no values."""
+        return self._reducer.failed if self.whole is None else self.whole.failed
+
+    @property
+    def retained(self) -> KeptGradients:
+        """Operators for projections on the update."""
+        return KeptGradients(self._reducer.retained) if self.whole is None else self.whole.kept
+
+    @property
+    def start_projections(self) -> Drawn | None:
+        """The projections of the step before, of all processes."""
+        return self._projections if self.whole is None else self.whole.part.projections
 
     @property
     def _missing(self) -> Mapping[str, str]:
         """Why parameters have no per-sample gradients."""
         if self.whole is not None:
-            return self.whole.missing
+            return self.whole.part.missing
         found, compiled = self._gradients.collector.unavailable, compiled_prefixes(self._setting)
-        absent = [name for name in self._setting.parameters if name not in self.reducer.covered]
+        absent = [name for name in self._setting.parameters if name not in self._reducer.covered]
         unseen = {n: COMPILED if n.startswith(compiled) else UNSEEN for n in absent}
         return {name: found.get(name, reason) for name, reason in unseen.items()}
 
     @property
     def uncovered(self) -> str:
         """Why no parameter has per-sample gradients; empty if one has."""
-        if self.reducer.covered or not self._missing:
+        covered = self._reducer.covered if self.whole is None else self.whole.part.covered
+        if covered or not self._missing:
             return ""
         name, reason = next(iter(self._missing.items()))
         return f"no parameter has per-sample gradients; of {name}: {reason}"
@@ -147,7 +179,7 @@ class StepGradients:
     @property
     def coverage(self) -> Coverage:
         """Which parameters have per-sample gradients at this step."""
-        coupling = self._gradients.coupling if self.whole is None else self.whole.coupling
+        coupling = self._gradients.coupling if self.whole is None else self.whole.part.coupling
         return Coverage(
             self._missing,
             tuple(sorted(coupling)),
@@ -166,7 +198,7 @@ class StepGradients:
     def release(self) -> None:
         """Remove all hooks, and free all gradients."""
         self._gradients.end()
-        self.reducer.stop()
+        self._reducer.stop()
 
 
 SCALED = (

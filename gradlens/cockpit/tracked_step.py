@@ -25,9 +25,11 @@ from gradlens.history.undefined import Undefined
 from gradlens.hooks.backpack_context import own_pass, with_extensions
 from gradlens.hooks.global_state import GlobalState
 from gradlens.numerics.shards import is_distributed
+from gradlens.per_sample.kept_samples import KeptGradients
 from gradlens.per_sample.losses import PerSampleLosses
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import Step, gradient_scale
+from gradlens.reductions import Reduction
 
 
 class TrackedStep:
@@ -61,7 +63,7 @@ class TrackedStep:
         self._values: dict[str, Any] = {}
         self._earlier: dict[str, Any] = {}
         self._before: dict[str, Tensor] = {}
-        self._failed = False
+        self._failure = ""
         self._contexts = ExitStack()
         self._global_state = GlobalState()
 
@@ -175,7 +177,7 @@ class TrackedStep:
         return refuse
 
     def _refuse_all(self, reason: str) -> None:
-        self._failed = True
+        self._failure = self._failure or reason
         self._refusing(*self._active)(reason)
         self._tracking.updates.refuse_interval(reason)
 
@@ -302,29 +304,36 @@ class TrackedStep:
 
     def _step_gradients(self) -> StepGradients:
         tracking, step = self._tracking, self._global_step
-        # In the same order in all processes, since reductions may exchange parts of tensors.
-        reductions = [r for quantity in self._active for r in quantity.reductions_at(step)]
-        if tracking.updates.interval is not None:
-            reductions.append(tracking.updates.interval.reduction)
+        interval = tracking.updates.interval
         retain = any(q.retains_gradients and q.should_compute(step) for q in self._active)
         return StepGradients(
             tracking.setting,
             tracking.assembly,
-            reductions,
+            self._reductions(),
             retain,
+            None if interval is None else interval.projections,
             self._info,
             self._accumulating,
             tracking.boundary.contain,
         )
+
+    def _reductions(self) -> tuple[Reduction, ...]:
+        """Those of this step, in the same order in all processes."""
+        step, interval = self._global_step, self._tracking.updates.interval
+        found = [r for quantity in self._active for r in quantity.reductions_at(step)]
+        return tuple(dict.fromkeys(found if interval is None else [*found, interval.reduction]))
 
     # On leaving, after a backward pass without exceptions.
 
     def _finish(self) -> None:
         tracking, boundary = self._tracking, self._tracking.boundary
         self._check_for_hook_errors()
-        if not self._failed:
+        if not self._failure:
             with boundary.contain("the end of a step", self._refuse_all):
                 self._compute()
+        if self._failure:
+            with boundary.contain("the exchange with other processes"):
+                tracking.assembly.refuse(self._failure, self._reductions(), self._accumulating)
         if not self._accumulating:
             with boundary.contain("recording a step"):
                 tracking.run.record(self._global_step, self._values)
@@ -350,7 +359,8 @@ class TrackedStep:
         self._add_notes(step)
         with torch.no_grad():
             with boundary.contain("the interval between two steps"):
-                tracking.updates.end_interval(step)
+                projections = None if gradients is None else gradients.start_projections
+                tracking.updates.end_interval(step, projections)
             for quantity in self._active:
                 with boundary.contain(quantity.name, self._refusing(quantity)):
                     self._after_backward(quantity, step)
@@ -370,7 +380,7 @@ class TrackedStep:
         setting, gradients, info = self._tracking.setting, self._gradients, self._info
         loss = info.get("loss")
         if gradients is not None and gradients.whole is not None:
-            whole = gradients.whole
+            whole = gradients.whole.part
             individual_losses = whole.individual_losses
             loss = None if whole.loss is None else torch.tensor(whole.loss, dtype=torch.float64)
         return Step(
@@ -382,10 +392,10 @@ class TrackedStep:
             individual_losses,
             info.get("optimizer"),
             info,
-            {} if gradients is None else gradients.reducer.values,
+            {} if gradients is None else gradients.values,
             self._tracking.layers.finish(self._global_step),
             "" if gradients is None else gradients.uncovered,
-            {} if gradients is None else gradients.reducer.failed,
+            {} if gradients is None else gradients.failed,
             1.0 if gradients is None else gradients.loss_weight,
         )
 
@@ -398,7 +408,7 @@ class TrackedStep:
             run.note(step.global_step, UNTRACKED.format(names=few(names)))
         if gradients is None:
             return
-        if gradients.reducer.values:
+        if gradients.values:
             run.cover(step.global_step, gradients.coverage)
         for note in gradients.notes():
             run.note(step.global_step, note)
@@ -435,7 +445,7 @@ class TrackedStep:
                 quantities=", ".join(of_losses), why=why or HOW_TO_PASS_LOSSES
             )
             self._tracking.run.note(step.global_step, text)
-        retained = {} if self._gradients is None else self._gradients.reducer.retained
+        retained = KeptGradients() if self._gradients is None else self._gradients.retained
         self._tracking.updates.wait(step, waiting, retained, self._before)
 
 

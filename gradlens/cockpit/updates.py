@@ -15,6 +15,8 @@ from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.plain import recordable
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.shards import whole
+from gradlens.numerics.strata import Drawn, all_drawn
+from gradlens.per_sample.kept_samples import KeptGradients
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import Step
@@ -55,7 +57,7 @@ class Updates:
         self,
         step: Step,
         waiting: Sequence[WaitingQuantity],
-        retained: Mapping[str, GradientOperator],
+        retained: KeptGradients,
         before: Mapping[str, Tensor],
     ) -> None:
         """Let quantities wait for the update from ``before``, on which ``retained`` are projected.
@@ -80,11 +82,14 @@ class Updates:
             self._pending.close()
         self._pending = None
 
-    def end_interval(self, end: Step) -> None:
-        """Compute what needed this step, and record it at the step before."""
-        interval, self.interval = self.interval, None
-        if interval is not None:
-            self._record(interval.start.global_step, interval.values(end, self._boundary))
+    def end_interval(self, end: Step, projections: Drawn | None) -> None:
+        """Compute what needed this step, and record it at the step before.
+
+        ``projections`` are those of the interval, of all processes.
+        """
+        if self.interval is not None:
+            values = self.interval.values(end, projections, self._boundary)
+            self._record(self.interval.start.global_step, values)
 
     def refuse_interval(self, reason: str) -> None:
         """Record that what needed this step has no value, and why."""
@@ -131,14 +136,14 @@ class PendingUpdate:
         self,
         step: Step,
         waiting: Sequence[WaitingQuantity],
-        retained: Mapping[str, GradientOperator],
+        retained: KeptGradients,
         before: Mapping[str, Tensor],
         on_update: Callable[[PendingUpdate, Update | Undefined], None],
         boundary: Boundary,
     ) -> None:
         self.step = step.without_gradients()
         self.waiting = waiting
-        self._retained = dict(retained)
+        self._retained = retained
         self._on_update: Callable[[PendingUpdate, Update | Undefined], None] | None = on_update
         self._boundary = boundary
         self._before = dict(before)
@@ -168,14 +173,16 @@ class PendingUpdate:
             return
         update = self._boundary.value("the update of the parameters", self._update)
         self._on_update = None
-        self._retained.clear()
+        self._retained = KeptGradients()
         self._before.clear()
         with self._boundary.contain("the quantities of an update"):
             on_update(self, update)
 
     def _update(self) -> Update:
         direction = _difference(self.step.parameters, self._before)
-        return Update(direction, _projections(self._retained, direction))
+        retains = any(each.quantity.retains_gradients for each in self.waiting)
+        projections = _projections(self._retained.operators, direction) if retains else None
+        return Update(direction, projections, strata=self._retained.strata)
 
     def close(self) -> None:
         """Remove the hook from the optimizer."""
@@ -199,9 +206,9 @@ def _difference(
 def _projections(
     retained: Mapping[str, GradientOperator], direction: Mapping[str, Tensor]
 ) -> Tensor | None:
-    dots = [
-        operator.dot(whole(direction[name])).cpu().double() for name, operator in retained.items()
-    ]
+    # All processes take part in gathering a difference, whatever they have retained.
+    gathered = ((name, whole(difference)) for name, difference in direction.items())
+    dots = [retained[n].dot(each).cpu().double() for n, each in gathered if n in retained]
     return torch.stack(dots).sum(0) if dots else None
 
 
@@ -218,16 +225,28 @@ class Interval:
         self._pending = pending
 
     @property
+    def projections(self) -> Drawn | None:
+        """Projections of this process's samples at the start, if there are any."""
+        values = self._update.projections
+        return None if values is None else Drawn(values, self._update.strata)
+
+    @property
     def needs_losses(self) -> bool:
         """Whether per-sample losses of the next step are needed."""
         return any("individual_losses" in each.quantity.needs for each in self.waiting)
 
-    def values(self, end: Step, boundary: Boundary) -> dict[str, Any]:
-        """The quantities' values, of which ``start`` is the step."""
+    def values(self, end: Step, start: Drawn | None, boundary: Boundary) -> dict[str, Any]:
+        """The quantities' values, from the projections at the ``start`` in all processes."""
         if self._pending.overtaken:
             return {each.quantity.name: Undefined(OVERTAKEN) for each in self.waiting}
         found = boundary.value("the interval between two steps", end.total, self.reduction)
-        update = replace(self._update, end_projections=found)
+        strata = () if start is None or all_drawn(start.strata) else start.strata
+        update = replace(
+            self._update,
+            projections=None if start is None else start.values,
+            end_projections=found,
+            strata=strata,
+        )
         return {
             each.quantity.name: found
             if isinstance(found, Undefined)

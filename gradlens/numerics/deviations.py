@@ -6,10 +6,14 @@ differ little. Everything here is therefore computed from gₙ − ḡ, or from 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from gradlens.numerics.norms import norm
+from gradlens.numerics.precision import double
+from gradlens.numerics.strata import Strata, Stratum, count, total, total_error
 
 ROUNDINGS = 16
 """Roundings of its precision that an element of gₙ may be off by.
@@ -22,11 +26,14 @@ differ by less than the bound have variances that are off by a percent or more.
 
 @dataclass(frozen=True)
 class SampleDeviations:
-    """Deviations of all samples from the mean gradient; in float64.
+    """Deviations of samples from the mean gradient; in float64.
 
     ``squared_norms`` are ‖gₙ − ḡ‖² and ``dots`` ⟨gₙ − ḡ, ḡ⟩, both ``[N]``; ``squared_mean`` is
     ‖ḡ‖². Two bounds are of the error of Σₙ‖gₙ − ḡ‖²: ``noise`` from rounding in gₙ, which gradients
-    that are equal may have, and ``rounding`` from rounding in the sum. The last three are scalars.
+    that are equal may have, and ``rounding`` from rounding in the sum. These three are scalars.
+
+    Where the two are known of some samples alone, drawn at random, ``strata`` says of how many, and
+    ``known_spread`` is Σₙ‖gₙ − ḡ‖² of all N samples; otherwise both are empty.
     """
 
     squared_norms: Tensor
@@ -34,20 +41,83 @@ class SampleDeviations:
     squared_mean: Tensor
     noise: Tensor
     rounding: Tensor
+    known_spread: Tensor | None = None
+    strata: Strata = ()
+
+    @property
+    def samples(self) -> int:
+        """N."""
+        return count(self.strata) if self.strata else len(self.dots)
+
+    @property
+    def spread(self) -> Tensor:
+        """Σₙ‖gₙ − ḡ‖², exact also where samples were drawn."""
+        return self.squared_norms.sum() if self.known_spread is None else self.known_spread
+
+    @property
+    def squared_dots(self) -> Tensor:
+        """Σₙ⟨gₙ − ḡ, ḡ⟩²; an unbiased estimate where samples were drawn."""
+        if self.strata:
+            return total(self.dots.square(), self.strata)
+        return (self.dots - self.dots.mean()).square().sum()
+
+    @property
+    def squared_dots_error(self) -> float:
+        """Standard error of ``squared_dots``, zero where all samples are known."""
+        return total_error(self.dots.square(), self.strata) if self.strata else 0.0
 
     def __add__(self, other: SampleDeviations) -> SampleDeviations:
-        names = [field.name for field in fields(self)]
-        return SampleDeviations(*(getattr(self, n) + getattr(other, n) for n in names))
+        """Of both parameters together."""
+        return SampleDeviations(
+            self.squared_norms + other.squared_norms,
+            self.dots + other.dots,
+            self.squared_mean + other.squared_mean,
+            self.noise + other.noise,
+            self.rounding + other.rounding,
+            self.spread + other.spread if self.strata else None,
+            self.strata,
+        )
+
+    def merge(self, other: SampleDeviations) -> SampleDeviations:
+        """Of the samples of both, about the same mean."""
+        all_known = not self.strata and not other.strata
+        return SampleDeviations(
+            torch.cat([self.squared_norms, other.squared_norms]),
+            torch.cat([self.dots, other.dots]),
+            self.squared_mean,
+            self.noise + other.noise,
+            self.rounding + other.rounding,
+            None if all_known else self.spread + other.spread,
+            () if all_known else (*self._own_strata, *other._own_strata),
+        )
+
+    @property
+    def _own_strata(self) -> Strata:
+        return self.strata or (Stratum(len(self.dots), len(self.dots)),)
+
+    def drawn_from(self, stratum: Stratum, spread: Tensor) -> SampleDeviations:
+        """The same for all samples of a stratum that these were drawn from."""
+        share = stratum.samples / stratum.drawn
+        noise, rounding = self.noise * share, self.rounding * share
+        return replace(self, noise=noise, rounding=rounding, known_spread=spread, strata=(stratum,))
 
     @property
     def vanish(self) -> bool:
         """Whether the deviations are nothing but rounding errors of gradients that aren't zero."""
         bound = self.noise + self.rounding
-        return bool((self.squared_norms.sum() <= bound) & (self.squared_mean > 0))
+        return bool((self.spread <= bound) & (self.squared_mean > 0))
 
     def cpu(self) -> SampleDeviations:
         """The same on the host."""
-        return SampleDeviations(*(getattr(self, field.name).cpu() for field in fields(self)))
+        return SampleDeviations(
+            self.squared_norms.cpu(),
+            self.dots.cpu(),
+            self.squared_mean.cpu(),
+            self.noise.cpu(),
+            self.rounding.cpu(),
+            None if self.known_spread is None else self.known_spread.cpu(),
+            self.strata,
+        )
 
 
 @dataclass(frozen=True)
@@ -62,6 +132,51 @@ class ElementDeviations:
     squares: Tensor
     noise: float
 
+    def times(self, factor: float) -> ElementDeviations:
+        """Of gradients times a factor."""
+        return replace(self, mean=self.mean * factor, squares=self.squares * factor**2)
+
+    def merge(self, other: ElementDeviations, samples: tuple[int, int]) -> ElementDeviations:
+        """Of both batches together, of so many samples (Chan et al., 1979, Eq. 2.1)."""
+        mean, apart = merged_mean(self.mean, other.mean, samples)
+        dtype = torch.promote_types(self.squares.dtype, other.squares.dtype)
+        squares = self.squares.to(dtype) + other.squares
+        squares += between(samples) * apart.to(dtype).square()
+        return ElementDeviations(mean, squares, max(self.noise, other.noise))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The mean gradient ḡ ``[*P]`` and Σₙ‖gₙ − ḡ‖², a scalar in float64."""
+
+    mean: Tensor
+    squares: Tensor
+
+    def times(self, factor: float) -> Spread:
+        """Of gradients times a factor."""
+        return Spread(self.mean * factor, self.squares * factor**2)
+
+    def merge(self, other: Spread, samples: tuple[int, int]) -> Spread:
+        """Of both batches together, of so many samples (Chan et al., 1979, Eq. 2.1)."""
+        mean, apart = merged_mean(self.mean, other.mean, samples)
+        squared_norm = double(norm(apart)).square()
+        return Spread(mean, self.squares + other.squares + between(samples) * squared_norm)
+
+    def about(self, centre: Tensor, samples: int) -> Tensor:
+        """Σₙ‖gₙ − c‖² with c ``[*P]``, of so many samples."""
+        return self.squares + samples * double(norm(self.mean - centre)).square()
+
+
+def merged_mean(one: Tensor, other: Tensor, samples: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The mean over two batches of so many samples, and the difference between their means."""
+    apart = other - one
+    return one + apart * (samples[1] / sum(samples)), apart
+
+
+def between(samples: tuple[int, int]) -> float:
+    """The factor of the squared difference between two batches' means in the joined spread."""
+    return samples[0] * samples[1] / sum(samples)
+
 
 def by_products(squared_norms: Tensor, with_mean: Tensor) -> SampleDeviations:
     """Deviations, but for ``noise``, from ‖gₙ‖² and ⟨gₙ, ḡ⟩ in float64, both ``[N]``."""
@@ -71,6 +186,17 @@ def by_products(squared_norms: Tensor, with_mean: Tensor) -> SampleDeviations:
     apart = (squared_norms - squared_mean - 2 * along).clamp_(min=0)
     rounding = ROUNDINGS * torch.finfo(apart.dtype).eps * squared_norms.sum()
     return SampleDeviations(apart, along, squared_mean, rounding, rounding)
+
+
+def about_by_products(
+    squared_norms: Tensor, with_centre: Tensor, squared_centre: Tensor
+) -> SampleDeviations:
+    """Deviations from c, but for ``noise``, from ‖gₙ‖² and ⟨gₙ, c⟩ ``[N]`` and ‖c‖² in float64."""
+    along = with_centre - squared_centre
+    apart = (squared_norms - squared_centre - 2 * along).clamp_(min=0)
+    largest = squared_norms.sum() + len(along) * squared_centre
+    rounding = ROUNDINGS * torch.finfo(apart.dtype).eps * largest
+    return SampleDeviations(apart, along, squared_centre, rounding, rounding)
 
 
 def less_mean(sum_of_squares: Tensor, total: Tensor, n: int) -> Tensor:

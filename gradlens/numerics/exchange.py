@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -43,6 +43,81 @@ def all_gathered(
     return [from_bytes(message, classes, device) for message in messages]
 
 
+def merged_over(
+    own: T,
+    merge: Callable[[T, T], T],
+    failed: Callable[[Exception], T],
+    classes: Sequence[type[Any]],
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
+) -> T:
+    """The objects of all processes of a group as one, by merging two neighbours' at a time.
+
+    In log₂R rounds of R processes, each of them but the first sends its object once, after those
+    that it has received are merged into it; the first one's result is sent to all. No process holds
+    more than two objects. ``merge`` must be associative. An exception in it, or of an object that
+    can't be sent, becomes an object by ``failed``, so that no process waits in vain. All processes
+    must call this at the same time.
+    """
+
+    def encoded(value: T) -> bytes:
+        try:
+            return to_bytes(value, classes)
+        except Exception as error:
+            return to_bytes(failed(error), classes)
+
+    rank, count = dist.get_rank(group), dist.get_world_size(group)
+    step = 1
+    while step < count:
+        if rank % (2 * step):
+            _send(encoded(own), rank - step, group)
+            break
+        if rank + step < count:
+            received = _receive(rank + step, group)
+            try:
+                own = merge(own, from_bytes(received, classes, device))
+            except Exception as error:
+                own = failed(error)
+        step *= 2
+    sent = _broadcast(encoded(own) if rank == 0 else b"", group)
+    found: T = from_bytes(sent, classes, device)
+    return found
+
+
+def _send(content: bytes, rank: int, group: dist.ProcessGroup | None) -> None:
+    device, to = _device_of(group), _global_rank(rank, group)
+    dist.send(torch.tensor([len(content)], device=device), to, group=group)
+    dist.send(_as_tensor(content).to(device), to, group=group)
+
+
+def _receive(rank: int, group: dist.ProcessGroup | None) -> bytes:
+    device, sender = _device_of(group), _global_rank(rank, group)
+    size = torch.zeros(1, dtype=torch.int64, device=device)
+    dist.recv(size, sender, group=group)
+    content = torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.recv(content, sender, group=group)
+    return _bytes_of(content)
+
+
+def _broadcast(content: bytes, group: dist.ProcessGroup | None) -> bytes:
+    """The content of the first process, in all of them."""
+    device, first = _device_of(group), _global_rank(0, group)
+    size = torch.tensor([len(content)], device=device)
+    dist.broadcast(size, first, group=group)
+    sent = _as_tensor(content) if content else torch.empty(int(size), dtype=torch.uint8)
+    sent = sent.to(device)
+    dist.broadcast(sent, first, group=group)
+    return _bytes_of(sent)
+
+
+def _global_rank(rank: int, group: dist.ProcessGroup | None) -> int:
+    return rank if group is None else dist.get_global_rank(group, rank)
+
+
+def _as_tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
 def to_bytes(value: Any, classes: Sequence[type[Any]]) -> bytes:
     """A message; ``TypeError`` for what is neither plain, nor a tensor, nor of ``classes``."""
     tensors: dict[int, tuple[int, Tensor]] = {}
@@ -67,7 +142,7 @@ def _all_gathered_bytes(own: bytes, group: dist.ProcessGroup | None) -> list[byt
     lengths = [int(each) for each in sizes]
     # What is gathered must have the same size in all processes.
     content = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
-    content[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    content[: len(own)] = _as_tensor(own)
     contents = [torch.empty_like(content) for _ in range(count)]
     dist.all_gather(contents, content, group=group)
     return [_bytes_of(each[:length]) for each, length in zip(contents, lengths, strict=True)]

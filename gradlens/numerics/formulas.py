@@ -17,6 +17,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.numerics.deviations import ROUNDINGS, ElementDeviations, SampleDeviations
 from gradlens.numerics.histograms import CHUNK
 from gradlens.numerics.precision import double
+from gradlens.numerics.strata import Strata, mean_variance, weights
 
 ONE_SAMPLE = "N = 1: a variance over samples needs two of them"
 ZERO_MEAN = "the mean gradient is zero"
@@ -24,6 +25,11 @@ NOT_FINITE = "the per-sample gradients contain NaN or Inf"
 EQUAL = (
     "the per-sample gradients differ by no more than the rounding errors of their precision: use a "
     "higher precision"
+)
+
+NOT_POSITIVE = (
+    "its estimate from samples that were drawn at random is not positive: raise the cockpit's "
+    "max_bytes, so that more of them are drawn"
 )
 
 TOLERATED = 0.1
@@ -39,7 +45,7 @@ def norm_test(found: SampleDeviations) -> float:
 
     √[Σₙ‖gₙ − ḡ‖² / ((N−1)·N·‖ḡ‖²)] (Byrd et al., 2012, Eq. 3.9).
     """
-    return _relative_error(found.squared_norms.sum(), found, found.noise + found.rounding)
+    return _relative_error(found.spread, found, found.noise + found.rounding)
 
 
 def inner_test(found: SampleDeviations) -> float:
@@ -50,22 +56,30 @@ def inner_test(found: SampleDeviations) -> float:
     return _relative_error(_spread_along(found), found, found.noise)
 
 
+def inner_test_error(found: SampleDeviations) -> float:
+    """Relative standard error of ``inner_test`` where samples were drawn, to first order.
+
+    Half that of Σₙ⟨gₙ − ḡ, ḡ⟩², of which it is the square root.
+    """
+    return found.squared_dots_error / (2 * float(found.squared_dots))
+
+
 def ortho_test(found: SampleDeviations) -> float:
     """Smallest ν for which the orthogonality test holds: spread across the mean gradient.
 
     √[(Σₙ‖gₙ − ḡ‖² − Σₙ⟨gₙ − ḡ, ḡ⟩²/‖ḡ‖²) / ((N−1)·N·‖ḡ‖²)] (Bollapragada et al., 2017).
     """
-    across = found.squared_norms.sum() - _spread_along(found)
+    across = found.spread - _spread_along(found)
     return _relative_error(across, found, found.noise + found.rounding)
 
 
 def _spread_along(found: SampleDeviations) -> Tensor:
     """Σₙ⟨gₙ − ḡ, ḡ⟩²/‖ḡ‖²."""
-    return (found.dots - found.dots.mean()).square().sum() / found.squared_mean
+    return found.squared_dots / found.squared_mean
 
 
 def _relative_error(spread: Tensor, found: SampleDeviations, rounding: Tensor) -> float:
-    n = len(found.dots)
+    n = found.samples
     if n < 2:
         return Undefined(ONE_SAMPLE)
     if found.squared_mean == 0:
@@ -73,7 +87,7 @@ def _relative_error(spread: Tensor, found: SampleDeviations, rounding: Tensor) -
     if not math.isfinite(float(spread)):
         return Undefined(NOT_FINITE)
     if spread <= rounding:
-        return Undefined(EQUAL)
+        return Undefined(EQUAL if found.vanish or not found.strata else NOT_POSITIVE)
     return math.sqrt(float(spread) / ((n - 1) * n * float(found.squared_mean)))
 
 
@@ -123,7 +137,7 @@ def batch_size_rule(found: SampleDeviations, learning_rate: float, mean_loss: fl
         return Undefined("the loss is not positive: the rule holds for one whose minimum is zero")
     if found.vanish:
         return Undefined(EQUAL)
-    size = learning_rate * float(found.squared_norms.sum()) / len(found.dots) / mean_loss
+    size = learning_rate * float(found.spread) / found.samples / mean_loss
     return size if math.isfinite(size) else Undefined(NOT_FINITE)
 
 
@@ -196,38 +210,40 @@ def noise_scale(found: SampleDeviations) -> NoiseScale:
     has no upper end where ‖G‖² can't be distinguished from zero, and where samples that aren't in
     the batch may have most of the noise: for fewer than ``BOUNDED_FROM`` samples, and where one of
     them has more than ``DOMINATING`` of the estimates' spread. In these two cases, the lower end is
-    the one-sided bound of 95 %.
+    the one-sided bound of 95 %. Where samples were drawn at random, the value is exact and the
+    interval that of these samples.
     """
-    n, squares = len(found.dots), found.squared_norms
-    if n < 3:
-        nan = Undefined(f"N = {n}: an interval takes three samples")
+    n, squares, known = found.samples, found.squared_norms, len(found.dots)
+    if known < 3:
+        nan = Undefined(f"N = {known}: an interval takes three samples")
         return NoiseScale(nan, nan, nan, nan, nan)
     if found.vanish:
         nan = Undefined(EQUAL)
         return NoiseScale(nan, nan, nan, nan, float(found.squared_mean))
-    everyone = _noise_estimates(squares.sum(), torch.zeros(()), n)
+    everyone = _noise_estimates(found.spread, torch.zeros(()), n)
     # Without sample n, the mean is ḡ − (gₙ − ḡ)/(N − 1), and deviations from it are smaller.
     without = squares / (n - 1) ** 2 - 2 * found.dots / (n - 1)
-    left_out = _noise_estimates(squares.sum() - squares * n / (n - 1), without, n - 1)
-    covariance = (n - 1) ** 2 / n * torch.cov(left_out)
+    left_out = _noise_estimates(found.spread - squares * n / (n - 1), without, n - 1)
+    stands_for = weights(found.strata) if found.strata else None
+    covariance = (n - 1) ** 2 / n * torch.cov(left_out, aweights=stands_for)
     trace, squared_norm = everyone.tolist()
     squared_norm += float(found.squared_mean)
     if not bool(covariance.isfinite().all()):
         nan = Undefined(NOT_FINITE)
-        known = (x if math.isfinite(x) else nan for x in (trace, squared_norm))
-        return NoiseScale(nan, nan, nan, *known)
+        finite = (x if math.isfinite(x) else nan for x in (trace, squared_norm))
+        return NoiseScale(nan, nan, nan, *finite)
     # In units of one of them, powers of the estimates are within the range.
     unit = max(abs(trace), abs(squared_norm)) or 1.0
     if squared_norm > 0:
         value = trace / squared_norm
         bounded = (
-            n >= BOUNDED_FROM
+            known >= BOUNDED_FROM
             and _largest_share((left_out[0] - value * left_out[1]) / unit) < DOMINATING
         )
     else:
         value = Undefined("the gradient's squared norm can't be distinguished from zero")
         bounded = False
-    t = float(stdtrit(n - 1, 0.975 if bounded else 0.95))
+    t = float(stdtrit(known - 1, 0.975 if bounded else 0.95))
     estimates = [trace / unit, squared_norm / unit]
     low, high = _fieller(estimates, (covariance / unit / unit).tolist(), t)
     return NoiseScale(value, low, high if bounded else math.inf, trace, squared_norm)
@@ -269,15 +285,23 @@ losses of all samples don't make the mean more certain than that.
 """
 
 
+_SLOPE = 2
+"""The place of the slope at the start among the observations of a fit."""
+
+
 def local_step_size(
-    losses: tuple[Tensor, Tensor], slopes: tuple[Tensor, Tensor], length: float
+    losses: tuple[Tensor, Tensor],
+    slopes: tuple[Tensor, Tensor],
+    length: float,
+    strata: Strata = (),
 ) -> float:
     """Where on a fitted parabola an update of this length ends: −1 start, 0 minimum, 1 mirrored.
 
     ``losses`` are ℓₙ and ``slopes`` ⟨gₙ,d⟩/‖d‖, each ``[N]``, at both ends of the update d; the
     parabola μ₀ + μ₁x + μ₂x² is fitted to their means by least squares, weighted by the inverse
     variances of these means, and α = 2t/(−μ₁/μ₂) − 1 (Schneider et al., 2021, arXiv:2102.06604).
-    Standard errors count as ``_LEAST_ERROR`` of the largest observation at least.
+    Standard errors count as ``_LEAST_ERROR`` of the largest observation at least. ``strata`` says
+    of how many samples those were drawn whose slopes are known at the start, if not of all.
     NaN where there is no such minimum.
     """
     if length == 0:
@@ -287,6 +311,8 @@ def local_step_size(
         return Undefined(ONE_SAMPLE)
     means = torch.stack([values.double().mean() for values in observed])
     variances = torch.stack([values.double().var() / len(values) for values in observed])
+    if strata:
+        means[_SLOPE], variances[_SLOPE] = mean_variance(slopes[0].double(), strata)
     if not bool(means.isfinite().all() and variances.isfinite().all()):
         return Undefined(NOT_FINITE)
     # With the update's length as the unit of x, slopes are comparable to losses, so that the fit

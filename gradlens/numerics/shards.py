@@ -15,6 +15,8 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
+from gradlens.numerics.unavailable import UnavailableError
+
 
 def is_distributed(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether each process has a part of the tensor, or a copy that is known to be one."""
@@ -27,8 +29,22 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor, from the parts of all processes."""
-    return tensor.full_tensor() if is_distributed(tensor) else tensor
+    """The whole tensor, from the parts of all processes.
+
+    ``UnavailableError`` for one whose memory is freed, such as a parameter that was put together
+    for a layer alone.
+    """
+    if is_distributed(tensor):
+        return tensor.full_tensor()
+    if tensor.numel() and not tensor.untyped_storage().size():
+        raise UnavailableError(FREED)
+    return tensor
+
+
+FREED = (
+    "it needs the parameters, which fully_shard gathers for their layers alone and had freed "
+    "before the per-sample gradients were complete"
+)
 
 
 def over_parts(

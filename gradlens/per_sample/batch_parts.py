@@ -3,100 +3,200 @@
 The loss of the whole is Σᵢ wᵢ Lᵢ, where wᵢ are the factors that backward was called with, over
 their sum (1/k for each of k micro-batches, 1/R for each of R processes). A sample of a part with
 Nᵢ of all N samples thus has gₙ = N·wᵢ/Nᵢ·∇ℓₙ under a mean loss; under a sum loss gₙ = ∇ℓₙ.
+
+Parts are joined two at a time, and the result is a part again, whose values are those of a batch
+that consists of both alone. A part without samples changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
-from gradlens.numerics.exchange import all_gathered
+from gradlens.numerics.strata import Drawn, Strata
+from gradlens.numerics.unavailable import Contain
+from gradlens.per_sample.kept_samples import part_factor
 from gradlens.per_sample.labelling.batch import LossReduction
-from gradlens.per_sample.operators.convolution import Convolution, Geometry
-from gradlens.per_sample.operators.dense import Dense
-from gradlens.per_sample.operators.grouped import Grouped
-from gradlens.per_sample.operators.joined import Joined
-from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
-from gradlens.per_sample.operators.rows import IndexedRows
-from gradlens.per_sample.operators.stored import Stored
-from gradlens.per_sample.operators.summed import Summed
+from gradlens.reductions import MergeableReduction
+
+Values: TypeAlias = Mapping[str, Any]
+"""A reduction's values, by parameter name."""
+
+Keyed: TypeAlias = Mapping[str, MergeableReduction]
+"""Reductions by keys, which are the same in all processes."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """By reductions' keys: their values, why they have none, and which to compute again."""
+
+    values: Mapping[str, Values] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    unscaled: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class BatchPart:
-    """The results of one backward pass.
+    """The results of one backward pass, or of several.
 
-    ``weight`` is that of its loss in what the optimizer minimises: the factor that backward was
-    called with, over R. ``loss`` is Lᵢ and ``individual_losses`` are ℓₙ ``[Nᵢ]``. ``missing`` are
-    the reasons why parameters have no operator.
+    ``samples`` is ``None`` if it isn't known. ``weight`` is that of the loss in what the optimizer
+    minimises: the factor that backward was called with, of ``passes`` backward passes. ``loss`` is
+    the loss and ``individual_losses`` are ℓₙ ``[N]``. ``covered`` are the parameters that have
+    per-sample gradients, and ``missing`` the reasons why others have none. ``strata`` and
+    ``kept_bytes`` are those of the gradients that are kept. ``projections`` are those of the step
+    before on its update. ``tracked`` says what is computed at which step, and ``failure`` why
+    nothing can be.
     """
 
-    batch_size: int | None
-    weight: float
+    samples: int | None = None
+    weight: float = 1.0
+    passes: int = 1
     loss: float | None = None
     individual_losses: Tensor | None = None
-    operators: Mapping[str, GradientOperator] = field(default_factory=dict)
+    results: Results = field(default_factory=Results)
+    covered: frozenset[str] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict)
     coupling: frozenset[str] = frozenset()
+    strata: Strata = ()
+    kept_bytes: int = 0
+    projections: Drawn | None = None
+    tracked: tuple[str, ...] = ()
+    failure: str = ""
 
 
-def joined(parts: Sequence[BatchPart], loss_reduction: LossReduction) -> BatchPart:
-    """All parts as one. A parameter is missing if it is missing in one of them."""
-    sizes = [part.batch_size or 0 for part in parts]
-    factors = [1.0] * len(parts)
-    weights = [1.0] * len(parts)
-    total = sum(part.weight for part in parts)
-    if loss_reduction == "mean":
-        weights = [part.weight / total for part in parts]
-        factors = [
-            sum(sizes) * weight / size if size else 1.0
-            for weight, size in zip(weights, sizes, strict=True)
-        ]
-    missing = {name: reason for part in parts for name, reason in part.missing.items()}
-    everywhere = [n for n in parts[0].operators if all(n in s.operators for s in parts)]
+EMPTY = BatchPart(samples=0)
+"""A part without samples."""
+
+
+def merged(
+    one: BatchPart,
+    other: BatchPart,
+    reductions: Keyed,
+    loss_reduction: LossReduction,
+    contain: Contain,
+) -> BatchPart:
+    """Both as one. A parameter is missing if it is missing in one of them."""
+    of_both: dict[str, Any] = {
+        "strata": (*one.strata, *other.strata),
+        "kept_bytes": one.kept_bytes + other.kept_bytes,
+        "projections": _joined_projections(one.projections, other.projections),
+        "tracked": one.tracked,
+        "failure": one.failure or other.failure or _difference(one.tracked, other.tracked),
+    }
+    if other.samples == 0 or one.samples == 0:
+        return replace(other if one.samples == 0 else one, **of_both)
+    sizes = (one.samples or 0, other.samples or 0)
+    is_mean = loss_reduction == "mean"
+    passes = one.passes + other.passes
+    if is_mean:
+        weight = one.weight + other.weight
+        shares = (one.weight / weight, other.weight / weight)
+        factors = _factors(one, other, weight, sum(sizes))
+    else:
+        weight = (one.passes * one.weight + other.passes * other.weight) / passes
+        shares = factors = (1.0, 1.0)
     return BatchPart(
         sum(sizes) or None,
-        total if loss_reduction == "mean" else total / len(parts),
-        _joined_loss(parts, weights),
-        _joined_losses(parts, factors),
-        {n: Joined([part.operators[n] for part in parts], factors) for n in everywhere},
-        missing,
-        frozenset().union(*(part.coupling for part in parts)),
+        weight,
+        passes,
+        _joined_loss(one.loss, other.loss, shares),
+        _joined_losses(one.individual_losses, other.individual_losses, factors),
+        _merged_results(one.results, other.results, reductions, sizes, factors, contain),
+        one.covered & other.covered,
+        {**one.missing, **other.missing},
+        one.coupling | other.coupling,
+        **of_both,
     )
 
 
-def _joined_loss(parts: Sequence[BatchPart], weights: Sequence[float]) -> float | None:
-    pairs = zip(parts, weights, strict=True)
-    known = [weight * part.loss for part, weight in pairs if part.loss is not None]
-    return sum(known) if len(known) == len(parts) else None
+def _difference(one: tuple[str, ...], other: tuple[str, ...]) -> str:
+    """The reason why parts can't be joined that were tracked differently, if they were."""
+    if one == other:
+        return ""
+    apart = [f"{each} on one and not on another" for each in {*one} ^ {*other}]
+    return DIFFERENT.format(what="; ".join(sorted(apart)) or "in another order")
 
 
-def _joined_losses(parts: Sequence[BatchPart], factors: Sequence[float]) -> Tensor | None:
-    pairs = zip(parts, factors, strict=True)
-    known = [f * s.individual_losses for s, f in pairs if s.individual_losses is not None]
-    return torch.cat(known) if len(known) == len(parts) else None
+DIFFERENT = (
+    "the parts of the batch were tracked differently ({what}): all processes, and all "
+    "micro-batches of a step, need the same quantities and schedules, and contexts of the same "
+    "steps"
+)
 
 
-def exchanged(
-    part: BatchPart, device: torch.device, group: dist.ProcessGroup | None
-) -> list[BatchPart]:
-    """The parts of all processes of a group, in the order of their ranks.
-
-    The factors of structured gradients are exchanged, not the gradients themselves. All processes
-    must call this at the same steps.
-    """
-    parts = all_gathered(part, CLASSES, device, group)
-    # Gradients are averaged over the processes.
-    return [replace(each, weight=each.weight / len(parts)) for each in parts]
+def _joined_projections(one: Drawn | None, other: Drawn | None) -> Drawn | None:
+    return one or other if one is None or other is None else one.merge(other)
 
 
-CLASSES = (
-    BatchPart, Convolution, Dense, Geometry, Grouped, IndexedRows, Joined, OuterProduct, Stored,
-    Summed, SumOfOuterProducts,
-)  # fmt: skip
-"""What a part consists of."""
+def _factors(one: BatchPart, other: BatchPart, weight: float, samples: int) -> tuple[float, float]:
+    first, second = (
+        part_factor(part.weight, part.samples or 0, weight, samples) for part in (one, other)
+    )
+    return first, second
+
+
+def _joined_loss(
+    one: float | None, other: float | None, shares: tuple[float, float]
+) -> float | None:
+    return None if one is None or other is None else shares[0] * one + shares[1] * other
+
+
+def _joined_losses(
+    one: Tensor | None, other: Tensor | None, factors: tuple[float, float]
+) -> Tensor | None:
+    if one is None or other is None:
+        return None
+    return torch.cat([factors[0] * one, factors[1] * other])
+
+
+def _merged_results(
+    one: Results,
+    other: Results,
+    reductions: Keyed,
+    sizes: tuple[int, int],
+    factors: tuple[float, float],
+    contain: Contain,
+) -> Results:
+    """Values of so many samples, each times a factor of its gradients, as values of all of them."""
+    failed = {**other.failed, **one.failed}
+    unscaled = one.unscaled | other.unscaled
+    values: dict[str, Values] = {}
+
+    def refuse(reason: str, key: str) -> None:
+        failed.setdefault(key, reason)
+
+    for key, reduction in reductions.items():
+        if key in failed or key in unscaled or key not in one.values or key not in other.values:
+            continue
+        if reduction.degree is None and any(abs(f - 1) > OF_LOSSES for f in factors):
+            unscaled |= {key}
+            continue
+        pair = (one.values[key], other.values[key])
+        with contain(f"merging {type(reduction).__name__}", partial(refuse, key=key)):
+            values[key] = _merged_values(reduction, pair, sizes, factors)
+    return Results(values, failed, unscaled)
+
+
+OF_LOSSES = 1e-6
+"""The most by which a factor of 1 is off, computed from the weights of losses in float32."""
+
+
+def _merged_values(
+    reduction: MergeableReduction,
+    pair: tuple[Values, Values],
+    sizes: tuple[int, int],
+    factors: tuple[float, float],
+) -> Values:
+    one, other = (_scaled(reduction, *each) for each in zip(pair, factors, strict=True))
+    return {name: reduction.merge(one[name], other[name], sizes) for name in one if name in other}
+
+
+def _scaled(reduction: MergeableReduction, values: Values, factor: float) -> Values:
+    if factor == 1.0 or reduction.degree is None:
+        return values
+    return {name: reduction.scaled(value, factor) for name, value in values.items()}

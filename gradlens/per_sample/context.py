@@ -51,9 +51,8 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     def __enter__(self) -> per_sample_gradients:
         self._operators = {}
         self._gradients = Gradients(self._setting, {"batch_size": self._batch_size})
-        parameters, leaves = self._setting.parameters, self._setting.leaves
-        self._reducer = Reducer(parameters, leaves, self._gradients.collector, (), waits=True)
-        self._reducer.start()
+        self._reducer = Reducer(self._setting.parameters, self._gradients.collector, (), keep=True)
+        self._reducer.start(self._setting.leaves)
         if self._loss is not None:
             self._gradients.begin(self._loss)
         self._backward = BackwardCall(self._gradients.called_on)
@@ -73,7 +72,7 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
             self._backward = None
         self._gradients.end()
         self._reducer.finish()
-        found = self._reducer.waiting
+        found = self._reducer.kept
         self._operators = {name: found[name] for name in self._setting.parameters if name in found}
         self._reducer.stop()
 

@@ -26,19 +26,18 @@ class Reducer:
 
     A parameter's gradient is complete when autograd accumulates it, since all its uses have been
     passed then. ``values`` are by reduction and parameter name, ``failed`` are the reasons why
-    reductions have none, ``covered`` are the parameters that have them, ``retained``, with
-    ``retain``, are the operators themselves, and ``waiting``, with ``waits``, are those of a part
-    of a batch. ``leaves`` are what a loss's graph has for the parameters.
+    reductions have none, and ``covered`` are the parameters that have gradients. ``retained`` are,
+    with ``retain``, operators for projections, and ``kept``, with ``keep``, the operators
+    themselves.
     """
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        leaves: Mapping[str, nn.Parameter],
         collector: Collector,
         reductions: Iterable[Reduction],
         retain: bool = False,
-        waits: bool = False,
+        keep: bool = False,
         contain: Contain = uncontained,
     ) -> None:
         self.collector = collector
@@ -46,19 +45,23 @@ class Reducer:
         self.values: dict[Reduction, dict[str, Any]] = {reduction: {} for reduction in reductions}
         self.covered: set[str] = set()
         self.retained: dict[str, GradientOperator] = {}
-        self.waiting: dict[str, GradientOperator] = {}
+        self.kept: dict[str, GradientOperator] = {}
         self._retain = retain
         self._shared = sum(each.passes for each in self.values) + retain > 1
         self._may_retain = RETAINED_BYTES
-        self._waits = waits
+        self._keep = keep
         self._contain = contain
-        self._parameters = parameters
-        self._leaves = leaves
+        self._leaves = parameters
         self._handles: list[RemovableHandle] = []
 
-    def start(self) -> None:
-        """Set hooks that reduce a parameter's gradients as soon as they are complete."""
-        for name, leaf in self._leaves.items():
+    def start(self, leaves: Mapping[str, nn.Parameter]) -> None:
+        """Set hooks that reduce a parameter's gradients as soon as they are complete.
+
+        ``leaves`` are what a loss's graph has for the parameters.
+        """
+        self._remove_hooks()
+        self._leaves = leaves
+        for name, leaf in leaves.items():
             if leaf.is_leaf and leaf.requires_grad:
                 complete = self._completion(name)
                 self._handles.append(leaf.register_post_accumulate_grad_hook(complete))
@@ -69,7 +72,7 @@ class Reducer:
     def _complete(self, name: str, backward_pass: int) -> None:
         with self._contain(f"the gradients of {name}", partial(self._refuse, name)):
             if name in self.collector.names:
-                with torch.no_grad(), autocast_off(self._parameters[name]):
+                with torch.no_grad(), autocast_off(self._leaves[name]):
                     self._reduce(name, backward_pass)
 
     def _reduce(self, name: str, backward_pass: int) -> None:
@@ -79,14 +82,11 @@ class Reducer:
         if name in self.covered:
             self._refuse(name, SEVERAL_PASSES)
             self._fail(self.values, SEVERAL_PASSES)
-        elif self._waits:
-            self.waiting[name] = individual
-            self.covered.add(name)
         else:
             self._reduce_operator(name, individual)
 
     def _reduce_operator(self, name: str, individual: GradientOperator) -> None:
-        gradients = ParameterGradients(name, self._parameters[name], individual, self._shared)
+        gradients = ParameterGradients(name, self._leaves[name], individual, self._shared)
         for reduction in [each for each in self.values if each not in self.failed]:
             # The name of its class, since its own text has all numbers of its tensors.
             work = f"{type(reduction).__name__} of {name}"
@@ -95,11 +95,13 @@ class Reducer:
         self.covered.add(name)
         if self._retain:
             self.retained[name] = self._lasting(gradients)
+        if self._keep:
+            self.kept[name] = individual
 
     def _refuse(self, name: str, reason: str) -> None:
         self.collector.refuse(name, reason)
         self.covered.discard(name)
-        self.waiting.pop(name, None)
+        self.kept.pop(name, None)
 
     def _fail(self, reductions: Iterable[Reduction], reason: str) -> None:
         """Without one of the parameters, a reduction would be that of others."""
@@ -115,13 +117,6 @@ class Reducer:
             return elements
         return gradients.individual
 
-    def take_joined(self, operators: Mapping[str, GradientOperator]) -> None:
-        """Reduce the whole batch instead of the part of this backward pass."""
-        self._waits, self.waiting, self.covered = False, {}, set()
-        for name, operator in operators.items():
-            with torch.no_grad(), autocast_off(self._parameters[name]):
-                self._reduce_operator(name, operator)
-
     def finish(self) -> None:
         """Reduce what autograd didn't accumulate (``torch.autograd.grad``), and remove hooks."""
         for name in self.collector.names:
@@ -131,11 +126,16 @@ class Reducer:
                 self._complete(name, self.collector.latest_pass(name))
         self._remove_hooks()
 
+    def take_kept(self) -> dict[str, GradientOperator]:
+        """The operators that were kept, which the reducer has no longer."""
+        kept, self.kept = self.kept, {}
+        return kept
+
     def stop(self) -> None:
         """Remove hooks and release all gradients."""
         self._remove_hooks()
         self.collector.clear()
-        self.retained, self.waiting = {}, {}
+        self.retained, self.kept = {}, {}
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import local_step_size
+from gradlens.numerics.strata import count
 from gradlens.quantities.kinds import TwoPointQuantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
@@ -31,11 +32,16 @@ class Alpha(TwoPointQuantity):
         if update.projections is None or update.end_projections is None:
             return Undefined("no per-sample gradients at one of the two steps")
         losses = (start.individual_losses, end.individual_losses)
-        for one, dots in zip(losses, (update.projections, update.end_projections), strict=True):
-            if one.numel() != dots.numel():
-                return Undefined(OF_ROWS.format(rows=one.numel(), samples=dots.numel()))
+        strata = update.strata
+        samples = (
+            count(strata) if strata else len(update.projections),
+            len(update.end_projections),
+        )
+        for one, number in zip(losses, samples, strict=True):
+            if one.numel() != number:
+                return Undefined(OF_ROWS.format(rows=one.numel(), samples=number))
         slopes = (update.projections / length, update.end_projections / length)
-        return local_step_size(losses, slopes, length)
+        return local_step_size(losses, slopes, length, strata)
 
 
 NO_LOSSES = (

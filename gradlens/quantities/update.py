@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.norms import norms
+from gradlens.numerics.strata import Strata
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,14 @@ class Update:
     ``direction`` is d ``[*P]`` by parameter name. ``projections`` are ⟨gₙ, d⟩ ``[N]`` at the start
     point, and ``end_projections`` those at the end point with the next step's batch, summed over
     the covered parameters and in float64 on the host. They are ``None`` unless a quantity retains
-    gradients.
+    gradients. ``strata`` is empty unless the former are those of samples that were drawn at random,
+    since those of all micro-batches take too much memory.
     """
 
     direction: Mapping[str, Tensor]
     projections: Tensor | None = None
     end_projections: Tensor | None = None
+    strata: Strata = ()
 
     def norms(self) -> dict[str, float]:
         """‖d‖₂ of each parameter by name."""

@@ -290,7 +290,12 @@ def test_values_are_those_of_one_process(name: str, runs: Path) -> None:
         found = gradlens.History.load(runs / name / f"rank{rank}.jsonl")
         assert found.names == expected.names
         assert found.coverages[0].missing == {}
-        for series in expected.names if case.rtol < 1e-6 else ROUNDED:
+        names = expected.names if case.rtol < 1e-6 else ROUNDED
+        if case.batchnorm == "frozen":
+            # Gradients of a backward pass of their own are reduced when the parameters are freed.
+            assert "had freed" in str(found["GradHist2d"][0])
+            names = [name for name in names if name != "GradHist2d"]
+        for series in names:
             assert_same_values(found[series], expected[series], case.rtol)
 
 

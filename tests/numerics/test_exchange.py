@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,12 @@ import pytest
 import torch
 
 import gradlens
+from gradlens.cockpit.processes import OPERATORS as OPERATOR_CLASSES
 from gradlens.cockpit.window import CLASSES as WINDOW_CLASSES
 from gradlens.cockpit.window import Window
 from gradlens.numerics.exchange import DTYPES, from_bytes, to_bytes
-from gradlens.per_sample.batch_parts import CLASSES, BatchPart
+from gradlens.numerics.strata import Stratum
+from gradlens.per_sample.batch_parts import BatchPart, Results
 from gradlens.per_sample.operators.convolution import Convolution, Geometry
 from gradlens.per_sample.operators.dense import Dense
 from gradlens.per_sample.operators.grouped import Grouped
@@ -81,19 +83,31 @@ OPERATORS: list[GradientOperator] = [
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda each: type(each).__name__)
 def test_operators(operator: GradientOperator) -> None:
-    part = BatchPart(4, 1.0, 0.5, torch.ones(4), {"w": operator}, {"b": "why"}, frozenset({"bn"}))
-    found = from_bytes(to_bytes(part, CLASSES), CLASSES, CPU)
-    assert isinstance(found, BatchPart)
-    assert (found.batch_size, found.missing, found.coupling) == (4, part.missing, part.coupling)
-    other = found.operators["w"]
+    other = from_bytes(to_bytes({"w": operator}, OPERATOR_CLASSES), OPERATOR_CLASSES, CPU)["w"]
     assert repr(other) == repr(operator)
     assert torch.equal(other.dense(), operator.dense())
     assert torch.equal(other.squared_norms(), operator.squared_norms())
 
 
 def test_every_operator_can_be_sent() -> None:
-    assert {*GradientOperator.__subclasses__()} <= {*CLASSES}
+    assert {*GradientOperator.__subclasses__()} <= {*OPERATOR_CLASSES}
     assert {type(operator) for operator in OPERATORS} == {*GradientOperator.__subclasses__()}
+
+
+def test_parts() -> None:
+    part = BatchPart(
+        4,
+        loss=0.5,
+        individual_losses=torch.ones(4),
+        results=Results({"a": {"w": 1.0}}, {"b": "why"}, frozenset("c")),
+        missing={"b": "why"},
+        coupling=frozenset({"bn"}),
+        strata=(Stratum(5, 4),),
+    )
+    classes = (BatchPart, Results, Stratum)
+    found = from_bytes(to_bytes(part, classes), classes, CPU)
+    assert torch.equal(found.individual_losses, torch.ones(4))
+    assert replace(found, individual_losses=None) == replace(part, individual_losses=None)
 
 
 def test_windows() -> None:
@@ -111,10 +125,10 @@ class Other:
 
 def test_other_classes_are_refused() -> None:
     with pytest.raises(TypeError, match="a Other can't be sent to other processes"):
-        to_bytes([Other()], CLASSES)
+        to_bytes([Other()], OPERATOR_CLASSES)
     message = to_bytes([Other()], [Other])
     with pytest.raises(KeyError, match="Other"):
-        from_bytes(message, CLASSES, CPU)
+        from_bytes(message, OPERATOR_CLASSES, CPU)
 
 
 def test_nothing_is_unpickled() -> None:

@@ -103,6 +103,38 @@ def test_deviations_are_within_their_bounds(name: str, dtype: torch.dtype, sprea
         assert found.noise + found.rounding < total
 
 
+@pytest.mark.parametrize("spread", [1.0, 1e-2, 1e-4, 1e-8])
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_deviations_from_the_mean_of_another_batch(
+    name: str, dtype: torch.dtype, spread: float
+) -> None:
+    rows, operator = exact_rows(name, spread, dtype), built(name, spread, dtype)
+    centre = (rows.mean(0) * (1 + spread / 3)).to(operator.dtype)
+    apart = rows - centre.double()
+    found = operator.deviations_about(centre.reshape(operator.shape))
+    exact = apart.square().sum(1)
+    bound = found.noise + found.rounding + 1e-5 * exact.sum()
+    assert (found.squared_norms - exact).abs().max() <= bound
+    assert (found.dots - apart @ centre.double()).square().sum() <= bound * found.squared_mean
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_some_of_the_samples(name: str) -> None:
+    operator = built(name, 1.0, torch.float64)
+    for samples in ([1, 2, operator.batch_size - 1], [], [0]):
+        kept = operator.some(torch.tensor(samples, dtype=torch.int64))
+        assert (kept.batch_size, kept.shape, kept.scale) == (
+            len(samples),
+            operator.shape,
+            operator.scale,
+        )
+        torch.testing.assert_close(kept.dense(), operator.dense()[samples])
+        torch.testing.assert_close(kept.squared_norms(), operator.squared_norms()[samples])
+        assert kept.nbytes <= operator.nbytes * len(samples) / 2
+    assert operator.dense().shape[0] == operator.batch_size
+
+
 @pytest.mark.parametrize("exponent", [-60, 60])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("spread", [1.0, 1e-3])
@@ -111,8 +143,15 @@ def test_results_scale_exactly(name: str, spread: float, dtype: torch.dtype, exp
     """Squares of gradients of 2^-60 vanish in float32, and those of 2^70 overflow."""
     usual, scaled = (built(name, spread, dtype, 2.0**each) for each in (0, exponent))
     factor = 4.0**exponent
-    for field, value in vars(usual.deviations()).items():
-        assert_equal(getattr(scaled.deviations(), field), factor * value)
+    centre = usual.mean() / 2
+    pairs = (
+        (usual.deviations(), scaled.deviations()),
+        (usual.deviations_about(centre), scaled.deviations_about(2.0**exponent * centre)),
+    )
+    for expected_deviations, found_deviations in pairs:
+        for field in ("squared_norms", "dots", "squared_mean", "noise", "rounding"):
+            expected_value = getattr(expected_deviations, field)
+            assert_equal(getattr(found_deviations, field), factor * expected_value)
     assert_equal(scaled.centred_gram(), factor * usual.centred_gram())
     assert_equal(scaled.gram(), factor * usual.gram())
     assert_equal(scaled.squared_norms(), factor * usual.squared_norms())

@@ -63,6 +63,9 @@ class Convolution(GradientOperator):
         grouped = delta.unflatten(1, (self._geometry.groups, -1)) @ patches.mT
         return grouped.flatten(1, 2)[:, rows]
 
+    def _keep_only(self, samples: Tensor) -> None:
+        self._delta, self._inputs = self._delta[samples], self._inputs[samples]
+
     def _squared_norms(self) -> Tensor:
         positions = math.prod(self._positions)
         cheaper = positions * (self._rows + self._columns) < self._rows * self._columns

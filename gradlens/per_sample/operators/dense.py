@@ -29,6 +29,9 @@ class Dense(GradientOperator):
     def _block(self, samples: slice, rows: slice) -> Tensor:
         return self._gradients[samples, rows]
 
+    def _keep_only(self, samples: Tensor) -> None:
+        self._gradients = self._gradients[samples]
+
     def _squared_norms(self) -> Tensor:
         return double(row_norms(self._gradients.flatten(1))).square()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from gradlens.per_sample.operators.operator import GradientOperator
@@ -28,6 +29,10 @@ class Grouped(GradientOperator):
     def _block(self, samples: slice, rows: slice) -> Tensor:
         together = slice(samples.start * self._size, samples.stop * self._size)
         return self._by_row._block(together, rows).unflatten(0, (-1, self._size)).sum(1)
+
+    def _keep_only(self, samples: Tensor) -> None:
+        offsets = torch.arange(self._size, device=samples.device)
+        self._by_row = self._by_row.some((samples[:, None] * self._size + offsets).flatten())
 
     def _dot(self, matrix: Tensor) -> Tensor:
         return self._by_row._dot(matrix).unflatten(0, (-1, self._size)).sum(1)

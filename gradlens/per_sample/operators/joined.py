@@ -8,14 +8,9 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.deviations import SampleDeviations
+from gradlens.numerics.norms import norm
 from gradlens.numerics.precision import double
 from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.operators.outer_product import (
-    OuterProduct,
-    SumOfOuterProducts,
-    by_gram_matrix,
-    deviations_of_factors,
-)
 
 
 class Joined(GradientOperator):
@@ -43,20 +38,27 @@ class Joined(GradientOperator):
                 blocks.append(factor * part._block(slice(begin, end), rows).to(self.dtype))
         return torch.cat(blocks)
 
+    def _keep_only(self, samples: Tensor) -> None:
+        self._parts = tuple(
+            part.some(samples[(samples >= start) & (samples < start + part.batch_size)] - start)
+            for part, _, start in self._placed()
+        )
+
     def _squared_norms(self) -> Tensor:
         found = [factor**2 * part._squared_norms() for part, factor, _ in self._placed()]
         return torch.cat(found)
 
-    def _deviations(self) -> SampleDeviations:
-        """By the factors of all parts together, where that is cheaper."""
-        outer = [p for p in self._parts if isinstance(p, (OuterProduct, SumOfOuterProducts))]
-        factors = [part.factors() for part in outer]
-        positions = {delta.shape[1] for delta, _ in factors}
-        alike = len(outer) == len(self._parts) and len(positions) == 1
-        if not alike or not by_gram_matrix(self, positions.pop()):
-            return super()._deviations()
-        scaled = [f * double(d) for (d, _), f in zip(factors, self._factors, strict=True)]
-        return deviations_of_factors(torch.cat(scaled), torch.cat([double(x) for _, x in factors]))
+    def _deviations_about(self, centre: Tensor) -> SampleDeviations:
+        found = []
+        for part, factor, _ in self._placed():
+            one = part._deviations_about((centre / factor).to(part.dtype))
+            found.append([factor**2 * each for each in (one.squared_norms, one.dots, one.rounding)])
+        squared_norms, dots, roundings = zip(*found, strict=True)
+        rounding = torch.stack(roundings).sum()
+        squared_centre = double(norm(centre)).square()
+        return SampleDeviations(
+            torch.cat(squared_norms), torch.cat(dots), squared_centre, rounding, rounding
+        )
 
     def _dot(self, matrix: Tensor) -> Tensor:
         found = [f * part._dot(matrix.to(part.dtype)) for part, f, _ in self._placed()]

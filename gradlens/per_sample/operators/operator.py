@@ -6,10 +6,11 @@ Throughout, a parameter of shape ``P`` is taken as a matrix of R rows (its first
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
@@ -102,6 +103,20 @@ class GradientOperator(ABC):
         self._held = tensors
 
     @final
+    def some(self, samples: Tensor) -> GradientOperator:
+        """gₙ of some samples, by their ascending indices ``[n]``; nothing else is kept."""
+        found = copy.copy(self)
+        with torch.no_grad():
+            found._keep_only(samples)
+        found.batch_size, found._held = len(samples), ()
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the tensors that the operator is made of."""
+        return sum(_nbytes(value) for value in vars(self).values())
+
+    @final
     def squared_norms(self) -> Tensor:
         """‖gₙ‖² of every sample, ``[N]``."""
         with torch.no_grad():
@@ -139,10 +154,26 @@ class GradientOperator(ABC):
     def deviations(self) -> SampleDeviations:
         """‖gₙ − ḡ‖² and ⟨gₙ − ḡ, ḡ⟩ of every sample, and ‖ḡ‖²."""
         with torch.no_grad():
-            found = self._deviations()
-            noise = self._noise * self.batch_size * found.squared_mean
-            found = replace(found, noise=noise)
-            return SampleDeviations(*(each * self.scale**2 for each in vars(found).values()))
+            return self._scaled_deviations(self._deviations())
+
+    @final
+    def deviations_about(self, mean: Tensor) -> SampleDeviations:
+        """The same about another ḡ ``[*P]``: that of a batch that these samples are a part of."""
+        with torch.no_grad():
+            centre = mean.detach().to(self.dtype).reshape(self._rows, self._columns)
+            return self._scaled_deviations(self._deviations_about(centre / self.scale))
+
+    @final
+    def _scaled_deviations(self, found: SampleDeviations) -> SampleDeviations:
+        factor = self.scale**2
+        noise = self._noise * self.batch_size * found.squared_mean
+        return SampleDeviations(
+            found.squared_norms * factor,
+            found.dots * factor,
+            found.squared_mean * factor,
+            noise * factor,
+            found.rounding * factor,
+        )
 
     @final
     def element_deviations(self) -> ElementDeviations:
@@ -233,6 +264,10 @@ class GradientOperator(ABC):
     def _block(self, samples: slice, rows: slice) -> Tensor:
         """Some samples' gradients with respect to some rows, ``[n, r, K]``."""
 
+    @abstractmethod
+    def _keep_only(self, samples: Tensor) -> None:
+        """Keep some samples alone; called on a new copy, whose tensors aren't written to."""
+
     @property
     def elementwise(self) -> bool:
         """Whether results take all elements, so that storing them pays for more than one."""
@@ -269,7 +304,14 @@ class GradientOperator(ABC):
 
     def _deviations(self) -> SampleDeviations:
         """All but ``noise``. About the mean as it is rounded, which is closer than ``noise``."""
-        centre = self._centre()
+        return self._deviations_of_elements(self._centre())
+
+    def _deviations_about(self, centre: Tensor) -> SampleDeviations:
+        """All but ``noise``, with c ``[R, K]`` in place of the mean."""
+        return self._deviations_of_elements(centre)
+
+    @final
+    def _deviations_of_elements(self, centre: Tensor) -> SampleDeviations:
         size = scale_of(centre)
         unit = centre / size
         squared_norms, along = (self._double_zeros(self.batch_size) for _ in range(2))
@@ -422,6 +464,16 @@ def _apart(block: Tensor, centre: Tensor) -> Iterator[tuple[slice, Tensor]]:
     at_once = CHUNK // max(len(block), 1) if block.device.type == "cpu" else length
     for part in slices(length, at_once):
         yield part, block[:, part] - centre[part]
+
+
+def _nbytes(value: object) -> int:
+    """Memory of the tensors in an operator's attribute."""
+    if isinstance(value, Tensor):
+        # An expanded tensor has more elements than memory.
+        return min(value.numel() * value.dtype.itemsize, value.untyped_storage().nbytes())
+    if isinstance(value, GradientOperator):
+        return value.nbytes
+    return sum(_nbytes(part) for part in value) if isinstance(value, (list, tuple)) else 0
 
 
 def centred(gram: Tensor) -> Tensor:

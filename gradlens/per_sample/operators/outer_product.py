@@ -7,9 +7,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gradlens.numerics.deviations import SampleDeviations, by_products, less_mean
+from gradlens.numerics.deviations import (
+    SampleDeviations,
+    about_by_products,
+    by_products,
+    less_mean,
+)
 from gradlens.numerics.histograms import CHUNK, Grid, add_weights, count
-from gradlens.numerics.norms import scale_of
+from gradlens.numerics.norms import norm, scale_of
 from gradlens.numerics.precision import accumulable, double
 from gradlens.per_sample.operators.operator import (
     PIECE_BYTES,
@@ -58,6 +63,9 @@ class OuterProduct(GradientOperator):
     def _block(self, samples: slice, rows: slice) -> Tensor:
         return self._delta[samples, rows, None] * self._inputs[samples, None, :]
 
+    def _keep_only(self, samples: Tensor) -> None:
+        self._delta, self._inputs = self._delta[samples], self._inputs[samples]
+
     def _squared_norms(self) -> Tensor:
         squares = [double(f).square().sum(1) for f in (self._delta, self._inputs)]
         return squares[0] * squares[1]
@@ -73,6 +81,12 @@ class OuterProduct(GradientOperator):
         if not by_gram_matrix(self, 1):
             return super()._deviations()
         return deviations_of_factors(*self.factors())
+
+    def _deviations_about(self, centre: Tensor) -> SampleDeviations:
+        with_centre = torch.linalg.vecdot(
+            double(self._delta) @ double(centre), double(self._inputs)
+        )
+        return about_by_products(self._squared_norms(), with_centre, norm(double(centre)).square())
 
     def _dot_in_range(self, matrix: Tensor) -> Tensor:
         # The factors are smaller than the matrix.
@@ -199,6 +213,9 @@ class SumOfOuterProducts(GradientOperator):
     def _block(self, samples: slice, rows: slice) -> Tensor:
         return self._delta[samples, :, rows].mT @ self._inputs[samples]
 
+    def _keep_only(self, samples: Tensor) -> None:
+        self._delta, self._inputs = self._delta[samples], self._inputs[samples]
+
     def _squared_norms(self) -> Tensor:
         if self.elementwise or not self.batch_size:
             return super()._squared_norms()
@@ -229,6 +246,19 @@ class SumOfOuterProducts(GradientOperator):
         if not by_gram_matrix(self, self._positions):
             return super()._deviations()
         return deviations_of_factors(*self.factors())
+
+    def _deviations_about(self, centre: Tensor) -> SampleDeviations:
+        if self.elementwise or not self.batch_size:
+            return super()._deviations_about(centre)
+        bytes_per_sample = 2 * self._positions**2 * torch.float64.itemsize
+        squared_norms, with_centre = [], []
+        for part in slices(self.batch_size, PIECE_BYTES // max(bytes_per_sample, 1)):
+            delta, inputs = double(self._delta[part]), double(self._inputs[part])
+            squared_norms.append(squared_norms_by_positions(delta, inputs))
+            products = (delta @ double(centre)).flatten(1)
+            with_centre.append(torch.linalg.vecdot(products, inputs.flatten(1)))
+        found = (torch.cat(squared_norms), torch.cat(with_centre))
+        return about_by_products(*found, norm(double(centre)).square())
 
     def _dot(self, matrix: Tensor) -> Tensor:
         return torch.linalg.vecdot((self._delta @ matrix).flatten(1), self._inputs.flatten(1))

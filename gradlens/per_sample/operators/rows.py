@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradlens.numerics.deviations import SampleDeviations, by_products, less_mean
+from gradlens.numerics.deviations import (
+    SampleDeviations,
+    about_by_products,
+    by_products,
+    less_mean,
+)
+from gradlens.numerics.norms import norm
 from gradlens.numerics.precision import accumulable, double
 from gradlens.per_sample.operators.operator import (
     PIECE_BYTES,
@@ -59,6 +65,13 @@ class IndexedRows(GradientOperator):
         block[owner, row] = self._values[inside]
         return block
 
+    def _keep_only(self, samples: Tensor) -> None:
+        places = self._owner.new_full((self.batch_size,), -1)
+        places[samples] = torch.arange(len(samples), device=samples.device)
+        kept = places[self._owner] >= 0
+        self._owner, self._row = places[self._owner[kept]], self._row[kept]
+        self._values = self._values[kept]
+
     def _squared_norms(self) -> Tensor:
         return self._per_sample(double(self._values).square().sum(1))
 
@@ -86,6 +99,11 @@ class IndexedRows(GradientOperator):
         total = values.new_zeros(len(touched), self._columns).index_add_(0, compact, values)
         with_total = self._per_sample(torch.linalg.vecdot(values, total[compact]))
         return by_products(self._squared_norms(), with_total / self.batch_size)
+
+    def _deviations_about(self, centre: Tensor) -> SampleDeviations:
+        with_rows = torch.linalg.vecdot(double(self._values), double(centre)[self._row])
+        squared_centre = norm(double(centre)).square()
+        return about_by_products(self._squared_norms(), self._per_sample(with_rows), squared_centre)
 
     def _element_deviations(self) -> tuple[Tensor, Tensor]:
         total = self._per_row(double(self._values))

@@ -43,6 +43,10 @@ class Stored(GradientOperator):
         together = parts[0] if len(parts) == 1 else torch.cat(parts)
         return together[samples.start - first * size : samples.stop - first * size]
 
+    def _keep_only(self, samples: Tensor) -> None:
+        size = len(self._parts[0])
+        self._parts = list(torch.cat(self._parts)[samples].split(size))
+
 
 def stored(individual: GradientOperator, max_bytes: int) -> GradientOperator:
     """The same gradients, stored if that saves work and they are small enough."""

@@ -32,6 +32,9 @@ class Summed(GradientOperator):
             block = block + use._block(samples, rows)
         return block
 
+    def _keep_only(self, samples: Tensor) -> None:
+        self._uses = tuple(use.some(samples) for use in self._uses)
+
     def _dot(self, matrix: Tensor) -> Tensor:
         total = torch.zeros(self.batch_size, dtype=self.dtype, device=self.device)
         for use in self._uses:

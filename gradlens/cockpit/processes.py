@@ -1,0 +1,84 @@
+"""The processes that train a model together, each with a part of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import distributed as dist
+
+from gradlens.numerics.exchange import all_gathered, merged_over
+from gradlens.numerics.strata import Drawn, Stratum
+from gradlens.numerics.unavailable import first_line
+from gradlens.per_sample.batch_parts import EMPTY, BatchPart, Keyed, Results, merged
+from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.per_sample.operators.convolution import Convolution, Geometry
+from gradlens.per_sample.operators.dense import Dense
+from gradlens.per_sample.operators.grouped import Grouped
+from gradlens.per_sample.operators.joined import Joined
+from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
+from gradlens.per_sample.operators.rows import IndexedRows
+from gradlens.per_sample.operators.stored import Stored
+from gradlens.per_sample.operators.summed import Summed
+
+
+class Processes:
+    """What processes of a ``group`` exchange; without one, there is this process alone.
+
+    All processes must call the methods at the same steps and in the same order. Each takes part
+    whatever it has found, since others would wait for it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        self._group = group
+        self._device = device
+        self.count = 1 if group is None else dist.get_world_size(group)
+        self.rank = 0 if group is None else dist.get_rank(group)
+
+    def merged(self, own: BatchPart, reductions: Keyed, loss_reduction: LossReduction) -> BatchPart:
+        """The parts of all processes as one."""
+        if self._group is None:
+            return own
+        classes = {BatchPart, Results, Drawn, Stratum}
+        classes |= {each for reduction in reductions.values() for each in reduction.classes}
+        return merged_over(
+            own,
+            lambda one, other: merged(one, other, reductions, loss_reduction, _noted),
+            lambda error: replace(EMPTY, tracked=own.tracked, failure=first_line(error)),
+            tuple(classes),
+            self._device,
+            self._group,
+        )
+
+    def joined_operators(
+        self, own: Mapping[str, GradientOperator]
+    ) -> Mapping[str, GradientOperator]:
+        """The per-sample gradients of all processes, of parameters that have them in each.
+
+        The factors of structured gradients are exchanged, not the gradients themselves.
+        """
+        if self._group is None:
+            return own
+        found = [each for each in all_gathered(own, OPERATORS, self._device, self._group) if each]
+        names = [name for name in found[0] if all(name in each for each in found)] if found else []
+        ones = [1.0] * len(found)
+        return {name: Joined([each[name] for each in found], ones) for name in names}
+
+
+@contextmanager
+def _noted(work: str, refuse: Callable[[str], None]) -> Iterator[None]:
+    """A context whose exceptions are reasons, so that all processes go on."""
+    try:
+        yield
+    except Exception as error:
+        refuse(f"{work} failed: {first_line(error)}")
+
+
+OPERATORS = (
+    Convolution, Dense, Geometry, Grouped, IndexedRows, Joined, OuterProduct, Stored, Summed,
+    SumOfOuterProducts,
+)  # fmt: skip
+"""What per-sample gradients consist of."""
