@@ -89,6 +89,7 @@ __all__ = [
     "ParameterGradients",
     "Reduction",
     "ReductionAboutMean",
+    "Spread",
     "SquaredNorms",
     "SumOfSquares",
     "WholeBatch",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from gradlens.cockpit.processes import Processes
 from gradlens.cockpit.second_phase import MEAN, SecondPhase, remaining
+from gradlens.numerics.strata import all_drawn
 from gradlens.numerics.unavailable import Contain, UnavailableError
 from gradlens.per_sample.batch_parts import EMPTY, BatchPart, Keyed, Results, Values, merged
 from gradlens.per_sample.gradients import Setting
@@ -53,6 +54,7 @@ class BatchAssembly:
         self._kept = KeptSamples(max_bytes, seed=0)
         self._step = 0
         self._is_exchanged = False
+        self._is_estimate_noted = False
 
     def begin_step(self, global_step: int) -> str:
         """Drop the parts of a step that never had a last one; a note, if there are any."""
@@ -65,7 +67,11 @@ class BatchAssembly:
 
     def has_parts(self, accumulating: bool) -> bool:
         """Whether a backward pass is that of a part of its step's batch."""
-        return accumulating or self._own is not None or self.processes.count > 1
+        return self.is_one_of_several(accumulating) or self.processes.count > 1
+
+    def is_one_of_several(self, accumulating: bool) -> bool:
+        """Whether a backward pass is that of one of several micro-batches."""
+        return accumulating or self._own is not None
 
     def part_reductions(self, reductions: Sequence[Reduction], accumulating: bool) -> Keyed:
         """What is computed of a part in its backward pass, for these reductions of the whole."""
@@ -76,7 +82,7 @@ class BatchAssembly:
     def add(
         self,
         part: BatchPart,
-        operators: dict[str, GradientOperator],
+        operators: Mapping[str, GradientOperator],
         reductions: Sequence[Reduction],
         accumulating: bool,
         contain: Contain,
@@ -89,7 +95,7 @@ class BatchAssembly:
         else:
             keyed = self.part_reductions(reductions, accumulating)
             self._own = merged(self._own, part, keyed, self._setting.loss_reduction, contain)
-        self._kept.add(operators, part.samples or 0, part.weight, accumulating)
+        self._kept.add(operators, part.samples or 0, part.weight)
 
     def _tracked(self, reductions: Sequence[Reduction]) -> tuple[str, ...]:
         return (f"step {self._step}", *keyed(reductions))
@@ -137,6 +143,12 @@ class BatchAssembly:
         part = replace(part, weight=part.weight / self.processes.count)
         return Whole(part, _of_covered(values, part.covered), failed, gradients)
 
+    def is_first_estimate(self, whole: Whole) -> bool:
+        """Whether quantities are computed from drawn samples, for the first time in the run."""
+        is_first = not self._is_estimate_noted and not all_drawn(whole.part.strata)
+        self._is_estimate_noted |= is_first
+        return is_first
+
     def _exchanged(self, own: BatchPart, reductions: Keyed) -> BatchPart:
         self._is_exchanged = True
         return self.processes.merged(own, reductions, self._setting.loss_reduction)
@@ -154,7 +166,13 @@ class BatchAssembly:
 
 def keyed(reductions: Sequence[Reduction]) -> dict[str, Reduction]:
     """Reductions by keys that are the same in all processes."""
-    return {f"{place}: {each!r}": each for place, each in enumerate(reductions)}
+    return {f"{place}: {_name(each)}": each for place, each in enumerate(reductions)}
+
+
+def _name(reduction: Reduction) -> str:
+    """A reduction with its settings, if it shows them, and without its place in memory."""
+    kind = type(reduction)
+    return kind.__name__ if kind.__repr__ is object.__repr__ else repr(reduction)
 
 
 def _part_by_part(reductions: Sequence[Reduction]) -> Keyed:

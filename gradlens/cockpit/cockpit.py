@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.arguments import (
+    check_budget,
     check_extensions,
     check_loss_function,
     check_max_bytes,
@@ -123,6 +124,7 @@ class Cockpit:
         )
         device = next(iter(self.parameters.values())).device
         processes = Processes(process_group_of(wrapped, sharding), device)
+        check_budget(budget, processes.count)
         forecast = Forecast(self.quantities)
         self._run = Run(
             self.quantities, aggregation, self.parameters, run, resume, processes.rank == 0

@@ -14,17 +14,19 @@ from gradlens.cockpit.batch_assembly import BatchAssembly, Whole, need_gradients
 from gradlens.cockpit.model import compiled_prefixes
 from gradlens.history.coverage import Coverage, few
 from gradlens.hooks.backward_call import BackwardCall
-from gradlens.numerics.strata import Drawn
+from gradlens.numerics.formulas import inner_test_error
+from gradlens.numerics.strata import Drawn, count
 from gradlens.numerics.unavailable import Contain
 from gradlens.per_sample.batch_parts import BatchPart, Results
 from gradlens.per_sample.context import UNSEEN
 from gradlens.per_sample.gradients import Gradients, Setting
-from gradlens.per_sample.kept_samples import KeptGradients
+from gradlens.per_sample.kept_samples import KeptGradients, smaller
 from gradlens.per_sample.labelling.batch import Batch
 from gradlens.per_sample.labelling.planner import COMPILED
+from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.reducing import Reducer
 from gradlens.quantities.step import gradient_scale
-from gradlens.reductions import Reduction
+from gradlens.reductions import Deviations, Reduction
 
 
 class StepGradients:
@@ -62,9 +64,17 @@ class StepGradients:
             self._gradients.collector,
             self._of_part.values() if self._is_part else reductions,
             retain=retain and not self._is_part,
-            keep=self._is_part and (retain or need_gradients(reductions)),
+            keep=self._keep(retain, accumulating),
             contain=contain,
         )
+
+    def _keep(
+        self, retain: bool, accumulating: bool
+    ) -> Callable[[GradientOperator], GradientOperator] | None:
+        """What is made of operators that are kept until all parts of the batch are there."""
+        if not self._is_part or not (retain or need_gradients(self._reductions)):
+            return None
+        return smaller if self._assembly.is_one_of_several(accumulating) else lambda each: each
 
     @property
     def batch(self) -> Batch:
@@ -194,11 +204,24 @@ class StepGradients:
             yield SCALED.format(factor=f"{self.loss_factor:.6g}")
         if self._gradients.beside and not self._is_part:
             yield BESIDE.format(names=few(self._gradients.beside))
+        if self.whole is not None and self._assembly.is_first_estimate(self.whole):
+            strata = self.whole.part.strata
+            drawn, samples = sum(stratum.drawn for stratum in strata), count(strata)
+            yield DRAWN.format(drawn=drawn, samples=samples, error=_error(self.whole))
 
     def release(self) -> None:
         """Remove all hooks, and free all gradients."""
         self._gradients.end()
         self._reducer.stop()
+
+
+def _error(whole: Whole) -> str:
+    """The standard error of what is computed from drawn samples, if it is."""
+    values = list(whole.values.get(Deviations(), {}).values())
+    if not values:
+        return ""
+    error = inner_test_error(Deviations().total(values))
+    return f" The relative standard error of InnerTest is {error:.2g} at this step."
 
 
 SCALED = (
@@ -207,6 +230,11 @@ SCALED = (
     "scaler=... to the context"
 )
 PARTS = "all parts of the batch; of each, "
+DRAWN = (
+    "per-sample gradients of all micro-batches take more than max_bytes: where they are needed "
+    "together, quantities are computed from {drawn} of {samples} samples, drawn at random.{error} "
+    "A larger Cockpit(..., max_bytes=...) makes it smaller"
+)
 BESIDE = (
     "the samples' gradients don't add up to p.grad of {names}: the loss has a term that isn't a "
     "sum over samples (a regulariser). Quantities describe the part that comes from the samples"

@@ -10,7 +10,7 @@ them means.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -65,6 +65,12 @@ def is_split_among_fewer(group: Group) -> bool:
     return bool(group.is_sharded_post_forward)
 
 
+def device_of(group: Group) -> torch.device:
+    """Where the unsharded parameters are; the shards may lie on the CPU meanwhile."""
+    device: torch.device = group.device
+    return device
+
+
 def own_bytes(group: Group) -> Tensor:
     """What this process contributes when the group is gathered, as bytes."""
     parts = []
@@ -81,7 +87,7 @@ def gathering_processes(group: Group) -> dist.ProcessGroup:
     return processes
 
 
-def groups_by_storage(groups: list[Group]) -> Mapping[int, Group]:
+def groups_by_storage(groups: Sequence[Group]) -> Mapping[int, Group]:
     """The groups that fill memory, by its ``storage_number``."""
     return {
         storage_number(tensor): group

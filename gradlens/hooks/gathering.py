@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gradlens.hooks.fsdp_private import (
     Group,
+    device_of,
     gathering_processes,
     groups_by_storage,
     has_own_gathering,
@@ -41,32 +42,35 @@ NOTHING = -1
 
 @dataclass(frozen=True)
 class Sharding:
-    """A model that ``fully_shard`` was called with, and the processes that train it together."""
+    """A model that ``fully_shard`` was called with, and the ``processes`` that train it together.
+
+    ``groups`` are those of its parameters that are gathered together.
+    """
 
     model: nn.Module
+    groups: Sequence[Group]
     processes: dist.ProcessGroup
 
     def unsharded(self) -> dict[int, nn.Parameter]:
         """The parameters in a loss's graph, by the ``id`` of those that the optimizer has."""
-        found = (pair for group in param_groups(self.model) for pair in pairs(group))
+        found = (pair for group in self.groups for pair in pairs(group))
         return {id(shard): whole for shard, whole in found if whole is not None}
 
     def shards(self) -> dict[int, nn.Parameter]:
         """The parameters that the optimizer has, by the ``id`` of those in a loss's graph."""
-        found = (pair for group in param_groups(self.model) for pair in pairs(group))
+        found = (pair for group in self.groups for pair in pairs(group))
         return {id(whole): shard for shard, whole in found if whole is not None}
 
     def unsupported(self) -> str:
         """Why passes of gradlens's own can't gather the parameters; empty if they can."""
-        groups = param_groups(self.model)
-        if any(map(is_split_among_fewer, groups)):
+        if any(map(is_split_among_fewer, self.groups)):
             return FEWER
-        return OWN_GATHERING if any(map(has_own_gathering, groups)) else ""
+        return OWN_GATHERING if any(map(has_own_gathering, self.groups)) else ""
 
     @contextmanager
     def own_passes(self) -> Iterator[None]:
         """A context for passes of gradlens's own; all processes must enter it at the same steps."""
-        gatherer = _Gatherer(param_groups(self.model), self.processes)
+        gatherer = _Gatherer(self.groups, self.processes)
         with own_passes(self.model, gatherer.gathering):
             yield
             gatherer.finish()
@@ -78,7 +82,7 @@ class Sharding:
         ``fully_shard`` gathers parameters when a backward pass enters a module. One that starts
         inside of it, such as at the inputs of a loss that the model itself computes, doesn't.
         """
-        filled = groups_by_storage(param_groups(self.model))
+        filled = groups_by_storage(self.groups)
         with ExitStack() as stack:
             for node in nodes:
                 storages = map(storage_number, saved_where_they_are(node))
@@ -94,13 +98,13 @@ def sharding_of(model: nn.Module | None) -> Sharding | None:
 
     ``ValueError`` if its parts are sharded among different processes.
     """
-    meshes = [] if model is None else [mesh_of(group) for group in param_groups(model)]
-    if model is None or not meshes:
+    groups = [] if model is None else param_groups(model)
+    if model is None or not groups:
         return None
-    largest = max(meshes, key=lambda mesh: mesh.size())
-    if any(_ranks(mesh) != _ranks(largest) for mesh in meshes):
+    first, *others = map(mesh_of, groups)
+    if any(_ranks(mesh) != _ranks(first) for mesh in others):
         raise ValueError(DIFFERENT)
-    return Sharding(model, _process_group(largest))
+    return Sharding(model, groups, _process_group(first))
 
 
 def _ranks(mesh: DeviceMesh) -> set[int]:
@@ -146,7 +150,7 @@ class _Gatherer:
 
         Only the group of this ``number`` is kept in memory.
         """
-        own = torch.tensor([number], device=own_bytes(self._groups[0]).device)
+        own = torch.tensor([number], device=device_of(self._groups[0]))
         needed = [torch.empty_like(own) for _ in range(dist.get_world_size(self._processes))]
         dist.all_gather(needed, own, group=self._processes)
         found = {}
@@ -158,9 +162,9 @@ class _Gatherer:
     @staticmethod
     def _gathered(group: Group) -> Tensor:
         own, processes = own_bytes(group), gathering_processes(group)
-        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(processes))]
-        dist.all_gather(parts, own, group=processes)
-        return torch.cat(parts)
+        parts = own.new_empty(dist.get_world_size(processes), len(own))
+        dist.all_gather([*parts], own, group=processes)
+        return parts.flatten()
 
 
 class _Gathering:

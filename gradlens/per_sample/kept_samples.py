@@ -13,12 +13,12 @@ from gradlens.per_sample.operators.dense import Dense
 from gradlens.per_sample.operators.joined import Joined
 from gradlens.per_sample.operators.operator import GradientOperator
 
-MAX_BYTES = 32 * 2**20
+MAX_BYTES = 16 * 2**20
 """Default memory of the gradients that are kept for a whole batch.
 
-With it, economy's peak memory on 3c3d with 16 micro-batches of 64 samples stays below 1.5 times
-that with one, which is 106 MB above plain steps (``benchmarks/scaling.py``); at least as many
-samples as the largest micro-batch has are kept in any case.
+A trade-off: it is that of 64 samples of 3c3d, of which the preset economy, with 16 micro-batches of
+64 samples each, then takes at most 1.5 times the memory that it takes with one
+(``benchmarks/scaling.py``). As many samples as the largest micro-batch has are kept in any case.
 """
 
 
@@ -68,19 +68,13 @@ class KeptSamples:
 
     def add(
         self,
-        operators: dict[str, GradientOperator],
+        operators: Mapping[str, GradientOperator],
         samples: int,
         weight: float,
-        accumulating: bool,
     ) -> None:
-        """Keep a part's samples, and draw among all samples where they don't fit.
-
-        The dict of operators is taken over.
-        """
+        """Keep a part's samples, and draw among all samples where they don't fit."""
         if not samples or not operators:
             return
-        for name in operators if accumulating or self._parts else ():
-            operators[name] = smaller(operators[name])
         priorities = torch.rand(samples, generator=self._generator, dtype=torch.float64)
         self._parts.append(_Part(operators, priorities, weight, samples))
         nbytes = sum(operator.nbytes for operator in operators.values())

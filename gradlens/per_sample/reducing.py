@@ -37,7 +37,7 @@ class Reducer:
         collector: Collector,
         reductions: Iterable[Reduction],
         retain: bool = False,
-        keep: bool = False,
+        keep: Callable[[GradientOperator], GradientOperator] | None = None,
         contain: Contain = uncontained,
     ) -> None:
         self.collector = collector
@@ -57,9 +57,10 @@ class Reducer:
     def start(self, leaves: Mapping[str, nn.Parameter]) -> None:
         """Set hooks that reduce a parameter's gradients as soon as they are complete.
 
-        ``leaves`` are what a loss's graph has for the parameters.
+        ``leaves`` are what a loss's graph has for the parameters. Called again, it does nothing.
         """
-        self._remove_hooks()
+        if self._handles:
+            return
         self._leaves = leaves
         for name, leaf in leaves.items():
             if leaf.is_leaf and leaf.requires_grad:
@@ -95,8 +96,8 @@ class Reducer:
         self.covered.add(name)
         if self._retain:
             self.retained[name] = self._lasting(gradients)
-        if self._keep:
-            self.kept[name] = individual
+        if self._keep is not None:
+            self.kept[name] = self._keep(individual)
 
     def _refuse(self, name: str, reason: str) -> None:
         self.collector.refuse(name, reason)

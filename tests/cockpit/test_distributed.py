@@ -1,11 +1,14 @@
-"""Two processes that train one network together see what one process sees on the joined batch."""
+"""Processes that train one network together record what one process records of the joined batch."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import socket
 import warnings
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,20 @@ import torch
 from torch import Tensor, distributed, multiprocessing, nn
 
 import gradlens
-from gradlens.quantities import GradHist1d, GradHist2d
+from gradlens.quantities import GradHist1d, GradHist2d, Loss, MeanGSNR, NormTest
+from gradlens.reductions import SquaredNorms, SumOfSquares
 from tests.cockpit.test_training_loops import assert_same_histories, data, network, tracked
 
 pytestmark = pytest.mark.slow
 
 STEPS = 3
-SHARES = {"equal": (slice(0, 6), slice(6, 12)), "unequal": (slice(0, 8), slice(8, 12))}
+SHARES = {
+    "equal": (slice(0, 6), slice(6, 12)),
+    "unequal": (slice(0, 8), slice(8, 12)),
+    "empty": (slice(0, 12), slice(12, 12)),
+    "of four": (slice(0, 3), slice(3, 6), slice(6, 9), slice(9, 12)),
+    "of three, unequal": (slice(0, 1), slice(1, 7), slice(7, 12)),
+}
 
 
 def with_recomputed_layers() -> nn.Module:
@@ -72,17 +82,27 @@ CASES = {
     "factors, unequal shares": Case("factors", "unequal", 1),
     "recomputed, micro-batches": Case("recomputed", "equal", 2),
     "factors, sum loss": Case("factors", "unequal", 1, "sum"),
+    "without samples": Case("factors", "empty", 1, "sum"),
+    "four": Case("factors", "of four", 1),
+    "four, micro-batches": Case("recomputed", "of four", 3),
+    "three": Case("recomputed", "of three, unequal", 1),
 }
 
 
-def worker(rank: int, port: int, folder: Path) -> None:
+def start(rank: int, processes: int, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
+    limit = timedelta(seconds=60)
+    distributed.init_process_group("gloo", rank=rank, world_size=processes, timeout=limit)
+
+
+def worker(rank: int, processes: int, port: int, folder: Path) -> None:
     warnings.simplefilter("error")
-    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    start(rank, processes, port)
     try:
         for name, case in CASES.items():
-            train(rank, case, folder / name)
+            if len(SHARES[case.shares]) == processes:
+                train(rank, case, folder / name)
     finally:
         distributed.destroy_process_group()
 
@@ -116,8 +136,10 @@ def in_one_process(case: Case) -> gradlens.History:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     cockpit = gradlens.Cockpit(model, quantities(), loss_reduction=case.reduction)
     # The mean over processes of their means weighs the samples of a smaller share more.
-    sizes = [SHARES[case.shares][rank].stop - SHARES[case.shares][rank].start for rank in range(2)]
-    weights = torch.cat([torch.full((n,), 12 / (2 * n), dtype=torch.float64) for n in sizes])
+    sizes = [share.stop - share.start for share in SHARES[case.shares]]
+    count = len(sizes)
+    each = [torch.full((n,), 12 / (count * max(n, 1)), dtype=torch.float64) for n in sizes]
+    weights = torch.cat(each)
     is_mean = case.reduction == "mean"
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -127,7 +149,7 @@ def in_one_process(case: Case) -> gradlens.History:
         info = {"individual_losses": losses}
         with cockpit(step, loss=loss, optimizer=optimizer, info=info):
             # Gradients are averaged over the processes, also those of sums.
-            (loss if is_mean else loss / 2).backward()
+            (loss if is_mean else loss / count).backward()
         optimizer.step()
     cockpit.close()
     return cockpit.history
@@ -139,12 +161,151 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for name in CASES:
         (folder / name).mkdir()
-    multiprocessing.spawn(worker, (free_port(), folder), nprocs=2)
+    for processes in (2, 3, 4):
+        multiprocessing.spawn(worker, (processes, free_port(), folder), nprocs=processes)
     return folder
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_processes(name: str, runs: Path) -> None:
+def test_processes_are_one_batch(name: str, runs: Path) -> None:
     expected = in_one_process(CASES[name])
-    for file in ("rank0.jsonl", "rank1.jsonl", "run.jsonl"):
+    ranks = [f"rank{rank}.jsonl" for rank in range(len(SHARES[CASES[name].shares]))]
+    for file in (*ranks, "run.jsonl"):
         assert_same_histories(gradlens.History.load(runs / name / file), expected)
+
+
+# What goes wrong in one of them -------------------------------------------------------------------
+
+
+class Failing(gradlens.quantities.SingleStepQuantity):
+    """A reduction whose values can't be merged, or sent, or that fails in one process."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(name=kind)
+        self.reductions = (FailingReduction(kind),)
+
+    def compute(self, step: Any) -> Any:
+        return float(step.total(self.reductions[0]).sum())
+
+
+@dataclass(frozen=True)
+class FailingReduction(SquaredNorms):
+    kind: str
+
+    def reduce(self, gradients: Any) -> Any:
+        if self.kind == "in one process" and distributed.get_rank() == 1:
+            raise RuntimeError("out of luck")
+        return object() if self.kind == "can't be sent" else super().reduce(gradients)
+
+    def merge(self, one: Any, other: Any, samples: tuple[int, int]) -> Any:
+        if self.kind == "can't be merged":
+            raise RuntimeError("out of luck")
+        return super().merge(one, other, samples)
+
+
+def failing(rank: int, port: int, folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    start(rank, 2, port)
+    model, (x, y) = network(), data()
+    parallel = nn.parallel.DistributedDataParallel(model)
+    part = SHARES["equal"][rank]
+    for kind in FAILURES:
+        track: list[Any] = [NormTest(), Failing(kind)]
+        if kind == "other quantities":
+            track = [NormTest() if rank else MeanGSNR()]
+        cockpit = gradlens.Cockpit(parallel, track)
+        for step in range(2):
+            loss = nn.functional.cross_entropy(parallel(x[part]), y[part])
+            with cockpit(step, loss=loss):
+                loss.backward()
+                if kind == "one dies" and rank == 1 and step == 1:
+                    os._exit(0)
+        cockpit.close()
+        cockpit.history.write(folder / f"{kind} {rank}.jsonl")
+
+
+FAILURES = {
+    "can't be merged": "merging FailingReduction failed: RuntimeError: out of luck",
+    "can't be sent": "a object can't be sent to other processes",
+    "in one process": "RuntimeError: out of luck",
+    "other quantities": "the parts of the batch were tracked differently",
+    "one dies": "",
+}
+"""What is wrong, and the reason; that of gloo's own errors depends on its version."""
+
+
+@pytest.fixture(scope="module")
+def failed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("failed")
+    multiprocessing.spawn(failing, (free_port(), folder), nprocs=2)
+    return folder
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_no_process_waits_in_vain(kind: str, failed_runs: Path) -> None:
+    for rank in (0,) if kind == "one dies" else (0, 1):
+        history = gradlens.History.load(failed_runs / f"{kind} {rank}.jsonl")
+        for name in history.names:
+            value = history[name][1]
+            spared = name == "NormTest" and kind in ("can't be merged", "in one process")
+            assert math.isnan(value) != spared
+            assert spared or FAILURES[kind] in value.reason
+
+
+def test_what_is_sent(tmp_path: Path) -> None:
+    """Bytes that a process sends for each quantity, by parameters P and samples N."""
+    multiprocessing.spawn(counting, (free_port(), tmp_path), nprocs=2)
+    sent = json.loads((tmp_path / "sent.json").read_text())
+    parameters, samples, tensors = 2 * 50 * 50, 6, 2
+    values = {name: count - sent["Loss"] for name, count in sent.items()}
+    numbers = 8 * samples * tensors
+    slack = 2500  # names and shapes
+    for name, expected in {
+        "SumsOfSquares": 8 * parameters,
+        "NormTest": 8 * parameters + 2 * numbers,
+        "MeanGSNR": 2 * 8 * parameters,
+        "GradHist1d": 103 * 8 * tensors,
+        "Norms": numbers,
+    }.items():
+        assert expected <= values[name] <= expected + slack, name
+
+
+class Norms(gradlens.quantities.SingleStepQuantity):
+    reductions = (SquaredNorms(),)
+
+    def compute(self, step: Any) -> Any:
+        return float(step.total(SquaredNorms()).sum())
+
+
+class SumsOfSquares(Norms):
+    reductions = (SumOfSquares(),)
+
+    def compute(self, step: Any) -> Any:
+        return float(step.total(SumOfSquares()).sum())
+
+
+def counting(rank: int, port: int, folder: Path) -> None:
+    """Bytes that the second process sends to the first."""
+    start(rank, 2, port)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(50, 50, bias=False), nn.Linear(50, 50, bias=False)).double()
+    parallel, send, sent = nn.parallel.DistributedDataParallel(model), distributed.send, [0]
+
+    def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+        sent[0] += tensor.nbytes
+        send(tensor, *args, **kwargs)
+
+    distributed.send = counted
+    found = {}
+    kinds = [Norms, SumsOfSquares, NormTest, MeanGSNR, GradHist1d, Loss]
+    for kind in kinds:
+        cockpit = gradlens.Cockpit(parallel, [kind()])
+        sent[0] = 0
+        loss = parallel(torch.randn(6, 50).double()).square().mean()
+        with cockpit(0, loss=loss):
+            loss.backward()
+        cockpit.close()
+        found[kind.__name__] = sent[0]
+    if rank:
+        (folder / "sent.json").write_text(json.dumps(found))
+    distributed.destroy_process_group()

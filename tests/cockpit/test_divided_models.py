@@ -196,6 +196,30 @@ def made_after_forward(rank: int) -> None:
     assert {name: id(p) for name, p in found.items()} == {n: id(p) for n, p in shards.items()}
 
 
+def budget(rank: int) -> None:
+    with pytest.raises(ValueError, match="must track the same steps"):
+        gradlens.Cockpit(sharded(), budget=0.05)
+
+
+def without_a_cockpit(rank: int) -> None:
+    model, plain = sharded(), network()
+    (x, y), loss_function = half(rank)(0), nn.CrossEntropyLoss()
+    found, expected = [], []
+    for one, gradients in ((model, found), (plain, expected)):
+        with gradlens.per_sample_gradients(one, batch_size=len(x)) as operators:
+            loss_function(one(x), y).backward()
+        gradients += [operators[name].dense() for name in operators]
+    assert len(found) == 4
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def all_quantities(rank: int) -> None:
+    """No quantity of the presets fails by an exception; those of curvature have their reason."""
+    history = trained(sharded(), gradlens.configuration("full"), half(rank))
+    assert not [note for note in history.notes if " failed" in note.text]
+
+
 def one_batch(rank: int) -> None:
     history = trained(sharded(), quantities(), half(rank))
     assert_same_plain(history, trained(network(), quantities(), data))
@@ -214,6 +238,9 @@ SCENARIOS: dict[str, Callable[[int], None]] = {
         other_schedules,
         made_after_forward,
         one_batch,
+        budget,
+        without_a_cockpit,
+        all_quantities,
     )
 }
 

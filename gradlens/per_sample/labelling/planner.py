@@ -116,7 +116,7 @@ def plan_of(
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
     if loss.inputs.edges and not any(loss.inputs.rows):
-        return _nothing(parameters, EMPTY)
+        return replace(_nothing(parameters, EMPTY), samples=0)
     try:
         return _chosen(loss, candidates_of(loss.inputs, evidence))
     except UnavailableError as reason:

@@ -1,0 +1,124 @@
+"""What a batch in parts costs: ``python -m benchmarks.parts micro-batches|processes COUNT CONTENDER``.
+
+A process of its own for each number of parts, since peaks of memory are those of a process. It
+prints seconds of CPU, peak bytes above the start, and bytes sent, of one step and process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, multiprocessing, nn
+
+import gradlens
+from benchmarks.memory import status
+from benchmarks.problems import PROBLEMS
+
+PROBLEM = "3c3d"
+SAMPLES = 64
+STEPS = 5
+
+
+def steps(
+    model: nn.Module, tracked: nn.Module, contender: str, parts: int
+) -> Callable[[int], None]:
+    """A function that takes a training step of so many micro-batches."""
+    loss_function = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    inputs, labels = PROBLEMS[PROBLEM].batch(SAMPLES)
+    cockpit = None
+    if contender != "plain":
+        chosen = gradlens.configuration(contender)
+        cockpit = gradlens.Cockpit(tracked, chosen, loss_function=loss_function)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        for part in range(parts):
+            loss = loss_function(tracked(inputs), labels)
+            if cockpit is None:
+                (loss / parts).backward()
+                continue
+            more = part < parts - 1
+            with cockpit(number, loss=loss, optimizer=optimizer, accumulating=more):
+                (loss / parts).backward()
+        optimizer.step()
+
+    return step
+
+
+def measured(step: Callable[[int], None]) -> tuple[float, int]:
+    """Seconds of CPU of a step, and peak bytes above what was there before."""
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before, seconds = status("VmRSS"), []
+    for number in range(STEPS):
+        start = time.process_time()
+        step(number)
+        seconds.append(time.process_time() - start)
+    return median(seconds[1:]), status("VmHWM") - before
+
+
+def worker(rank: int, count: int, port: int, contender: str) -> None:
+    """One of several processes."""
+    prepare()
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    distributed.init_process_group("gloo", rank=rank, world_size=count)
+    model, sent = PROBLEMS[PROBLEM].build(), [0]
+    step = steps(model, nn.parallel.DistributedDataParallel(model), contender, 1)
+    for name in ("send", "broadcast"):
+        setattr(distributed, name, counted(getattr(distributed, name), sent))
+    seconds, peak = measured(step)
+    if rank == count - 1:
+        print(seconds, peak, sent[0] // STEPS)
+    distributed.destroy_process_group()
+
+
+def counted(function: Callable[..., Any], sent: list[int]) -> Callable[..., Any]:
+    """The function, which adds the bytes of its tensor."""
+
+    def call(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        sent[0] += tensor.nbytes
+        return function(tensor, *arguments, **options)
+
+    return call
+
+
+def prepare() -> None:
+    """The same start for all."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def found(what: str, count: int, contender: str) -> list[float]:
+    """What another process of this module prints."""
+    command = [sys.executable, "-m", "benchmarks.parts", what, str(count), contender]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [float(number) for number in done.stdout.split()[-3:]]
+
+
+def main() -> None:
+    """Print the three numbers."""
+    what, count, contender = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    if what == "processes":
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = int(listener.getsockname()[1])
+        multiprocessing.spawn(worker, (count, port, contender), nprocs=count)
+        return
+    prepare()
+    model = PROBLEMS[PROBLEM].build()
+    print(*measured(steps(model, model, contender, count)), 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,425 @@
+"""A batch in parts has the values of the joined batch, or estimates with their errors."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import gradlens
+from gradlens import quantities, reductions
+from gradlens.numerics import strata as of_strata
+from gradlens.numerics.deviations import SampleDeviations
+from gradlens.numerics.formulas import inner_test, noise_scale, norm_test, ortho_test
+from gradlens.numerics.strata import Drawn, Stratum
+from gradlens.per_sample.batch_parts import EMPTY, BatchPart, Results, merged
+from gradlens.per_sample.kept_samples import KeptSamples
+from gradlens.per_sample.operators.dense import Dense
+from gradlens.per_sample.operators.outer_product import OuterProduct
+from gradlens.quantities import Quantity
+from gradlens.reductions import (
+    MergeableReduction,
+    ParameterGradients,
+    Reduction,
+    ReductionAboutMean,
+)
+from tests.cockpit.test_training_loops import assert_same_histories, assert_same_records
+
+N = 20
+KINDS = [each for each in vars(reductions).values() if isinstance(each, type)]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Embedding(7, 6),
+        nn.Conv1d(5, 4, 3),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(16, 5),
+        nn.LayerNorm(5),
+        nn.Linear(5, 3),
+    ).double()
+
+
+def data() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randint(7, (N, 5)), torch.randint(3, (N,))
+
+
+class OwnDots(Reduction):
+    """A user's reduction that says nothing of parts."""
+
+    def reduce(self, gradients: ParameterGradients) -> Tensor:
+        return gradients.elements.dot(gradients.parameter)
+
+
+OWN = OwnDots()
+
+
+class Own(quantities.SingleStepQuantity):
+    reductions = (OWN, reductions.Gram(), reductions.SquaredNorms(), reductions.Mean())
+
+    def compute(self, step: Any) -> Any:
+        return {
+            "dots": step.total(OWN).tolist(),
+            "gram": step.total(reductions.Gram()),
+            "norms": step.total(reductions.SquaredNorms()).tolist(),
+            "mean": step.total(reductions.Mean()),
+            "squares": step.by_layer(reductions.SquaredNorms()),
+        }
+
+
+class SumsOfSquares(quantities.SingleStepQuantity):
+    reductions = (reductions.SumOfSquares(), reductions.AbsMax())
+
+    def compute(self, step: Any) -> Any:
+        return [step.total(reduction) for reduction in self.reductions]
+
+
+def tracked() -> list[Quantity]:
+    names = "NormTest InnerTest OrthoTest MeanGSNR EarlyStopping GradCovariance GradNoiseScale CABS"
+    found = [getattr(quantities, name)() for name in [*names.split(), "Alpha", "Loss"]]
+    adapt = quantities.bin_adaptation.GradAbsMax()
+    found += [quantities.GradHist1d(adapt=adapt), quantities.GradHist2d(keep_individual=True)]
+    return [*found, Own(), SumsOfSquares()]
+
+
+Loop = Callable[..., None]
+
+
+def weighted(losses: Tensor, weights: Tensor, reduction: str) -> Tensor:
+    """A mean or sum of weighted losses, such as those of so many tokens each."""
+    return (losses * weights).sum() / (weights.sum() if reduction == "mean" else 1)
+
+
+def train(
+    sizes: Sequence[int],
+    reduction: Any = "mean",
+    factors: Sequence[float] | None = None,
+    tokens: bool = False,
+    **options: Any,
+) -> gradlens.History:
+    """Of micro-batches of some sizes; with one factor for each, or by their numbers of samples."""
+    model, (x, y) = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05 if reduction == "mean" else 0.05 / N)
+    cockpit = gradlens.Cockpit(model, tracked(), loss_reduction=reduction, **options)
+    weights = 1.0 + torch.arange(N).double() % 3 if tokens else torch.ones(N).double()
+    places = torch.arange(N).split(list(sizes))
+    if factors is None:
+        factors = [float(weights[p].sum() / weights.sum()) for p in places]
+    for step in range(3):
+        optimizer.zero_grad()
+        for number, (place, factor) in enumerate(zip(places, factors, strict=True)):
+            losses = nn.functional.cross_entropy(model(x[place]), y[place], reduction="none")
+            loss = weighted(losses, weights[place], reduction)
+            # A loss of one sample is N times its contribution to the mean.
+            scale = len(place) / weights[place].sum() if reduction == "mean" else 1.0
+            info = {"individual_losses": losses * weights[place] * scale}
+            more = number < len(sizes) - 1
+            with cockpit(step, loss=loss, optimizer=optimizer, info=info, accumulating=more):
+                (loss * factor if reduction == "mean" else loss).backward()
+        optimizer.step()
+    cockpit.close()
+    return cockpit.history
+
+
+@pytest.mark.parametrize("tokens", [False, True], ids=["samples", "tokens"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("sizes", [(10, 10), (7, 13), (1,) * N, (3, 1, 9, 7)], ids=str)
+def test_parts_are_one_batch(sizes: tuple[int, ...], reduction: str, tokens: bool) -> None:
+    found = train(sizes, reduction, tokens=tokens, max_bytes=2**24)
+    assert_same_histories(found, train((N,), reduction, tokens=tokens))
+
+
+def test_whether_a_reduction_was_told_how_to_merge_makes_no_difference() -> None:
+    """The values that are merged are those of all gradients together."""
+    history = train((4, 9, 7), factors=(0.2, 0.5, 0.3), max_bytes=2**24)
+    model, (x, y) = network(), data()
+    factors = torch.cat(
+        [
+            torch.full((n,), N * f / n, dtype=torch.float64)
+            for n, f in ((4, 0.2), (9, 0.5), (7, 0.3))
+        ]
+    )
+    with gradlens.per_sample_gradients(model, batch_size=N) as gradients:
+        nn.functional.cross_entropy(model(x), y).backward()
+    rows = torch.cat([g.dense().flatten(1) for g in gradients.values()], 1)
+    rows = rows * factors[:, None]
+    own = history["Own"][0]
+    assert_same_records(own["norms"], rows.square().sum(1).tolist())
+    assert_same_records(own["mean"], rows.mean(0))
+    assert_same_records(own["gram"], rows @ rows.T)
+    apart = rows - rows.mean(0)
+    squares = apart.square().sum() / (N - 1) / N / rows.mean(0).square().sum()
+    assert history["NormTest"][0] == pytest.approx(math.sqrt(squares), rel=1e-9)
+    counts = torch.histc(rows, 100, -2, 2)
+    inside = torch.as_tensor(history["GradHist1d"][0]["hist"]).double()
+    assert torch.equal(inside[1:-1], counts[1:-1].double())
+
+
+# More samples than fit ------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_estimated_or_says_so() -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = train((4,) * 5, max_bytes=0)
+    exact = train((N,))
+    assert any("4 of 20 samples, drawn at random" in str(each.message) for each in said)
+    for name in ("NormTest", "MeanGSNR", "EarlyStopping", "CABS", "GradHist1d", "SumsOfSquares"):
+        assert_same_records(found[name][0], exact[name][0])
+    noise, exact_noise = found["GradNoiseScale"][0], exact["GradNoiseScale"][0]
+    for key in ("trace", "squared_norm"):
+        assert noise[key] == pytest.approx(exact_noise[key], rel=1e-9)
+    for name in ("InnerTest", "OrthoTest"):
+        assert found[name][0] > 0
+        assert found[name][0] != exact[name][0]
+    for name in ("GradCovariance", "Own"):
+        (reason,) = {leaf.reason for leaf in flat(found[name][0])}
+        assert "more than max_bytes=0: pass Cockpit(..., max_bytes=" in reason
+
+
+def flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for part in value.values() for leaf in flat(part)]
+    return [leaf for part in value for leaf in flat(part)] if isinstance(value, list) else [value]
+
+
+def test_histograms_of_parts_that_weigh_differently() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = train((10, 10), factors=(0.25, 0.75), max_bytes=0)
+    assert "losses aren't weighted by their numbers of samples" in found["GradHist1d"][0].reason
+    assert math.isfinite(found["NormTest"][0])
+
+
+def test_training_is_the_same_with_drawn_samples() -> None:
+    def after(max_bytes: int) -> tuple[Tensor, Any]:
+        torch.manual_seed(3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            history = train((4,) * 5, max_bytes=max_bytes)
+        return torch.rand(3), history["Loss"]
+
+    (one, losses), (other, others) = after(0), after(2**24)
+    assert torch.equal(one, other)
+    assert losses == others
+
+
+def test_memory_does_not_grow_with_the_number_of_parts() -> None:
+    factor = torch.ones(8, 100, dtype=torch.float64)
+
+    def kept(parts: int, max_bytes: int) -> KeptSamples:
+        store = KeptSamples(max_bytes, seed=0)
+        for _ in range(parts):
+            store.add({"w": OuterProduct(factor.clone(), factor.clone())}, 8, 1.0)
+        return store
+
+    bytes_of_sample = 2 * 100 * 8
+    for parts in (1, 4, 64):
+        for max_bytes in (0, 20 * bytes_of_sample, 10**9):
+            store = kept(parts, max_bytes)
+            (stratum,) = store.strata
+            most = max(8, max_bytes // bytes_of_sample)
+            assert (stratum.samples, stratum.drawn) == (8 * parts, min(8 * parts, most))
+            assert store.needed_bytes == 8 * parts * bytes_of_sample
+            operator = store.joined(float(parts), 8 * parts).operators["w"]
+            assert operator.batch_size == stratum.drawn
+            assert operator.nbytes <= max(max_bytes, 8 * bytes_of_sample)
+
+
+def drawn(rows: Tensor, seed: int, parts: Sequence[int], max_bytes: int) -> SampleDeviations:
+    """The deviations of a batch whose rows come in parts, from the samples that are kept."""
+    store, kind, mean = KeptSamples(max_bytes, seed), reductions.Spread(), rows.mean(0)
+    found = BatchPart(samples=0)
+    for part in rows.split(list(parts)):
+        dense = Dense(part)
+        gradients = ParameterGradients("w", torch.zeros(rows.shape[1]), dense)
+        value = Results({"s": {"w": kind.reduce(gradients)}})
+        one = BatchPart(len(part), len(part), results=value)
+        found = merged(found, one, {"s": kind}, "mean", _uncontained)
+        store.add({"w": dense}, len(part), float(len(part)))
+    kept = store.joined(float(len(rows)), len(rows))
+    gradients = ParameterGradients("w", torch.zeros(rows.shape[1]), kept.operators["w"])
+    whole = reductions.WholeBatch(mean, kept.strata[0], found.results.values["s"]["w"])
+    return reductions.Deviations().reduce_about(gradients, whole)
+
+
+def _uncontained(work: str, refuse: Any) -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext()
+
+
+def test_estimates_are_unbiased_and_their_errors_are_right() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(200, 6, dtype=torch.float64) * (1 + torch.arange(200)[:, None] % 3) + 1.0
+    exact = Dense(rows).deviations()
+    direction = rows - rows.mean(0)
+    assert exact.squared_dots == pytest.approx(float((direction @ rows.mean(0)).square().sum()))
+    parts, size = (40, 60, 10, 90), 6 * 8
+    runs = [drawn(rows, seed, parts, 100 * size) for seed in range(600)]
+    assert {len(one.dots) for one in runs} == {100}
+    sums = torch.stack([one.squared_dots for one in runs])
+    errors = torch.tensor([one.squared_dots_error for one in runs], dtype=torch.float64)
+    # The mean of 600 runs is off by at most four of its standard errors.
+    assert abs(sums.mean() - exact.squared_dots) < 4 * sums.std() / math.sqrt(len(runs))
+    assert float(sums.std()) == pytest.approx(float(errors.square().mean().sqrt()), rel=0.1)
+    covered = ((sums - exact.squared_dots).abs() < 1.96 * errors).double().mean()
+    assert 0.92 < covered < 0.98
+    for one in runs[:20]:
+        assert norm_test(one) == pytest.approx(norm_test(exact), rel=1e-12)
+        assert noise_scale(one).value == pytest.approx(noise_scale(exact).value, rel=1e-9)
+        together = one.squared_dots / one.squared_mean + (199 * 200 * one.squared_mean) * (
+            ortho_test(one) ** 2
+        )
+        assert float(together) == pytest.approx(float(exact.spread), rel=1e-9)
+    assert inner_test(exact) == pytest.approx(
+        math.sqrt(sums.mean() / exact.squared_mean**2 / 199 / 200), rel=0.02
+    )
+
+
+def test_all_samples_are_kept_with_the_same_probability() -> None:
+    counts = torch.zeros(60)
+    for seed in range(3000):
+        store = KeptSamples(20, seed)
+        for part in torch.arange(60.0).split([25, 5, 30]):
+            store.add({"w": Dense(part[:, None])}, len(part), float(len(part)))
+        kept = store.joined(60.0, 60).operators["w"].dense()[:, 0]
+        assert len(kept) == 30
+        counts[kept.long()] += 1
+    deviations = (counts - 1500) / math.sqrt(750)
+    assert deviations.abs().max() < 4.5
+
+
+def test_several_strata() -> None:
+    torch.manual_seed(0)
+    one, other = torch.randn(50).double() + 5, torch.randn(30).double()
+    totals, errors = [], []
+    for seed in range(500):
+        generator = torch.Generator().manual_seed(seed)
+        parts = [
+            Drawn(
+                part[torch.randperm(len(part), generator=generator)[:n]], (Stratum(len(part), n),)
+            )
+            for part, n in ((one, 10), (other, 15))
+        ]
+        both = parts[0].merge(parts[1])
+        totals.append(of_strata.total(both.values, both.strata))
+        errors.append(of_strata.total_error(both.values, both.strata))
+    exact = one.sum() + other.sum()
+    found = torch.stack(totals)
+    assert abs(found.mean() - exact) < 4 * found.std() / math.sqrt(500)
+    assert found.std() == pytest.approx(math.sqrt((torch.tensor(errors) ** 2).mean()), rel=0.1)
+    assert of_strata.total_error(one, (Stratum(50, 50),)) == 0
+    mean, variance = of_strata.mean_variance(one, (Stratum(50, 50),))
+    assert mean == pytest.approx(float(one.mean()))
+    assert variance == pytest.approx(float(one.var() / 50))
+
+
+# Merging ------------------------------------------------------------------------------------------
+
+MERGED: dict[str, MergeableReduction] = {
+    "norms": reductions.SquaredNorms(),
+    "mean": reductions.Mean(),
+    "elements": reductions.ElementDeviations(),
+    "spread": reductions.Spread(),
+    "squares": reductions.SumOfSquares(),
+    "largest": reductions.AbsMax(),
+    "histogram": reductions.Histogram1d(7, (-1.0, 1.0)),
+    "joint": reductions.Histogram2d((5, 3), ((-1.0, 1.0), (-2.0, 2.0))),
+    "dots": reductions.DirectionDots({"w": torch.arange(6.0).double().reshape(2, 3)}),
+}
+
+
+def part_of(rows: Tensor, weight: float) -> BatchPart:
+    parameter = torch.linspace(-1, 1, 6).double().reshape(2, 3)
+    gradients = ParameterGradients("w", parameter, Dense(rows))
+    values = {key: {"w": each.reduce(gradients)} for key, each in MERGED.items()}
+    losses = rows.flatten(1).sum(1)
+    return BatchPart(len(rows), weight, 1, float(losses.mean()), losses, Results(values))
+
+
+def leaves_of(value: Any) -> list[Any]:
+    if isinstance(value, Tensor | float | int):
+        return [value]
+    if isinstance(value, dict):
+        return [leaf for part in value.values() for leaf in leaves_of(part)]
+    return [leaf for part in vars(value).values() for leaf in leaves_of(part)]
+
+
+def assert_same_parts(one: BatchPart, other: BatchPart) -> None:
+    assert one.results.unscaled == other.results.unscaled
+    assert one.results.values.keys() == other.results.values.keys()
+    for found, expected in (
+        (one.results.values, other.results.values),
+        ({"w": one.weight, "l": one.loss or 0.0}, {"w": other.weight, "l": other.loss or 0.0}),
+    ):
+        for a, b in zip(leaves_of(found), leaves_of(expected), strict=True):
+            torch.testing.assert_close(
+                torch.as_tensor(a).double(), torch.as_tensor(b).double(), rtol=1e-9, atol=1e-12
+            )
+
+
+sizes_and_weights = st.lists(
+    st.tuples(st.integers(0, 4), st.sampled_from([0.25, 1.0, 3.0])), min_size=3, max_size=3
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(sizes_and_weights, st.sampled_from(["mean", "sum"]), st.integers(0, 100))
+def test_merge_is_associative(parts: Any, reduction: Any, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def rows(n: int) -> Tensor:
+        return torch.randn(n, 2, 3, generator=generator, dtype=torch.float64)
+
+    a, b, c = (part_of(rows(n), weight) if n else EMPTY for n, weight in parts)
+
+    def both(one: BatchPart, other: BatchPart) -> BatchPart:
+        return merged(one, other, MERGED, reduction, _uncontained)
+
+    assert_same_parts(both(both(a, b), c), both(a, both(b, c)))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(0, 100))
+def test_merged_parts_are_the_joined_batch(sizes: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(sum(sizes) + 1, 2, 3, generator=generator, dtype=torch.float64)
+    found = EMPTY
+    for part in rows.split([*sizes, 1]):
+        if len(part):
+            found = merged(found, part_of(part, len(part)), MERGED, "mean", _uncontained)
+    expected = part_of(rows, float(len(rows)))
+    assert_same_parts(found, expected)
+
+
+def test_every_reduction_says_how_parts_are_joined() -> None:
+    together = {reductions.Gram, reductions.CentredGram}
+    for kind in KINDS:
+        if issubclass(kind, Reduction) and kind.__module__ == reductions.__name__:
+            is_abstract = kind.__name__[0] == "_" or bool(kind.__abstractmethods__)
+            if not is_abstract and kind not in together:
+                assert issubclass(kind, MergeableReduction)
+    assert issubclass(reductions.Deviations, ReductionAboutMean)
+
+
+def test_parts_that_are_tracked_differently() -> None:
+    one, other = (BatchPart(3, tracked=("step 0", name)) for name in ("NormTest", "InnerTest"))
+    found = merged(one, other, {}, "mean", _uncontained)
+    assert "InnerTest on one and not on another; NormTest on one and not" in found.failure
+
+
+@pytest.mark.parametrize("max_bytes", [1.5, "1", None, True, -1])
+def test_max_bytes_of_another_kind(max_bytes: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="max_bytes="):
+        gradlens.Cockpit(network(), max_bytes=max_bytes)
