@@ -12,15 +12,19 @@ from torch import nn
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.shards import whole
-from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
+from gradlens.quantities.consecutive import Consecutive, geometries, mean_correlation
 from gradlens.quantities.explained import NO_ELEMENTS
 from gradlens.quantities.output_activation import activation, over_parts
-from gradlens.quantities.parameter_quantity import ParameterQuantity, gradient_of
+from gradlens.quantities.parameter_quantity import (
+    AllParametersQuantity,
+    ParameterQuantity,
+    gradient_of,
+)
 from gradlens.quantities.step import Step
 
 
 @dataclass(eq=False)
-class GradientGeometry(ParameterQuantity):
+class GradientGeometry(AllParametersQuantity):
     """‖p.grad‖₂ of each parameter, and its correlation with that of the step tracked before.
 
     Values, ``normalize`` and ``correlation`` are those of ``OutputGradientGeometry``. With
@@ -36,12 +40,14 @@ class GradientGeometry(ParameterQuantity):
     def start(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._steps = Consecutive() if self.correlation else None
 
-    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
-        gradient = gradient_of(parameter, step)
-        if isinstance(gradient, Undefined):
-            return gradient
-        kept = gradient if self._steps is None else gradient.clone()
-        return geometry(name, kept, self.normalize, self._steps)
+    def parameter_values(
+        self, step: Step, parameters: Mapping[str, nn.Parameter]
+    ) -> dict[str, Any]:
+        found = {name: gradient_of(parameter, step) for name, parameter in parameters.items()}
+        gradients = {n: each for n, each in found.items() if not isinstance(each, Undefined)}
+        if self._steps is not None:
+            gradients = {name: gradient.clone() for name, gradient in gradients.items()}
+        return {**found, **geometries(gradients, self.normalize, self._steps)}
 
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         return mean_correlation(parameters)

@@ -12,26 +12,29 @@ from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.norms import norm
+from gradlens.numerics.norms import norms
 from gradlens.numerics.precision import double
 from gradlens.numerics.shards import is_distributed, whole
 from gradlens.quantities.consecutive import Consecutive, real_parts
 from gradlens.quantities.explained import NO_ELEMENTS, NOT_CONVERGED
-from gradlens.quantities.parameter_quantity import ParameterQuantity
+from gradlens.quantities.parameter_quantity import AllParametersQuantity, ParameterQuantity
 from gradlens.quantities.step import Step
 
 
 @dataclass(eq=False)
-class ParameterNorm(ParameterQuantity):
+class ParameterNorm(AllParametersQuantity):
     """‖p‖₂ of each parameter, or the root mean square of its elements with ``normalize``."""
 
     view = View("Parameter norm", group="layers", yscale="log", label="‖θ‖")
 
     normalize: bool = False
 
-    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Tensor:
-        size = norm(real_parts(parameter.detach()))
-        return size / max(parameter.numel(), 1) ** 0.5 if self.normalize else size
+    def parameter_values(
+        self, step: Step, parameters: Mapping[str, nn.Parameter]
+    ) -> dict[str, Tensor]:
+        sizes = norms([real_parts(parameter.detach()) for parameter in parameters.values()])
+        roots = [max(p.numel(), 1) ** 0.5 if self.normalize else 1 for p in parameters.values()]
+        return {n: size / root for n, size, root in zip(parameters, sizes, roots, strict=True)}
 
 
 class ConditionNumber(ParameterQuantity):

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from gradlens.history.view import View
-from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
+from gradlens.quantities.consecutive import Consecutive, geometries, mean_correlation
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import UpdateQuantity
 from gradlens.quantities.parameter_quantity import parameter_layers
@@ -50,13 +50,9 @@ class UpdateGeometry(UpdateQuantity):
         self._steps = Consecutive() if self.correlation else None
 
     def compute(self, step: Step, update: Update) -> dict[str, Any]:
-        values = {
-            name: explained(
-                geometry(name, update.direction[name], self.normalize, self._steps),
-                f"the update of {name}",
-            )
-            for name in self.chosen
-        }
+        chosen = {name: update.direction[name] for name in self.chosen}
+        found = geometries(chosen, self.normalize, self._steps)
+        values = {name: explained(each, f"the update of {name}") for name, each in found.items()}
         if self._steps is not None:
             self._steps.end_step()
         return {"parameters": values, **mean_correlation(values)}
