@@ -1,7 +1,7 @@
-"""What a batch in parts costs: ``python -m benchmarks.parts micro-batches|processes COUNT CONTENDER``.
+"""Steps whose batch comes in parts: ``python -m benchmarks.parts WHAT COUNT CONTENDER``.
 
-A process of its own for each number of parts, since peaks of memory are those of a process. It
-prints seconds of CPU, peak bytes above the start, and bytes sent, of one step and process.
+WHAT is "micro-batches" or "processes". It prints seconds of CPU, peak bytes above the start, and
+bytes sent, of one step and process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,8 +22,10 @@ import torch
 from torch import Tensor, distributed, multiprocessing, nn
 
 import gradlens
+from benchmarks.contenders import TRACKED
 from benchmarks.memory import status
 from benchmarks.problems import PROBLEMS
+from gradlens.schedules import linear
 
 PROBLEM = "3c3d"
 SAMPLES = 64
@@ -38,7 +41,7 @@ def steps(
     inputs, labels = PROBLEMS[PROBLEM].batch(SAMPLES)
     cockpit = None
     if contender != "plain":
-        chosen = gradlens.configuration(contender)
+        chosen = TRACKED[contender](linear(1))
         cockpit = gradlens.Cockpit(tracked, chosen, loss_function=loss_function)
 
     def step(number: int) -> None:
@@ -99,11 +102,13 @@ def prepare() -> None:
     torch.manual_seed(0)
 
 
-def found(what: str, count: int, contender: str) -> list[float]:
-    """What another process of this module prints."""
+@cache
+def cost(what: str, count: int, contender: str) -> tuple[float, float, float]:
+    """What this module prints in a process of its own, since a process has one peak of memory."""
     command = [sys.executable, "-m", "benchmarks.parts", what, str(count), contender]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [float(number) for number in done.stdout.split()[-3:]]
+    seconds, peak, sent = (float(number) for number in done.stdout.split()[-3:])
+    return seconds, peak, sent
 
 
 def main() -> None:

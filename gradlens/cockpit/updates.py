@@ -243,7 +243,7 @@ class Interval:
         strata = () if start is None or all_drawn(start.strata) else start.strata
         update = replace(
             self._update,
-            projections=None if start is None else start.values,
+            projections=None if start is None else start.values.cpu(),
             end_projections=found,
             strata=strata,
         )

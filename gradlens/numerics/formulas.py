@@ -61,7 +61,8 @@ def inner_test_error(found: SampleDeviations) -> float:
 
     Half that of Σₙ⟨gₙ − ḡ, ḡ⟩², of which it is the square root.
     """
-    return found.squared_dots_error / (2 * float(found.squared_dots))
+    squares = float(found.squared_dots)
+    return found.squared_dots_error / (2 * squares) if squares else math.nan
 
 
 def ortho_test(found: SampleDeviations) -> float:
