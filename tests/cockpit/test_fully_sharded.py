@@ -51,28 +51,39 @@ class Block(nn.Module):
         return y
 
 
+class Head(nn.Module):
+    """The last layer, which also computes the loss where it gets ``labels``."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 5, bias=bias)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.linear(x)
+        return logits if labels is None else nn.functional.cross_entropy(logits, labels)
+
+
 class Network(nn.Module):
     """Tokens ``[N, T]`` to classes; the last layer is the embedding again where it is ``tied``."""
 
-    def __init__(self, tied: bool = False, checkpoints: bool = False, loss: bool = False) -> None:
+    def __init__(self, tied: bool = False, checkpoints: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(5, 4)
         self.blocks = nn.ModuleList([Block(4), Block(4)])
-        self.head = nn.Linear(4, 5, bias=not tied)
+        self.head = Head(bias=not tied)
         self.scale = nn.Parameter(torch.ones(1))
         if tied:
-            self.head.weight = self.embedding.weight
+            self.head.linear.weight = self.embedding.weight
         self._checkpoints = checkpoints
-        self._loss = nn.CrossEntropyLoss() if loss else None
         self.double()
 
     def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
         x = self.embedding(tokens)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self._checkpoints else block(x)
-        logits: Tensor = self.head((x * self.scale).mean(1))
-        return logits if self._loss is None else self._loss(logits, labels)
+        result: Tensor = self.head((x * self.scale).mean(1), labels)
+        return result
 
 
 class Normalised(nn.Module):
@@ -95,7 +106,7 @@ class Normalised(nn.Module):
 def frozen_network() -> nn.Module:
     model = Network()
     model.blocks[0].requires_grad_(False)
-    model.head.bias.requires_grad_(False)
+    model.head.linear.bias.requires_grad_(False)
     return model
 
 
@@ -103,6 +114,11 @@ def each_block(model: Any, **options: Any) -> None:
     for block in model.blocks:
         fully_shard(block, **options)
     fully_shard(model, **options)
+
+
+def head_apart(model: Any) -> None:
+    fully_shard(model.head, reshard_after_forward=True)
+    each_block(model)
 
 
 def root_only(model: Any, **options: Any) -> None:
@@ -128,7 +144,8 @@ class Case:
     """A network and how it is sharded; ``shares`` are the two processes' numbers of samples.
 
     They are those of each step, and the last ones go on. ``rtol`` is that of all values, or of
-    norms and losses alone where it is large.
+    norms and losses alone where it is large. Parameters may be ``prefetched`` in another order or
+    ``kept`` between micro-batches, and the loss may be computed ``inside`` the network.
     """
 
     shard: Callable[[Any], None]
@@ -138,6 +155,8 @@ class Case:
     batchnorm: Any = "coupled"
     rtol: float = 1e-9
     prefetched: bool = False
+    kept: bool = False
+    inside: bool = False
     twice: bool = False
 
     def data(self, step: int) -> tuple[Tensor, Tensor]:
@@ -173,9 +192,12 @@ CASES = {
     "frozen": Case(each_block, frozen_network),
     "micro-batches": Case(each_block, micro=2),
     "checkpoints": Case(each_block, lambda: Network(checkpoints=True)),
-    "loss in the model": Case(
-        lambda m: each_block(m, reshard_after_forward=True), lambda: Network(loss=True)
+    "half precision, micro-batches": Case(
+        lambda m: each_block(m, mp_policy=HALF), micro=2, rtol=0.2
     ),
+    "kept between micro-batches": Case(each_block, micro=2, kept=True),
+    "loss in the model": Case(lambda m: each_block(m, reshard_after_forward=True), inside=True),
+    "loss in a part": Case(head_apart, inside=True),
     "gathered in advance": Case(each_block, prefetched=True),
     "frozen statistics": Case(root_only, Normalised, batchnorm="frozen", twice=True),
 }
@@ -223,8 +245,11 @@ def train(rank: int, case: Case, folder: Path, is_tracked: bool) -> list[Tensor]
             rows = slice(piece * len(x) // case.micro, (piece + 1) * len(x) // case.micro)
             last = piece == case.micro - 1
             model.set_requires_gradient_sync(last)
+            if case.kept:
+                model.set_is_last_backward(last)
+                model.set_reshard_after_backward(last)
             info = {}
-            if getattr(model, "_loss", None) is None:
+            if not case.inside:
                 loss = loss_function(model(x[rows]), y[rows])
             else:
                 loss = model(x[rows], y[rows])
@@ -239,10 +264,7 @@ def train(rank: int, case: Case, folder: Path, is_tracked: bool) -> list[Tensor]
 
 
 def in_one_process(case: Case) -> gradlens.History:
-    model: Any = case.network()
-    inside = getattr(model, "_loss", None) is not None
-    if inside:
-        model._loss = None
+    model = case.network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     cockpit = gradlens.Cockpit(model, quantities(), batchnorm=case.batchnorm)
     for step in range(STEPS):
@@ -256,7 +278,7 @@ def in_one_process(case: Case) -> gradlens.History:
         )
         losses = weights * nn.functional.cross_entropy(model(x), y, reduction="none")
         info = {"individual_losses": losses}
-        if inside:
+        if case.inside:
             means = [losses[share].detach().mean() for share in shares]
             info = {
                 "individual_losses": torch.cat(
