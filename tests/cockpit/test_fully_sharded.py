@@ -186,8 +186,9 @@ CASES = {
     "two replicas": Case(with_mesh(2, 1)),
     "half precision": Case(lambda m: each_block(m, mp_policy=HALF), rtol=0.2),
     "unequal shares": Case(each_block, shares=((5, 3),)),
-    # From the second step on, one of the processes needs no labelled passes.
     "shares that change": Case(each_block, shares=((4, 4), (4, 2), (5, 3))),
+    # At the third step of a structure, no labelled passes are due: one process alone has some.
+    "passes of one process": Case(each_block, shares=((4, 4), (4, 4), (4, 3))),
     "tied": Case(each_block, lambda: Network(tied=True)),
     "frozen": Case(each_block, frozen_network),
     "micro-batches": Case(each_block, micro=2),

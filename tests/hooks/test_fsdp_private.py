@@ -110,6 +110,18 @@ def test_own_bytes_are_those_that_are_gathered(dtype: torch.dtype | None) -> Non
     assert not private.has_own_gathering(root)
 
 
+def test_nodes_in_front_of_modules_hand_gradients_on() -> None:
+    model = sharded()
+    x = torch.ones(4, 2, requires_grad=True)
+    nodes = Graph(model(x).sum()).nodes
+    found = [node for node in nodes if private.hands_gradients_on(node)]
+    assert len(found) == 2  # in front of the model, and of its first layer
+    gradient = torch.randn(4, 2)
+    for node in found:
+        assert torch.equal(node.apply(gradient)[-1], gradient)
+    assert not any(map(private.hands_gradients_on, Graph(nn.Linear(2, 1)(x).sum()).nodes))
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_own_passes_leave_no_trace(fails: bool) -> None:
     model = sharded()
