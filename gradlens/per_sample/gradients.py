@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -185,7 +185,7 @@ class Gradients:
         if known is not None:
             return known
         self.labelled = True
-        with _own_pass(setting, graph):
+        with _gathered(setting, graph), _own_pass(setting, graph):
             inputs = inputs_of(graph, model)
             plan = plan_of(graph, setting.leaves, evidence, inputs)
             written = [n for n, p in setting.leaves.items() if p.is_leaf and p.grad is not None]
@@ -209,7 +209,7 @@ class Gradients:
         nodes = [graph.nodes[number] for number in plan.coupling]
         reason = ""
         try:
-            with _own_pass(self._setting, graph):
+            with _gathered(self._setting, graph), _own_pass(self._setting, graph):
                 uncoupled_gradients(loss, nodes, self._setting.leaves)
         except Exception as error:  # such as that of a checkpoint
             reason = first_line(error)
@@ -245,14 +245,15 @@ class Gradients:
         self._handle = self._pass = self._loss = None
 
 
-@contextmanager
-def _own_pass(setting: Setting, graph: Graph) -> Iterator[None]:
+def _own_pass(setting: Setting, graph: Graph) -> AbstractContextManager[None]:
     functions = [node for node in graph.nodes if is_python_function(node)]
-    with ExitStack() as stack:
-        if setting.sharding is not None:
-            stack.enter_context(setting.sharding.gathered_where_needed(graph.nodes))
-        stack.enter_context(own_pass(setting.model, setting.leaves.values(), functions))
-        yield
+    return own_pass(setting.model, setting.leaves.values(), functions)
+
+
+def _gathered(setting: Setting, graph: Graph) -> AbstractContextManager[None]:
+    """A context in which sharded parameters are gathered where a node needs them."""
+    sharding = setting.sharding
+    return nullcontext() if sharding is None else sharding.gathered_where_needed(graph.nodes)
 
 
 def _no_passes(setting: Setting, graph: Graph) -> str:
