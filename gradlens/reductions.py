@@ -70,6 +70,7 @@ from torch import Tensor
 
 from gradlens.numerics import deviations
 from gradlens.numerics.histograms import Counts, Range
+from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Stratum
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.operators.stored import stored
@@ -104,13 +105,19 @@ are computed in pieces, again for each pass of a reduction."""
 class ParameterGradients:
     """One parameter with its per-sample gradients: the argument of a reduction.
 
-    ``shared`` is whether several passes of reductions use their elements.
+    ``tensor`` is the parameter, or this process's part of it. ``shared`` is whether several passes
+    of reductions use their elements.
     """
 
     name: str
-    parameter: Tensor
+    tensor: Tensor
     individual: GradientOperator
     shared: bool = True
+
+    @cached_property
+    def parameter(self) -> Tensor:
+        """The parameter, for which the parts of all processes are put together."""
+        return whole(self.tensor)
 
     @cached_property
     def elements(self) -> GradientOperator:
@@ -123,9 +130,20 @@ class Reduction(ABC):
 
     Subclasses are frozen dataclasses. ``passes`` is the number of passes over all elements. If it
     is more than one for all reductions of a step together, the elements may be stored.
+    ``reads_parameter`` is whether ``gradients.parameter`` is read.
     """
 
     passes: ClassVar[int] = 1
+    reads_parameter: ClassVar[bool] = False
+
+    @property
+    def needs_gathering(self) -> bool:
+        """Whether it has tensors of its own of which each process has a part alone."""
+        return False
+
+    def gathered(self, name: str) -> Reduction:
+        """The reduction of one parameter with these tensors put together."""
+        return self
 
     @abstractmethod
     def reduce(self, gradients: ParameterGradients) -> Any:
@@ -323,6 +341,13 @@ class DirectionDots(_PerSample):
     def reduce(self, gradients: ParameterGradients) -> Tensor:
         return gradients.elements.dot(self.direction[gradients.name])
 
+    @property
+    def needs_gathering(self) -> bool:
+        return any(map(is_distributed, self.direction.values()))
+
+    def gathered(self, name: str) -> DirectionDots:
+        return DirectionDots({name: whole(self.direction[name])})
+
 
 @dataclass(frozen=True)
 class Gram(Reduction):
@@ -393,6 +418,7 @@ class Histogram2d(_Sums):
     bins: tuple[int, int]
     range: tuple[Range, Range]
     classes: ClassVar[tuple[type[Any], ...]] = (Counts,)
+    reads_parameter: ClassVar[bool] = True
 
     def reduce(self, gradients: ParameterGradients) -> Counts:
         return gradients.elements.histogram_2d(gradients.parameter, self.bins, self.range)

@@ -108,6 +108,15 @@ def check_run(run: Any) -> None:
         )
 
 
+def check_budget(budget: float | None, processes: int) -> None:
+    """``ValueError`` if there is a budget and several processes."""
+    if budget is not None and processes > 1:
+        raise ValueError(
+            f"budget={budget} thins the schedules by the time that each process has measured, and "
+            f"{processes} processes must track the same steps: set the quantities' schedules"
+        )
+
+
 def check_max_bytes(max_bytes: Any) -> None:
     """``TypeError`` unless it is a whole number, ``ValueError`` if it is negative."""
     if not isinstance(max_bytes, int) or isinstance(max_bytes, bool):

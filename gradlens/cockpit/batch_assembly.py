@@ -180,7 +180,9 @@ def _part_by_part(reductions: Sequence[Reduction]) -> Keyed:
     return {
         key: each
         for key, each in keyed(reductions).items()
-        if isinstance(each, MergeableReduction) and not isinstance(each, ReductionAboutMean)
+        if isinstance(each, MergeableReduction)
+        and not isinstance(each, ReductionAboutMean)
+        and not each.needs_gathering
     }
 
 
@@ -194,6 +196,7 @@ def need_gradients(reductions: Sequence[Reduction]) -> bool:
         not isinstance(each, MergeableReduction)
         or isinstance(each, ReductionAboutMean)
         or each.degree is None
+        or each.needs_gathering
         for each in reductions
     )
 

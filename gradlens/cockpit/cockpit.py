@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.arguments import (
+    check_budget,
     check_extensions,
     check_loss_function,
     check_max_bytes,
@@ -44,6 +45,7 @@ from gradlens.cockpit.updates import Updates
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import History
 from gradlens.hooks.eager_calls import EagerCalls
+from gradlens.hooks.gathering import sharding_of
 from gradlens.hooks.layer_hooks import HookInstaller
 from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.per_sample.context import check_loss_reduction
@@ -109,7 +111,10 @@ class Cockpit:
         check_together(self.quantities)
         wrapped = params if isinstance(params, nn.Module) else None
         self.model = None if wrapped is None else unwrapped(wrapped)
-        self.parameters = trainable_parameters(params if self.model is None else self.model)
+        sharding = sharding_of(self.model)
+        self.parameters = trainable_parameters(
+            params if self.model is None else self.model, sharding
+        )
         self._ids = frozenset(id(parameter) for parameter in self.parameters.values())
         for quantity in self.quantities:
             quantity.choose(self.model, self.parameters)
@@ -121,9 +126,11 @@ class Cockpit:
             self.model,
             loss_reduction,
             batchnorm,
+            sharding=sharding,
         )
         device = next(iter(self.parameters.values())).device
-        processes = Processes(process_group_of(wrapped), device)
+        processes = Processes(process_group_of(wrapped, sharding), device)
+        check_budget(budget, processes.count)
         forecast = Forecast(self.quantities)
         self._run = Run(
             self.quantities,

@@ -15,6 +15,7 @@ from gradlens.cockpit.model import removed
 from gradlens.history.coverage import Coverage, few
 from gradlens.hooks.backward_call import BackwardCall
 from gradlens.numerics.formulas import inner_test_error
+from gradlens.numerics.shards import own_part
 from gradlens.numerics.strata import Drawn, count
 from gradlens.numerics.unavailable import Contain
 from gradlens.per_sample.batch_parts import BatchPart, Results
@@ -93,7 +94,6 @@ class StepGradients:
     def collecting(self) -> Iterator[None]:
         """Collect gradients in the backward pass of the loss, or of what backward is called on."""
         loss = self._info.get("loss")
-        self._reducer.start()
         if loss is not None:
             self._timed(self._gradients.begin, loss)
         with BackwardCall(lambda tensor: self._timed(self._gradients.called_on, tensor)):
@@ -105,6 +105,8 @@ class StepGradients:
     def _timed(self, begin: Callable[[Tensor], None], tensor: Tensor) -> None:
         start = time.perf_counter()
         with self._contain("finding the samples of the loss", self._refuse_all):
+            # Unsharded parameters exist from the first forward pass on, which may be over only now.
+            self._reducer.start(self._setting.leaves)
             begin(tensor)
         if self._gradients.labelled:
             self.labelling_seconds += time.perf_counter() - start
@@ -232,7 +234,8 @@ def _error(whole: Whole) -> str:
 
 
 def _any(gradient: Tensor) -> Tensor:
-    return (gradient.coalesce().values() if gradient.is_sparse else gradient).any()
+    own = own_part(gradient)
+    return (own.coalesce().values() if own.is_sparse else own).any()
 
 
 SCALED = (

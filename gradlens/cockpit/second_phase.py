@@ -12,6 +12,7 @@ from torch import nn
 
 from gradlens.numerics.deviations import Spread
 from gradlens.numerics.precision import autocast_off
+from gradlens.numerics.shards import whole
 from gradlens.numerics.strata import all_drawn, count
 from gradlens.numerics.unavailable import Contain
 from gradlens.per_sample.batch_parts import BatchPart, Results
@@ -136,12 +137,19 @@ class SecondPhase:
             failed.setdefault(key, reason)
 
         shared = sum(each.passes for each in reductions.values()) > 1
-        for name in operators.keys() & self._whole.covered if reductions else ():
-            parameter = self._parameters[name]
+        reads_parameter = any(each.reads_parameter for each in reductions.values())
+        names = [name for name in self._parameters if name in self._whole.covered]
+        for name in names if reductions else ():
+            # All processes take part, in the same order and whatever samples one of them has.
+            gathered = {key: each.gathered(name) for key, each in reductions.items()}
+            own = self._parameters[name]
+            parameter = whole(own) if reads_parameter else own
+            if name not in operators:
+                continue
             gradients = ParameterGradients(name, parameter, operators[name], shared)
             with torch.no_grad(), autocast_off(parameter):
                 for key in [key for key in reductions if key not in failed]:
                     work = f"{type(reductions[key]).__name__} of {name}"
                     with self._contain(work, partial(refuse, key=key)):
-                        values[key][name] = value_of(reductions[key], gradients)
+                        values[key][name] = value_of(gathered[key], gradients)
         return Results(values, failed)

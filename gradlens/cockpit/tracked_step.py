@@ -28,6 +28,7 @@ from gradlens.hooks.backward_call import BackwardCall
 from gradlens.hooks.eager_calls import ran_compiled, uncompiled_calls
 from gradlens.hooks.global_state import GlobalState
 from gradlens.hooks.torch_private import uncompiled_backward
+from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.kept_samples import KeptGradients
 from gradlens.per_sample.losses import PerSampleLosses
@@ -91,7 +92,7 @@ class TrackedStep:
         self._check_user_hooks()
         self._check_needs(tracking.boundary.strict or not tracking.run.has_recorded)
         if self._active or self._by_user or tracking.updates.interval is not None:
-            self._global_state.keep_gradients(tracking.setting.parameters.values())
+            self._global_state.keep_gradients(tracking.setting.leaves.values())
             self._prepare_contained()
         if tracking.budget is not None:
             tracking.budget.begin_backward()
@@ -267,6 +268,11 @@ class TrackedStep:
             return
         if not any(parameter.requires_grad for parameter in setting.parameters.values()):
             self._refusing(*active)(ALL_FROZEN)
+            return
+        if any(map(is_distributed, setting.parameters.values())):
+            if any(extension in self._by_user for extension in extensions.apart):
+                raise NotImplementedError(NO_SECOND_DERIVATIVES)
+            self._refusing(*active)(NO_SECOND_DERIVATIVES)
             return
         is_part = tracking.assembly.has_parts(self._accumulating)
         curvature = LossCurvature(
@@ -558,6 +564,11 @@ UNFORESEEN = (
 ALL_FROZEN = (
     "all parameters that are tracked are frozen: if others are trained, close the cockpit and make "
     "a new one, which continues the run's file with resume=True"
+)
+NO_SECOND_DERIVATIVES = (
+    "the parameters are divided among processes (fully_shard or tensor parallelism), where torch "
+    "has no second derivatives: they are freed behind each layer in the backward pass, or "
+    "gradients are exchanged by functions that can't be differentiated"
 )
 CURVATURE_OF_A_PART = (
     "the batch comes in parts, from micro-batches or processes; its curvature is that of the last "

@@ -17,6 +17,7 @@ from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.checksums import checksums, sums_of_bits
 from gradlens.numerics.saveable import restored, saveable
+from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Drawn, Stratum, all_drawn
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import Setting
@@ -76,7 +77,9 @@ class Updates:
         ``before`` are copies of the parameters when the context was entered, so that an optimizer
         may also step inside it.
         """
-        find = partial(_update, dict(step.parameters), dict(before), retained)
+        retains = any(each.quantity.retains_gradients for each in waiting)
+        kept = retained if retains else KeptGradients()
+        find = partial(_update, dict(step.parameters), dict(before), kept)
         self._pending = PendingUpdate(step, waiting, find, self._after_update, self._boundary)
         self._pending.start()
 
@@ -260,7 +263,9 @@ class PendingUpdate:
         if self._find is None:
             return
         update = self._boundary.value(UPDATE, self._find)
-        if any(Phase.AT_NEXT_STEP in each.quantity.phases for each in self.waiting):
+        lasts = any(Phase.AT_NEXT_STEP in each.quantity.phases for each in self.waiting)
+        # Processes must agree on what they compute, and each has only its parts of the parameters.
+        if lasts and not any(map(is_distributed, self.step.parameters.values())):
             self._end = sums_of_bits(self.step.parameters)
         # Frees what the update was found from, such as per-sample gradients.
         self._find = None
@@ -299,7 +304,9 @@ def _update(
 def _projections(
     retained: Mapping[str, GradientOperator], direction: Mapping[str, Tensor]
 ) -> Tensor | None:
-    dots = [operator.dot(direction[name]).cpu().double() for name, operator in retained.items()]
+    # All processes take part in gathering a difference, whatever they have retained.
+    gathered = ((name, whole(difference)) for name, difference in direction.items())
+    dots = [retained[n].dot(each).cpu().double() for n, each in gathered if n in retained]
     return torch.stack(dots).sum(0) if dots else None
 
 

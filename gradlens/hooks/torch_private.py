@@ -90,6 +90,22 @@ def saved_names(node_type: Hashable) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(name for name in names if name not in tensors), tuple(tensors)
 
 
+def saved_where_they_are(node: Any) -> list[Tensor]:
+    """The tensors that a node has saved, without those that hooks store elsewhere or recompute.
+
+    Reading the latter by ``saved`` would run these hooks, such as those of a checkpoint.
+    """
+    node_type: Any = type(node)
+    slots = [getattr(node, name) for name in _slots(node_type)]
+    flat = [one for slot in slots for one in (slot if isinstance(slot, tuple) else [slot])]
+    return [one.data for one in flat if one.unpack_hook is None and one.data is not None]
+
+
+@cache
+def _slots(node_type: Hashable) -> tuple[str, ...]:
+    return tuple(name for name in dir(node_type) if name.startswith("_raw_saved_"))
+
+
 def output_metadata(node: Any) -> Sequence[Any]:
     """``shape``, ``dtype`` and ``device`` of each output that a node had in the forward pass.
 
@@ -155,6 +171,14 @@ def version(tensor: Tensor) -> int:
     have none, and get 0.
     """
     return 0 if tensor.is_inference() else tensor._version
+
+
+def storage_number(tensor: Tensor) -> int:
+    """The address of a tensor's storage object, which stays when its memory is freed for a while.
+
+    ``tensor.untyped_storage().data_ptr()`` is public, but 0 for all that has no memory.
+    """
+    return int(tensor.untyped_storage()._cdata)
 
 
 def gradient_hooks(tensor: Tensor) -> MutableMapping[int, Any] | None:

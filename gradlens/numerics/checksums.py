@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from gradlens.numerics.shards import own_part
+
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers by the bytes that they take."""
 
@@ -17,7 +19,7 @@ def sums_of_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Two versions of a parameter have the same sum with a probability of about 2^-32 at most, unless
     their elements are the same in another order.
     """
-    return {name: _sum_of_bits(tensor.detach()) for name, tensor in tensors.items()}
+    return {name: _sum_of_bits(own_part(tensor.detach())) for name, tensor in tensors.items()}
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
+
+from gradlens.numerics.shards import over_parts, own_part
 
 _FEW = 2**18
 """Up to so many elements, all squares are stored; above, first the norms of parts are taken.
@@ -30,12 +33,22 @@ products, and 11 and 1900 at 2**20. Fewer at once would be more exact, and slowe
 """
 
 
-def norm(tensor: Tensor) -> Tensor:
-    """Euclidean norm of a dense or sparse tensor, in its precision, at least in single precision.
+def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Euclidean norms of dense, sparse or distributed tensors.
 
-    The squares of vanishing or huge elements may leave the range of that precision; the norm is
-    right nevertheless.
+    They are in the tensors' precision, at least in single precision. The squares of vanishing or
+    huge elements may leave the range of that precision; the norm is right nevertheless.
     """
+    own = [_norm(own_part(tensor)) for tensor in tensors]
+    return over_parts(tensors, own, lambda parts: row_norms(parts.T))
+
+
+def norm(tensor: Tensor) -> Tensor:
+    """The norm of a single tensor, as ``norms``."""
+    return norms([tensor])[0]
+
+
+def _norm(tensor: Tensor) -> Tensor:
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
     if tensor.is_complex():

@@ -8,6 +8,7 @@ from types import TracebackType
 from torch import Tensor, nn
 
 from gradlens.hooks.backward_call import BackwardCall
+from gradlens.hooks.gathering import sharding_of
 from gradlens.hooks.layer_hooks import NO_MODULE
 from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.per_sample.gradients import Gradients, Setting
@@ -24,7 +25,8 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     a multiple of the loss, or if backward is run by other means than ``loss.backward()``.
     ``batch_size`` is needed where the number of samples can't be read off the loss. ``batchnorm``
     chooses what a gradient is where samples are coupled (``gradlens.per_sample.batchnorm``). A
-    parameter without gradients raises a ``KeyError`` with the reason.
+    parameter without gradients raises a ``KeyError`` with the reason. Of a model that several
+    processes train, the gradients are those of the process's own samples.
     """
 
     def __init__(
@@ -39,8 +41,11 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         check_batchnorm(batchnorm)
         if not isinstance(model, nn.Module):
             raise TypeError(NO_MODULE.format(kind=type(model).__name__))
-        parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        self._setting = Setting(parameters, model, loss_reduction, batchnorm)
+        sharding = sharding_of(model)
+        shards = {} if sharding is None else sharding.shards()
+        named = {name: shards.get(id(p), p) for name, p in model.named_parameters()}
+        parameters = {name: p for name, p in named.items() if p.requires_grad}
+        self._setting = Setting(parameters, model, loss_reduction, batchnorm, sharding=sharding)
         self._loss = loss
         self._batch_size = batch_size
         self._operators: dict[str, GradientOperator] = {}
@@ -53,7 +58,7 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         self._gradients = Gradients(self._setting, {"batch_size": self._batch_size})
         collector = self._gradients.collector
         self._reducer = Reducer(self._setting.parameters, collector, (), keep=lambda each: each)
-        self._reducer.start()
+        self._reducer.start(self._setting.leaves)
         if self._loss is not None:
             self._gradients.begin(self._loss)
         self._backward = BackwardCall(self._gradients.called_on)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.hooks.backpack_context import own_pass
+from gradlens.hooks.gathering import Sharding
 from gradlens.hooks.model_calls import Given, calls_behind
 from gradlens.hooks.module_hooks import on_gradient
 from gradlens.hooks.node_kinds import LEAF
 from gradlens.hooks.torch_private import BatchNorm
 from gradlens.hooks.undisturbed import buffers_kept
+from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import first_line
 from gradlens.per_sample.backward_pass import BackwardPass
 from gradlens.per_sample.batchnorm import (
@@ -71,18 +74,37 @@ class Plans:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is the same at all steps; only ``plans`` grow."""
+    """What is the same at all steps; only ``plans`` grow.
+
+    ``sharding`` is that of a model that ``fully_shard`` was called with.
+    """
 
     parameters: Mapping[str, nn.Parameter]
     model: nn.Module | None
     loss_reduction: LossReduction = "mean"
     batchnorm: BatchNormPolicy = "coupled"
     plans: Plans = field(default_factory=Plans)
+    sharding: Sharding | None = None
+
+    @property
+    def unsharded(self) -> Mapping[int, nn.Parameter]:
+        """What a loss's graph has for sharded parameters, by the ``id`` of these."""
+        return {} if self.sharding is None else self.sharding.unsharded()
+
+    @property
+    def leaves(self) -> Mapping[str, nn.Parameter]:
+        """What a loss's graph has for the parameters: themselves, unless they are sharded."""
+        unsharded = self.unsharded
+        return {name: unsharded.get(id(p), p) for name, p in self.parameters.items()}
 
     @property
     def names(self) -> dict[int, str]:
-        """Names of parameters by ``id``."""
-        return {id(parameter): name for name, parameter in self.parameters.items()}
+        """Names of parameters by the ``id`` of their leaves."""
+        return {id(leaf): name for name, leaf in self.leaves.items()}
+
+    def own_passes(self) -> AbstractContextManager[None]:
+        """A context for backward passes of gradlens's own."""
+        return nullcontext() if self.sharding is None else self.sharding.own_passes()
 
 
 class Gradients:
@@ -122,20 +144,26 @@ class Gradients:
 
     def _begin(self, loss: Tensor) -> None:
         self._loss = loss
-        try:
-            self._attach(loss)
-        except Exception as error:  # the user's training goes on
-            self.end()
-            self.collector.refuse_all(self._setting.parameters, FAILED.format(first_line(error)))
+        with self._setting.own_passes():
+            try:
+                self._attach(loss)
+            except Exception as error:  # the user's training goes on
+                self.end()
+                reason = FAILED.format(first_line(error))
+                self.collector.refuse_all(self._setting.parameters, reason)
 
     def _attach(self, loss: Tensor) -> None:
         setting = self._setting
         if not loss.requires_grad:
             self.collector.refuse_all(setting.parameters, NO_GRAPH)
             return
-        graph = Graph(loss)
-        if not any(parameter in graph for parameter in setting.parameters.values()):
+        graph, leaves = Graph(loss), setting.leaves
+        if not any(leaf in graph for leaf in leaves.values()):
             self.collector.refuse_all(setting.parameters, OF_OTHERS)
+            return
+        impossible = _no_passes(setting, graph)
+        if impossible:
+            self.collector.refuse_all(setting.parameters, impossible)
             return
         with buffers_kept(setting.model):  # reading what a checkpoint saves runs its layers again
             plan = self._plan(graph)
@@ -149,17 +177,17 @@ class Gradients:
 
     def _plan(self, graph: Graph) -> Plan:
         setting = self._setting
-        evidence = evidence_of(graph, setting.model, self._info)
+        evidence = evidence_of(graph, setting.model, self._info, setting.unsharded)
         key = hash((graph.key(setting.names), evidence))
         known = setting.plans.of(graph, key)
         if known is not None:
             return known
         self.labelled = True
-        with _own_pass(setting, graph):
+        with _gathered(setting, graph), _own_pass(setting, graph):
             inputs = inputs_of(graph, setting.model)
-            plan = plan_of(graph, setting.parameters, evidence, inputs)
+            plan = plan_of(graph, setting.leaves, evidence, inputs)
             changes_buffers = reading_changes_buffers(graph.nodes, setting.model)
-            written = [n for n, p in setting.parameters.items() if p.is_leaf and p.grad is not None]
+            written = [n for n, p in setting.leaves.items() if p.is_leaf and p.grad is not None]
         plan = replace(plan, changes_buffers=changes_buffers)
         plan = plan.without(dict.fromkeys(written, ACCUMULATED))
         setting.plans.store(key, plan)
@@ -172,7 +200,7 @@ class Gradients:
         self.collector.unavailable |= plan.unavailable
         self.coupling = frozenset(_layers_of(graph, plan.coupling, setting))
         if setting.batchnorm == "skip" and plan.coupling:
-            front = in_front_of(plan.coupling, graph, setting.parameters)
+            front = in_front_of(plan.coupling, graph, setting.leaves)
             self.collector.refuse_all(front, SKIPPED)
 
     def _freeze(self, graph: Graph, plan: Plan, loss: Tensor) -> None:
@@ -181,15 +209,15 @@ class Gradients:
         nodes = [graph.nodes[number] for number in plan.coupling]
         reason = ""
         try:
-            with _own_pass(self._setting, graph):
-                uncoupled_gradients(loss, nodes, self._setting.parameters)
+            with _gathered(self._setting, graph), _own_pass(self._setting, graph):
+                uncoupled_gradients(loss, nodes, self._setting.leaves)
         except Exception as error:  # such as that of a checkpoint
             reason = first_line(error)
         if not reason:
             self.closed = self._pass.paused = True
             return
         self.collector.clear()
-        front = in_front_of(plan.coupling, graph, self._setting.parameters)
+        front = in_front_of(plan.coupling, graph, self._setting.leaves)
         self.collector.refuse_all(front, NOT_FROZEN.format(reason=reason))
 
     def _receive_factor(self, gradient: Tensor) -> None:
@@ -219,17 +247,39 @@ class Gradients:
 
 def _own_pass(setting: Setting, graph: Graph) -> AbstractContextManager[None]:
     functions = [node for node in graph.nodes if is_python_function(node)]
-    return own_pass(setting.model, setting.parameters.values(), functions)
+    return own_pass(setting.model, setting.leaves.values(), functions)
 
 
-def evidence_of(graph: Graph, model: nn.Module | None, info: Mapping[str, Any]) -> BatchEvidence:
-    """What is known of a loss's batch besides its graph."""
+def _gathered(setting: Setting, graph: Graph) -> AbstractContextManager[None]:
+    """A context in which sharded parameters are gathered where a node needs them."""
+    sharding = setting.sharding
+    return nullcontext() if sharding is None else sharding.gathered_where_needed(graph.nodes)
+
+
+def _no_passes(setting: Setting, graph: Graph) -> str:
+    """Why no process may run passes of its own through the graph; empty if each may."""
+    if any(is_distributed(graph.nodes[number].variable) for number in graph.leaves.values()):
+        return DISTRIBUTED
+    unsupported = "" if setting.sharding is None else setting.sharding.unsupported()
+    return unsupported and SHARDED.format(reason=unsupported)
+
+
+def evidence_of(
+    graph: Graph,
+    model: nn.Module | None,
+    info: Mapping[str, Any],
+    unsharded: Mapping[int, nn.Parameter] = MappingProxyType({}),
+) -> BatchEvidence:
+    """What is known of a loss's batch besides its graph.
+
+    ``unsharded`` are what the graph has for sharded parameters, by the ``id`` of these.
+    """
     calls = calls_behind(graph.nodes, model)
     return BatchEvidence(
         info.get("batch_size"),
         _length(info.get("individual_losses")),
         tuple(call.shapes for call in calls),
-        _has_positions_first(graph, model),
+        _has_positions_first(graph, model, unsharded),
         any(len(given.shape) > 1 + given.is_real for call in calls for given in call.inputs),
     )
 
@@ -268,18 +318,20 @@ def _length(losses: Tensor | None) -> int | None:
     return len(losses) if losses is not None and losses.dim() else None
 
 
-def _has_positions_first(graph: Graph, model: nn.Module | None) -> bool:
+def _has_positions_first(
+    graph: Graph, model: nn.Module | None, unsharded: Mapping[int, nn.Parameter]
+) -> bool:
     """Whether layers that the loss may depend on count samples along their second axis."""
     modules: Iterable[nn.Module] = () if model is None else model.modules()
     kinds = (nn.RNNBase, nn.MultiheadAttention)
     layers = [m for m in modules if isinstance(m, kinds) and not m.batch_first]
-    return any(_may_reach(graph, layer) for layer in layers)
+    return any(_may_reach(graph, layer, unsharded) for layer in layers)
 
 
-def _may_reach(graph: Graph, layer: nn.Module) -> bool:
+def _may_reach(graph: Graph, layer: nn.Module, unsharded: Mapping[int, nn.Parameter]) -> bool:
     """Whether a loss depends on a layer's parameters, or the layer has none that are trained."""
     trained = [p for p in layer.parameters() if p.requires_grad]
-    return not trained or any(p in graph for p in trained)
+    return not trained or any(unsharded.get(id(p), p) in graph for p in trained)
 
 
 def _layers_of(graph: Graph, coupling: Iterable[int], setting: Setting) -> list[str]:
@@ -329,6 +381,11 @@ NO_GRAPH = (
     "the loss needs no gradient: it was detached, computed under no_grad, or of frozen parameters. "
     "Pass the tensor that backward is called on"
 )
+DISTRIBUTED = (
+    "the layers of the network compute with tensors that are divided among processes (tensor "
+    "parallelism), where a backward pass of each process's own isn't possible"
+)
+SHARDED = "no process can gather the parameters for a backward pass of its own: {reason}"
 OF_OTHERS = (
     "the loss depends on none of the tracked parameters, or in a way that autograd doesn't follow: "
     "was it computed by another model or a copy, or were the parameters frozen or replaced since?"

@@ -21,7 +21,12 @@ from torch import Tensor
 
 from gradlens.hooks.layer_rules import layer_call
 from gradlens.hooks.node_kinds import CASTS, TRANSPOSE, Node
-from gradlens.hooks.torch_private import in_backward_pass, output_metadata, saved
+from gradlens.hooks.torch_private import (
+    in_backward_pass,
+    output_metadata,
+    saved,
+    storage_number,
+)
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.labelling.graph import (
@@ -161,7 +166,7 @@ def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> Gradi
     if inputs is None or inputs.layout != torch.strided:
         return one_by_one(found)
     index = found.index
-    if inputs.untyped_storage().data_ptr() in found.graph.storages:
+    if storage_number(inputs) in found.graph.storages:
         inputs = inputs.clone()  # the optimizer changes parameters before updates are projected on
     kinds = [found.graph.kinds[link.node] for link in found.use.chain]
     if not set(kinds) <= CASTS | {TRANSPOSE}:

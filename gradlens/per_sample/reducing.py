@@ -51,15 +51,21 @@ class Reducer:
         self._may_retain = RETAINED_BYTES
         self._keep = keep
         self._contain = contain
-        self._parameters = parameters
+        self._leaves = parameters
         self._handles: list[RemovableHandle] = []
 
-    def start(self) -> None:
-        """Set hooks that reduce a parameter's gradients as soon as they are complete."""
-        for name, parameter in self._parameters.items():
-            if parameter.is_leaf and parameter.requires_grad:
+    def start(self, leaves: Mapping[str, nn.Parameter]) -> None:
+        """Set hooks that reduce a parameter's gradients as soon as they are complete.
+
+        ``leaves`` are what a loss's graph has for the parameters. Called again, it does nothing.
+        """
+        if self._handles:
+            return
+        self._leaves = leaves
+        for name, leaf in leaves.items():
+            if leaf.is_leaf and leaf.requires_grad:
                 complete = self._completion(name)
-                self._handles.append(parameter.register_post_accumulate_grad_hook(complete))
+                self._handles.append(leaf.register_post_accumulate_grad_hook(complete))
 
     def _completion(self, name: str) -> Callable[[Tensor], None]:
         return lambda _: self._complete(name, backward_pass_id())
@@ -67,7 +73,7 @@ class Reducer:
     def _complete(self, name: str, backward_pass: int) -> None:
         with self._contain(f"the gradients of {name}", partial(self._refuse, name)):
             if name in self.collector.names:
-                with torch.no_grad(), autocast_off(self._parameters[name]):
+                with torch.no_grad(), autocast_off(self._leaves[name]):
                     self._reduce(name, backward_pass)
 
     def _reduce(self, name: str, backward_pass: int) -> None:
@@ -81,7 +87,7 @@ class Reducer:
             self._reduce_operator(name, individual)
 
     def _reduce_operator(self, name: str, individual: GradientOperator) -> None:
-        gradients = ParameterGradients(name, self._parameters[name], individual, self._shared)
+        gradients = ParameterGradients(name, self._leaves[name], individual, self._shared)
         for reduction in [each for each in self.values if each not in self.failed]:
             # The name of its class, since its own text has all numbers of its tensors.
             work = f"{type(reduction).__name__} of {name}"

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
+from gradlens.numerics.shards import over_parts, own_part
 from gradlens.quantities.step import Step
 from gradlens.reductions import AbsMax, Reduction
 from gradlens.schedules import EVERY_STEP, Schedule, checked
@@ -102,7 +104,9 @@ class ParamAbsMax(_AbsMaxAdaptation):
     """±(1 + padding)·max(min_size/2, m); m is the largest absolute value of all parameters."""
 
     def largest(self, step: Step) -> float:
-        extremes = [parameter.detach().abs().max() for parameter in step.parameters.values()]
+        parameters = [*step.parameters.values()]
+        own = [_abs_max(own_part(parameter.detach())) for parameter in parameters]
+        extremes = over_parts(parameters, own, lambda parts: parts.amax(0))
         return float(torch.stack([extreme.cpu().double() for extreme in extremes]).max())
 
 
@@ -128,3 +132,7 @@ def load_adapted(
         old if isinstance(policy, NoAdaptation) else tuple(saved)
         for policy, old, saved in zip(policies, ranges, state["ranges"], strict=True)
     ]
+
+
+def _abs_max(tensor: Tensor) -> Tensor:
+    return tensor.abs().max() if tensor.numel() else tensor.new_zeros(())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.norms import inner, norm
+from gradlens.numerics.norms import inner, norms
+from gradlens.numerics.shards import over_parts, own_part
 from gradlens.stateful import State
 
 FIRST = "there is no step before to compare with"
@@ -51,42 +52,62 @@ class Consecutive:
         """Continue from a state."""
         self._before, self._now = dict(state["before"]), dict(state["now"])
 
-    def correlation(self, name: str, tensor: Tensor) -> float:
-        """Cosine of the angle between ``tensor`` and that of the step before, as ``before``."""
-        before = self.before(name, tensor)
-        if isinstance(before, Undefined):
-            return before
-        return cosine(before, tensor)
+    def correlations(self, tensors: Mapping[str, Tensor]) -> dict[str, float]:
+        """Cosines of the angles between tensors and those of the step before, as ``before``."""
+        pairs: dict[str, tuple[Tensor, Tensor]] = {}
+        unknown: dict[str, float] = {}
+        for name, tensor in tensors.items():
+            before = self.before(name, tensor)
+            if isinstance(before, Undefined):
+                unknown[name] = before
+            else:
+                pairs[name] = (before, tensor)
+        return unknown | dict(zip(pairs, cosines([*pairs.values()]), strict=True))
 
 
-def cosine(first: Tensor, second: Tensor) -> float:
-    """⟨a, b⟩/(‖a‖·‖b‖)."""
-    lengths = [norm(one) for one in (first, second)]
-    if not all(float(length) for length in lengths):
-        return Undefined("one of the two steps is zero")
+def cosines(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """⟨a, b⟩/(‖a‖·‖b‖) of each pair of tensors, which may be distributed."""
+    lengths = norms([one for pair in pairs for one in pair])
+    both = [*zip(lengths[::2], lengths[1::2], strict=True)]
+    places = [place for place, each in enumerate(both) if all(float(length) for length in each)]
+    own = [_product_of_units(pairs[place], both[place]) for place in places]
+    found = over_parts([pairs[place][0] for place in places], own, lambda parts: parts.sum(0))
+    values: list[float] = [Undefined("one of the two steps is zero")] * len(pairs)
+    for place, value in zip(places, found, strict=True):
+        values[place] = _within_one(float(value))
+    return values
+
+
+def _product_of_units(pair: tuple[Tensor, Tensor], lengths: tuple[Tensor, Tensor]) -> Tensor:
+    """The part of this process in the product of two tensors that are divided by their lengths."""
     dtype = torch.promote_types(*(length.dtype for length in lengths))
-    units = [one.flatten().to(dtype) / length for one, length in
-             zip((first, second), lengths, strict=True)]  # fmt: skip
-    value = float(inner(*units))
+    first, second = (own_part(tensor).flatten().to(dtype) for tensor in pair)
+    return inner(first / lengths[0], second / lengths[1])
+
+
+def _within_one(value: float) -> float:
     if math.isnan(value):
         return Undefined("one of the two steps has NaN or Inf")
     return min(max(value, -1.0), 1.0)
 
 
-def geometry(
-    name: str, tensor: Tensor, normalize: bool, steps: Consecutive | None
-) -> dict[str, Any]:
-    """``"norm"`` of a tensor, or ``"rms"`` with ``normalize``, and its ``"correlation"``.
+def geometries(
+    tensors: Mapping[str, Tensor], normalize: bool, steps: Consecutive | None
+) -> dict[str, dict[str, Any]]:
+    """``"norm"`` of each tensor, or ``"rms"`` with ``normalize``, and its ``"correlation"``.
 
-    The correlation needs ``steps``, which keeps the tensor; without, there is none. That of complex
-    numbers is computed from their real and imaginary parts.
+    The correlation needs ``steps``, which keeps the tensors; without, there is none. That of
+    complex numbers is computed from their real and imaginary parts.
     """
-    parts = real_parts(tensor)
-    size = norm(parts)
-    found: dict[str, Any] = {"norm": size}
-    if normalize:
-        found = {"rms": size / max(tensor.numel(), 1) ** 0.5}
-    return found if steps is None else found | {"correlation": steps.correlation(name, parts)}
+    parts = {name: real_parts(tensor) for name, tensor in tensors.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for (name, tensor), size in zip(tensors.items(), norms([*parts.values()]), strict=True):
+        root = max(tensor.numel(), 1) ** 0.5
+        found[name] = {"rms": size / root} if normalize else {"norm": size}
+    correlations = {} if steps is None else steps.correlations(parts)
+    for name, correlation in correlations.items():
+        found[name]["correlation"] = correlation
+    return found
 
 
 def real_parts(tensor: Tensor) -> Tensor:

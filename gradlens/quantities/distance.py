@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.norms import norm
+from gradlens.numerics.norms import norms
 from gradlens.numerics.precision import accumulable
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
@@ -30,12 +30,13 @@ class Distance(SingleStepQuantity):
 
     def compute(self, step: Step) -> dict[str, Tensor | float]:
         self._start = {n: p.to(step.parameters[n].device) for n, p in self._start.items()}
-        return {
-            name: Undefined(REMOVED)
-            if name in step.removed
-            else explained(norm(accumulable(p) - self._start[name]), f"the parameter {name}")
-            for name, p in step.parameters.items()
+        present = {n: p for n, p in step.parameters.items() if n not in step.removed}
+        sizes = norms([accumulable(p) - self._start[name] for name, p in present.items()])
+        found = {
+            name: explained(size, f"the parameter {name}")
+            for name, size in zip(present, sizes, strict=True)
         }
+        return {name: found.get(name, Undefined(REMOVED)) for name in step.parameters}
 
     def state_dict(self) -> State:
         return {"start": dict(self._start)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gradlens.history.view import View
-from gradlens.numerics.norms import norm
+from gradlens.numerics.norms import norms
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
@@ -20,7 +20,9 @@ class GradNorm(SingleStepQuantity):
     view = View("Gradient norm", group="step size", yscale="log", label="‖∇L‖")
 
     def compute(self, step: Step) -> dict[str, Tensor | float]:
+        gradients = step.gradients()
+        sizes = norms([*gradients.values()])
         return {
-            name: explained(norm(gradient), f"the gradient of {name}")
-            for name, gradient in step.gradients().items()
+            name: explained(size, f"the gradient of {name}")
+            for name, size in zip(gradients, sizes, strict=True)
         }

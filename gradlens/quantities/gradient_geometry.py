@@ -11,16 +11,21 @@ from torch import nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
+from gradlens.numerics.shards import whole
+from gradlens.quantities.consecutive import Consecutive, geometries, mean_correlation
 from gradlens.quantities.explained import NO_ELEMENTS
 from gradlens.quantities.output_activation import activation, over_parts
-from gradlens.quantities.parameter_quantity import ParameterQuantity, gradient_of
+from gradlens.quantities.parameter_quantity import (
+    AllParametersQuantity,
+    ParameterQuantity,
+    gradient_of,
+)
 from gradlens.quantities.step import Step
 from gradlens.stateful import State
 
 
 @dataclass(eq=False)
-class GradientGeometry(ParameterQuantity):
+class GradientGeometry(AllParametersQuantity):
     """‖p.grad‖₂ of each parameter, and its correlation with that of the step tracked before.
 
     Values, ``normalize`` and ``correlation`` are those of ``OutputGradientGeometry``. With
@@ -37,12 +42,14 @@ class GradientGeometry(ParameterQuantity):
         super().__post_init__()
         self._steps = Consecutive() if self.correlation else None
 
-    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
-        gradient = gradient_of(parameter, step)
-        if isinstance(gradient, Undefined):
-            return gradient
-        kept = gradient if self._steps is None else gradient.clone()
-        return geometry(name, kept, self.normalize, self._steps)
+    def parameter_values(
+        self, step: Step, parameters: Mapping[str, nn.Parameter]
+    ) -> dict[str, Any]:
+        found = {name: gradient_of(parameter, step) for name, parameter in parameters.items()}
+        gradients = {n: each for n, each in found.items() if not isinstance(each, Undefined)}
+        if self._steps is not None:
+            gradients = {name: gradient.clone() for name, gradient in gradients.items()}
+        return {**found, **geometries(gradients, self.normalize, self._steps)}
 
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         return mean_correlation(parameters)
@@ -81,7 +88,7 @@ class GradientActivation(ParameterQuantity):
             return Undefined(NO_ELEMENTS)
         rows = gradient.reshape(len(gradient), -1) if gradient.dim() else gradient.reshape(1, 1)
         rates = (rows.abs() > self.threshold).double().mean(1)
-        return activation(rates.masked_fill(rows.isnan().any(1), torch.nan))
+        return activation(whole(rates.masked_fill(rows.isnan().any(1), torch.nan)))
 
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         return over_parts(parameters)

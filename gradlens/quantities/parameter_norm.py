@@ -12,26 +12,30 @@ from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.norms import norm
+from gradlens.numerics.norms import norms
 from gradlens.numerics.precision import double
+from gradlens.numerics.shards import is_distributed, whole
 from gradlens.quantities.consecutive import Consecutive, real_parts
 from gradlens.quantities.explained import NO_ELEMENTS, NOT_CONVERGED
-from gradlens.quantities.parameter_quantity import ParameterQuantity
+from gradlens.quantities.parameter_quantity import AllParametersQuantity, ParameterQuantity
 from gradlens.quantities.step import Step
 from gradlens.stateful import State
 
 
 @dataclass(eq=False)
-class ParameterNorm(ParameterQuantity):
+class ParameterNorm(AllParametersQuantity):
     """‖p‖₂ of each parameter, or the root mean square of its elements with ``normalize``."""
 
     view = View("Parameter norm", group="layers", yscale="log", label="‖θ‖")
 
     normalize: bool = False
 
-    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Tensor:
-        size = norm(real_parts(parameter.detach()))
-        return size / max(parameter.numel(), 1) ** 0.5 if self.normalize else size
+    def parameter_values(
+        self, step: Step, parameters: Mapping[str, nn.Parameter]
+    ) -> dict[str, Tensor]:
+        sizes = norms([real_parts(parameter.detach()) for parameter in parameters.values()])
+        roots = [max(p.numel(), 1) ** 0.5 if self.normalize else 1 for p in parameters.values()]
+        return {n: size / root for n, size, root in zip(parameters, sizes, roots, strict=True)}
 
 
 class ConditionNumber(ParameterQuantity):
@@ -47,6 +51,8 @@ class ConditionNumber(ParameterQuantity):
         return parameter.dim() >= 2
 
     def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> float:
+        if is_distributed(parameter):
+            return Undefined(DIVIDED)
         matrix = parameter.detach().flatten(1)
         matrix = matrix.to(torch.complex128) if matrix.is_complex() else double(matrix)
         if not matrix.numel():
@@ -62,6 +68,9 @@ class ConditionNumber(ParameterQuantity):
             return Undefined("the parameter is zero")
         rounding = max(matrix.shape) * torch.finfo(matrix.dtype).eps * largest
         return largest / smallest if smallest > rounding else math.inf
+
+
+DIVIDED = "each process has a part of the matrix alone, and singular values take all of it"
 
 
 class WeightSignFlips(ParameterQuantity):
@@ -82,7 +91,7 @@ class WeightSignFlips(ParameterQuantity):
             return Undefined("complex numbers have no sign")
         signs = parameter.detach().sign().nan_to_num_().to(torch.int8)
         before = self._steps.before(name, signs)
-        return before if isinstance(before, Undefined) else int((before * signs < 0).sum())
+        return before if isinstance(before, Undefined) else int(whole((before * signs < 0).sum()))
 
     def end_step(self) -> None:
         self._steps.end_step()

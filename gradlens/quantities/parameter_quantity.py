@@ -21,10 +21,11 @@ NO_GRADIENT = "it has no gradient: the loss doesn't depend on it, or it is froze
 
 
 @dataclass(eq=False)
-class ParameterQuantity(SingleStepQuantity):
-    """A quantity with a value for each trainable parameter of the selected layers.
+class AllParametersQuantity(SingleStepQuantity):
+    """A quantity that computes its values for all parameters of the selected layers together.
 
-    A record is ``{"parameters": {name: value}}``, and the entries of ``summary``.
+    Where parameters are divided among processes, norms of all of them are exchanged at once. A
+    record is ``{"parameters": {name: value}}``, and the entries of ``summary``.
     """
 
     part: ClassVar[str] = "parameter"
@@ -53,19 +54,18 @@ class ParameterQuantity(SingleStepQuantity):
 
     @final
     def compute(self, step: Step) -> dict[str, Any]:
-        parameters = {name: step.parameters[name] for name in self.chosen}
-        values = {
-            name: Undefined(REMOVED)
-            if name in step.removed
-            else explained(self.parameter_value(step, name, p), f"the {self.part} {name}")
-            for name, p in parameters.items()
-        }
+        present = {n: step.parameters[n] for n in self.chosen if n not in step.removed}
+        found = self.parameter_values(step, present)
+        known = {n: explained(value, f"the {self.part} {n}") for n, value in found.items()}
+        values = {name: known.get(name, Undefined(REMOVED)) for name in self.chosen}
         self.end_step()
         return {"parameters": values, **self.summary(values)}
 
     @abstractmethod
-    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
-        """The value for one parameter, after backward.
+    def parameter_values(
+        self, step: Step, parameters: Mapping[str, nn.Parameter]
+    ) -> Mapping[str, Any]:
+        """The values for all parameters, after backward.
 
         A NaN without a reason is recorded with the reason that the ``part`` has NaN or Inf.
         """
@@ -76,6 +76,23 @@ class ParameterQuantity(SingleStepQuantity):
 
     def end_step(self) -> None:
         """Called when all parameters of a step have values; by default, do nothing."""
+
+
+class ParameterQuantity(AllParametersQuantity):
+    """A quantity with a value for each trainable parameter of the selected layers.
+
+    A record is ``{"parameters": {name: value}}``, and the entries of ``summary``.
+    """
+
+    @final
+    def parameter_values(
+        self, step: Step, parameters: Mapping[str, nn.Parameter]
+    ) -> Mapping[str, Any]:
+        return {name: self.parameter_value(step, name, p) for name, p in parameters.items()}
+
+    @abstractmethod
+    def parameter_value(self, step: Step, name: str, parameter: nn.Parameter) -> Any:
+        """The value for one parameter, after backward, as in ``parameter_values``."""
 
 
 def parameter_layers(layers: Selectors | Selection | None, exclude: Selectors) -> Selection | None:

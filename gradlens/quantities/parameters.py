@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gradlens.history.view import View
+from gradlens.numerics.shards import whole
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
 
@@ -15,4 +16,4 @@ class Parameters(SingleStepQuantity):
     view = View("Parameters", group="layers")
 
     def compute(self, step: Step) -> dict[str, Tensor]:
-        return {name: parameter.detach() for name, parameter in step.parameters.items()}
+        return {name: whole(parameter.detach()) for name, parameter in step.parameters.items()}

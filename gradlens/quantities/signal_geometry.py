@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gradlens.history.view import View
-from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
+from gradlens.quantities.consecutive import Consecutive, geometries, mean_correlation
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.signals.predicates import is_no_activation
 from gradlens.signals.reductions import Copies, Norms, Size
@@ -33,7 +33,7 @@ class _SignalGeometry(LayerQuantity, ABC):
 
     def layer_value(self, layer: str, module: nn.Module, reduced: Tensor | Norms) -> dict[str, Any]:
         if isinstance(reduced, Tensor):
-            return geometry(layer, reduced, self.normalize, self._steps)
+            return geometries({layer: reduced}, self.normalize, self._steps)[layer]
         size = reduced.norm / max(reduced.elements, 1) ** 0.5 if self.normalize else reduced.norm
         return {"rms" if self.normalize else "norm": size}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradlens.numerics.norms import norm
+from gradlens.numerics.norms import norms
 from gradlens.numerics.strata import Strata
 
 
@@ -30,7 +30,8 @@ class Update:
 
     def norms(self) -> dict[str, float]:
         """‖d‖₂ of each parameter by name."""
-        return {name: float(norm(tensor)) for name, tensor in self.direction.items()}
+        sizes = map(float, norms([*self.direction.values()]))
+        return dict(zip(self.direction, sizes, strict=True))
 
     def norm(self) -> float:
         """‖d‖₂ of all parameters together."""

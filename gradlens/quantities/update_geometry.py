@@ -10,7 +10,7 @@ from torch import nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.quantities.consecutive import Consecutive, geometry, mean_correlation
+from gradlens.quantities.consecutive import Consecutive, geometries, mean_correlation
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import UpdateQuantity
 from gradlens.quantities.parameter_quantity import parameter_layers
@@ -50,15 +50,10 @@ class UpdateGeometry(UpdateQuantity):
         )
 
     def compute(self, step: Step, update: Update) -> dict[str, Any]:
-        values = {
-            name: Undefined(REMOVED)
-            if name in step.removed
-            else explained(
-                geometry(name, update.direction[name], self.normalize, self._steps),
-                f"the update of {name}",
-            )
-            for name in self.chosen
-        }
+        present = {n: update.direction[n] for n in self.chosen if n not in step.removed}
+        found = geometries(present, self.normalize, self._steps)
+        known = {name: explained(each, f"the update of {name}") for name, each in found.items()}
+        values = {name: known.get(name, Undefined(REMOVED)) for name in self.chosen}
         if self._steps is not None:
             self._steps.end_step()
         return {"parameters": values, **mean_correlation(values)}

@@ -534,7 +534,29 @@ def test_backward_passes_that_are_not_compiled() -> None:
 # The package ------------------------------------------------------------------------------------
 
 PACKAGE = Path(gradlens.__file__).parent
-SOURCES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.name != "torch_private.py"]
+PRIVATE = ("torch_private.py", "fsdp_private.py")
+SOURCES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.name not in PRIVATE]
+
+
+def test_saved_tensors_are_read_without_their_hooks() -> None:
+    layer, x = nn.Linear(2, 3), torch.randn(4, 2)
+    plain = layer(x.requires_grad_()).grad_fn
+    assert {*map(private.storage_number, private.saved_where_they_are(plain))} == {
+        private.storage_number(x),
+        private.storage_number(layer.weight),
+    }
+    recomputed = checkpoint(layer, x, use_reentrant=False).grad_fn
+    assert private.saved_where_they_are(recomputed) == []
+    indexed = layer.weight[torch.tensor([0, 0])].grad_fn
+    assert [each.tolist() for each in private.saved_where_they_are(indexed)] == [[0, 0]]
+
+
+def test_tensors_of_one_memory_have_the_same_storage_number() -> None:
+    one, other = torch.ones(4), torch.ones(4)
+    number = private.storage_number(one)
+    assert private.storage_number(one[2:]) == number != private.storage_number(other)
+    one.untyped_storage().resize_(0)
+    assert private.storage_number(one) == number
 
 
 def private_names_of_torch() -> set[str]:

@@ -12,7 +12,7 @@ import gradlens
 from gradlens import quantities
 from gradlens.numerics.norms import norm, row_norms
 from gradlens.per_sample.operators.dense import Dense
-from gradlens.quantities.consecutive import cosine
+from gradlens.quantities.consecutive import cosines
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -75,8 +75,8 @@ def test_cosines_do_not_depend_on_scale(scale: float) -> None:
     torch.manual_seed(0)
     first, second = torch.randn(2, 100)
     expected = torch.cosine_similarity(first, second, dim=0).item()
-    assert cosine(first, scale * second) == pytest.approx(expected, rel=1e-5)
-    assert cosine(scale * first, second) == pytest.approx(expected, rel=1e-5)
+    pairs = [(first, scale * second), (scale * first, second)]
+    assert cosines(pairs) == pytest.approx([expected, expected], rel=1e-5)
 
 
 def test_vanishing_gradients_have_sizes_and_directions() -> None:

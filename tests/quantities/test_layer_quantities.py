@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens import History, quantities, schedules
-from gradlens.quantities import LayerQuantity, ParameterQuantity, Quantity, UpdateQuantity
+from gradlens.quantities import LayerQuantity, Quantity, UpdateQuantity
+from gradlens.quantities.parameter_quantity import AllParametersQuantity
 from tests.cases.layer_cases import CASES, Array, Flow, flows
 
 STEPS = 3
@@ -333,7 +334,7 @@ def test_discrepancy_of_batch_normalisation(name: str) -> None:
 
 def test_every_quantity_of_layers_has_a_reference() -> None:
     public = {n: getattr(quantities, n) for n in quantities.__all__ if not n.endswith("Quantity")}
-    kinds = (LayerQuantity, ParameterQuantity)
+    kinds = (LayerQuantity, AllParametersQuantity)
     ours = {n for n, kind in public.items() if issubclass(kind, kinds)} | {"UpdateGeometry"}
     assert ours == {name.split(",")[0] for name in (*REFERENCES, *BATCH_NORM)}
 

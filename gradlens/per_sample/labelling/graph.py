@@ -13,7 +13,13 @@ from torch.autograd.function import BackwardCFunction
 
 from gradlens.hooks.layer_rules import layer_calls
 from gradlens.hooks.node_kinds import INDEXING, LEAF, Node, kind
-from gradlens.hooks.torch_private import output_metadata, saved, saved_names, sequence_number
+from gradlens.hooks.torch_private import (
+    output_metadata,
+    saved,
+    saved_names,
+    sequence_number,
+    storage_number,
+)
 
 Edge: TypeAlias = tuple[int, int]
 """The number of a node in its graph, and the number of one of its outputs."""
@@ -130,10 +136,10 @@ class Graph:
 
     @cached_property
     def storages(self) -> frozenset[int]:
-        """Addresses of the memory of parameters."""
+        """The numbers of the parameters' storages."""
         variables = [self.nodes[number].variable for number in self.leaves.values()]
         dense = (variable for variable in variables if variable.layout == torch.strided)
-        return frozenset(variable.untyped_storage().data_ptr() for variable in dense)
+        return frozenset(map(storage_number, dense))
 
     def key(self, names: dict[int, str]) -> int:
         """A hash of the graph's structure; ``names`` are those of parameters, by ``id``."""

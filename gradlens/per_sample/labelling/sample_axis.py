@@ -18,6 +18,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from gradlens.hooks.fsdp_private import hands_gradients_on
 from gradlens.hooks.node_kinds import Node
 from gradlens.hooks.torch_private import saved
 from gradlens.per_sample.labelling.graph import Edge, Graph, is_python_function
@@ -158,7 +159,8 @@ class _Way:
         assert edge is not None
         above, below = self._graph.shape(output), self._graph.shape(edge)
         if is_python_function(node):
-            return None  # its backward function may do anything
+            # The backward function of any other may do anything.
+            return self._strides[output] if hands_gradients_on(node) else None
         if name in _IN_ORDER or (name in _ELEMENTWISE and above == below):
             return self._strides[output]
         axis = self._axis(above, self._strides[output])

@@ -1,0 +1,87 @@
+"""Tensors of which each process has a part: those that torch calls ``DTensor``.
+
+Values of such tensors are computed from the parts, and only these values are exchanged. All
+processes must call these functions for the same tensors in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from gradlens.numerics.unavailable import UnavailableError
+
+
+def is_distributed(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether each process has a part of the tensor, or a copy that is known to be one."""
+    return isinstance(tensor, DTensor)
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process has: all of it, unless the tensor is distributed."""
+    return _summed(tensor).to_local() if is_distributed(tensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor, from the parts of all processes.
+
+    ``UnavailableError`` for one whose memory is freed, such as a parameter that was put together
+    for a layer alone.
+    """
+    if is_distributed(tensor):
+        return tensor.full_tensor()
+    if tensor.numel() and not tensor.untyped_storage().size():
+        raise UnavailableError(FREED)
+    return tensor
+
+
+FREED = (
+    "it needs the parameters, which fully_shard gathers for their layers alone and had freed "
+    "before the per-sample gradients were complete"
+)
+
+
+def over_parts(
+    tensors: Sequence[Tensor], values: Sequence[Tensor], joined: Callable[[Tensor], Tensor]
+) -> list[Tensor]:
+    """Values of tensors, from those of this process's parts, which have the same shape ``[*S]``.
+
+    ``joined`` makes the values of K tensors ``[K, *S]`` of those of their R parts ``[R, K, *S]``,
+    in float64. Values of all tensors that are divided in the same way are exchanged together.
+    """
+    layouts: dict[tuple[DeviceMesh, tuple[int, ...]], list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        if is_distributed(tensor):
+            layout = (tensor.device_mesh, _divided_axes(tensor))
+            layouts.setdefault(layout, []).append(place)
+    found = list(values)
+    for (mesh, axes), places in layouts.items():
+        together = torch.stack([found[place].double() for place in places])
+        for axis in axes:
+            parts = [torch.empty_like(together) for _ in range(mesh.size(axis))]
+            dist.all_gather(parts, together, group=mesh.get_group(axis))
+            together = joined(torch.stack(parts))
+        for place, value in zip(places, together, strict=True):
+            found[place] = value.to(values[place].dtype)
+    return found
+
+
+def _divided_axes(tensor: DTensor) -> tuple[int, ...]:
+    """The axes of the mesh along which processes have different parts."""
+    placements = _summed(tensor).placements
+    return tuple(axis for axis, each in enumerate(placements) if not each.is_replicate())
+
+
+def _summed(tensor: DTensor) -> DTensor:
+    """The tensor without axes along which the processes' tensors are still to be added up."""
+    if not any(each.is_partial() for each in tensor.placements):
+        return tensor
+    return tensor.redistribute(
+        placements=[Replicate() if each.is_partial() else each for each in tensor.placements]
+    )

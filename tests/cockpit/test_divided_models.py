@@ -1,0 +1,310 @@
+"""What can't be had of models that are divided among processes, and processes that differ."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+import gradlens
+from gradlens.quantities import (
+    Alpha,
+    ConditionNumber,
+    GradNorm,
+    HessTrace,
+    Loss,
+    NormTest,
+    ParameterNorm,
+    Quantity,
+    UpdateSize,
+)
+from gradlens.schedules import linear
+from tests.cockpit.test_distributed import free_port
+from tests.cockpit.test_training_loops import assert_same_values
+
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+PLAIN = ("Loss", "GradNorm", "ParameterNorm", "UpdateSize")
+"""Quantities without per-sample gradients."""
+
+Batch = Callable[[int], tuple[Tensor, Tensor]]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)).double()
+
+
+def sharded() -> nn.Module:
+    model = network()
+    fully_shard(model[0])
+    fully_shard(model)
+    return model
+
+
+def data(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(8, 6, generator=generator, dtype=torch.float64)
+    return x, torch.randint(5, (8,), generator=generator)
+
+
+def half(rank: int) -> Batch:
+    return lambda step: (data(step)[0][4 * rank :][:4], data(step)[1][4 * rank :][:4])
+
+
+def quantities() -> list[Quantity]:
+    return [Loss(), GradNorm(), ParameterNorm(), UpdateSize(), NormTest(), Alpha()]
+
+
+def trained(
+    model: nn.Module,
+    chosen: list[Quantity],
+    batch: Batch,
+    reduction: Any = "mean",
+    seen: Callable[[int, Tensor], None] = lambda step, outputs: None,
+) -> gradlens.History:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_function = nn.CrossEntropyLoss(reduction=reduction)
+    cockpit = gradlens.Cockpit(
+        model, chosen, loss_function=loss_function, loss_reduction=reduction, strict=True
+    )
+    for step in range(STEPS):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        outputs = model(x)
+        seen(step, outputs)
+        loss = loss_function(outputs, y)
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+    cockpit.close()
+    return cockpit.history
+
+
+def assert_same_plain(found: gradlens.History, expected: gradlens.History) -> None:
+    for name in PLAIN:
+        assert_same_values(found[name], expected[name])
+
+
+# Scenarios, in each of two processes ------------------------------------------------------------
+
+
+def curvature(rank: int) -> None:
+    history = trained(sharded(), [Loss(), HessTrace(), NormTest()], half(rank))
+    assert "no second derivatives" in str(history["HessTrace"][0])
+    assert history["NormTest"][0] > 0
+
+
+def singular_values(rank: int) -> None:
+    values = trained(sharded(), [ConditionNumber()], half(rank))["ConditionNumber"][0]
+    assert "each process has a part" in str(values["parameters"]["0.weight"])
+
+
+def tensor_parallel(rank: int) -> None:
+    model = network()
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
+    assert_refused(trained(model, [*quantities(), HessTrace()], data))
+
+
+def tensor_parallel_and_sharded(rank: int) -> None:
+    model, mesh = network(), init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(model, mesh["tensor"], plan)
+    fully_shard(model, mesh=mesh["data"])
+    assert_refused(trained(model, quantities(), data))
+
+
+def assert_refused(history: gradlens.History) -> None:
+    assert "tensor parallelism" in str(history["NormTest"][0])
+    assert_same_plain(history, trained(network(), quantities(), data))
+
+
+def flat_parameters(rank: int) -> None:
+    model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
+    with pytest.raises(TypeError, match="use fully_shard"):
+        gradlens.Cockpit(model)
+
+
+def no_samples(rank: int) -> None:
+    def batch(step: int) -> tuple[Tensor, Tensor]:
+        x, y = data(step)
+        return (x, y) if rank == 0 else (x[:0], y[:0])
+
+    history = trained(sharded(), quantities(), batch, "sum")
+    alone = trained(network(), quantities(), data, "sum")
+    for name in ("Loss", "NormTest"):
+        assert history[name][0] == pytest.approx(alone[name][0], rel=1e-9)
+    assert history["Loss"][2] > 0
+
+
+def failing_pass(rank: int) -> None:
+    """The second process's first backward pass at step 1, which is gradlens's own, fails."""
+    calls: list[int] = []
+
+    def fail_once(gradient: Tensor) -> None:
+        calls.append(0)
+        if len(calls) == 1:
+            raise RuntimeError("the first call")
+
+    def seen(step: int, outputs: Tensor) -> None:
+        if rank == 1 and step == 1:
+            outputs.register_hook(fail_once)
+
+    # The plan of a batch of another size is not known.
+    history = trained(
+        sharded(),
+        quantities(),
+        lambda step: tuple(each[: step + 2] for each in half(rank)(step)),  # type: ignore[return-value]
+        seen=seen,
+    )
+    assert "the first call" in str(history["NormTest"][1])
+    assert history["NormTest"][0] > 0
+    assert history["NormTest"][2] > 0
+    assert history["GradNorm"][1]["0.weight"] > 0
+    assert calls == ([0, 0] if rank else [])
+
+
+def other_schedules(rank: int) -> None:
+    history = trained(sharded(), [Loss(), NormTest(linear(1 + rank))], half(rank))
+    assert history["Loss"][0] > 0
+    assert "the same quantities and schedules" in str(history["Loss"][1])
+
+
+def made_after_forward(rank: int) -> None:
+    """A forward pass leaves the parameters of the whole model unsharded."""
+    model = sharded()
+    shards = dict(model.named_parameters())
+    model(data(0)[0])
+    assert {*map(id, model.parameters())} != {*map(id, shards.values())}
+    found = gradlens.Cockpit(model, [Loss()]).parameters
+    assert {name: id(p) for name, p in found.items()} == {n: id(p) for n, p in shards.items()}
+
+
+def budget(rank: int) -> None:
+    with pytest.raises(ValueError, match="must track the same steps"):
+        gradlens.Cockpit(sharded(), budget=0.05)
+
+
+def without_a_cockpit(rank: int) -> None:
+    model, plain = sharded(), network()
+    (x, y), loss_function = half(rank)(0), nn.CrossEntropyLoss()
+    found, expected = [], []
+    for one, gradients in ((model, found), (plain, expected)):
+        with gradlens.per_sample_gradients(one, batch_size=len(x)) as operators:
+            loss_function(one(x), y).backward()
+        gradients += [operators[name].dense() for name in operators]
+    assert len(found) == 4
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def plans_are_kept(rank: int) -> None:
+    """Also with the nodes that fully_shard puts in front of layers."""
+    model, (x, y) = network(), half(rank)(0)
+    fully_shard(model[2])
+    fully_shard(model)
+    operators = gradlens.per_sample_gradients(model, batch_size=len(x))
+    with operators:
+        nn.functional.cross_entropy(model(x), y).backward()
+    assert len(operators) == 4
+    assert operators._setting.plans.found
+
+
+def all_quantities(rank: int) -> None:
+    """No quantity of the presets fails by an exception; those of curvature have their reason."""
+    history = trained(sharded(), gradlens.configuration("full"), half(rank))
+    assert not [note for note in history.notes if " failed" in note.text]
+
+
+def one_batch(rank: int) -> None:
+    history = trained(sharded(), quantities(), half(rank))
+    assert_same_plain(history, trained(network(), quantities(), data))
+
+
+SCENARIOS: dict[str, Callable[[int], None]] = {
+    each.__name__: each
+    for each in (
+        curvature,
+        singular_values,
+        tensor_parallel,
+        tensor_parallel_and_sharded,
+        flat_parameters,
+        no_samples,
+        failing_pass,
+        other_schedules,
+        made_after_forward,
+        one_batch,
+        budget,
+        without_a_cockpit,
+        plans_are_kept,
+        all_quantities,
+    )
+}
+
+
+def start(rank: int, port: int) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    timeout = datetime.timedelta(seconds=60)
+    distributed.init_process_group("gloo", rank=rank, world_size=2, timeout=timeout)
+
+
+def worker(rank: int, port: int, folder: Path) -> None:
+    start(rank, port)
+    for name, scenario in SCENARIOS.items():
+        text = "as expected"
+        try:
+            scenario(rank)
+        except Exception:
+            text = traceback.format_exc()
+        (folder / f"{name}{rank}").write_text(text)
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("outcomes")
+    torch.multiprocessing.spawn(worker, (free_port(), folder), nprocs=2)
+    return folder
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_two_processes(name: str, outcomes: Path) -> None:
+    for rank in range(2):
+        assert (outcomes / f"{name}{rank}").read_text() == "as expected"
+
+
+def dying(rank: int, port: int) -> None:
+    start(rank, port)
+
+    def seen(step: int, outputs: Tensor) -> None:
+        if rank == 1 and step == 1:
+            os._exit(3)
+
+    trained(sharded(), quantities(), half(rank), seen=seen)
+
+
+def test_processes_do_not_wait_for_one_that_has_died() -> None:
+    begin = time.monotonic()
+    with pytest.raises(torch.multiprocessing.ProcessExitedException):
+        torch.multiprocessing.spawn(dying, (free_port(),), nprocs=2)
+    assert time.monotonic() - begin < 100
