@@ -90,7 +90,7 @@ def test_page_uses_public_names_alone() -> None:
     ]
     assert not any(re.search(r"[ .]_[a-z]", line) for line in imports)
     modules = {line.split()[1] for line in imports}
-    assert modules == {"gradlens", "gradlens.instruments", "gradlens.history.history", "torch"}
+    assert modules == {"gradlens", "gradlens.instruments", "gradlens.history.records", "torch"}
 
 
 def test_a_derived_quantity_is_drawn_as_its_base_in_another_process(tmp_path: Path) -> None:
