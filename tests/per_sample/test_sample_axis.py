@@ -165,3 +165,23 @@ def test_a_plan_does_not_hold_for_other_indices() -> None:
     plan = plan_of(graphs[0], parameters, BatchEvidence(batch_size=N))
     assert [plan.holds_for(graph) for graph in graphs] == [True, True, False]
     assert not plan_of(graphs[2], parameters, BatchEvidence(batch_size=N)).holds
+
+
+def test_parts_without_elements() -> None:
+    """A prefix of no tokens, which is cut off and put in front again, has no axis of samples."""
+
+    def compute(net: Any, x: Tensor) -> Tensor:
+        tokens = net.embed(x)
+        prefix, rest = tokens[:, :0], tokens[:, 0:]
+        return net.head(torch.cat([prefix * 2, rest.tanh()], 1).mean(1))
+
+    model = gradlens.extend(Net(compute, embed=nn.Linear(3, 5), head=nn.Linear(5, 2)))
+    gradients = gradlens.per_sample_gradients(model)
+    for _ in range(3):
+        losses = model(images(6, 3)).square().sum(1)
+        expected = per_sample_gradients_of_losses(losses, model)
+        with gradients:
+            losses.mean().backward()
+        assert set(gradients) == set(expected)
+        for parameter in gradients:
+            assert_close(gradients[parameter].dense(), expected[parameter])

@@ -143,6 +143,8 @@ class _Way:
 
     def _axis(self, shape: Sequence[int], stride: int) -> _Axis | None:
         """The axis that counts the samples, from the stride of a tensor's elements."""
+        if not stride:  # of a tensor without elements
+            return None
         behind = 1
         for number in reversed(range(len(shape))):
             if stride < behind * shape[number]:
