@@ -304,7 +304,12 @@ def test_another_process_continues(tmp_path: Path) -> None:
     before = Loop(CASES[name])
     before.train(0, 3)
     torch.save(before.state(), tmp_path / "checkpoint.pt")
-    code = f"import pathlib, {__name__} as tests; tests.finish(pathlib.Path({str(tmp_path)!r}))"
+    # Sums over several threads are rounded otherwise.
+    code = (
+        f"import pathlib, torch, {__name__} as tests; "
+        f"torch.set_num_threads({torch.get_num_threads()}); "
+        f"tests.finish(pathlib.Path({str(tmp_path)!r}))"
+    )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=ROOT)
     rest = gradlens.History.load(tmp_path / "rest.jsonl")
     found = before.cockpit.get_output()
