@@ -36,7 +36,8 @@ def differences(plain: Trace, other: Trace) -> Iterator[str]:
     """In which the second loop differs from the first one, record by record."""
     for (label, one), (other_label, two) in zip(plain.records, other.records, strict=False):
         if label != other_label:
-            yield f"{label}: the loop went on otherwise: {other_label} {two.get('exception', '')}"
+            why = one.get("exception", two.get("exception", ""))
+            yield f"{label}: the loop went on otherwise: {other_label} {why}"
             return
         found = list(of_records(one, two))
         yield from (f"{label}: {difference}" for difference in found)
