@@ -22,7 +22,15 @@ from benchmarks.fuzz.habits import BETWEEN, HABITS, contexts
 from benchmarks.fuzz.losses import CLASSES, LOSSES, draw_targets
 from benchmarks.fuzz.optimizers import OPTIMIZERS
 from benchmarks.fuzz.recipe import SINGLE, Recipe
-from benchmarks.fuzz.trace import Trace, exact, inventory, of_exception, settings, without_addresses
+from benchmarks.fuzz.trace import (
+    Record,
+    Trace,
+    exact,
+    inventory,
+    of_exception,
+    settings,
+    without_addresses,
+)
 from benchmarks.fuzz.watch import CockpitWatch, Pass, RefusedError, Watch
 from benchmarks.fuzz.ways import WAYS
 
@@ -61,7 +69,6 @@ class Loop:
         self.counts: Counter[str] = Counter()
         self.kept: list[Any] = []
         self.step = 0
-        self.saved_with_gradlens = False
         self.scaler = (
             torch.amp.GradScaler("cpu", init_scale=1024.0) if "scaler" in recipe.precision else None
         )
@@ -203,10 +210,10 @@ class Loop:
                     self._attempt(name, partial(BETWEEN[name], self))
                 self.take_stock("between")
         self._attempt("close", self.watch.close)
-        self._attempt("save", self._save)
+        saved = self._saved()
         self.take_stock("end")
         self.trace.left = settings() | inventory(self.model, self.loss_module, self.optimizers)
-        self.trace.left["module pickle: mentions gradlens"] = self.saved_with_gradlens
+        self.trace.left |= {f"module pickle: {what}": found for what, found in saved.items()}
 
     def _attempt(self, what: str, function: Callable[[], None]) -> None:
         """Exceptions are caught outside of everything, and the loop goes on."""
@@ -217,12 +224,18 @@ class Loop:
         except Exception as error:
             self.trace.add(f"step {self.step}: {what}", {"exception": of_exception(error)})
 
-    def _save(self) -> None:
-        """The model can be copied, pickled and saved as it could without gradlens."""
-        copy.deepcopy(self.model)
+    def _saved(self) -> Record:
+        """Whether the model can be copied, pickled and saved, as it can without gradlens.
+
+        What BackPACK has stored on an extended model may prevent it: see ``HOOKS_THAT_STAY``.
+        """
         buffer = io.BytesIO()
-        torch.save(self.model, buffer)
-        self.saved_with_gradlens = b"gradlens" in buffer.getvalue()
+        try:
+            copy.deepcopy(self.model)
+            torch.save(self.model, buffer)
+        except Exception as error:
+            return {"exception": of_exception(error)}
+        return {"mentions gradlens": b"gradlens" in buffer.getvalue()}
 
     def take_stock(self, what: str) -> None:
         """All that training has made so far, bit by bit."""
