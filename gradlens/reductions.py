@@ -158,10 +158,10 @@ class MergeableReduction(Reduction):
     """A reduction whose values for two parts of a batch give that for both together.
 
     ``degree`` is the power of a factor of all gradients that values are multiplied by: 1 for dots,
-    2 for squared norms. With ``None``, values of gradients times a factor can't be told, such as
-    those of histograms; where parts weigh their samples differently, these are computed again from
-    the gradients that are kept. Processes exchange values: tensors, plain values, lists and dicts
-    of these, and objects of ``classes``.
+    2 for squared norms. It is ``None`` where the value of gradients times a factor doesn't follow
+    from that of the gradients, as for histograms; where parts weigh their samples differently, such
+    values are computed again from the gradients that are kept. Processes exchange values:
+    tensors, plain values, lists and dicts of these, and objects of ``classes``.
     """
 
     degree: ClassVar[int | None] = None

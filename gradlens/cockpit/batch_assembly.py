@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
 from gradlens.cockpit.processes import Processes
 from gradlens.cockpit.second_phase import MEAN, SecondPhase, remaining
@@ -75,7 +76,7 @@ class BatchAssembly:
 
     def part_reductions(self, reductions: Sequence[Reduction], accumulating: bool) -> Keyed:
         """What is computed of a part in its backward pass, for these reductions of the whole."""
-        several = accumulating or self._own is not None
+        several = self.is_one_of_several(accumulating)
         summary: Keyed = {SPREAD: Spread()} if several else {MEAN: Mean()}
         return {**_part_by_part(reductions), **(summary if _needs_mean(reductions) else {})}
 
@@ -177,13 +178,14 @@ def _name(reduction: Reduction) -> str:
 
 def _part_by_part(reductions: Sequence[Reduction]) -> Keyed:
     """Those whose values are merged part by part."""
-    return {
-        key: each
-        for key, each in keyed(reductions).items()
-        if isinstance(each, MergeableReduction)
-        and not isinstance(each, ReductionAboutMean)
-        and not each.needs_gathering
-    }
+    return {key: each for key, each in keyed(reductions).items() if _is_of_part(each)}
+
+
+def _is_of_part(reduction: Reduction) -> TypeGuard[MergeableReduction]:
+    """Whether a part's value can be computed in its own backward pass."""
+    if not isinstance(reduction, MergeableReduction) or isinstance(reduction, ReductionAboutMean):
+        return False
+    return not reduction.needs_gathering
 
 
 def _needs_mean(reductions: Sequence[Reduction]) -> bool:
@@ -192,13 +194,7 @@ def _needs_mean(reductions: Sequence[Reduction]) -> bool:
 
 def need_gradients(reductions: Sequence[Reduction]) -> bool:
     """Whether the gradients of parts are needed after their backward passes."""
-    return any(
-        not isinstance(each, MergeableReduction)
-        or isinstance(each, ReductionAboutMean)
-        or each.degree is None
-        or each.needs_gathering
-        for each in reductions
-    )
+    return any(not _is_of_part(each) or each.degree is None for each in reductions)
 
 
 def _to_send(own: BatchPart, kept: KeptSamples) -> BatchPart:
