@@ -6,6 +6,7 @@ import copy
 import gc
 import math
 import pickle
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -266,10 +267,15 @@ def test_threads_do_not_meet() -> None:
         run(seed, alone)
     together: dict[int, list[float]] = {}
     threads = [threading.Thread(target=run, args=(seed, together)) for seed in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # 5 ms by default, in which a whole step is done
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert together == alone
 
 
