@@ -11,6 +11,9 @@ from gradlens.history.view import View
 
 FORMAT = 1
 
+NOUNS = {"parameters": "parameter", "layers": "layer"}
+"""Entries of a value with the numbers of each parameter or layer."""
+
 
 @dataclass(frozen=True)
 class Source:

@@ -176,7 +176,7 @@ def read(source: Source) -> History:
 
 def up_to(history: History, last: int | None) -> History:
     """The same history without the values and notes after step ``last``."""
-    return history if last is None else history.until(last)
+    return history if last is None else history[: last + 1]
 
 
 def describe(history: History, screens: Mapping[str, Sequence[Panel]]) -> str:
