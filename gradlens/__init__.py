@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         reductions,
         schedules,
         signals,
+        sinks,
     )
     from gradlens.cockpit.aggregate import Aggregate
     from gradlens.cockpit.cockpit import Cockpit
@@ -58,6 +59,7 @@ __all__ = [
     "register_layer_rule",
     "schedules",
     "signals",
+    "sinks",
 ]
 
 _DEFINED_IN = {

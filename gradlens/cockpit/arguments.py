@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from os import PathLike
 from types import NoneType
 from typing import Any
@@ -20,7 +20,8 @@ from gradlens.per_sample.labelling.batch import LossReduction
 from gradlens.per_sample.losses import own_reduction
 from gradlens.quantities.presets import PRESETS
 from gradlens.quantities.quantity import Quantity
-from gradlens.spelling import similar
+from gradlens.sinks.sink import Sink
+from gradlens.spelling import near, similar
 
 READ = (
     "loss", "loss_scale", "optimizer", "batch_size", "scaler", "individual_losses", "outputs"
@@ -140,6 +141,37 @@ def check_steps_in_memory(steps_in_memory: Any) -> None:
             f"steps_in_memory={_short(steps_in_memory)}: pass how many of the latest steps are "
             "kept in memory (at least 1), or None to keep all"
         )
+
+
+def checked_sinks(given: Any) -> tuple[Sink, ...]:
+    """The sinks; ``TypeError`` says what to pass instead of something else."""
+    if isinstance(given, Sink) or not isinstance(given, Iterable):
+        raise TypeError(f"sinks={_short(given)} is not a list of sinks: {A_SINK}")
+    found = tuple(given)
+    for sink in found:
+        if not isinstance(sink, Sink):
+            raise TypeError(f"{_short(sink)} is not a sink: {A_SINK}")
+    return found
+
+
+A_SINK = (
+    "pass a list, such as sinks=[gradlens.sinks.TensorBoard(writer)]; there are WandB(run), "
+    "MLflow() and CSV(path), too"
+)
+
+
+def check_sink_layers(
+    sinks: Iterable[Sink], model: nn.Module | None, parameters: Collection[str]
+) -> None:
+    """``ValueError`` names a layer of a sink that the network doesn't have."""
+    modules = () if model is None else (name for name, _ in model.named_modules())
+    known = {*parameters, *modules}
+    for sink in sinks:
+        for name in sink.layers:
+            if name not in known:
+                raise ValueError(
+                    f"the network has no layer or parameter {name!r}{near(name, known)}"
+                )
 
 
 # Of a context ---------------------------------------------------------------------------------
