@@ -11,6 +11,7 @@ import numpy as np
 
 from gradlens.history.coverage import CoverageTable
 from gradlens.history.records import Note
+from gradlens.history.spending import Spending
 from gradlens.instruments.scales import number_label
 from gradlens.instruments.series import Line
 from gradlens.plotting.summary import Extreme, Row, Summary
@@ -48,6 +49,7 @@ def render(summary: Summary, width: int = 80, title: str = "", plain: bool = Fal
         ),
         page.wrapped(_series_without("records", [n for n, count in summary.others if not count])),
         page.coverage(summary.coverage),
+        page.spending(summary.spending),
         page.notes(summary.notes),
     )
     return "\n\n".join("\n".join(section) for section in sections if section)
@@ -124,7 +126,13 @@ class _Page:
     def coverage(self, table: CoverageTable | None) -> list[str]:
         if table is None:
             return []
-        first, *rest = table.short()
+        return self._indented(table.short())
+
+    def spending(self, spending: Spending | None) -> list[str]:
+        return [] if spending is None else self._indented([*spending.lines()])
+
+    def _indented(self, lines: Sequence[str]) -> list[str]:
+        first, *rest = lines
         return [*self.wrapped(first), *(line for row in rest for line in self.wrapped(row, "  "))]
 
     def notes(self, notes: Sequence[Note]) -> list[str]:

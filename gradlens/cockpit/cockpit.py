@@ -70,8 +70,8 @@ class Cockpit:
     ``steps_in_memory`` says are kept in memory, and earlier ones are read from the file when they
     are asked for; ``None`` keeps all of them, as without a file. ``batchnorm`` says what a
     per-sample gradient is where samples are coupled (``gradlens.per_sample.batchnorm``).
-    ``budget`` is the share of the training time that tracking may take, such as 0.05: schedules are
-    thinned to keep to it.
+    ``budget`` is the share of the training time that tracking may take, such as 0.05: expensive
+    quantities are tracked at some steps of their schedules only.
     ``ValueError`` if the loss module's own reduction contradicts ``loss_reduction``.
     What fails while the run is tracked is a NaN with its reason, and training goes on; ``strict``
     raises exceptions instead, for those who develop quantities. ``max_bytes`` is the memory that
@@ -118,9 +118,6 @@ class Cockpit:
         self._ids = frozenset(id(parameter) for parameter in self.parameters.values())
         for quantity in self.quantities:
             quantity.choose(self.model, self.parameters)
-        self.budget = (
-            Budget(budget, self.quantities) if budget is not None and self.quantities else None
-        )
         setting = Setting(
             self.parameters,
             self.model,
@@ -131,7 +128,13 @@ class Cockpit:
         device = next(iter(self.parameters.values())).device
         processes = Processes(process_group_of(wrapped, sharding), device)
         check_budget(budget, processes.count)
-        forecast = Forecast(self.quantities)
+        self.budget = (
+            Budget(budget, self.quantities, device)
+            if budget is not None and self.quantities
+            else None
+        )
+        is_due = Quantity.is_active if self.budget is None else self.budget.is_due
+        forecast = Forecast(self.quantities, is_due)
         self._run = Run(
             self.quantities,
             aggregation,

@@ -21,9 +21,11 @@ from gradlens.history.records import (
     Source,
     coverage_record,
     note_record,
+    spending_record,
     step_record,
 )
 from gradlens.history.series import Series
+from gradlens.history.spending import Spending
 
 
 class Archive(ABC):
@@ -45,7 +47,8 @@ class History:
 
     ``sources`` gives what recorded each series, by its name; ``parameters`` gives the shapes of the
     network's parameters, from input to output; ``notes`` are messages for the user. ``coverages``
-    gives the per-sample gradients that exist, by each step from which on that has changed. A number
+    gives the per-sample gradients that exist, by each step from which on that has changed.
+    ``spending`` is what tracking has taken of the time, if it has a budget. A number
     that could not be computed is a NaN, and an ``Undefined`` if its reason is known. A later value
     for the same name and step replaces the earlier one. Of a file, ``truncated`` says that its last
     line was cut off, and ``broken_lines`` gives the numbers of lines that could not be read, with
@@ -62,6 +65,7 @@ class History:
     truncated: bool = False
     broken_lines: dict[int, str] = field(default_factory=dict)
     coverages: dict[int, Coverage] = field(default_factory=dict)
+    spending: Spending | None = None
     _values: dict[str, dict[int, Value]] = field(default_factory=dict, repr=False)
     """What was appended."""
     _stored: dict[str, Series] = field(default_factory=dict, repr=False)
@@ -213,6 +217,8 @@ class History:
         yield from map(note_record, self.notes)
         for step, coverage in self.coverages.items():
             yield coverage_record(step, coverage)
+        if self.spending is not None:
+            yield spending_record(self.steps[-1] if self.steps else 0, self.spending)
         whole = replace(self, _archive=None)
         series = {name: whole[name] for name in self.names}
         for step in whole.steps:
