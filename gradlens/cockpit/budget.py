@@ -15,7 +15,7 @@ import torch
 
 from gradlens.cockpit.negligible import NegligibleCosts
 from gradlens.history.coverage import few, percent
-from gradlens.history.spending import Spending, Turns
+from gradlens.history.spending import Spending, Turns, plain_steps
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.stateful import State
 
@@ -158,7 +158,7 @@ class Budget:
         elif self._earned <= 0 and not spending.turns.keys() & self._costs.keys():
             why = CONTEXTS.format(taken=percent(round(spending.taken, 4)))
         else:
-            why = SAVING.format(times=max(self._mean_paid() / median(self._plain), 0.0))
+            why = SAVING.format(time=plain_steps(self._mean_paid() / median(self._plain)))
         return NO_TURN.format(share=self.share, names=few(names), steps=self._steps, why=why)
 
     def is_due(self, quantity: Quantity, global_step: int) -> bool:
@@ -410,17 +410,16 @@ CONTEXTS = (
 )
 SAVING = (
     "what a turn costs is measured at the first one. Quantities have it one kind after another, "
-    "each when it has saved as much as the others have paid on average, the time of {times:.2g} "
-    "plain steps. With a larger budget, or with fewer quantities, there are more turns"
+    "each when it has saved as much as the others have paid on average, the time of {time}. With "
+    "a larger budget, or with fewer quantities, there are more turns"
 )
 
 
 def _accelerator(device: torch.device | None) -> torch.device | None:
     """A device that runs beside the processor; ``None`` for the processor itself."""
     found = torch.accelerator.current_accelerator()
-    return (
-        device if device is not None and found is not None and device.type == found.type else None
-    )
+    is_one = device is not None and found is not None and device.type == found.type
+    return device if is_one else None
 
 
 def _kind(quantity: Quantity) -> Hashable:

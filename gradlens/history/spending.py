@@ -50,8 +50,7 @@ class Spending:
         if turns.seconds is None:
             return f"{count}, the cost of one isn't known yet"
         times = max(turns.seconds, 0.0) / self.step_seconds
-        cost = f"{times:.2g} plain steps" if times >= 0.01 else "less than 0.01 plain steps"
-        return f"{count}, each as long as {cost}"
+        return f"{count}, each as long as {plain_steps(times)}"
 
     def plain(self) -> dict[str, Any]:
         """For a file."""
@@ -64,3 +63,10 @@ class Spending:
             name: Turns(each["count"], each["seconds"]) for name, each in found["turns"].items()
         }
         return cls(found["share"], found["taken"], found["step_seconds"], turns)
+
+
+def plain_steps(times: float) -> str:
+    """So many times the time of a plain step, in words."""
+    if times < 0.01:
+        return "less than 0.01 plain steps"
+    return f"{times:,.0f} plain steps" if times >= 10 else f"{times:.2g} plain steps"

@@ -71,6 +71,10 @@ WRONG = (
     "watch a --interval inf",
     "watch a --interval soon",
     "summary a -o b",
+    "summary",
+    "summary a --json --csv",
+    "watch a --text -o b.png",
+    "watch a --text --layers",
     "compare",
     "compare a",
 )
