@@ -43,7 +43,8 @@ from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.history.coverage import Coverage, CoverageTable
-from gradlens.history.history import History
+from gradlens.history.history import LATEST, History
+from gradlens.history.html import count, table
 from gradlens.hooks.eager_calls import EagerCalls
 from gradlens.hooks.gathering import sharding_of
 from gradlens.hooks.layer_hooks import HookInstaller
@@ -168,6 +169,22 @@ class Cockpit:
     def history(self) -> History:
         """All values so far, with notes and coverage."""
         return self._run.history
+
+    def __repr__(self) -> str:
+        """What is tracked, in one line."""
+        parameters = count(len(self.parameters), "parameter")
+        model = "" if self.model is None else f"{type(self.model).__name__}, "
+        quantities = count(len(self.quantities), "quantity")
+        return f"Cockpit({model}{parameters}, {quantities}, {self.history!r})"
+
+    def _repr_html_(self) -> str:
+        """A table of the quantities and their latest values, for notebooks."""
+        schedules = {q.name: repr(q.track_schedule) for q in self.quantities}
+        history = self.history
+        rows = [(*row, schedules.get(row[0], "")) for row in history.latest_values()]
+        notes = [f"step {note.step}: {note.text}" for note in history.notes]
+        spending = [] if history.spending is None else [*history.spending.lines()]
+        return table(repr(self), (*LATEST, "schedule"), rows, [*notes, *spending])
 
     @property
     def loss_reduction(self) -> LossReduction:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from gradlens.history.coverage import Coverage, few
+from gradlens.history.html import count, in_short, table
 from gradlens.history.json_lines import Value, to_line
 from gradlens.history.new_file import new_file
 from gradlens.history.reading import Reading
@@ -78,6 +79,24 @@ class History:
 
     def __post_init__(self) -> None:
         self.hold({})
+
+    def __repr__(self) -> str:
+        """The number of series and the latest step in one line, without reading a file."""
+        appended = (max(one) for one in self._values.values() if one)
+        stored = (int(max(one.steps)) for one in self._stored.values() if len(one))
+        latest = max((*appended, *stored), default=None)
+        end = "no steps" if latest is None else f"latest step {latest}"
+        return f"History({count(len(self.names), 'series')}, {end})"
+
+    def _repr_html_(self) -> str:
+        """A table of the latest values, for notebooks."""
+        notes = [f"step {note.step}: {note.text}" for note in self.notes]
+        return table(repr(self), LATEST, self.latest_values(), notes)
+
+    def latest_values(self) -> list[tuple[str, int, int | str, str]]:
+        """Of each series its name, the number of values, and the latest step and value in short."""
+        whole = self.whole()
+        return [_latest(name, whole[name]) for name in self.names]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -252,6 +271,17 @@ class History:
         (number, reason), *others = self.broken_lines.items()
         text = f"line {number} is broken ({reason}) and left out"
         return f"{text}, as well as {few([f'line {n}' for n, _ in others])}" if others else text
+
+
+LATEST = ("series", "values", "latest step", "latest value")
+"""Headings of ``History.latest_values``."""
+
+
+def _latest(name: str, series: Mapping[int, Value]) -> tuple[str, int, int | str, str]:
+    if not series:
+        return name, 0, "", ""
+    step = max(series)
+    return name, len(series), step, in_short(series[step])
 
 
 class _Archived(Mapping[int, Value]):
