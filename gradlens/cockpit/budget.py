@@ -155,7 +155,7 @@ class Budget:
             return ""
         if self._steps <= WARM_UP + 1 + PAUSE:
             why = SHORT.format(first=WARM_UP + 1 + PAUSE)
-        elif self._earned <= 0 and not spending.turns.keys() & self._costs.keys():
+        elif self._context >= self.share * median(self._plain):
             why = CONTEXTS.format(taken=percent(round(spending.taken, 4)))
         else:
             why = SAVING.format(time=plain_steps(self._mean_paid() / median(self._plain)))
@@ -192,10 +192,12 @@ class Budget:
                 self._least_context = min(self._least_context, self._context - self._own)
         if self._steps > WARM_UP:
             self._account(self._left - self._entered, now - self._left, tracked, self._once)
-        if before is not None and not self._plain_is_known:
-            self._find_negligible(self.share * (now - self._entered))
-        elif self.is_settled:
-            self._find_negligible(self._most_negligible)
+        if self.is_settled:
+            self._find_negligible(self._most_negligible(median(self._plain)))
+        elif before is not None and len(self._plain) < PAUSE:
+            latest = now - self._entered
+            is_warm = self._steps > WARM_UP
+            self._find_negligible(self._most_negligible(latest) if is_warm else self.share * latest)
         if global_step != before:
             self._unfinished = [name for name in tracked if name in self._two_point]
         # Decisions about other steps are void, since these steps didn't come.
@@ -286,16 +288,10 @@ class Budget:
         self._thinned, self._scheduled = {*state["thinned"]}, {*state["scheduled"]}
         self._negligible = frozenset(self._kinds.keys() - self._thinned)
 
-    @property
-    def _plain_is_known(self) -> bool:
-        """Whether a pause has been measured."""
-        return len(self._plain) >= PAUSE
-
-    @property
-    def _most_negligible(self) -> float:
-        """Seconds of a step that quantities may take that are never thinned."""
+    def _most_negligible(self, plain: float) -> float:
+        """Seconds that quantities may take at each step that are never thinned."""
         of_context = 0.0 if math.isinf(self._least_context) else self._least_context
-        return NEGLIGIBLE * self.share * median(self._plain) - of_context
+        return NEGLIGIBLE * self.share * plain - of_context
 
     def _find_negligible(self, most: float) -> None:
         """Find the quantities that are never thinned, which take at most so many seconds a step."""

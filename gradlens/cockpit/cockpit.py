@@ -32,7 +32,7 @@ from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
-from gradlens.cockpit.forecast import Forecast
+from gradlens.cockpit.forecast import Forecast, is_scheduled
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.metrics import loggable
 from gradlens.cockpit.model import process_group_of, trainable_parameters, unwrapped
@@ -134,7 +134,7 @@ class Cockpit:
             if budget is not None and self.quantities
             else None
         )
-        is_due = Quantity.is_active if self.budget is None else self.budget.is_due
+        is_due = is_scheduled if self.budget is None else self.budget.is_due
         forecast = Forecast(self.quantities, is_due)
         self._run = Run(
             self.quantities,

@@ -18,13 +18,18 @@ from gradlens.quantities.quantity import Quantity
 from gradlens.stateful import State
 
 
+def is_scheduled(quantity: Quantity, global_step: int) -> bool:
+    """Whether a quantity is tracked at a step by its own schedules alone."""
+    return quantity.is_active(global_step)
+
+
 class Forecast:
     """Keeps the numbers of the last steps, and the active quantities of steps to come."""
 
     def __init__(
         self,
         quantities: Sequence[Quantity],
-        is_due: Callable[[Quantity, int], bool] = Quantity.is_active,
+        is_due: Callable[[Quantity, int], bool] = is_scheduled,
     ) -> None:
         """``is_due`` says whether a quantity is tracked at a step."""
         self._quantities = quantities
