@@ -240,6 +240,7 @@ def test_export(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     import mlflow
+    import wandb
 
     mlflow.set_tracking_uri(f"file://{tmp_path / 'mlruns'}")
     monkeypatch.chdir(tmp_path)
@@ -247,6 +248,7 @@ def test_export(
     call = ["export", str(recorded.run_file), *options, "--to", *EXPORTED[name]]
     assert main(call) == 0
     assert f"exported {STEPS} steps to {' '.join(EXPORTED[name])}" in capsys.readouterr().out
+    wandb.teardown()  # which writes what its process still has
     files = {"tensorboard": "exported", "csv": "exported/run.csv", "mlflow": "mlruns"}
     found = LIBRARIES[name].read(tmp_path / files.get(name, name))
     assert_arrived(found, recorded.history, LIBRARIES[name])
