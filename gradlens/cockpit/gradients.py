@@ -24,6 +24,7 @@ from gradlens.per_sample.gradients import Gradients, Setting
 from gradlens.per_sample.kept_samples import KeptGradients, smaller
 from gradlens.per_sample.labelling.batch import Batch
 from gradlens.per_sample.labelling.planner import UNUSED
+from gradlens.per_sample.loss_scale import loss_scale, unscaled_loss
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.reducing import Reducer
 from gradlens.quantities.step import REMOVED
@@ -87,8 +88,8 @@ class StepGradients:
 
     @property
     def loss_factor(self) -> float:
-        """∂(what backward is called on)/∂loss."""
-        return self._gradients.batch.factor
+        """∂(what backward is called on)/∂loss, as the loss was passed."""
+        return self._gradients.batch.factor / loss_scale(self._info)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -125,7 +126,7 @@ class StepGradients:
             self.whole = self._assembly.whole(self._reductions, self._contain)
 
     def _part(self, individual_losses: Tensor | None) -> BatchPart:
-        batch, loss, reducer = self._gradients.batch, self._info.get("loss"), self._reducer
+        batch, loss, reducer = self._gradients.batch, unscaled_loss(self._info), self._reducer
         return BatchPart(
             batch.samples,
             batch.factor,

@@ -13,6 +13,7 @@ from gradlens.hooks.backward_call import BackwardCall
 from gradlens.hooks.module_hooks import on_gradient
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import TIMES_ZERO
+from gradlens.per_sample.loss_scale import loss_scale
 from gradlens.quantities.step import gradient_scale
 
 LINEAR = {
@@ -30,7 +31,7 @@ class LossWeight:
     """Finds the factor between the loss and what backward is called on in a context.
 
     It is 0.5 for ``(loss / 2).backward()``. ``loss`` is what the user has passed, and otherwise
-    what backward is called on.
+    what backward is called on; the step's loss is ``loss`` over ``loss_scale=``.
     """
 
     def __init__(self, info: Mapping[str, Any]) -> None:
@@ -65,11 +66,14 @@ class LossWeight:
             self._found.clear()
 
     def _receive(self, gradient: Tensor) -> None:
-        self._found.append(gradient.detach().sum())
+        self._found.append(gradient.detach().sum() * loss_scale(self._info))
 
     @property
     def factor(self) -> float:
-        """∂(what backward is called on)/∂loss; ``UnavailableError`` unless it is one number."""
+        """∂(what backward is called on)/∂(the step's loss).
+
+        ``UnavailableError`` unless it is one number.
+        """
         if self._calls > 1 or (not self._calls and len(self._found) > 1):
             raise UnavailableError(SEVERAL)
         if not self._found:

@@ -31,6 +31,7 @@ from gradlens.hooks.torch_private import uncompiled_backward
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.kept_samples import KeptGradients
+from gradlens.per_sample.loss_scale import loss_scale, unscaled_loss
 from gradlens.per_sample.losses import PerSampleLosses
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step, gradient_scale
@@ -263,7 +264,8 @@ class TrackedStep:
         ]
         if not active and not extensions.apart:
             return
-        if "loss" not in info:
+        loss = unscaled_loss(info)
+        if loss is None:
             self._refuse_curvature(active, extensions.apart)
             return
         if not any(parameter.requires_grad for parameter in setting.parameters.values()):
@@ -277,7 +279,7 @@ class TrackedStep:
         is_part = tracking.assembly.has_parts(self._accumulating)
         curvature = LossCurvature(
             self._global_step,
-            info["loss"],
+            loss,
             setting.parameters,
             model=setting.model,
             outputs=info.get("outputs"),
@@ -435,7 +437,7 @@ class TrackedStep:
             self._losses.refuse(str(reason))
             return None
         if self._weight.loss is not None:
-            self._losses.check_sum(self._weight.loss, factor)
+            self._losses.check_sum(self._weight.loss / loss_scale(self._info), factor)
         values = self._losses.values
         return None if values is None else values / factor
 
@@ -451,7 +453,7 @@ class TrackedStep:
 
     def _step(self, individual_losses: Tensor | None) -> Step:
         setting, gradients, info = self._tracking.setting, self._gradients, self._info
-        loss = info.get("loss")
+        loss = unscaled_loss(info)
         if gradients is not None and gradients.whole is not None:
             whole = gradients.whole.part
             individual_losses = whole.individual_losses

@@ -35,6 +35,7 @@ from gradlens.per_sample.labelling.graph import Edge, Graph, is_python_function
 from gradlens.per_sample.labelling.plan import Plan
 from gradlens.per_sample.labelling.planner import plan_of
 from gradlens.per_sample.labelling.saved import reading_changes_buffers
+from gradlens.per_sample.loss_scale import loss_scale
 
 MAX_PLANS = 64
 """Plans that are kept: those of as many lengths of sequences, say."""
@@ -116,7 +117,7 @@ class Gradients:
 
     def __init__(self, setting: Setting, info: Mapping[str, Any]) -> None:
         self.collector = Collector({})
-        self.batch = Batch(loss_reduction=setting.loss_reduction)
+        self.batch = Batch(loss_reduction=setting.loss_reduction, factor=loss_scale(info))
         self.coupling: frozenset[str] = frozenset()
         self.beside: tuple[str, ...] = ()
         self.labelled = False
@@ -195,7 +196,8 @@ class Gradients:
 
     def _take_in(self, graph: Graph, plan: Plan) -> None:
         setting = self._setting
-        self.batch = Batch(plan.samples, plan.known_by, setting.loss_reduction)
+        reduction = setting.loss_reduction
+        self.batch = Batch(plan.samples, plan.known_by, reduction, loss_scale(self._info))
         self.beside = plan.beside
         self.collector.unavailable |= plan.unavailable
         self.coupling = frozenset(_layers_of(graph, plan.coupling, setting))
@@ -221,20 +223,21 @@ class Gradients:
         self.collector.refuse_all(front, NOT_FROZEN.format(reason=reason))
 
     def _receive_factor(self, gradient: Tensor) -> None:
-        """∂(what backward is called on)/∂loss, a factor that gₙ must not contain."""
-        if self._pass is None or self.closed:
+        """∂(what backward is called on)/∂(the step's loss), a factor that gₙ must not contain."""
+        if self._pass is None:
             return
         try:
             # Nothing else can run before the loss's gradient: on a GPU, this is one kernel launch.
-            factor = float(gradient.detach().sum())
+            factor = float(gradient.detach().sum()) * loss_scale(self._info)
         except Exception as error:  # the user's backward pass goes on
             self.collector.refuse_all(self._setting.parameters, FAILED.format(first_line(error)))
             return
-        self._pass.batch = self.batch = replace(self.batch, factor=factor)
+        self.batch = replace(self.batch, factor=factor)
         if not factor:
             self.collector.refuse_all(self._setting.parameters, TIMES_ZERO)
-            return
-        self._pass.paused = False
+        elif not self.closed:
+            self._pass.batch = self.batch
+            self._pass.paused = False
 
     def end(self) -> None:
         """Remove all hooks, and release the graph."""
