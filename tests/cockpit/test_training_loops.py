@@ -367,6 +367,29 @@ def test_autocast(dtype: torch.dtype) -> None:
     assert_same_histories(cockpit.history, exact.history, rtol=0.05)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_backward_and_the_optimizers_step_under_autocast(dtype: torch.dtype) -> None:
+    """As in a training step that is run under autocast as a whole."""
+    histories = []
+    for inside in (False, True):
+        model, (x, y) = network(torch.float32), data(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss_function = nn.CrossEntropyLoss()
+        given = [*tracked(), quantities.HessMaxEV(), quantities.InputGradientGeometry()]
+        cockpit = gradlens.Cockpit(model, given, loss_function=loss_function)
+        for step in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype):
+                loss = loss_function(model(x), y)
+            with torch.autocast("cpu", dtype, enabled=inside):
+                with cockpit(step, loss=loss, optimizer=optimizer):
+                    loss.backward()
+                optimizer.step()
+        cockpit.close()
+        histories.append(cockpit.history)
+    assert_same_histories(*histories, rtol=1e-6)
+
+
 def test_several_optimizers_and_losses() -> None:
     model, (x, y) = network(), data()
     body, head = list(model.parameters())[:2], list(model.parameters())[2:]
