@@ -28,10 +28,11 @@ except ImportError as error:
 class CockpitCallback(Callback):
     """Tracks the trainings of a ``Trainer``, each with a ``Cockpit`` of its own.
 
-    ``options`` are the other arguments of ``gradlens.Cockpit``. The model is the ``LightningModule``,
-    or its submodule with the dotted name ``module``. Global steps are those of the trainer's
-    loggers: optimizer steps under automatic optimisation, and batches under manual optimisation,
-    where the context is entered for one backward pass of each batch, the ``backward_pass``-th one.
+    ``options`` are the other arguments of ``gradlens.Cockpit``. The model is the
+    ``LightningModule``, or its submodule with the dotted name ``module``. Global steps are those
+    of the trainer's loggers: optimizer steps under automatic optimisation, batches under manual
+    optimisation. Where a batch has several backward passes, ``backward_pass`` says which of them is
+    tracked, counted from 0.
 
     A ``fit`` that continues a training (``ckpt_path=...``, or a second ``fit`` of the same trainer)
     continues the run's file and the quantities. ``fast_dev_run`` writes no file.
@@ -75,8 +76,10 @@ class CockpitCallback(Callback):
         Override it to add others, such as ``info={"individual_losses": pl_module.losses}``.
         """
         scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scale = 1.0 if scaler is None else scaler.get_scale()
         return {
             "loss": loss,
+            "loss_scale": scale / trainer.accumulate_grad_batches,
             "optimizer": self._optimizer(trainer),
             "scaler": scaler,
             "accumulating": self._accumulates(trainer),

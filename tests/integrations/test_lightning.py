@@ -1,0 +1,306 @@
+"""Trainings by Lightning's Trainer have the values of plain loops, and are left as they are."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import gradlens
+from gradlens import quantities
+from gradlens.quantities import Quantity
+from tests.cockpit.test_training_loops import assert_same_histories, assert_same_values
+from tests.integrations.without_torchvision import lightning
+
+from gradlens.integrations.lightning import CockpitCallback  # isort: skip
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
+]
+
+SAMPLES, STEPS = 16, 4
+
+
+def data(dtype: torch.dtype = torch.float64) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(SAMPLES * STEPS, 6, generator=generator, dtype=dtype)
+    return TensorDataset(inputs, torch.randint(3, (SAMPLES * STEPS,), generator=generator))
+
+
+def loader(batch_size: int = SAMPLES, dtype: torch.dtype = torch.float64) -> DataLoader[Any]:
+    return DataLoader(data(dtype), batch_size)
+
+
+class Module(lightning.LightningModule):
+    """Raises an exception at batch 2, in ``fails_in`` if that is given."""
+
+    fails_in = ""
+    error: type[BaseException] = ArithmeticError
+    momentum = 0.9
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+        self.loss_function = nn.CrossEntropyLoss()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs, labels = batch
+        loss = self.loss_function(self.network(inputs), labels)
+        self.fail("forward", batch_idx)
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+        self.fail("backward", self.trainer.fit_loop.batch_idx)
+
+    def fail(self, place: str, batch_idx: int) -> None:
+        if place == self.fails_in and batch_idx == 2:
+            raise self.error
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=self.momentum)
+
+
+class Validated(Module):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.training_step(batch, batch_idx)
+
+
+class Manual(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+class WithoutMomentum(Module):
+    momentum = 0.0
+
+
+class PartlyCompiled(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network.compile(backend="aot_eager")
+
+
+def tracked() -> list[Quantity]:
+    names = (
+        "Loss GradNorm NormTest MeanGSNR GradCovariance GradHist1d UpdateSize Distance OutputNorm"
+    )
+    found = [getattr(quantities, name)() for name in names.split()]
+    return [*found, quantities.Alpha(), quantities.HessMaxEV()]
+
+
+def without_curvature() -> list[Quantity]:
+    """Curvature of a batch in parts is that of its last part."""
+    return [each for each in tracked() if not isinstance(each, quantities.HessMaxEV)]
+
+
+def trainer(*callbacks: Any, **options: Any) -> lightning.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    few = {"accelerator": "cpu", "enable_checkpointing": False, "max_epochs": 1}
+    return lightning.Trainer(callbacks=[*callbacks], **{**few, **quiet, **options})
+
+
+def same_state(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def hooks_on(module: nn.Module) -> list[Any]:
+    tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [hook for m in module.modules() for name in tables for hook in getattr(m, name).values()]
+
+
+# Values -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training by Lightning, and what a plain loop does to be the same."""
+
+    module: type[Module] = Module
+    parts: int = 1
+    dtype: torch.dtype | None = None
+    clip: float | None = None
+    rtol: float = 0
+
+    @property
+    def quantities(self) -> list[Quantity]:
+        return tracked() if self.parts == 1 else without_curvature()
+
+    def new_module(self) -> Module:
+        return self.module() if self.dtype is None else self.module().float()
+
+    def loader(self, parts: int = 1) -> DataLoader[Any]:
+        return loader(SAMPLES // parts, torch.float64 if self.dtype is None else torch.float32)
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler("cpu", 1024, enabled=self.dtype == torch.half)
+
+    def fit(self, *callbacks: Any) -> Module:
+        """The module, trained by Lightning."""
+        options: dict[str, Any] = {"gradient_clip_val": self.clip}
+        if self.dtype == torch.half:
+            mixed = lightning.plugins.MixedPrecision
+            options["plugins"] = mixed("16-mixed", "cpu", self.scaler)
+        elif self.dtype == torch.bfloat16:
+            options["precision"] = "bf16-mixed"
+        module = self.new_module()
+        fitting = trainer(*callbacks, accumulate_grad_batches=self.parts, **options)
+        fitting.fit(module, self.loader(self.parts))
+        return module
+
+    def plain_loop(self) -> gradlens.History:
+        """What a cockpit records in a plain loop, which isn't divided into parts."""
+        module, scaler = self.new_module(), self.scaler
+        optimizer = module.configure_optimizers()
+        cockpit = gradlens.Cockpit(module, self.quantities)
+        for step, (inputs, labels) in enumerate(self.loader()):
+            optimizer.zero_grad()
+            enabled = self.dtype is not None
+            with torch.autocast("cpu", self.dtype, enabled, cache_enabled=False):
+                loss = module.loss_function(module.network(inputs), labels)
+            with cockpit(step, loss=loss, optimizer=optimizer, scaler=scaler):
+                scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if self.clip is not None:
+                nn.utils.clip_grad_norm_(module.parameters(), self.clip)
+            scaler.step(optimizer)
+            scaler.update()
+        cockpit.close()
+        return cockpit.history
+
+
+CASES = {
+    "plain": Case(),
+    "manual": Case(Manual),
+    "two parts": Case(parts=2, rtol=1e-9),
+    "four parts": Case(parts=4, rtol=1e-9),
+    "16-mixed": Case(dtype=torch.half),
+    "16-mixed, two parts": Case(parts=2, dtype=torch.half, rtol=1e-2),
+    "16-mixed, manual": Case(Manual, dtype=torch.half),
+    "bf16-mixed": Case(dtype=torch.bfloat16),
+    "clipped": Case(clip=0.1),
+    "partly compiled": Case(PartlyCompiled),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_values_are_those_of_a_plain_loop(case: Case) -> None:
+    callback = CockpitCallback(case.quantities)
+    module = case.fit(callback)
+    assert_same_histories(callback.cockpit.history, case.plain_loop(), case.rtol)
+    assert same_state(module, case.fit())
+
+
+def recorded(cockpit: Any, name: str) -> Mapping[int, Any]:
+    found: Mapping[int, Any] = cockpit.history[name]
+    return found
+
+
+@pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
+def test_irregular_schedules_with_validations_in_between(manual: bool) -> None:
+    """Layers are captured, and steps measured, at exactly the steps of the schedule."""
+
+    def at(step: int) -> bool:
+        return step in (1, 2, 6)
+
+    class Trained(Manual if manual else Module):  # type: ignore[misc]
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            Module.training_step(self, batch, batch_idx)
+
+    names = ("OutputNorm", "NormTest", "UpdateSize", "Alpha")
+    cockpits = []
+    for schedule in (at, None):
+        given = [] if schedule is None else [schedule]
+        callback = CockpitCallback([getattr(quantities, name)(*given) for name in names])
+        trainer(callback, max_epochs=2, val_check_interval=1).fit(Trained(), loader(), loader())
+        cockpits.append(callback.cockpit)
+    irregular, regular = cockpits
+    for name in names:
+        expected = {step: recorded(regular, name)[step] for step in (1, 2, 6)}
+        assert_same_values(recorded(irregular, name), expected, 0)
+
+
+# Exceptions, and trainings that continue --------------------------------------------------------
+
+
+@pytest.fixture
+def _interrupts_as_before() -> Iterator[None]:
+    """Lightning ignores further interrupts after the first one."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts_as_before")
+@pytest.mark.parametrize("error", [ArithmeticError, KeyboardInterrupt])
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_exceptions(place: str, error: type[BaseException], tmp_path: Path) -> None:
+    """They leave as without a callback; nothing is left behind, and the training can go on."""
+
+    def fail(*callbacks: Any) -> tuple[lightning.Trainer, Module, BaseException]:
+        module, fitting = Module(), trainer(*callbacks)
+        module.fails_in, module.error = place, error
+        with pytest.raises(BaseException) as raised:  # noqa: PT011
+            fitting.fit(module, loader())
+        return fitting, module, raised.value
+
+    callback = CockpitCallback(tracked(), run=tmp_path / "run.jsonl")
+    fitting, module, found = fail(callback)
+    assert type(found) is type(fail()[2])
+    assert not hooks_on(module)
+    assert gradlens.History.load(tmp_path / "run.jsonl").steps == (0, 1)
+    module.fails_in = ""
+    fitting.fit(module, loader())
+    assert gradlens.History.load(tmp_path / "run.jsonl").steps[:3] == (0, 1, 2)
+    assert not hooks_on(module)
+
+
+def unbroken(folder: Path, module: Module) -> gradlens.History:
+    callback = CockpitCallback(tracked(), run=folder / "unbroken.jsonl")
+    trainer(callback, max_epochs=2).fit(module, loader())
+    return gradlens.History.load(folder / "unbroken.jsonl")
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_checkpoint_continues_the_run(tmp_path: Path) -> None:
+    """Of a training that went on for some steps after the checkpoint was saved."""
+    run = tmp_path / "run.jsonl"
+    saving = lightning.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1)
+    options = {"max_epochs": 2, "enable_checkpointing": True}
+    trainer(CockpitCallback(tracked(), run=run), saving, **options).fit(Module(), loader())
+    (path,) = tmp_path.glob(f"step={STEPS}.ckpt")
+    callback = CockpitCallback(tracked(), run=run)
+    trainer(callback, saving, **options).fit(Module(), loader(), ckpt_path=path)
+    assert_same_histories(gradlens.History.load(run), unbroken(tmp_path, Module()))
+    assert not callback.cockpit.history.notes
+
+
+def test_a_second_fit_of_the_same_trainer_continues_the_run(tmp_path: Path) -> None:
+    """Its optimizer begins anew, as without a callback."""
+    callback = CockpitCallback(tracked(), run=tmp_path / "run.jsonl")
+    module, fitting = WithoutMomentum(), trainer(callback)
+    fitting.fit(module, loader())
+    fitting.fit_loop.max_epochs = 2
+    fitting.fit(module, loader())
+    history = gradlens.History.load(tmp_path / "run.jsonl")
+    assert_same_histories(history, unbroken(tmp_path, WithoutMomentum()))
