@@ -339,6 +339,16 @@ def test_a_loss_scale_that_is_none(scale: Any) -> None:
         cockpit(0, loss=loss, loss_scale=scale)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_divided_loss_is_no_scaled_one(dtype: torch.dtype) -> None:
+    model, (x, y) = network(dtype), data(dtype)
+    cockpit = gradlens.Cockpit(model, [NormTest()])
+    loss = nn.functional.cross_entropy(model(x), y) / 3
+    with cockpit(0, loss=loss, loss_scale=1 / 3):
+        loss.backward()
+    assert not cockpit.history.notes
+
+
 def test_scaled_loss_without_its_scaler_is_remarked_on() -> None:
     model, (x, y) = network(), data()
     cockpit = gradlens.Cockpit(model, [NormTest(), GradNorm()])
