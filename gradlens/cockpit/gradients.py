@@ -242,7 +242,8 @@ def _any(gradient: Tensor) -> Tensor:
 
 
 ONE = 1.01
-"""A factor that isn't larger may be one: that of a loss over three is rounded, in bfloat16 by 0.2 %."""
+"""A factor that isn't larger may be one: a loss over three is rounded, in bfloat16 by 0.2 %."""
+
 SCALED = (
     "backward was called on {factor} times the loss. Per-sample gradients are those of the loss "
     "itself; GradNorm and others that read p.grad use it as it is: with a GradScaler, pass "

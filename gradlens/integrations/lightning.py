@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gradlens.cockpit.aggregate import Aggregate
+from gradlens.cockpit.arguments import checked_quantities
 from gradlens.cockpit.cockpit import Cockpit
 from gradlens.quantities.quantity import Quantity
 
@@ -50,7 +51,7 @@ class CockpitCallback(Callback):
         **options: Any,
     ) -> None:
         inspect.signature(Cockpit).bind(None, quantities, **options)
-        self._quantities = None if quantities is None else list(quantities)
+        self._quantities = None if quantities is None else checked_quantities(quantities)
         self._module = module
         self._backward_pass = backward_pass
         self._options = options
@@ -58,7 +59,7 @@ class CockpitCallback(Callback):
         self._state: dict[str, Any] = {}
         """That of the cockpit at the end of a training, or of a checkpoint."""
         self._is_training = False
-        self._batch_idx = self._step = self._backward_passes = 0
+        self._step = self._backward_passes = 0
         self._contexts = ExitStack()
 
     @property
@@ -108,7 +109,7 @@ class CockpitCallback(Callback):
         self._contexts.close()
         automatic = pl_module.automatic_optimization
         self._step = trainer.global_step if automatic else trainer.fit_loop.total_batch_idx
-        self._batch_idx, self._backward_passes = batch_idx, 0
+        self._backward_passes = 0
         self._contexts.enter_context(self.cockpit.forward(self._step))
 
     def on_before_backward(
@@ -203,7 +204,7 @@ class CockpitCallback(Callback):
 
     def _accumulates(self, trainer: Trainer) -> bool:
         """Whether the optimizer's step comes after a later batch."""
-        batches = self._batch_idx + 1
+        batches = trainer.fit_loop.batch_idx + 1
         is_last = trainer.is_last_batch or batches == trainer.num_training_batches
         return batches % trainer.accumulate_grad_batches > 0 and not is_last
 
