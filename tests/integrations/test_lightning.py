@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,21 +14,29 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import gradlens
 from gradlens import quantities
 from gradlens.quantities import Quantity
+from tests.cockpit.test_distributed import free_port
 from tests.cockpit.test_training_loops import assert_same_histories, assert_same_values
 from tests.integrations.without_torchvision import lightning
 
 from gradlens.integrations.lightning import CockpitCallback  # isort: skip
 
+LIGHTNINGS_OWN = (
+    ".*does not have many workers",
+    ".*smaller than the logging interval",
+    ".*isinstance.treespec, LeafSpec",
+    "`training_step` returned `None`",
+    "Checkpoint directory .* exists and is not empty",
+)
+"""Warnings of Lightning's, which it gives without gradlens, too."""
+
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval"),
+    *(pytest.mark.filterwarnings(f"ignore:{text}") for text in LIGHTNINGS_OWN),
 ]
 
 SAMPLES, STEPS = 12, 4
@@ -220,7 +230,6 @@ CASES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_values_are_those_of_a_plain_loop(case: Case) -> None:
     callback = CockpitCallback(case.quantities)
@@ -299,7 +308,6 @@ def unbroken(folder: Path, module: Module) -> gradlens.History:
     return gradlens.History.load(folder / "unbroken.jsonl")
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_checkpoint_continues_the_run(tmp_path: Path) -> None:
     """Of a training that went on for some steps after the checkpoint was saved."""
     run = tmp_path / "run.jsonl"
@@ -447,3 +455,42 @@ def test_wrong_arguments_are_errors_at_once(argument: Any) -> None:
 def test_there_is_no_cockpit_before_training() -> None:
     with pytest.raises(RuntimeError, match=r"trainer\.fit"):
         _ = CockpitCallback().cockpit
+
+
+# Several processes ------------------------------------------------------------------------------
+
+PROCESSES = 2
+OF_EACH_PROCESS = ("HessMaxEV", "OutputNorm")
+"""Curvature and the outputs of layers are those of each process's own samples."""
+
+
+def worker(rank: int, port: int, folder: Path) -> None:
+    """Trains with each process's share of the batches, in one part and in two."""
+    warnings.simplefilter("error")
+    for text in LIGHTNINGS_OWN:
+        warnings.filterwarnings("ignore", text)
+    variables = {"LOCAL_RANK": rank, "WORLD_SIZE": PROCESSES, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in variables.items()}
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    torch.set_num_threads(1)
+    places = torch.arange(SAMPLES * STEPS).unflatten(0, (STEPS, PROCESSES, -1))[:, rank].flatten()
+    for parts in (1, 2):
+        options = {"strategy": "ddp", "devices": PROCESSES, "accumulate_grad_batches": parts}
+        modules = []
+        run = folder / f"{parts}.jsonl"
+        for callbacks in ([CockpitCallback(tracked(*OF_EACH_PROCESS), run=run)], []):
+            share = DataLoader(Subset(data(), places.tolist()), SAMPLES // PROCESSES // parts)
+            modules.append(Module())
+            fitting = trainer(*callbacks, use_distributed_sampler=False, **options)
+            fitting.fit(modules[-1], share)
+        assert same_state(*modules)
+    with pytest.raises(ValueError, match='module="network" can\'t be tracked under DDPStrategy'):
+        trainer(CockpitCallback(module="network"), **options).fit(Module(), share)
+
+
+def test_processes_record_the_joined_batch(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(worker, (free_port(), tmp_path), PROCESSES)
+    expected = Case(without=OF_EACH_PROCESS).plain_loop()
+    for parts in (1, 2):
+        found = gradlens.History.load(tmp_path / f"{parts}.jsonl")
+        assert_same_histories(found, expected, 1e-9)
