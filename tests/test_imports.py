@@ -23,7 +23,8 @@ ROOT = Path(__file__).parent.parent
 BELOW = {
     "gradlens._version": (),
     "gradlens.spelling": (),
-    "gradlens.history": ("gradlens.spelling",),
+    "gradlens.messages": (),
+    "gradlens.history": ("gradlens.messages", "gradlens.spelling"),
     "gradlens.sinks": ("gradlens.history",),
     "gradlens.stateful": (),
     "gradlens.schedules": ("gradlens.spelling", "gradlens.stateful"),

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.per_sample.labelling.batch import LossReduction
 from gradlens.per_sample.losses import own_reduction
-from gradlens.quantities.presets import PRESETS
+from gradlens.quantities.presets import configuration
 from gradlens.quantities.quantity import Quantity
 from gradlens.sinks.sink import Sink
 from gradlens.spelling import near, similar
@@ -41,8 +41,13 @@ MISSPELT = 0.85
 
 
 def checked_quantities(given: Any) -> tuple[Quantity | Aggregate, ...]:
-    """Quantities, and aggregates of them; ``TypeError`` says what to pass instead."""
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    """Quantities, and aggregates of them, or those of a preset by its name.
+
+    ``TypeError`` says what to pass instead, and ``ValueError`` which preset was most likely meant.
+    """
+    if isinstance(given, str):
+        return tuple(configuration(given))
+    if not isinstance(given, Iterable):
         raise TypeError(f"{_short(given)} is not a list of quantities: {_instead(given)}")
     found = tuple(given)
     for one in found:
@@ -53,8 +58,6 @@ def checked_quantities(given: Any) -> tuple[Quantity | Aggregate, ...]:
 
 def _instead(given: Any) -> str:
     """What to pass instead of something that isn't a list of quantities, or is none of them."""
-    if isinstance(given, str) and given in PRESETS:
-        return f"pass gradlens.configuration({given!r})"
     if isinstance(given, (Quantity, Aggregate)):
         return f"pass a list, as in [{type(given).__name__}(...)]"
     if isinstance(given, type) and issubclass(given, (Quantity, Aggregate)):

@@ -54,7 +54,6 @@ from gradlens.per_sample.context import check_loss_reduction
 from gradlens.per_sample.gradients import Plans, Setting
 from gradlens.per_sample.kept_samples import MAX_BYTES
 from gradlens.per_sample.labelling.batch import LossReduction
-from gradlens.quantities.presets import configuration
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.sinks.sink import Sink
@@ -65,10 +64,11 @@ class Cockpit:
 
     ``params`` is the model, which is extended on the spot and whose parameters are known by name,
     or an iterable of parameters whose layers have been extended by ``gradlens.extend`` or
-    BackPACK's ``extend``. Parameters that need no gradient are left out. ``loss_reduction`` says
-    whether the loss is a ``"mean"`` or a ``"sum"`` over the samples. ``loss_function`` is the loss
-    module, which is extended, too, for quantities that need per-sample losses. ``run`` is the path
-    of a file that values are written to as they come; an existing one is continued with
+    BackPACK's ``extend``. Parameters that need no gradient are left out. ``quantities`` is a list,
+    or the name of a preset, by default "economy" (``gradlens.configuration``). ``loss_reduction``
+    says whether the loss is a ``"mean"`` or a ``"sum"`` over the samples. ``loss_function`` is the
+    loss module, which is extended, too, for quantities that need per-sample losses. ``run`` is the
+    path of a file that values are written to as they come; an existing one is continued with
     ``resume=True`` and is an error otherwise. With a file, the values of so many steps as
     ``steps_in_memory`` says are kept in memory, and earlier ones are read from the file when they
     are asked for; ``None`` keeps all of them, as without a file. Each record is passed on to
@@ -90,7 +90,7 @@ class Cockpit:
     def __init__(
         self,
         params: nn.Module | Iterable[nn.Parameter],
-        quantities: Iterable[Quantity | Aggregate] | None = None,
+        quantities: Iterable[Quantity | Aggregate] | str | None = None,
         *,
         loss_reduction: LossReduction = "mean",
         loss_function: nn.Module | None = None,
@@ -110,7 +110,7 @@ class Cockpit:
         check_run(run)
         check_steps_in_memory(steps_in_memory)
         sinks = checked_sinks(sinks)
-        given = configuration("economy") if quantities is None else checked_quantities(quantities)
+        given = checked_quantities("economy" if quantities is None else quantities)
         aggregation = Aggregation(given)
         self.quantities = aggregation.quantities
         check_together(self.quantities)
@@ -201,7 +201,7 @@ class Cockpit:
         the gradients. ``accumulating`` says that another backward pass of the same step follows:
         the step's values are those of all its micro-batches together, found at the last.
         ``info`` may hold the same under these names, and anything for quantities of the
-        user's own. ``debug`` prints what is active.
+        user's own. ``debug`` logs what is active.
         """
         step = step_number(global_step)
         check_extensions(extensions)

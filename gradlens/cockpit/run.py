@@ -28,6 +28,7 @@ from gradlens.history.records import (
     step_record,
 )
 from gradlens.history.run_file import RunFile, mend
+from gradlens.messages import GradlensWarning
 from gradlens.numerics.unavailable import first_line
 from gradlens.quantities.quantity import Quantity, class_names
 from gradlens.sinks.publisher import Publisher
@@ -137,7 +138,7 @@ class Run:
         self.history.notes.append(note)
         self._write(note_record(note))
         self._publisher.note(global_step, text)
-        warnings.warn(f"gradlens, step {global_step}: {text}", stacklevel=_users_level())
+        warnings.warn(f"gradlens, step {global_step}: {text}", GradlensWarning, _users_level())
 
     def cover(self, global_step: int, coverage: Coverage) -> None:
         """Record which parameters have per-sample gradients, if that has changed."""

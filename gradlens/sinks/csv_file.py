@@ -29,7 +29,7 @@ class CSV(Sink):
             self._file = Path(path).open(mode, encoding="utf-8", newline="")  # noqa: SIM115
         except FileExistsError as error:
             raise FileExistsError(
-                f"{path} exists and is kept: choose another path, or continue it by append=True"
+                f"{path} exists and is kept: choose another path (or continue it by append=True)"
             ) from error
         self._lines = csv.writer(self._file, lineterminator="\n")
         if not self._file.tell():

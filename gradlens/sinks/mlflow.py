@@ -32,7 +32,7 @@ class MLflow(Sink):
 
     def __init__(self, run_id: str | None = None, **options: Any) -> None:
         super().__init__(**options)
-        mlflow = _library()
+        mlflow = mlflow_library()
         active = mlflow.active_run()
         if run_id is None and active is None:
             raise ValueError(
@@ -69,7 +69,8 @@ class MLflow(Sink):
         self._written = time.monotonic()
 
 
-def _library() -> Any:
+def mlflow_library() -> Any:
+    """The module; ``ImportError`` without it."""
     try:
         import mlflow
     except ImportError as error:

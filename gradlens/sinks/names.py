@@ -18,6 +18,11 @@ def tag(prefix: str, series: str, part: str = "") -> str:
     return "/".join(filter(None, (prefix, name)))
 
 
+def is_inside(name: str, layer: str) -> bool:
+    """Whether a name is that of a layer or parameter, or of one inside it."""
+    return f"{name}.".startswith(f"{layer}.")
+
+
 def _ascii(text: str) -> str:
     for sign, word in WORDS.items():
         text = text.replace(sign, word)

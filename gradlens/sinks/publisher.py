@@ -13,7 +13,7 @@ from gradlens.history.json_lines import Value
 from gradlens.history.lines import Records
 from gradlens.history.records import Source
 from gradlens.sinks.contents import Contents, contents_of
-from gradlens.sinks.names import tag
+from gradlens.sinks.names import is_inside, tag
 from gradlens.sinks.sink import Sink
 
 Report = Callable[[str, Exception], None]
@@ -137,7 +137,7 @@ class _Outlet:
         """By the sink's names: what is about the whole network, and the layers that it names."""
         chosen = {tag(self.sink.prefix, one.series, part): x for part, x in of_network.items()}
         for (layer, part), x in of_layers.items():
-            if any(f"{layer}.".startswith(f"{wanted}.") for wanted in self.sink.layers):
+            if any(is_inside(layer, wanted) for wanted in self.sink.layers):
                 chosen[tag(self.sink.prefix, one.series, "_".join(filter(None, (layer, part))))] = x
         return chosen
 

@@ -30,7 +30,7 @@ class WandB(Sink):
 
     def __init__(self, run: wandb.Run | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self._wandb = _library()
+        self._wandb = wandb_library()
         found = self._wandb.run if run is None else run
         if found is None:
             raise ValueError("there is no run of W&B: call wandb.init() first, or pass a run")
@@ -66,7 +66,8 @@ class WandB(Sink):
         return self._wandb.Histogram(np_histogram=bins)
 
 
-def _library() -> Any:
+def wandb_library() -> Any:
+    """The module; ``ImportError`` without it."""
     try:
         import wandb
     except ImportError as error:
