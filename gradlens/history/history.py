@@ -268,7 +268,7 @@ class History:
         columns = number_lines(whole[name])
         if whole[name] and not columns:
             raise ValueError(f"the values of {name!r} are no numbers: read history[{name!r}]")
-        return frame({part or name: line for part, line in columns.items()}, [*whole[name]])
+        return frame({part or name: line for part, line in columns.items()}, sorted(whole[name]))
 
     def rewind(self, step: int, ends: Mapping[str, int]) -> None:
         """Remove what came after a step, at which the series ended at ``ends``.
