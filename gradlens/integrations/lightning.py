@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from typing import Any
@@ -17,9 +17,12 @@ from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.arguments import checked_quantities
 from gradlens.cockpit.cockpit import Cockpit
 from gradlens.quantities.quantity import Quantity
+from gradlens.sinks import Sink
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+
+    from gradlens.integrations.lightning_loggers import LatestNumbers, sink_of
 except ImportError as error:
     raise ImportError(
         "CockpitCallback needs Lightning, version 2 or later: pip install 'gradlens[lightning]'"
@@ -35,6 +38,12 @@ class CockpitCallback(Callback):
     optimisation. Where a batch has several backward passes, ``backward_pass`` says which of them is
     tracked, counted from 0.
 
+    With ``log``, numbers are passed on to the trainer's loggers, each under its own step and at
+    most every ``log_every_n_steps``, as "gradlens/NormTest", or "gradlens/generator/NormTest" with
+    ``module="generator"``. The progress bar shows those that ``prog_bar`` names, such as
+    "NormTest", and callbacks find these in ``trainer.callback_metrics``. Of several processes, the
+    first one alone has them.
+
     A ``fit`` that continues a training (``ckpt_path=...``, or a second ``fit`` of the same trainer)
     continues the run's file and the quantities. ``fast_dev_run`` writes no file.
 
@@ -48,12 +57,17 @@ class CockpitCallback(Callback):
         *,
         module: str | None = None,
         backward_pass: int = 0,
+        log: bool = True,
+        prog_bar: Collection[str] = (),
         **options: Any,
     ) -> None:
         inspect.signature(Cockpit).bind(None, quantities, **options)
         self._quantities = None if quantities is None else checked_quantities(quantities)
         self._module = module
         self._backward_pass = backward_pass
+        self._logs = log
+        self._prefix = "gradlens" if module is None else f"gradlens/{module}"
+        self._latest = LatestNumbers(prog_bar, prefix=self._prefix)
         self._options = options
         self._cockpit: Cockpit | None = None
         self._state: dict[str, Any] = {}
@@ -135,8 +149,10 @@ class CockpitCallback(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Leave the context of a forward pass that no backward pass followed."""
+        """Leave the context of a forward pass that no backward pass followed, and log numbers."""
         self._contexts.close()
+        for name, value in self._latest.take().items():
+            pl_module.log(name, value, True, logger=False, rank_zero_only=trainer.world_size > 1)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the statistics of each ``Aggregate`` over the epoch."""
@@ -181,8 +197,16 @@ class CockpitCallback(Callback):
             options["run"] = None
         if trainer.global_step:
             options["resume"] = True
+        options["sinks"] = [*options.get("sinks", ()), *self._sinks(trainer)]
         # Quantities belong to one cockpit.
         return Cockpit(self._model(trainer, pl_module), deepcopy(self._quantities), **options)
+
+    def _sinks(self, trainer: Trainer) -> list[Sink]:
+        """Those for the trainer's loggers and progress bar."""
+        shown: list[Sink] = [] if trainer.barebones else [self._latest]
+        every = trainer.log_every_n_steps
+        loggers = trainer.loggers if self._logs and every else []
+        return shown + [sink_of(each, prefix=self._prefix, every=every) for each in loggers]
 
     def _model(self, trainer: Trainer, pl_module: LightningModule) -> nn.Module:
         """The model inside the strategy's wrapper; ``ValueError`` if that can't be tracked."""

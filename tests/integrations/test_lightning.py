@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import os
+import re
 import signal
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -13,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
@@ -423,6 +427,46 @@ def test_two_networks_with_an_optimizer_each() -> None:
     assert same_state(module, plain)
 
 
+# Loggers ----------------------------------------------------------------------------------------
+
+
+def numbers(history: gradlens.History, name: str) -> dict[int, float]:
+    """Those that exist."""
+    return {step: value for step, value in history[name].items() if value == value}
+
+
+def test_numbers_reach_loggers_under_their_own_steps(tmp_path: Path) -> None:
+    table = lightning.loggers.CSVLogger(tmp_path, "csv", "")
+    board = lightning.loggers.TensorBoardLogger(tmp_path, "board", "")
+    callback = CockpitCallback(tracked(), prog_bar=("NormTest",))
+    stopping = lightning.callbacks.EarlyStopping("gradlens/NormTest", check_on_train_epoch_end=True)
+    fitting = trainer(callback, stopping, logger=[table, board], log_every_n_steps=1, max_epochs=2)
+    fitting.fit(Module(), loader())
+    history = callback.cockpit.history
+    with (tmp_path / "csv" / "metrics.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    events = EventAccumulator(str(tmp_path / "board")).Reload()
+    for name in ("Alpha", "NormTest"):
+        key = f"gradlens/{name}"
+        found = {int(row["step"]): float(row[key]) for row in rows if row[key]}
+        assert found == numbers(history, name)
+        shown = {event.step: event.value for event in events.Scalars(key)}
+        assert shown == pytest.approx(numbers(history, name), rel=1e-6)
+    assert events.Tags()["histograms"] == ["gradlens/GradHist1d"]
+    latest = pytest.approx(history["NormTest"][2 * STEPS - 1])
+    assert fitting.progress_bar_metrics == {"gradlens/NormTest": latest}
+    assert not history.notes
+
+
+def test_loggers_get_numbers_as_often_as_the_trainer_says(tmp_path: Path) -> None:
+    logger = lightning.loggers.CSVLogger(tmp_path, "", "")
+    for callback in (CockpitCallback([quantities.Loss()]), CockpitCallback(log=False)):
+        fitting = trainer(callback, logger=logger, log_every_n_steps=3, max_epochs=2)
+        fitting.fit(Module(), loader())
+    with (tmp_path / "metrics.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["0", "3", "6"]
+
+
 def test_fast_dev_run_writes_no_file(tmp_path: Path) -> None:
     callback = CockpitCallback(tracked(), run=tmp_path / "run.jsonl")
     trainer(callback, fast_dev_run=True).fit(Module(), loader())
@@ -494,3 +538,23 @@ def test_processes_record_the_joined_batch(tmp_path: Path) -> None:
     for parts in (1, 2):
         found = gradlens.History.load(tmp_path / f"{parts}.jsonl")
         assert_same_histories(found, expected, 1e-9)
+
+
+# The page ---------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "lightning.rst").read_text(encoding="utf-8")
+
+
+@pytest.mark.filterwarnings("ignore:Starting from v1.9.0, `tensorboardX` has been removed")
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"code-block:: python\n\n(.*?)\n\n(?=\S)", PAGE, flags=re.DOTALL):
+        exec(textwrap.dedent(block), names)
+    assert (tmp_path / "cockpit.png").read_bytes().startswith(b"\x89PNG")
+    assert all(value == value for value in names["callback"].cockpit.history["Alpha"].values())
+    for network in ("generator", "discriminator"):
+        history = gradlens.History.load(f"{network}.jsonl")
+        assert history.steps == tuple(range(6))
+        assert history["NormTest"][0] > 0
+    assert names["cockpit"].history["NormTest"][2] > 0
