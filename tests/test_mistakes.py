@@ -165,6 +165,10 @@ AT_ONCE: dict[str, tuple[Program, str]] = {
         lambda _: cockpit_of(net(), sinks=[object()]),
         r"TypeError: object object is not a sink: .*sinks=\[gradlens.sinks.TensorBoard\(writer\)\]",
     ),
+    "a library's name as sinks": (
+        lambda _: cockpit_of(net(), sinks="wandb"),
+        r"TypeError: sinks='wandb' is not a list of sinks: pass a list of instances.*WandB, or of",
+    ),
     "one sink": (
         lambda _: cockpit_of(net(), sinks=Forgetful()),
         r"TypeError: sinks=Forgetful object is not a list of sinks: pass a list",

@@ -15,6 +15,7 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradlens import sinks
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.per_sample.labelling.batch import LossReduction
 from gradlens.per_sample.losses import own_reduction
@@ -148,7 +149,7 @@ def check_steps_in_memory(steps_in_memory: Any) -> None:
 
 def checked_sinks(given: Any) -> tuple[Sink, ...]:
     """The sinks; ``TypeError`` says what to pass instead of something else."""
-    if isinstance(given, Sink) or not isinstance(given, Iterable):
+    if isinstance(given, (Sink, str)) or not isinstance(given, Iterable):
         raise TypeError(f"sinks={_short(given)} is not a list of sinks: {A_SINK}")
     found = tuple(given)
     for sink in found:
@@ -158,8 +159,8 @@ def checked_sinks(given: Any) -> tuple[Sink, ...]:
 
 
 A_SINK = (
-    "pass a list, such as sinks=[gradlens.sinks.TensorBoard(writer)]; there are WandB(run), "
-    "MLflow() and CSV(path), too"
+    "pass a list of instances, such as sinks=[gradlens.sinks.TensorBoard(writer)], of the classes "
+    f"{', '.join(sorted({*sinks.__all__} - {'Sink'}))}, or of your own"
 )
 
 

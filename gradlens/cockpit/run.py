@@ -309,6 +309,6 @@ def _users_level() -> int:
 
 CLOSED = (
     "the cockpit has been closed: values are kept in memory, but aren't written to the run's file "
-    "any more, and layers have no hooks. Close it after the last step, or go on with another one, "
-    "Cockpit(..., run=..., resume=True)"
+    "or passed on to sinks any more, and layers have no hooks. Close it after the last step, or go "
+    "on with another one, Cockpit(..., run=..., resume=True)"
 )

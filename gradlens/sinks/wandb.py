@@ -22,9 +22,9 @@ class WandB(Sink):
     """Logs to a run of Weights & Biases, by default the one that ``wandb.init`` has begun.
 
     The charts have ``gradlens/step`` as their step, since W&B drops what is logged for an earlier
-    step than the latest. A row is left open for what the training loop logs next, so that gradlens
-    doesn't add rows to a run whose loop logs at every step. Neighbouring bins of histograms with
-    more than 512 are joined. ``options`` are those of ``Sink``. ``ImportError`` without wandb, and
+    step than the latest. The records of a step are one row, which is logged when the next step is
+    recorded, or when the cockpit is closed. Neighbouring bins of histograms with more than 512 are
+    joined. ``options`` are those of ``Sink``. ``ImportError`` without wandb, and
     ``ValueError`` if there is no run.
     """
 
@@ -38,26 +38,28 @@ class WandB(Sink):
         self._step_name = f"{self.prefix}/step"
         self._run.define_metric(self._step_name, hidden=True)
         self._run.define_metric(f"{self.prefix}/*", step_metric=self._step_name)
-        self._open: tuple[int, int] | None = None
-        """The step of the open row, and W&B's number of the row."""
+        self._row: dict[str, Any] = {}
+        """What was recorded of the latest step."""
 
     def record(
         self, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
     ) -> None:
         bins = {name: self._histogram(each) for name, each in histograms.items()}
-        self._log(step, {**scalars, **bins})
+        self._add(step, {**scalars, **bins})
 
     def note(self, step: int, text: str) -> None:
-        self._log(step, {f"{self.prefix}/note": text})
+        self._add(step, {f"{self.prefix}/note": text})
 
     def close(self) -> None:
-        """Nothing is left: the open row is written when the run is finished."""
+        if self._row:
+            # What the training loop logs next may be about the same step.
+            self._run.log(self._row, commit=False)
 
-    def _log(self, step: int, values: Mapping[str, Any]) -> None:
-        if self._open is not None and self._open[0] != step and self._open[1] == self._run.step:
-            self._run.log({}, commit=True)  # nothing else has ended the row of another step
-        self._run.log({**values, self._step_name: step}, commit=False)
-        self._open = step, self._run.step
+    def _add(self, step: int, values: Mapping[str, Any]) -> None:
+        if self._row and self._row[self._step_name] != step:
+            self._run.log(self._row)
+            self._row = {}
+        self._row |= {**values, self._step_name: step}
 
     def _histogram(self, histogram: Histogram) -> Any:
         (edges,), counts = histogram.edges, histogram.counts
