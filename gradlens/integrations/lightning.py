@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.arguments import checked_quantities
 from gradlens.cockpit.cockpit import Cockpit
+from gradlens.messages import GradlensWarning
 from gradlens.quantities.quantity import Quantity
 from gradlens.sinks import Sink
 
@@ -112,8 +113,8 @@ class CockpitCallback(Callback):
             try:
                 self._cockpit.load_state_dict(state, strict=False)
             except ValueError as error:
-                warnings.warn(f"gradlens: quantities start anew: {error}", stacklevel=2)
-                self._cockpit = self._new_cockpit(trainer, pl_module)
+                text = f"gradlens: quantities start anew, since {error}"
+                warnings.warn(text, GradlensWarning, stacklevel=2)
         self._state = {}
 
     def on_train_batch_start(
@@ -236,8 +237,10 @@ class CockpitCallback(Callback):
         if self._is_training:
             self._is_training = False
             self._contexts.close()
-            self._state = self.cockpit.state_dict()
-            self.cockpit.close()
+            try:
+                self._state = self.cockpit.state_dict()
+            finally:
+                self.cockpit.close()
 
 
 def _parameters_of(optimizer: Any) -> set[int]:

@@ -336,6 +336,22 @@ def test_a_second_fit_of_the_same_trainer_continues_the_run(tmp_path: Path) -> N
     assert_same_histories(history, unbroken(tmp_path, WithoutMomentum()))
 
 
+class Wider(WithoutMomentum):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3)).double()
+
+
+def test_another_network_starts_anew() -> None:
+    callback = CockpitCallback([quantities.Distance()])
+    fitting = trainer(callback)
+    fitting.fit(Module(), loader())
+    fitting.fit_loop.max_epochs = 2
+    with pytest.warns(gradlens.GradlensWarning, match=r"anew, since .*0.weight has shape \[8, 6\]"):
+        fitting.fit(Wider(), loader())
+    assert callback.cockpit.history["Distance"][STEPS]["network.0.weight"] == 0
+
+
 # Loops of other kinds ---------------------------------------------------------------------------
 
 
@@ -518,11 +534,15 @@ def worker(rank: int, port: int, folder: Path) -> None:
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     torch.set_num_threads(1)
     places = torch.arange(SAMPLES * STEPS).unflatten(0, (STEPS, PROCESSES, -1))[:, rank].flatten()
+    options: dict[str, Any] = {}
     for parts in (1, 2):
         options = {"strategy": "ddp", "devices": PROCESSES, "accumulate_grad_batches": parts}
         modules = []
         run = folder / f"{parts}.jsonl"
-        for callbacks in ([CockpitCallback(tracked(*OF_EACH_PROCESS), run=run)], []):
+        for callbacks in (
+            [CockpitCallback(tracked(*OF_EACH_PROCESS), run=run, prog_bar=("Loss",))],
+            [],
+        ):
             share = DataLoader(Subset(data(), places.tolist()), SAMPLES // PROCESSES // parts)
             modules.append(Module())
             fitting = trainer(*callbacks, use_distributed_sampler=False, **options)
