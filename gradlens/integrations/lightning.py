@@ -54,7 +54,7 @@ class CockpitCallback(Callback):
 
     def __init__(
         self,
-        quantities: Iterable[Quantity | Aggregate] | None = None,
+        quantities: Iterable[Quantity | Aggregate] | str | None = None,
         *,
         module: str | None = None,
         backward_pass: int = 0,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import os
 import re
 import signal
+import sys
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping
@@ -510,6 +512,13 @@ def test_strategies_that_cannot_be_tracked() -> None:
 def test_wrong_arguments_are_errors_at_once(argument: Any) -> None:
     with pytest.raises(TypeError):
         CockpitCallback(**argument)
+
+
+def test_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
+    monkeypatch.delitem(sys.modules, "gradlens.integrations.lightning")
+    with pytest.raises(ImportError, match=r"pip install 'gradlens\[lightning\]'"):
+        importlib.import_module("gradlens.integrations.lightning")
 
 
 def test_there_is_no_cockpit_before_training() -> None:
