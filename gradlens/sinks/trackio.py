@@ -9,7 +9,7 @@ from gradlens.history.histograms import Histogram
 from gradlens.sinks.sink import Sink
 
 if TYPE_CHECKING:
-    import trackio
+    from trackio.run import Run
 
 
 @final
@@ -19,7 +19,7 @@ class Trackio(Sink):
     ``options`` are those of ``Sink``. ``ImportError`` without trackio.
     """
 
-    def __init__(self, run: trackio.Run, **options: Any) -> None:
+    def __init__(self, run: Run, **options: Any) -> None:
         super().__init__(**options)
         self._run = run
         self._histogram = _library().Histogram
