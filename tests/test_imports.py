@@ -40,7 +40,8 @@ BELOW = {
     "gradlens.compat.cockpit_log": ("gradlens.history",),
     "gradlens.instruments": ("gradlens.history",),
     "gradlens.plotting": ("gradlens.instruments", "gradlens.compat.cockpit_log"),
-    "gradlens.cli": ("gradlens._version", "gradlens.cockpit", "gradlens.plotting"),
+    "gradlens.report": ("gradlens.plotting",),
+    "gradlens.cli": ("gradlens._version", "gradlens.cockpit", "gradlens.report"),
     "gradlens": ("gradlens.cli", "gradlens.compat.taiyi", "gradlens.recorders"),
 }
 """The packages from the bottom up, each with those directly below it.
@@ -55,6 +56,7 @@ WITHOUT_TORCH = (
     "gradlens.compat.cockpit_log",
     "gradlens.instruments.*",
     "gradlens.plotting.*",
+    "gradlens.report.*",
     "gradlens.cli.main",
     "gradlens.cli.commands",
 )
@@ -165,7 +167,7 @@ def test_modules_that_need_no_torch(name: str) -> None:
     assert not found & {"torch", "backpack"}
 
 
-@pytest.mark.parametrize("command", ["plot", "summary"])
+@pytest.mark.parametrize("command", ["plot", "summary", "report"])
 def test_commands_that_need_no_torch(command: str, run: Path) -> None:
     found = loaded("-m", "gradlens", command, str(run))
     assert "matplotlib" in found
