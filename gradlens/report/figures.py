@@ -11,6 +11,7 @@ from typing import Any, Literal
 from bokeh.models import (
     BasicTicker,
     BoxZoomTool,
+    Column,
     ColumnDataSource,
     CrosshairTool,
     CustomJS,
@@ -20,6 +21,7 @@ from bokeh.models import (
     FixedTicker,
     LinearColorMapper,
     Range1d,
+    Spacer,
 )
 from bokeh.models.annotations import Span
 from bokeh.models.renderers import GlyphRenderer
@@ -48,6 +50,7 @@ HEIGHT = 178
 ROW = 15
 """Pixels of a row of a map, where it has room; its lowest and greatest height."""
 MAP_HEIGHTS = (110, 520)
+EDGE = 32
 
 LEFT = 46
 """Pixels for the labels of a value axis, so that axes below each other begin at one place."""
@@ -65,6 +68,8 @@ AXIS: Mapping[str, Any] = {
     "axis_label_text_font_style": "normal",
     "axis_label_standoff": 4,
 }
+
+MAPS = {"sizes": SIZES, "signed": SIGNED, "density": DENSITY}
 
 ValueScale = Literal["linear", "log"]
 Range = Range1d | DataRange1d
@@ -112,7 +117,7 @@ class Shared:
     mappers: Mapping[str, LinearColorMapper] = field(
         default_factory=lambda: {
             name: LinearColorMapper(palette=palette(colors), low=-0.5, high=255.5)
-            for name, colors in (("sizes", SIZES), ("signed", SIGNED), ("density", DENSITY))
+            for name, colors in MAPS.items()
         }
     )
 
@@ -136,8 +141,13 @@ def _range(start: float, end: float) -> Range1d:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The figures of a card, and the sources that they are drawn from, by name."""
+    """The figures of a card, and the sources that they are drawn from, by name.
 
+    The page puts the figures into the ``frame`` as soon as that is on the screen, because drawing
+    is what takes the time.
+    """
+
+    frame: Column | None
     figures: tuple[figure, ...]
     sources: Mapping[str, ColumnDataSource]
 
@@ -145,18 +155,26 @@ class Drawn:
 def draw(card: Card, key: str, common: Shared, axis: StepAxis) -> Drawn:
     """A card's figures, called ``key`` and a number; none if there is nothing to draw."""
     if not is_drawn(card):
-        return Drawn((), {})
+        return Drawn(None, (), {})
     found = columns(card, axis)
     sources = {name: ColumnDataSource(dict(one), name=name) for name, one in found.items()}
     figures = _figures(card, common, sources)
     for number, one in enumerate(figures):
         one.name = f"{key}-{number}"
-    return Drawn(figures, sources)
+    room = Spacer(height=height(card))
+    return Drawn(Column(room, name=key, sizing_mode="stretch_width"), figures, sources)
 
 
 def is_drawn(card: Card) -> bool:
     """Whether a card has figures, rather than a text that says why there is nothing to draw."""
     return not isinstance(card, LinesCard) or any(c.line.finite.any() for c in card.curves)
+
+
+def height(card: Card) -> int:
+    """Pixels of a card's first figure."""
+    if not isinstance(card, MapCard):
+        return HEIGHT
+    return min(max(ROW * len(card.table.names) + EDGE, MAP_HEIGHTS[0]), MAP_HEIGHTS[1])
 
 
 def update(drawn: Drawn, found: Mapping[str, Columns]) -> None:
@@ -193,7 +211,7 @@ def _figures(
 def _(
     card: LinesCard, common: Shared, sources: Mapping[str, ColumnDataSource]
 ) -> tuple[figure, ...]:
-    kind, linear, chosen = scale(card), threshold(card), limits(card)
+    kind, linear = scale(card), threshold(card)
     one = _over_steps(common, "log" if kind == "log" else "linear")
     _label_values(one, kind == "log", linear)
     if linear:
@@ -220,14 +238,10 @@ def _(
         gaps = sources[f"gaps {place}"]
         gaps.tags = [list(curve.gaps.reasons)]
         _mark_gaps(one, gaps)
-    if chosen:
-        one.y_range = _range(*chosen)
-    else:
-        drawn: list[Any] = [each for each in one.renderers if each.name == "values"]
-        one.y_range = DataRange1d(renderers=drawn, range_padding=0.06)
-        one.window_axis = "x"
+    one.y_range = _range(*limits(card))
+    one.tags = [{"steps": True, "fits": not card.spiky}]
     if is_on_both_sides(card):
-        zero = Span(location=0, dimension="width", line_width=1, line_dash=[4, 3], name="zero")
+        zero = Span(location=0, dimension="width", line_dash=[4, 3], line_color=LIGHT["faint"])
         one.add_layout(zero)
     return (one,)
 
@@ -245,13 +259,12 @@ def _mark_gaps(one: figure, gaps: ColumnDataSource) -> None:
 def _(card: MapCard, common: Shared, sources: Mapping[str, ColumnDataSource]) -> tuple[figure, ...]:
     names = short_names(card.table.names)
     signed = (card.norm.vmin or 0.0) < 0
-    height = min(max(ROW * len(names) + 32, MAP_HEIGHTS[0]), MAP_HEIGHTS[1])
-    one = _over_steps(common, "linear", height)
+    one = _over_steps(common, "linear", height(card))
     one.y_range = _range(len(names), 0)
     mapper = common.mappers["signed" if signed else "sizes"]
     image = _image(one, sources["map"], (0, len(names)), color_mapper=mapper)
     image.tags = [{"names": list(card.table.names)}]
-    stride = max(1, -(-len(names) * ROW // (height - 32)))
+    stride = max(1, -(-len(names) * ROW // (height(card) - EDGE)))
     one.yaxis.ticker = FixedTicker(ticks=[n + 0.5 for n in range(0, len(names), stride)])
     one.yaxis.formatter = CustomJSTickFormatter(
         args={"names": [_short(name) for name in names]}, code="return names[Math.floor(tick)]"

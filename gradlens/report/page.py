@@ -23,17 +23,19 @@ from gradlens.plotting.panels import nothing
 from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
 from gradlens.report.columns import columns
 from gradlens.report.content import cards, run_colors
-from gradlens.report.figures import Drawn, draw, ends, is_drawn, shared, update
+from gradlens.report.figures import Drawn, draw, ends, height, is_drawn, shared, update
 from gradlens.report.overview import facts, last_values
 from gradlens.report.palette import (
     DARK,
     DENSITY,
+    DENSITY_IN_DARK,
     LIGHT,
     SIGNED,
     SIZES,
     gradient,
     in_dark,
     in_light,
+    palette,
     variables,
 )
 from gradlens.report.value_axis import scale, threshold
@@ -95,18 +97,22 @@ class Live:
         found = zip(shown.cards, _keys(shown.cards), strict=True)
         self._drawn = tuple(draw(card, key, common, shown.axis) for card, key in found)
         plots = [one for drawn in self._drawn for one in drawn.figures]
-        with document.models.freeze():  # otherwise all models are collected for each root
-            for plot in plots:
-                document.add_root(plot)
+        frames = [drawn.frame for drawn in self._drawn if drawn.frame is not None]
         models = {
             "plots": plots,
+            "frames": frames,
             "xRange": common.x_range,
             "ticks": common.ticks,
             "logTicks": common.log_ticks,
             "places": common.places,
             "span": common.span,
             "status": self._status,
+            "density": common.mappers["density"],
+            "densities": {"light": palette(DENSITY), "dark": palette(DENSITY_IN_DARK)},
         }
+        with document.models.freeze():  # otherwise all models are collected for each root
+            for frame in frames:
+                document.add_root(frame)
         start = CustomJS(args=models, code=f"gradlens.start({{{', '.join(models)}}})")
         document.js_on_event(DocumentReady, start)
         document.title = shown.title
@@ -178,8 +184,8 @@ def _variables(shown: Page, live: bool) -> dict[str, Any]:
         "heading": shown.title,
         "css": (FILES / "page.css").read_text("utf-8"),
         "js": (FILES / "page.js").read_text("utf-8"),
-        "light": variables(LIGHT),
-        "dark": variables(DARK),
+        "light": variables({**LIGHT, "density": gradient(DENSITY)}),
+        "dark": variables({**DARK, "density": gradient(DENSITY_IN_DARK)}),
         "runs": run_colors(shown.runs) if len(shown.runs) > 1 else {},
         "sections": [(group, found, _balanced(found)) for group, found in sections.items()],
         "head": _head(shown),
@@ -200,7 +206,7 @@ def _view(card: Card, key: str) -> dict[str, Any]:
         "card": card,
         "curves": _entries(card),
         "why": "" if is_drawn(card) else _why(card),
-        "figures": [f"{key}-{n}" for n in range(2 if isinstance(card, MapCard) else 1)],
+        "height": height(card),
         "bar": _bar(card),
     }
 
@@ -223,7 +229,7 @@ def _why(card: Card) -> str:
 def _bar(card: Card) -> tuple[str, str, str] | None:
     """The colours of a map: its smallest value, the colours as CSS, its largest value."""
     if isinstance(card, PictureCard):
-        return "few", gradient(DENSITY), "many"
+        return "few", "var(--density)", "many"
     if not isinstance(card, MapCard):
         return None
     low, high = card.norm.vmin or 0.0, card.norm.vmax or 0.0

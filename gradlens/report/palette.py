@@ -77,6 +77,7 @@ def palette(colors: Colormap) -> list[str]:
 
 
 SIZES, SIGNED, DENSITY = size_colormap(), signed_colormap(), density_colormap()
+DENSITY_IN_DARK = density_colormap().reversed()
 
 
 def gradient(colors: Colormap) -> str:

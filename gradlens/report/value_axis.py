@@ -49,20 +49,23 @@ def to_places(values: Floats, linear: float) -> NDArray[np.float32]:
     return np.asarray(places, dtype=np.float32)
 
 
-def limits(card: LinesCard) -> tuple[float, float] | None:
-    """The range of the axis if single values may be out of it, and otherwise ``None``."""
-    if not card.spiky:
-        return None
-    kind = scale(card)
-    shown = [without_spikes(curve.line.values, kind == "log") for curve in card.curves]
-    found = np.concatenate(shown)
-    if not found.size:
-        return None
+def limits(card: LinesCard) -> tuple[float, float]:
+    """The range of the axis, with the margins of a figure's; the page has the same rule."""
+    kind, linear = scale(card), threshold(card)
+    values = [curve.line.values for curve in card.curves]
+    if card.spiky:
+        values = [without_spikes(each, kind == "log") for each in values]
+    found = np.concatenate(values)
+    found = found[np.isfinite(found)]
+    if linear:
+        found = to_places(found, linear)
     low, high = float(found.min()), float(found.max())
     if kind == "log":
-        return low / 1.3, high * 1.3
-    pad = 0.06 * (high - low) or 1.0
-    return low - pad, high + pad
+        first, last = math.log10(low), math.log10(high)
+        pad = 0.06 * (last - first) if last - first > 0.02 else 0.2
+        return 10.0 ** max(first - pad, -307.0), 10.0 ** min(last + pad, 307.0)
+    pad = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    return (0.0 if low == 0 < high else low - pad), high + pad
 
 
 def ticks(card: LinesCard) -> list[float]:

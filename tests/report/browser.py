@@ -18,15 +18,16 @@ from tornado.httpclient import AsyncHTTPClient
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-PATIENCE = 60.0
+PATIENCE = 30.0
 
 
 class Tab:
     """A page of the browser, what it has asked for, and what went wrong on it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, socket: WebSocketClientConnection) -> None:
-        self._loop = loop
-        self._socket = socket
+    def __init__(self, port: int) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._port = port
+        self._socket: WebSocketClientConnection | None = None
         self._count = 0
         self.requests: list[str] = []
         self.errors: list[str] = []
@@ -36,6 +37,7 @@ class Tab:
         return self._loop.run_until_complete(self._call(method, parameters))
 
     async def _call(self, method: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        assert self._socket is not None, "no page is open"
         self._count += 1
         number = self._count
         await self._socket.write_message(
@@ -64,21 +66,36 @@ class Tab:
             self.errors.append(found["entry"]["text"])
 
     def open(self, url: str, width: int = 1440, height: int = 900, dark: bool = False) -> None:
-        """Load a page on an empty screen, and wait until it is drawn."""
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
-        self.call("Page.navigate", url="about:blank")
+        """Load a page, and wait until it is drawn. The one before is closed."""
+        self.close()
+        self._socket = self._loop.run_until_complete(_new_page(self._port))
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+        self.screen(width, height, dark)
         self.requests.clear()
         self.errors.clear()
         self.call("Page.navigate", url=url)
         self.wait("document.documentElement?.dataset.drawn !== undefined")
 
+    def screen(self, width: int, height: int, dark: bool = False) -> None:
+        """Show the page on a screen of this size and kind."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+
+    def close(self) -> None:
+        """Close the page."""
+        if self._socket is not None:
+            self.call("Page.close")
+            self._socket.close()
+            self._socket = None
+
     def wait(self, condition: str) -> None:
         """Wait until an expression is true."""
         end = time.monotonic() + PATIENCE
         while not self.value(condition):
+            assert not any("xception" in error for error in self.errors), self.errors
             assert time.monotonic() < end, f"never true: {condition}; {self.errors}"
             time.sleep(0.02)
 
@@ -120,7 +137,6 @@ class Tab:
 def chromium() -> Iterator[Tab]:
     """A browser with one page, which is closed at the end."""
     assert CHROMIUM is not None
-    loop = asyncio.new_event_loop()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         process = subprocess.Popen(
             [
@@ -133,17 +149,14 @@ def chromium() -> Iterator[Tab]:
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            port = _port(Path(folder, "DevToolsActivePort"), process)
-            tab = loop.run_until_complete(_connect(loop, port))
-            for domain in ("Page", "Network", "Runtime", "Log"):
-                tab.call(f"{domain}.enable")
+            tab = Tab(_port(Path(folder, "DevToolsActivePort"), process))
             yield tab
-            tab._socket.close()
+            tab.close()
+            tab._loop.run_until_complete(asyncio.sleep(0.05))  # in which the socket is closed
+            tab._loop.close()
         finally:
             process.terminate()
             process.wait()
-            loop.run_until_complete(asyncio.sleep(0))
-            loop.close()
 
 
 def _port(file: Path, process: subprocess.Popen[bytes]) -> int:
@@ -155,8 +168,8 @@ def _port(file: Path, process: subprocess.Popen[bytes]) -> int:
     return int(file.read_text().split()[0])
 
 
-async def _connect(loop: asyncio.AbstractEventLoop, port: int) -> Tab:
-    answer = await AsyncHTTPClient().fetch(f"http://127.0.0.1:{port}/json/list")
-    url = next(one for one in json.loads(answer.body) if one["type"] == "page")
-    socket = await websocket_connect(url["webSocketDebuggerUrl"], max_message_size=2**28)
-    return Tab(loop, socket)
+async def _new_page(port: int) -> WebSocketClientConnection:
+    new = f"http://127.0.0.1:{port}/json/new?about:blank"
+    answer = await AsyncHTTPClient().fetch(new, method="PUT", body="")
+    address = json.loads(answer.body)["webSocketDebuggerUrl"]
+    return await websocket_connect(address, max_message_size=2**28)

@@ -120,24 +120,29 @@ const gradlens = (() => {
     note.textContent = reasons.join("; ");
   }
 
-  let frame = 0;
-  function soon() {
-    frame ||= requestAnimationFrame(() => {
-      frame = 0;
-      showValues();
-    });
+  /** Call something once before the next picture, however often this is asked for. */
+  const waiting = new Set();
+  function later(task) {
+    if (!waiting.size) {
+      requestAnimationFrame(() => {
+        const tasks = [...waiting];
+        waiting.clear();
+        for (const each of tasks) each();
+      });
+    }
+    waiting.add(task);
   }
 
   function hover(x, y, plot) {
     state.step = unwarp(x);
     showCell(plot, Math.floor(y));
-    soon();
+    later(showValues);
   }
 
   function leave() {
     state.step = null;
     for (const panel of panels.filter((each) => each.map)) one("output", panel.card).textContent = "";
-    soon();
+    later(showValues);
   }
 
   function showCell(plot, row) {
@@ -188,8 +193,38 @@ const gradlens = (() => {
 
   const reset = () => view(...state.full);
 
+  /** Fit the value axes to what is in view; a figure has the same margins. */
+  function fit() {
+    const [start, end] = [models.xRange.start, models.xRange.end].map(unwarp);
+    for (const { plot, curves } of panels) {
+      if (!plot.tags[0].fits) continue;
+      let [low, high] = [Infinity, -Infinity];
+      for (const { line } of curves.filter((each) => each.line.visible)) {
+        const { data } = line.data_source;
+        const values = data[line.glyph.y.field];
+        for (let n = 0; n < values.length; n++) {
+          if (data.step[n] < start || data.step[n] > end || Number.isNaN(values[n])) continue;
+          low = Math.min(low, values[n]);
+          high = Math.max(high, values[n]);
+        }
+      }
+      if (low <= high) plot.y_range.setv(padded(low, high, isLog(plot)));
+    }
+  }
+
+  function padded(low, high, log) {
+    if (log) {
+      const [first, last] = [Math.log10(low), Math.log10(high)];
+      const pad = last - first > 0.02 ? 0.06 * (last - first) : 0.2;
+      return { start: 10 ** Math.max(first - pad, -307), end: 10 ** Math.min(last + pad, 307) };
+    }
+    const pad = 0.06 * (high - low) || 0.1 * Math.abs(high) || 1;
+    return { start: low === 0 && high > 0 ? 0 : low - pad, end: high + pad };
+  }
+
   let timer = 0;
   function ranged() {
+    later(fit);
     one("#reset").hidden = isFull();
     clearTimeout(timer);
     timer = setTimeout(() => {
@@ -246,10 +281,11 @@ const gradlens = (() => {
     return Array.from({ length: Math.floor(high / step) - start + 1 }, (_, n) => (start + n) * step);
   }
 
+  const isLog = (plot) => plot.left[0].ticker.tags[0] === "log";
+
   function setLogTicks(plot) {
-    const { ticker } = plot.left[0];
     const { start, end } = plot.y_range;
-    if (ticker.tags[0] === "log" && start > 0 && end > start) ticker.ticks = logTicks(start, end);
+    if (isLog(plot) && start > 0 && end > start) plot.left[0].ticker.ticks = logTicks(start, end);
   }
 
   // Colours and switches --------------------------------------------------------------------
@@ -278,6 +314,7 @@ const gradlens = (() => {
       }
     }
     models.span.line_color = color("muted");
+    models.density.palette = models.densities[dark.matches ? "dark" : "light"];
   }
 
   function showCurves() {
@@ -296,6 +333,7 @@ const gradlens = (() => {
         }
       }
     }
+    later(fit);
   }
 
   function flip(button, key) {
@@ -366,7 +404,8 @@ const gradlens = (() => {
     const full = isFull();
     state.full = [low[0], high[0]];
     if (full) reset();
-    soon();
+    later(fit);
+    later(showValues);
   }
 
   function start(found) {
@@ -390,8 +429,49 @@ const gradlens = (() => {
     models.status.properties.data.change.connect(news);
     fromAddress();
     showValues();
-    document.documentElement.dataset.drawn = Math.round(performance.now());
+    watch();
   }
 
-  return { start, hover, leave, reset, select, stepLabel, valueLabel, view, setLog, state };
+  const drawn = new Set();
+
+  /** Draw the figures of a card, unless they are. */
+  function draw(frame) {
+    if (drawn.has(frame)) return;
+    drawn.add(frame);
+    frame.children = models.plots.filter((plot) => plot.name.startsWith(`${frame.name}-`));
+  }
+
+  /** Draw what is on the screen or close to it, because drawing takes most of the time. */
+  function watch() {
+    const frames = new Map(models.frames.map((frame) => [one(`#${frame.name} .figure`), frame]));
+    const observer = new IntersectionObserver(
+      (entries) => {
+        const seen = entries.filter((entry) => entry.isIntersecting);
+        for (const { target } of seen) {
+          draw(frames.get(target));
+          observer.unobserve(target);
+        }
+        if (seen.length) finish();
+      },
+      { rootMargin: "50%" },
+    );
+    for (const element of frames.keys()) observer.observe(element);
+    addEventListener("beforeprint", () => models.frames.forEach(draw));
+  }
+
+  /** Say how many milliseconds it has taken until all figures in view were drawn. */
+  function finish() {
+    const shown = [...drawn].flatMap((frame) => frame.children).filter((plot) => plot.visible);
+    if (shown.every((plot) => Bokeh.index.find_one(plot)?.has_finished())) {
+      document.documentElement.dataset.drawn ??= Math.round(performance.now());
+    } else requestAnimationFrame(finish);
+  }
+
+  /** A figure of the panel with a title, for whoever wants to change it from outside. */
+  function plot(title, number = 0) {
+    const card = find(".card").find((each) => one("h3", each).textContent.trim() === title);
+    return models.plots.find((each) => each.name === `${card?.id}-${number}`);
+  }
+
+  return { plot, start, hover, leave, reset, select, stepLabel, valueLabel, view, setLog, state };
 })();
