@@ -162,7 +162,8 @@ def draw(card: Card, key: str, common: Shared, axis: StepAxis) -> Drawn:
     for number, one in enumerate(figures):
         one.name = f"{key}-{number}"
     room = Spacer(height=height(card))
-    return Drawn(Column(room, name=key, sizing_mode="stretch_width"), figures, sources)
+    frame = Column(children=[room], name=key, sizing_mode="stretch_width")
+    return Drawn(frame, figures, sources)
 
 
 def is_drawn(card: Card) -> bool:
@@ -177,8 +178,9 @@ def height(card: Card) -> int:
     return min(max(ROW * len(card.table.names) + EDGE, MAP_HEIGHTS[0]), MAP_HEIGHTS[1])
 
 
-def update(drawn: Drawn, found: Mapping[str, Columns]) -> None:
+def update(drawn: Drawn, card: Card, axis: StepAxis) -> None:
     """Bring a card's sources up to date; what was added at the end alone is streamed."""
+    found = columns(card, axis) if drawn.figures else {}
     for name, source in drawn.sources.items():
         new = dict(found[name])
         count = len(next(iter(source.data.values())))
@@ -188,6 +190,18 @@ def update(drawn: Drawn, found: Mapping[str, Columns]) -> None:
                 source.stream(added)
         else:
             source.data = new
+    if isinstance(card, MapCard):
+        _set_range(drawn.figures[1], _range_of_colours(card))
+    elif isinstance(card, LinesCard) and card.spiky and drawn.figures:
+        _set_range(drawn.figures[0], limits(card))
+
+
+def _set_range(one: figure, found: tuple[float, float]) -> None:
+    one.y_range.update(start=found[0], end=found[1])
+
+
+def _range_of_colours(card: MapCard) -> tuple[float, float]:
+    return card.norm.vmin or 0.0, card.norm.vmax or 1.0
 
 
 def _begins_with(new: Columns, old: Mapping[str, Any]) -> bool:
@@ -277,7 +291,7 @@ def _(card: MapCard, common: Shared, sources: Mapping[str, ColumnDataSource]) ->
     line = below.line("step", "row 0", source=sources["cells"], line_width=1.7, name="row")
     _paint(line, BLUE)
     # The range of the colours, so that rows can be compared.
-    below.y_range = _range(card.norm.vmin or 0.0, card.norm.vmax or 1.0)
+    below.y_range = _range(*_range_of_colours(card))
     below.visible = False
     return one, below
 

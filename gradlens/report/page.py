@@ -16,14 +16,14 @@ from bokeh.resources import INLINE
 from jinja2 import Environment, Template
 
 from gradlens.history.history import History
+from gradlens.instruments.drawing import SMOOTH_FROM
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import Color, categorical_colors
 from gradlens.plotting.output import check_suffix, replacing
 from gradlens.plotting.panels import nothing
 from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
-from gradlens.report.columns import columns
 from gradlens.report.content import cards, run_colors
-from gradlens.report.figures import Drawn, draw, ends, height, is_drawn, shared, update
+from gradlens.report.figures import FEW, Drawn, draw, ends, height, is_drawn, shared, update
 from gradlens.report.overview import facts, last_values
 from gradlens.report.palette import (
     DARK,
@@ -98,7 +98,7 @@ class Live:
         self._drawn = tuple(draw(card, key, common, shown.axis) for card, key in found)
         plots = [one for drawn in self._drawn for one in drawn.figures]
         frames = [drawn.frame for drawn in self._drawn if drawn.frame is not None]
-        models = {
+        models: dict[str, Any] = {
             "plots": plots,
             "frames": frames,
             "xRange": common.x_range,
@@ -106,14 +106,15 @@ class Live:
             "logTicks": common.log_ticks,
             "places": common.places,
             "span": common.span,
-            "status": self._status,
             "density": common.mappers["density"],
             "densities": {"light": palette(DENSITY), "dark": palette(DENSITY_IN_DARK)},
         }
+        # A root, so that all models are the document's before their figures are drawn.
+        self._status.update(name="status", tags=[models])
         with document.models.freeze():  # otherwise all models are collected for each root
-            for frame in frames:
-                document.add_root(frame)
-        start = CustomJS(args=models, code=f"gradlens.start({{{', '.join(models)}}})")
+            for root in (self._status, *frames):
+                document.add_root(root)
+        start = CustomJS(args={"status": self._status}, code="gradlens.start(status)")
         document.js_on_event(DocumentReady, start)
         document.title = shown.title
         document.template = _template("page.html")
@@ -128,8 +129,7 @@ class Live:
             return
         self.page = shown
         for card, drawn in zip(shown.cards, self._drawn, strict=True):
-            if drawn.figures:
-                update(drawn, columns(card, shown.axis))
+            update(drawn, card, shown.axis)
         self._status.data = _status(shown)
 
 
@@ -139,19 +139,31 @@ def _skeleton(shown: Page) -> list[Any]:
 
 
 def _axis(card: Card) -> Any:
-    return (scale(card), threshold(card)) if isinstance(card, LinesCard) else _bar(card)
-
-
-def _names(card: Card) -> Sequence[str]:
     if isinstance(card, LinesCard):
-        return [f"{curve.name} {len(curve.line.steps) > 150}" for curve in card.curves]
-    return card.table.names if isinstance(card, MapCard) else ()
+        return scale(card), threshold(card)
+    return (type(card.norm), (card.norm.vmin or 0.0) < 0) if isinstance(card, MapCard) else None
+
+
+def _names(card: Card) -> Sequence[Any]:
+    if not isinstance(card, LinesCard):
+        return card.table.names if isinstance(card, MapCard) else ()
+    sizes = [curve.line.finite.sum() for curve in card.curves]
+    return [
+        (curve.name, size > FEW, size >= SMOOTH_FROM)
+        for curve, size in zip(card.curves, sizes, strict=True)
+    ]
 
 
 def _status(shown: Page) -> dict[str, list[Any]]:
     """What changes on a page besides the figures."""
     low, high = ends(shown.axis)
-    return {"head": [_head(shown)], "low": [low], "high": [high], "reload": [False]}
+    bars = {
+        key: [_bar(card)[0], _bar(card)[2]]
+        for card, key in zip(shown.cards, _keys(shown.cards), strict=True)
+        if isinstance(card, MapCard)
+    }
+    found = {"head": _head(shown), "bars": bars, "low": low, "high": high, "reload": False}
+    return {name: [one] for name, one in found.items()}
 
 
 def _keys(found: Sequence[Card]) -> list[str]:
@@ -207,7 +219,7 @@ def _view(card: Card, key: str) -> dict[str, Any]:
         "curves": _entries(card),
         "why": "" if is_drawn(card) else _why(card),
         "height": height(card),
-        "bar": _bar(card),
+        "bar": _bar(card) if isinstance(card, (MapCard, PictureCard)) else None,
     }
 
 
@@ -226,11 +238,9 @@ def _why(card: Card) -> str:
     return reasons[-1] if reasons else "nothing recorded yet"
 
 
-def _bar(card: Card) -> tuple[str, str, str] | None:
+def _bar(card: MapCard | PictureCard) -> tuple[str, str, str]:
     """The colours of a map: its smallest value, the colours as CSS, its largest value."""
     if isinstance(card, PictureCard):
         return "few", "var(--density)", "many"
-    if not isinstance(card, MapCard):
-        return None
     low, high = card.norm.vmin or 0.0, card.norm.vmax or 0.0
     return number_label(low), gradient(SIGNED if low < 0 else SIZES), number_label(high)

@@ -57,9 +57,8 @@ def limits(card: LinesCard) -> tuple[float, float]:
         values = [without_spikes(each, kind == "log") for each in values]
     found = np.concatenate(values)
     found = found[np.isfinite(found)]
-    if linear:
-        found = to_places(found, linear)
-    low, high = float(found.min()), float(found.max())
+    places = to_places(found, linear) if linear else found
+    low, high = float(places.min()), float(places.max())
     if kind == "log":
         first, last = math.log10(low), math.log10(high)
         pad = 0.06 * (last - first) if last - first > 0.02 else 0.2

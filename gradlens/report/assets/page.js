@@ -8,6 +8,9 @@ const gradlens = (() => {
   let models = null;
   let panels = [];
 
+  /** Change a model on this page alone: a server isn't told, as it has the values only. */
+  const set = (model, values) => model.setv(values, { sync: false });
+
   // Numbers ---------------------------------------------------------------------------------
 
   function numberLabel(value, digits = 3) {
@@ -58,7 +61,9 @@ const gradlens = (() => {
 
   // Panels ----------------------------------------------------------------------------------
 
-  const tag = (renderer) => renderer.tags[0] ?? {};
+  const tag = (renderer) => plain(renderer.tags[0] ?? {});
+  /** Python's dicts arrive as maps or as objects. */
+  const plain = (found) => (found instanceof Map ? Object.fromEntries(found) : found);
   const named = (plot, name) => plot.renderers.filter((each) => each.name === name);
 
   function panelOf(plot) {
@@ -171,8 +176,8 @@ const gradlens = (() => {
     const [line] = named(plot, "row");
     const field = `row ${row}`;
     const hides = toggles && plot.visible && line.glyph.y.field === field;
-    line.glyph.y = { field };
-    plot.visible = !hides;
+    set(line.glyph, { y: { field } });
+    set(plot, { visible: !hides });
     const words = one(".words span", panel.card);
     words.dataset.plain ??= words.textContent;
     words.textContent = hides ? words.dataset.plain : `${words.dataset.plain} · line: ${names[row]}`;
@@ -188,7 +193,7 @@ const gradlens = (() => {
   };
 
   function view(low, high) {
-    models.xRange.setv({ start: warp(low), end: warp(high) });
+    set(models.xRange, { start: warp(low), end: warp(high) });
   }
 
   const reset = () => view(...state.full);
@@ -197,7 +202,7 @@ const gradlens = (() => {
   function fit() {
     const [start, end] = [models.xRange.start, models.xRange.end].map(unwarp);
     for (const { plot, curves } of panels) {
-      if (!plot.tags[0].fits) continue;
+      if (!tag(plot).fits) continue;
       let [low, high] = [Infinity, -Infinity];
       for (const { line } of curves.filter((each) => each.line.visible)) {
         const { data } = line.data_source;
@@ -208,7 +213,7 @@ const gradlens = (() => {
           high = Math.max(high, values[n]);
         }
       }
-      if (low <= high) plot.y_range.setv(padded(low, high, isLog(plot)));
+      if (low <= high) set(plot.y_range, padded(low, high, isLog(plot)));
     }
   }
 
@@ -246,14 +251,17 @@ const gradlens = (() => {
     state.log = on;
     const x = on ? { field: "step", transform: models.places } : { field: "step" };
     const prefix = on ? "log " : "";
-    for (const plot of models.plots.filter((each) => each.tags[0].steps)) {
+    for (const plot of models.plots.filter((each) => tag(each).steps)) {
       for (const renderer of plot.renderers) {
         if (renderer.name === "map") {
           const fields = { image: `${prefix}image`, x: `${prefix}x`, dw: `${prefix}dw` };
-          for (const [key, field] of Object.entries(fields)) renderer.glyph[key] = { field };
-        } else renderer.glyph.x = x;
+          const specs = Object.entries(fields).map(([key, field]) => [key, { field }]);
+          set(renderer.glyph, Object.fromEntries(specs));
+        } else set(renderer.glyph, { x });
       }
-      for (const axis of plot.below) axis.ticker = on ? models.logTicks : models.ticks;
+      for (const axis of plot.below) {
+        set(axis, { ticker: on ? models.logTicks : models.ticks });
+      }
     }
     if (full) reset();
     else view(...ends);
@@ -285,7 +293,9 @@ const gradlens = (() => {
 
   function setLogTicks(plot) {
     const { start, end } = plot.y_range;
-    if (isLog(plot) && start > 0 && end > start) plot.left[0].ticker.ticks = logTicks(start, end);
+    if (isLog(plot) && start > 0 && end > start) {
+      set(plot.left[0].ticker, { ticks: logTicks(start, end) });
+    }
   }
 
   // Colours and switches --------------------------------------------------------------------
@@ -295,7 +305,7 @@ const gradlens = (() => {
     const color = (name) => style.getPropertyValue(`--${name}`).trim();
     for (const plot of models.plots) {
       for (const axis of [...plot.left, ...plot.below]) {
-        axis.setv({
+        set(axis, {
           major_label_text_color: color("muted"),
           axis_label_text_color: color("muted"),
           ...(plot.below.includes(axis)
@@ -304,17 +314,19 @@ const gradlens = (() => {
         });
       }
       for (const part of plot.center) {
-        if (part.type === "Grid") part.grid_line_color = color("grid");
-        else part.line_color = color("faint");
+        if (part.type === "Grid") set(part, { grid_line_color: color("grid") });
+        else set(part, { line_color: color("faint") });
       }
       for (const renderer of plot.renderers) {
         const { part, light, dark: pale } = tag(renderer);
-        if (part) renderer.glyph[part] = { value: dark.matches ? pale : light };
-        else if (renderer.name === "gaps") renderer.glyph.line_color = { value: color("alarm") };
+        if (part) set(renderer.glyph, { [part]: { value: dark.matches ? pale : light } });
+        else if (renderer.name === "gaps") {
+          set(renderer.glyph, { line_color: { value: color("alarm") } });
+        }
       }
     }
-    models.span.line_color = color("muted");
-    models.density.palette = models.densities[dark.matches ? "dark" : "light"];
+    set(models.span, { line_color: color("muted") });
+    set(models.density, { palette: plain(models.densities)[dark.matches ? "dark" : "light"] });
   }
 
   function showCurves() {
@@ -324,9 +336,9 @@ const gradlens = (() => {
         if (curve === undefined) continue;
         const name = curves.find((each) => tag(each.line).curve === curve)?.name ?? curve;
         const shown = !state.off.has(name) && !state.off.has(`${card.id} ${curve}`);
-        renderer.visible = shown && (renderer.name !== "trend" || state.smooth);
+        set(renderer, { visible: shown && (renderer.name !== "trend" || state.smooth) });
         if (renderer.name === "values" && tag(renderer).smooth) {
-          renderer.glyph.setv({
+          set(renderer.glyph, {
             line_alpha: { value: state.smooth ? 0.38 : 1 },
             line_width: { value: state.smooth ? 0.8 : 1.4 },
           });
@@ -363,7 +375,8 @@ const gradlens = (() => {
   function enlarge(card) {
     const large = card.classList.toggle("large");
     for (const panel of panels.filter((each) => each.card === card && !each.map)) {
-      panel.plot.height = large ? Math.max(320, Math.round(innerHeight * 0.55)) : panel.height;
+      const height = large ? Math.max(320, Math.round(innerHeight * 0.55)) : panel.height;
+      set(panel.plot, { height });
     }
     if (large) card.scrollIntoView({ block: "nearest" });
   }
@@ -393,7 +406,7 @@ const gradlens = (() => {
   // News of a live page ---------------------------------------------------------------------
 
   function news() {
-    const { head, low, high, reload } = models.status.data;
+    const { head, bars, low, high, reload } = models.status.data;
     if (reload[0]) {
       location.reload();
       return;
@@ -401,6 +414,9 @@ const gradlens = (() => {
     const open = find("#head details").map((each) => each.open);
     one("#head").innerHTML = head[0]; // escaped where it was made
     find("#head details").forEach((each, place) => (each.open = open[place] ?? false));
+    for (const [id, ends] of Object.entries(plain(bars[0]))) {
+      find(".bar b", document.getElementById(id)).forEach((label, n) => (label.textContent = ends[n]));
+    }
     const full = isFull();
     state.full = [low[0], high[0]];
     if (full) reset();
@@ -408,13 +424,15 @@ const gradlens = (() => {
     later(showValues);
   }
 
-  function start(found) {
-    models = found;
+  function start(status) {
+    models = { status, ...plain(status.tags[0]) };
     state.full = [models.status.data.low[0], models.status.data.high[0]];
     panels = models.plots.filter((plot) => plot.name.endsWith("-0")).map(panelOf);
     if (matchMedia("(pointer: coarse)").matches) {
       // A finger scrolls the page. Its taps show the values of a step.
-      for (const plot of models.plots) plot.toolbar.active_drag = null;
+      for (const plot of models.plots) {
+        set(plot.toolbar, { active_drag: null });
+      }
     }
     for (const plot of models.plots) {
       setLogTicks(plot);
@@ -438,7 +456,8 @@ const gradlens = (() => {
   function draw(frame) {
     if (drawn.has(frame)) return;
     drawn.add(frame);
-    frame.children = models.plots.filter((plot) => plot.name.startsWith(`${frame.name}-`));
+    const children = models.plots.filter((plot) => plot.name.startsWith(`${frame.name}-`));
+    set(frame, { children });
   }
 
   /** Draw what is on the screen or close to it, because drawing takes most of the time. */
