@@ -162,7 +162,7 @@ def _of_several(runs: Mapping[str, History]) -> list[Card]:
             Curve(run, line, colors[run], gaps(line, runs[run][one.series]), unit)
             for run, line in one.lines.items()
         )
-        words = " · ".join(dict.fromkeys(filter(None, (one.name, one.words))))
+        words = one.name if one.name.endswith(one.words) else f"{one.name} · {one.words}"
         scale = _scale(one.view.yscale, curves)
         spiky = any(kind in SPIKY for kind in one.kinds)
         hint = next((HINTS[kind] for kind in one.kinds if kind in HINTS), "")
