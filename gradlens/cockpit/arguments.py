@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -21,7 +22,9 @@ from gradlens.quantities.presets import PRESETS
 from gradlens.quantities.quantity import Quantity
 from gradlens.spelling import similar
 
-READ = ("loss", "optimizer", "batch_size", "scaler", "individual_losses", "outputs")
+READ = (
+    "loss", "loss_scale", "optimizer", "batch_size", "scaler", "individual_losses", "outputs"
+)  # fmt: skip
 """What gradlens itself reads from ``info``."""
 
 UNLIKELY = ("optimizer", "batch_size", "individual_losses")
@@ -206,6 +209,20 @@ def _loss(loss: Any) -> Tensor:
     )
 
 
+def _loss_scale(scale: Any) -> float:
+    if not isinstance(scale, (int, float)):
+        raise TypeError(
+            f"loss_scale={_short(scale)} is no number: pass the factor between the step's loss and "
+            "the tensor that is passed as loss=..., such as 1 / 4 for a loss divided by 4"
+        )
+    if not math.isfinite(scale) or scale == 0:
+        raise ValueError(
+            f"loss_scale={scale}: pass the factor between the step's loss and the tensor that is "
+            "passed as loss=..., which is neither 0 nor infinite"
+        )
+    return float(scale)
+
+
 def _optimizer(optimizer: Any) -> Optimizer:
     """The optimizer; that of Accelerate's wrapper, which has no hooks, is its ``optimizer``."""
     if not isinstance(optimizer, Optimizer):
@@ -250,6 +267,7 @@ def _outputs(outputs: Any) -> Any:
 
 _CHECKED = {
     "loss": _loss,
+    "loss_scale": _loss_scale,
     "optimizer": _optimizer,
     "batch_size": _batch_size,
     "scaler": _scaler,

@@ -176,6 +176,7 @@ class Cockpit:
         global_step: int,
         *extensions: BackpropExtension,
         loss: Tensor | None = None,
+        loss_scale: float | None = None,
         optimizer: Optimizer | None = None,
         batch_size: int | None = None,
         scaler: torch.amp.GradScaler | None = None,
@@ -187,7 +188,9 @@ class Cockpit:
 
         ``extensions`` are BackPACK extensions of the user's own. ``loss`` and ``optimizer`` are
         needed by the quantities that say so; N is found without ``batch_size``, which is checked
-        if given. ``scaler`` is the one whose scaled loss backward is called on, before it unscales
+        if given. ``loss_scale`` is the factor between the step's loss and ``loss``, where a
+        framework has divided or scaled it: 1/4 for a loss that was divided by four micro-batches.
+        ``scaler`` is the one whose scaled loss backward is called on, before it unscales
         the gradients. ``accumulating`` says that another backward pass of the same step follows:
         the step's values are those of all its micro-batches together, found at the last.
         ``info`` may hold the same under these names, and anything for quantities of the
@@ -197,6 +200,7 @@ class Cockpit:
         check_extensions(extensions)
         given = {
             "loss": loss,
+            "loss_scale": loss_scale,
             "optimizer": optimizer,
             "batch_size": batch_size,
             "scaler": scaler,

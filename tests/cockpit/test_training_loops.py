@@ -260,6 +260,85 @@ def test_values_are_those_of_the_plain_loop(backward: Callable[..., None]) -> No
     assert_same_histories(train(backward), train(whole_batch))
 
 
+def divided_by_the_framework(*sizes: int, scale: float = 1.0) -> Callable[..., None]:
+    """Each part's loss is a mean that was multiplied by its share of the samples, and scaled.
+
+    So do Lightning (equal parts) and the Trainer of transformers (a share of the tokens).
+    """
+
+    def backward(
+        cockpit: Any, step: int, model: Any, loss_function: Any, optimizer: Any, x: Any, y: Any
+    ) -> None:
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1)
+        parts = zip(x.split(sizes), y.split(sizes), strict=True)
+        for place, (inputs, labels) in enumerate(parts):
+            loss = scaler.scale(loss_function(model(inputs), labels) * (len(labels) / N))
+            context = cockpit(
+                step,
+                loss=loss,
+                loss_scale=scale / len(sizes),
+                optimizer=optimizer,
+                scaler=scaler,
+                accumulating=place < len(sizes) - 1,
+            )
+            with context:
+                loss.backward()
+        scaler.unscale_(optimizer)
+
+    return backward
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+@pytest.mark.parametrize("sizes", [(12,), (6, 6), (4, 4, 4), (7, 5), (1, 9, 2)])
+def test_a_loss_that_a_framework_has_divided(sizes: tuple[int, ...], scale: float) -> None:
+    assert_same_histories(train(divided_by_the_framework(*sizes, scale=scale)), train(whole_batch))
+
+
+def curvature_quantities() -> list[Quantity]:
+    return [
+        quantities.HessMaxEV(),
+        quantities.HessTrace(samples=3),
+        quantities.HessTrace(name="ggn", curvature="diag_ggn_exact"),
+        quantities.HessEigenvalues(k=2, max_products=20),
+        quantities.TICDiag(curvature="diag_ggn_exact"),
+        quantities.TICTrace(samples=3, curvature="diag_ggn_mc"),
+        quantities.SpectralDensity(),
+        quantities.Stability(),
+        CABS(),
+        Alpha(),
+    ]
+
+
+@pytest.mark.parametrize("factor", [8.0, 1 / 3])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_curvature_of_a_scaled_loss_is_that_of_the_loss(reduction: Any, factor: float) -> None:
+    def run(scale: float) -> gradlens.History:
+        model, (x, y) = network(), data()
+        loss_function = gradlens.extend(nn.CrossEntropyLoss(reduction=reduction))
+        # What the optimizer minimises is the scaled loss.
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3 / scale)
+        cockpit = gradlens.Cockpit(model, curvature_quantities(), loss_reduction=reduction)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss = scale * loss_function(model(x), y)
+            with cockpit(step, loss=loss, loss_scale=scale, optimizer=optimizer):
+                loss.backward()
+            optimizer.step()
+        cockpit.close()
+        return cockpit.history
+
+    assert_same_histories(run(factor), run(1.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [0, math.inf, math.nan, "half"])
+def test_a_loss_scale_that_is_none(scale: Any) -> None:
+    model, (x, y) = network(), data()
+    cockpit = gradlens.Cockpit(model, [NormTest()])
+    loss = nn.functional.cross_entropy(model(x), y)
+    with pytest.raises((TypeError, ValueError), match=r"loss_scale=.* factor between"):
+        cockpit(0, loss=loss, loss_scale=scale)
+
+
 def test_scaled_loss_without_its_scaler_is_remarked_on() -> None:
     model, (x, y) = network(), data()
     cockpit = gradlens.Cockpit(model, [NormTest(), GradNorm()])
