@@ -46,11 +46,16 @@ def _(card: LinesCard, axis: StepAxis) -> dict[str, Columns]:
     for place, curve in enumerate(card.curves):
         steps, values = thin(curve.line.steps, curve.line.values, PIECES)
         found[f"values {place}"] = _line(Line(steps, values), linear)
-        if curve.line.finite.sum() >= SMOOTH_FROM:
+        if has_trend(curve.line):
             found[f"trend {place}"] = _line(trend(curve.line, bridge=card.spiky), linear)
         gaps = curve.gaps
         found[f"gaps {place}"] = {"step": compact_steps(gaps.steps), "which": gaps.which}
     return found
+
+
+def has_trend(line: Line) -> bool:
+    """Whether a curve has so many values that its trend is in front of them."""
+    return int(line.finite.sum()) >= SMOOTH_FROM
 
 
 def _line(line: Line, linear: float) -> Columns:
@@ -64,7 +69,8 @@ def _(card: MapCard, axis: StepAxis) -> dict[str, Columns]:
     thinned, _ = columns_of_table(card.table, most, axis.warp)
     rows = {f"row {n}": compact_values(row) for n, row in enumerate(thinned.values)}
     cells = {"step": compact_steps(thinned.steps)} | rows
-    return {"cells": cells, "map": _images(_codes(thinned, card.norm), thinned.steps, axis)}
+    images = _images(_codes(thinned, card.norm), thinned.steps, axis)
+    return {"cells": cells, "map": {**images, "y": [0], "dh": [len(card.table.names)]}}
 
 
 def _codes(table: LayerTable, norm: Normalize) -> NDArray[np.uint8]:
@@ -80,10 +86,11 @@ def _codes(table: LayerTable, norm: Normalize) -> NDArray[np.uint8]:
 @columns.register
 def _(card: PictureCard, axis: StepAxis) -> dict[str, Columns]:
     codes = np.where(card.shades > 0, card.shades * (SHADES - 1) + 2, ABSENT).astype(np.uint8)
+    up = {"y": [card.up[0]], "dh": [card.up[1] - card.up[0]]}
     if card.steps is not None:
-        return {"map": _images(codes, card.steps, axis)}
+        return {"map": {**_images(codes, card.steps, axis), **up}}
     low, high = card.across
-    return {"map": {"image": [codes], "x": [low], "dw": [high - low]}}
+    return {"map": {"image": [codes], "x": [low], "dw": [high - low], **up}}
 
 
 def _images(codes: NDArray[np.uint8], steps: Floats, axis: StepAxis) -> Columns:

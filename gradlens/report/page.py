@@ -16,14 +16,14 @@ from bokeh.resources import INLINE
 from jinja2 import Environment, Template
 
 from gradlens.history.history import History
-from gradlens.instruments.drawing import SMOOTH_FROM
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import Color, categorical_colors
 from gradlens.plotting.output import check_suffix, replacing
 from gradlens.plotting.panels import nothing
 from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
+from gradlens.report.columns import has_trend
 from gradlens.report.content import cards, run_colors
-from gradlens.report.figures import FEW, Drawn, draw, ends, height, is_drawn, shared, update
+from gradlens.report.figures import Drawn, draw, has_points, height, is_drawn
 from gradlens.report.overview import facts, last_values
 from gradlens.report.palette import (
     DARK,
@@ -38,6 +38,8 @@ from gradlens.report.palette import (
     palette,
     variables,
 )
+from gradlens.report.shared import ends, shared
+from gradlens.report.updating import update
 from gradlens.report.value_axis import scale, threshold
 
 
@@ -145,13 +147,11 @@ def _axis(card: Card) -> Any:
 
 
 def _names(card: Card) -> Sequence[Any]:
-    if not isinstance(card, LinesCard):
-        return card.table.names if isinstance(card, MapCard) else ()
-    sizes = [curve.line.finite.sum() for curve in card.curves]
-    return [
-        (curve.name, size > FEW, size >= SMOOTH_FROM)
-        for curve, size in zip(card.curves, sizes, strict=True)
-    ]
+    if isinstance(card, LinesCard):
+        return [(c.name, has_points(c), has_trend(c.line)) for c in card.curves]
+    if isinstance(card, ShapesCard):
+        return [name for name, *_ in card.shapes]
+    return card.table.names if isinstance(card, MapCard) else ()
 
 
 def _status(shown: Page) -> dict[str, list[Any]]:
@@ -162,7 +162,19 @@ def _status(shown: Page) -> dict[str, list[Any]]:
         for card, key in zip(shown.cards, _keys(shown.cards), strict=True)
         if isinstance(card, MapCard)
     }
-    found = {"head": _head(shown), "bars": bars, "low": low, "high": high, "reload": False}
+    words = {
+        key: card.words
+        for card, key in zip(shown.cards, _keys(shown.cards), strict=True)
+        if isinstance(card, PictureCard)
+    }
+    found = {
+        "head": _head(shown),
+        "bars": bars,
+        "words": words,
+        "low": low,
+        "high": high,
+        "reload": False,
+    }
     return {name: [one] for name, one in found.items()}
 
 

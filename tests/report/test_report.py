@@ -54,6 +54,17 @@ def full(steps: int = 300) -> History:
     return history
 
 
+def steady(steps: int) -> History:
+    """A loss and a norm for each parameter that need no other axes when they go on."""
+    views = {"Loss": View("Loss", "performance"), "GradNorm": View("Gradient norm", "step size")}
+    history = History({name: Source((name,), view) for name, view in views.items()})
+    history.parameters = {"weight": (2, 2), "bias": (2,)}
+    for step in range(steps):
+        norms = {"weight": 1 + step / 100, "bias": 2.0}
+        history.append(step, {"Loss": 3 - step / 100, "GradNorm": norms})
+    return history
+
+
 def curves(card: Card) -> list[str]:
     return [curve.name for curve in card.curves] if isinstance(card, LinesCard) else []
 
@@ -137,13 +148,15 @@ def test_a_full_run_takes_two_megabytes(report: Path) -> None:
 
 @pytest.mark.slow
 def test_a_cut_off_run_is_shown_up_to_there(
-    run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cut = folder / "cut.jsonl"
-    lines = run.read_bytes().splitlines(keepends=True)[:60]
-    cut.write_bytes(b"".join(lines)[:-40])
+    whole, cut = folder / "whole.jsonl", folder / "cut.jsonl"
+    steady(9).write(whole)
+    cut.write_bytes(whole.read_bytes()[:-20])
     assert main(["report", str(cut)]) == 0
-    assert "its last line is cut off" in cut.with_suffix(".html").read_text("utf-8")
+    text = cut.with_suffix(".html").read_text("utf-8")
+    assert "8 steps, 0 to 7" in text
+    assert "its last line is cut off" in text
     assert f"report: {cut.with_suffix('.html')}" in capsys.readouterr().out
 
 
@@ -319,17 +332,6 @@ def test_runs_can_be_switched_off(other: Tab, folder: Path) -> None:
 
 
 # Live ---------------------------------------------------------------------------------------
-
-
-def steady(steps: int) -> History:
-    """A loss and a norm for each parameter that need no other axes when they go on."""
-    views = {"Loss": View("Loss", "performance"), "GradNorm": View("Gradient norm", "step size")}
-    history = History({name: Source((name,), view) for name, view in views.items()})
-    history.parameters = {"weight": (2, 2), "bias": (2,)}
-    for step in range(steps):
-        norms = {"weight": 1 + step / 100, "bias": 2.0}
-        history.append(step, {"Loss": 3 - step / 100, "GradNorm": norms})
-    return history
 
 
 class Session:

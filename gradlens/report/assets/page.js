@@ -406,7 +406,7 @@ const gradlens = (() => {
   // News of a live page ---------------------------------------------------------------------
 
   function news() {
-    const { head, bars, low, high, reload } = models.status.data;
+    const { head, bars, words, low, high, reload } = models.status.data;
     if (reload[0]) {
       location.reload();
       return;
@@ -416,6 +416,9 @@ const gradlens = (() => {
     find("#head details").forEach((each, place) => (each.open = open[place] ?? false));
     for (const [id, ends] of Object.entries(plain(bars[0]))) {
       find(".bar b", document.getElementById(id)).forEach((label, n) => (label.textContent = ends[n]));
+    }
+    for (const [id, text] of Object.entries(plain(words[0]))) {
+      one(".words span", document.getElementById(id)).textContent = text;
     }
     const full = isFull();
     state.full = [low[0], high[0]];
