@@ -12,6 +12,7 @@ from bokeh.models import (
     CustomJSTickFormatter,
     DataRange1d,
     FixedTicker,
+    LinearScale,
     Range1d,
 )
 from bokeh.models.renderers import GlyphRenderer
@@ -51,6 +52,7 @@ def over_steps(common: Shared, value_scale: ValueScale, height: int = HEIGHT) ->
     one.add_tools(BoxZoomTool(dimensions="width"), CrosshairTool(overlay=common.span))
     one.xaxis.ticker, one.xaxis.formatter = common.ticks, common.steps
     one.extra_y_ranges = {"pixels": value_range(0, height)}
+    one.extra_y_scales = {"pixels": LinearScale()}
     one.js_on_event("mousemove", common.hover)
     one.js_on_event("mouseleave", common.leave)
     one.js_on_event("doubletap", common.reset)
