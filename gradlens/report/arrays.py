@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gradlens.history.lines import Floats
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import Floats
 
 EXACT = 2.0**24
 """Whole numbers up to it are exact as float32."""

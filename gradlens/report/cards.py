@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.colors import Normalize
 from numpy.typing import NDArray
 
+from gradlens.history.lines import Floats, Line
 from gradlens.history.view import Group
 from gradlens.instruments.layers import LayerTable
 from gradlens.instruments.scales import Scale
-from gradlens.instruments.series import Floats, Line
 from gradlens.instruments.style import Color
 
 

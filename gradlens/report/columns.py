@@ -10,11 +10,12 @@ import numpy as np
 from matplotlib.colors import Normalize
 from numpy.typing import NDArray
 
+from gradlens.history.lines import Floats, Line
 from gradlens.instruments.drawing import SMOOTH_FROM
 from gradlens.instruments.layers import LayerTable
 from gradlens.instruments.layers import columns as columns_of_table
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import Floats, Line, thin, trend
+from gradlens.instruments.series import thin, trend
 from gradlens.report.arrays import compact_steps, compact_values, edges, pixels
 from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
 from gradlens.report.palette import ABSENT, SHADES, UNDEFINED

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gradlens.history.history import History
+from gradlens.history.lines import Line, Records, field_line, rms_lines
 from gradlens.history.records import Source
+from gradlens.history.scalars import Scalar
 from gradlens.instruments import (
     CorrelationsInstrument,
     CovarianceRanksInstrument,
@@ -21,11 +23,9 @@ from gradlens.instruments import (
 from gradlens.instruments.covariance import eigenvalue_lines
 from gradlens.instruments.hess_eigenvalues import HessEigenvaluesInstrument, curvature_lines
 from gradlens.instruments.scales import Scale, value_scale
-from gradlens.instruments.series import Line, Records, field_line, rms_lines
 from gradlens.instruments.style import INK, Color, categorical_colors, sequence_colors
 from gradlens.plotting.comparison import SPIKY, numbers
 from gradlens.plotting.panels import EPOCHS, GROUPS, all_main_panels
-from gradlens.plotting.scalars import Scalar, scalars
 from gradlens.report.cards import Card, Curve, LinesCard
 from gradlens.report.gaps import gaps
 from gradlens.report.hints import HINTS
@@ -72,7 +72,7 @@ def cards(runs: Mapping[str, History]) -> tuple[Card, ...]:
 
 def _of_one(history: History) -> list[Card]:
     """The panels of a figure, the numbers of the summary that none of them has, and layers."""
-    waiting = {one.name: one for one in scalars(history) if one.series != EPOCHS}
+    waiting = {one.name: one for one in history.scalars() if one.series != EPOCHS}
     found: list[Card] = []
     panels = all_main_panels(history)
     for panel in panels:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gradlens.history.lines import Line, Records
 from gradlens.history.undefined import Undefined
-from gradlens.instruments.series import Line, Records
 from gradlens.report.cards import Gaps
 
 MOST = 1000

@@ -10,9 +10,9 @@ import numpy as np
 
 from gradlens.history.coverage import CoverageTable
 from gradlens.history.history import History
+from gradlens.history.lines import line
 from gradlens.history.records import Note
 from gradlens.instruments.scales import number_label
-from gradlens.instruments.series import line
 from gradlens.instruments.style import Color
 from gradlens.plotting.comparison import Number, numbers
 

@@ -91,7 +91,7 @@ class Live:
     def __init__(self, shown: Page) -> None:
         self.page = shown
         self._drawn: tuple[Drawn, ...] = ()
-        self._status = ColumnDataSource(_status(shown))
+        self._status = ColumnDataSource(data=_status(shown))
 
     def document(self, document: Document, live: bool = False) -> Document:
         """Fill a new document with the page."""
@@ -154,7 +154,7 @@ def _names(card: Card) -> Sequence[Any]:
     return card.table.names if isinstance(card, MapCard) else ()
 
 
-def _status(shown: Page) -> dict[str, list[Any]]:
+def _status(shown: Page) -> Any:
     """What changes on a page besides the figures."""
     low, high = ends(shown.axis)
     bars = {

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from matplotlib.colors import LogNorm, SymLogNorm
 
+from gradlens.history.histograms import Histogram, ends, histogram
 from gradlens.history.history import History
+from gradlens.history.lines import Floats, Line, Records, line, ordered
 from gradlens.history.view import Group
 from gradlens.instruments import (
     Histogram1dInstrument,
@@ -15,11 +17,9 @@ from gradlens.instruments import (
     Instrument,
     SpectralDensityInstrument,
 )
-from gradlens.instruments.histograms import Histogram, ends, histogram
 from gradlens.instruments.layer_map import colour_norm
 from gradlens.instruments.layers import are_shares, layout, table
 from gradlens.instruments.scales import step_label
-from gradlens.instruments.series import Floats, Line, Records, line, ordered
 from gradlens.instruments.spectral_density import FLOOR, densities
 from gradlens.instruments.style import BLUE, MUTED
 from gradlens.report.cards import Card, Curve, LinesCard, MapCard, PictureCard, ShapesCard

@@ -23,9 +23,10 @@ def update(drawn: Drawn, card: Card, axis: StepAxis) -> None:
         return
     found = columns(card, axis)
     for name, source in drawn.sources.items():
-        new = dict(found[name])
-        count = len(next(iter(source.data.values())))
-        if "map" not in name and _begins_with(new, source.data):
+        new: dict[str, Any] = dict(found[name])
+        old: Any = source.data
+        count = len(next(iter(old.values())))
+        if "map" not in name and _begins_with(new, old):
             added = {key: values[count:] for key, values in new.items()}
             if len(next(iter(added.values()))):
                 source.stream(added)

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from gradlens.history.lines import Floats
 from gradlens.instruments.scales import Scale, SymlogTicks, allowed, without_spikes
-from gradlens.instruments.series import Floats
 from gradlens.report.cards import LinesCard
 
 SMALLEST = 1e-4

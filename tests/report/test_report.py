@@ -21,13 +21,12 @@ from bokeh.models import ColumnDataSource
 
 from gradlens.cli.main import main
 from gradlens.history.history import History
+from gradlens.history.lines import line
 from gradlens.history.records import Note, Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments.scales import number_label
-from gradlens.instruments.series import line
 from gradlens.plotting.panels import EPOCHS, all_main_panels
-from gradlens.plotting.scalars import scalars
 from gradlens.report.cards import Card, LinesCard
 from gradlens.report.content import cards
 from gradlens.report.page import Live, page, write
@@ -78,7 +77,7 @@ def names_on(found: tuple[Card, ...]) -> set[str]:
 
 def test_every_number_of_the_summary_is_on_the_page() -> None:
     history = full(40)
-    wanted = {one.name for one in scalars(history) if one.series != EPOCHS}
+    wanted = {one.name for one in history.scalars() if one.series != EPOCHS}
     assert len(wanted) > 30
     assert wanted <= names_on(cards({"run": history}))
 
@@ -94,7 +93,7 @@ def test_numbers_are_those_of_the_summary() -> None:
     history = full(40)
     found = {c.name: c for card in cards({"run": history}) if isinstance(card, LinesCard)
              for c in card.curves}  # fmt: skip
-    for one in scalars(history):
+    for one in history.scalars():
         if one.series != EPOCHS:
             np.testing.assert_array_equal(found[one.name].line.values, one.line.values)
 
