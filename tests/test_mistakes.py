@@ -696,13 +696,13 @@ def functions_of_weights(_: Path) -> Cockpit:
 
 
 def nothing_for_the_budget(_: Path) -> Cockpit:
-    cockpit = Cockpit(model := net(), some(), budget=0.1)
+    cockpit = Cockpit(model := net(), [quantities.NormTest()], budget=0.1)
     train(cockpit, model).close()
     return cockpit
 
 
 def plot_of_nothing_for_the_budget(_: Path) -> None:
-    cockpit = Cockpit(model := net(), some(), budget=0.1)
+    cockpit = Cockpit(model := net(), [quantities.NormTest()], budget=0.1)
     train(cockpit, model)
     plotted(cockpit)
 
@@ -803,7 +803,7 @@ LOOPS: dict[str, tuple[Program, str]] = {
     ),
     "a budget in a short run": (
         nothing_for_the_budget,
-        r"note: .*step 2: budget=0.1 gave no quantity a turn in 3 steps.*first 13 steps are",
+        r"note: .*step 2: budget=0.1 gave no turn to NormTest in 3 steps.*first 13 steps are",
     ),
     "a plot of a run with a budget": (
         plot_of_nothing_for_the_budget,

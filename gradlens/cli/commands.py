@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import warnings
 import webbrowser
@@ -17,8 +16,8 @@ from matplotlib.figure import Figure
 
 from gradlens.cli.export import DESTINATIONS, check_layers
 from gradlens.cli.run_names import run_names
-from gradlens.cli.summary_text import render
-from gradlens.cli.watch import FileDisplay, WindowDisplay, watch
+from gradlens.cli.text_display import PrintedText, text_display, text_format
+from gradlens.cli.watch import Display, FileDisplay, WindowDisplay, watch
 from gradlens.history.history import History
 from gradlens.instruments.style import PAPER
 from gradlens.numerics.unavailable import first_line
@@ -29,7 +28,6 @@ from gradlens.plotting.loading import load_run
 from gradlens.plotting.output import FIGURES, check_suffix, write_figure
 from gradlens.plotting.plotter import up_to
 from gradlens.plotting.screen import Screen
-from gradlens.plotting.summary import summarize
 from gradlens.sinks.publisher import publish
 from gradlens.spelling import near
 
@@ -73,19 +71,34 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    display = FileDisplay(options.out) if options.out else WindowDisplay()
+    if options.text and options.layers:
+        options.wrong("--layers is about figures: leave --text out, or --layers")
     with suppress(KeyboardInterrupt):
-        watch(options.run, _screen(options), display, options.interval)
+        watch([options.run], _display(options), options.interval)
     return 0
 
 
+def _display(options: argparse.Namespace) -> Display:
+    if options.text:
+        return text_display(sys.stdout, text_format(sys.stdout), redraws=True)
+    screen = _screen(options)
+    return FileDisplay(options.out, screen) if options.out else WindowDisplay(screen)
+
+
 def _summary(options: argparse.Namespace) -> int:
-    history = _load(options.run)
-    width, title = max(40, shutil.get_terminal_size().columns), str(options.run)
-    with _about(options.run):
-        summary = summarize(history)
-        text = render(summary, width, title)
-        print(text if _printable(text) else render(summary, width, title, plain=True))
+    text_of = text_format(sys.stdout, options.json, options.csv)
+    if options.follow:
+        is_table = not options.json and not options.csv
+        with suppress(KeyboardInterrupt):
+            watch(options.runs, text_display(sys.stdout, text_of, is_table), options.interval)
+        return 0
+    display = PrintedText(sys.stdout, text_of)
+    for number, run in enumerate(options.runs):
+        if number and not options.json and not options.csv:
+            print()
+        history = _load(run)
+        with _about(run):
+            display.show(run, history)
     return 0
 
 
@@ -204,14 +217,6 @@ def _about(*runs: Path) -> Iterator[None]:
         raise ValueError(f"{names}: the values can't be shown ({reason})") from error
     for each in caught:
         warnings.warn(f"{names}: {each.message}", each.category, stacklevel=2)
-
-
-def _printable(text: str) -> bool:
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -34,7 +34,7 @@ from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
-from gradlens.cockpit.forecast import Forecast
+from gradlens.cockpit.forecast import Forecast, is_scheduled
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.metrics import loggable
 from gradlens.cockpit.model import process_group_of, trainable_parameters, unwrapped
@@ -45,7 +45,8 @@ from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.history.coverage import Coverage, CoverageTable
-from gradlens.history.history import History
+from gradlens.history.history import LATEST, History
+from gradlens.history.html import count, table
 from gradlens.hooks.eager_calls import EagerCalls
 from gradlens.hooks.gathering import sharding_of
 from gradlens.hooks.layer_hooks import HookInstaller
@@ -74,7 +75,8 @@ class Cockpit:
     are asked for; ``None`` keeps all of them, as without a file. Each record is passed on to
     ``sinks`` when it is made (``gradlens.sinks``). ``batchnorm`` says what a per-sample gradient is
     where samples are coupled (``gradlens.per_sample.batchnorm``). ``budget`` is the share of the
-    training time that tracking may take, such as 0.05: schedules are thinned to keep to it.
+    training time that tracking may take, such as 0.05: expensive quantities are tracked at some
+    steps of their schedules only.
     ``ValueError`` if the loss module's own reduction contradicts ``loss_reduction``.
     What fails while the run is tracked is a NaN with its reason, and training goes on; ``strict``
     raises exceptions instead, for those who develop quantities. ``max_bytes`` is the memory that
@@ -124,9 +126,6 @@ class Cockpit:
         self._ids = frozenset(id(parameter) for parameter in self.parameters.values())
         for quantity in self.quantities:
             quantity.choose(self.model, self.parameters)
-        self.budget = (
-            Budget(budget, self.quantities) if budget is not None and self.quantities else None
-        )
         setting = Setting(
             self.parameters,
             self.model,
@@ -137,7 +136,13 @@ class Cockpit:
         device = next(iter(self.parameters.values())).device
         processes = Processes(process_group_of(wrapped, sharding), device)
         check_budget(budget, processes.count)
-        forecast = Forecast(self.quantities)
+        self.budget = (
+            Budget(budget, self.quantities, device)
+            if budget is not None and self.quantities
+            else None
+        )
+        is_due = is_scheduled if self.budget is None else self.budget.is_due
+        forecast = Forecast(self.quantities, is_due)
         self._run = Run(
             self.quantities,
             aggregation,
@@ -172,6 +177,22 @@ class Cockpit:
     def history(self) -> History:
         """All values so far, with notes and coverage."""
         return self._run.history
+
+    def __repr__(self) -> str:
+        """What is tracked, in one line."""
+        parameters = count(len(self.parameters), "parameter")
+        model = "" if self.model is None else f"{type(self.model).__name__}, "
+        quantities = count(len(self.quantities), "quantity")
+        return f"Cockpit({model}{parameters}, {quantities}, {self.history!r})"
+
+    def _repr_html_(self) -> str:
+        """A table of the quantities and their latest values, for notebooks."""
+        schedules = {q.name: repr(q.track_schedule) for q in self.quantities}
+        history = self.history
+        rows = [(*row, schedules.get(row[0], "")) for row in history.latest_values()]
+        notes = [f"step {note.step}: {note.text}" for note in history.notes]
+        spending = [] if history.spending is None else [*history.spending.lines()]
+        return table(repr(self), (*LATEST, "schedule"), rows, [*notes, *spending])
 
     @property
     def loss_reduction(self) -> LossReduction:

@@ -25,9 +25,11 @@ from gradlens.history.records import (
     coverage_record,
     note_record,
     rewind_record,
+    spending_record,
     step_record,
 )
 from gradlens.history.run_file import RunFile, mend
+from gradlens.history.spending import Spending
 from gradlens.messages import GradlensWarning
 from gradlens.numerics.unavailable import first_line
 from gradlens.quantities.quantity import Quantity, class_names
@@ -149,6 +151,12 @@ class Run:
         self._write(coverage_record(global_step, coverage))
         for text in coverage.notes(self.history.parameters):
             self.note(global_step, text)
+
+    def record_spending(self, global_step: int, spending: Spending) -> None:
+        """Record what tracking has taken of the training time."""
+        if spending != self.history.spending:
+            self.history.spending = spending
+            self._write(spending_record(global_step, spending))
 
     def log(self, global_step: int, values: Mapping[str, Any]) -> None:
         """Record values of the training loop; ``ValueError`` for names that others have."""

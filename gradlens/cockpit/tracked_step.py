@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -148,7 +148,7 @@ class TrackedStep:
     def _exit(self, error: BaseException | None) -> None:
         tracking, boundary = self._tracking, self._tracking.boundary
         if tracking.budget is not None:
-            tracking.budget.end_backward()
+            tracking.budget.end_backward(bool(self._active))
         with boundary.contain("the end of a backward pass", self._refuse_all):
             self._contexts.close()
         if error is not None:
@@ -419,7 +419,12 @@ class TrackedStep:
                 projections = None if gradients is None else gradients.start_projections
                 tracking.updates.end_interval(step, projections)
             for quantity in self._active:
-                with boundary.contain(quantity.name, self._refusing(quantity)):
+                with (
+                    boundary.contain(quantity.name, self._refusing(quantity)),
+                    nullcontext()
+                    if tracking.budget is None
+                    else tracking.budget.timed(quantity.name),
+                ):
                     self._after_backward(quantity, step)
             self._await_update(step)
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from gradlens.history.coverage import Coverage, few
 from gradlens.history.frame import frame
+from gradlens.history.html import count, in_short, table
 from gradlens.history.json_lines import Value, to_line
 from gradlens.history.lines import number_lines
 from gradlens.history.new_file import new_file
@@ -26,10 +27,12 @@ from gradlens.history.records import (
     Source,
     coverage_record,
     note_record,
+    spending_record,
     step_record,
 )
 from gradlens.history.scalars import Scalar, scalars_of
 from gradlens.history.series import Series
+from gradlens.history.spending import Spending
 
 if TYPE_CHECKING:
     import pandas
@@ -54,7 +57,8 @@ class History:
 
     ``sources`` gives what recorded each series, by its name; ``parameters`` gives the shapes of the
     network's parameters, from input to output; ``notes`` are messages for the user. ``coverages``
-    gives the per-sample gradients that exist, by each step from which on that has changed. A number
+    gives the per-sample gradients that exist, by each step from which on that has changed.
+    ``spending`` is what tracking has taken of the time, if it has a budget. A number
     that could not be computed is a NaN, and an ``Undefined`` if its reason is known. A later value
     for the same name and step replaces the earlier one. Of a file, ``truncated`` says that its last
     line was cut off, and ``broken_lines`` gives the numbers of lines that could not be read, with
@@ -71,6 +75,7 @@ class History:
     truncated: bool = False
     broken_lines: dict[int, str] = field(default_factory=dict)
     coverages: dict[int, Coverage] = field(default_factory=dict)
+    spending: Spending | None = None
     _values: dict[str, dict[int, Value]] = field(default_factory=dict, repr=False)
     """What was appended."""
     _stored: dict[str, Series] = field(default_factory=dict, repr=False)
@@ -83,6 +88,24 @@ class History:
 
     def __post_init__(self) -> None:
         self.hold({})
+
+    def __repr__(self) -> str:
+        """The number of series and the latest step in one line, without reading a file."""
+        appended = (max(one) for one in self._values.values() if one)
+        stored = (int(max(one.steps)) for one in self._stored.values() if len(one))
+        latest = max((*appended, *stored), default=None)
+        end = "no steps" if latest is None else f"latest step {latest}"
+        return f"History({count(len(self.names), 'series')}, {end})"
+
+    def _repr_html_(self) -> str:
+        """A table of the latest values, for notebooks."""
+        notes = [f"step {note.step}: {note.text}" for note in self.notes]
+        return table(repr(self), LATEST, self.latest_values(), notes)
+
+    def latest_values(self) -> list[tuple[str, int, int | str, str]]:
+        """Of each series its name, the number of values, and the latest step and value in short."""
+        whole = self.whole()
+        return [_latest(name, whole[name]) for name in self.names]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -302,6 +325,8 @@ class History:
         yield from map(note_record, self.notes)
         for step, coverage in self.coverages.items():
             yield coverage_record(step, coverage)
+        if self.spending is not None:
+            yield spending_record(self.steps[-1] if self.steps else 0, self.spending)
         whole = replace(self, _archive=None)
         series = {name: whole[name] for name in self.names}
         for step in whole.steps:
@@ -335,6 +360,17 @@ class History:
         (number, reason), *others = self.broken_lines.items()
         text = f"line {number} is broken ({reason}) and left out"
         return f"{text}, as well as {few([f'line {n}' for n, _ in others])}" if others else text
+
+
+LATEST = ("series", "values", "latest step", "latest value")
+"""Headings of ``History.latest_values``."""
+
+
+def _latest(name: str, series: Mapping[int, Value]) -> tuple[str, int, int | str, str]:
+    if not series:
+        return name, 0, "", ""
+    step = max(series)
+    return name, len(series), step, in_short(series[step])
 
 
 class _Archived(Mapping[int, Value]):

@@ -16,6 +16,7 @@ from gradlens.instruments.style import PAPER
 from gradlens.messages import GradlensWarning, log
 from gradlens.plotting.layout import WIDEST, pages
 from gradlens.plotting.loading import load_run
+from gradlens.plotting.notebook_figure import NotebookFigure
 from gradlens.plotting.panels import Panel, is_of_layers, layer_panels, main_panels, nothing
 from gradlens.plotting.rendering import draw
 
@@ -223,14 +224,26 @@ def windowed(old: Figure | None) -> Figure:
     # Imported only here, because importing pyplot chooses the backend for windows.
     from matplotlib import pyplot
 
-    numbers = pyplot.get_fignums()
-    current = pyplot.gcf() if numbers else None
-    alive = old is not None and any(pyplot.figure(number) is old for number in numbers)
-    figure = old if alive and old is not None else pyplot.figure(facecolor=PAPER)
-    if current is not None:
+    if old is not None and _has_window(old):
+        return old
+    current = pyplot.gcf() if pyplot.get_fignums() else None
+    figure = pyplot.figure(FigureClass=NotebookFigure, facecolor=PAPER)
+    if current is not None and not isinstance(current, NotebookFigure):
         # The user's current figure stays the current one.
         pyplot.figure(current)
     return figure
+
+
+def _has_window(figure: Figure) -> bool:
+    """Whether a figure is one of pyplot's, whose current one stays as it is."""
+    from matplotlib import pyplot
+
+    numbers = pyplot.get_fignums()
+    current = pyplot.gcf() if numbers else None
+    found = any(pyplot.figure(number) is figure for number in numbers)
+    if current is not None:
+        pyplot.figure(current)
+    return found
 
 
 def show(figures: Sequence[Figure], block: bool) -> None:
@@ -238,6 +251,7 @@ def show(figures: Sequence[Figure], block: bool) -> None:
     from matplotlib import pyplot
 
     pyplot.show(block=block)
-    for figure in figures:
+    # A notebook has closed its figures by now.
+    for figure in filter(_has_window, figures):
         figure.canvas.draw_idle()
         figure.canvas.flush_events()

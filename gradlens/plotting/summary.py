@@ -13,6 +13,7 @@ from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line
 from gradlens.history.records import Note
 from gradlens.history.scalars import Scalar
+from gradlens.history.spending import Spending
 
 RECENT = 0.2
 """Share of a series whose median is compared with that of the same share before it."""
@@ -51,7 +52,8 @@ class Summary:
     """The rows of a run, its notes, and the series that no single numbers tell.
 
     ``others`` gives these series with their numbers of records. ``coverage`` is the latest, or
-    ``None`` if nothing was made of per-sample gradients.
+    ``None`` if nothing was made of per-sample gradients. ``spending`` is what tracking has taken of
+    the time, if it had a budget.
     """
 
     steps: tuple[int, ...]
@@ -60,6 +62,7 @@ class Summary:
     others: tuple[tuple[str, int], ...]
     notes: tuple[Note, ...]
     coverage: CoverageTable | None = None
+    spending: Spending | None = None
 
 
 def summarize(history: History) -> Summary:
@@ -71,7 +74,9 @@ def summarize(history: History) -> Summary:
     latest = history.coverages[max(history.coverages)] if history.coverages else None
     coverage = None if latest is None else CoverageTable(latest, history.parameters)
     notes = tuple(history.notes)
-    return Summary(history.steps, history.truncated, rows, others, notes, coverage)
+    return Summary(
+        history.steps, history.truncated, rows, others, notes, coverage, history.spending
+    )
 
 
 def relative_change(values: Floats) -> float:
