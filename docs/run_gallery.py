@@ -1,8 +1,8 @@
-"""Sphinx extension: runs scripts that draw pictures, and shows them.
+"""Sphinx extension: runs scripts that draw pictures or write pages, and shows them.
 
 Each script of ``gallery/``, as well as ``instruments.py`` and ``overhead.py``, has a page beside it
-and a ``main(folder: Path)`` that writes PNG files. It runs when it, a table beside it or the
-package has changed; the pictures are kept in the docs' own ``_build``, for all builders. A script
+and a ``main(folder: Path)`` that writes PNG or HTML files. It runs when it, a table beside it or
+the package has changed; the files are kept in the docs' own ``_build``, for all builders. A script
 that fails or warns ends the build.
 """
 
@@ -27,6 +27,7 @@ import gradlens
 
 PICTURES = "_build/pictures"
 STAMP = "made-from.txt"
+SOURCES = ("*.py", "*.html", "*.css", "*.js")
 CALL = """
 import pathlib, runpy, sys
 sys.modules["torchvision"] = None  # some builds of it don't match the CPU build of torch
@@ -44,6 +45,24 @@ class Picture(Figure):
         # With a width, the picture is a link to itself in full size.
         self.options.setdefault("width", "100%")
         return super().run()
+
+
+def page_role(
+    name: str, raw: str, text: str, line: int, inliner: Any, *_: Any
+) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+    """``:page:`title <script/name.html>```: a link to a page that a script has written."""
+    title, _, target = text.rstrip(">").rpartition(" <")
+    depth = inliner.document.settings.env.docname.count("/")
+    return [nodes.reference(raw, title, refuri=f"{'../' * depth}pages/{target}")], []
+
+
+def copy_pages(app: Sphinx, failure: Exception | None) -> None:
+    """Put the pages that scripts have written beside those of the documentation."""
+    pictures = Path(app.srcdir, PICTURES)
+    for page in pictures.glob("*/*.html") if app.builder.format == "html" else ():
+        copy = Path(app.outdir, "pages", page.relative_to(pictures))
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(page, copy)
 
 
 def run_scripts(app: Sphinx) -> None:
@@ -83,7 +102,8 @@ def stamp(script: Path) -> str:
     digest = hashlib.sha256(script.read_bytes())
     for table in sorted(script.parent.glob("*.csv")):
         digest.update(table.read_bytes())
-    for source in sorted(package.rglob("*.py")):
+    sources = [file for kind in SOURCES for file in package.rglob(kind)]
+    for source in sorted(sources):
         digest.update(str(source.relative_to(package)).encode() + source.read_bytes())
     return digest.hexdigest()
 
@@ -97,5 +117,7 @@ def is_from(folder: Path, made_from: str) -> bool:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.add_directive("picture", Picture)
+    app.add_role("page", page_role)
     app.connect("builder-inited", run_scripts)
+    app.connect("build-finished", copy_pages)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -44,7 +44,8 @@ BELOW = {
     "gradlens.instruments": ("gradlens.history",),
     "gradlens.plotting": ("gradlens.instruments", "gradlens.compat.cockpit_log"),
     "gradlens.integrations": ("gradlens.cockpit", "gradlens.plotting"),
-    "gradlens.cli": ("gradlens._version", "gradlens.cockpit", "gradlens.plotting"),
+    "gradlens.report": ("gradlens.plotting",),
+    "gradlens.cli": ("gradlens._version", "gradlens.cockpit", "gradlens.report"),
     "gradlens": (
         "gradlens.cli",
         "gradlens.compat.taiyi",
@@ -65,6 +66,7 @@ WITHOUT_TORCH = (
     "gradlens.compat.cockpit_log",
     "gradlens.instruments.*",
     "gradlens.plotting.*",
+    "gradlens.report.*",
     "gradlens.cli.main",
     "gradlens.cli.commands",
 )
@@ -175,7 +177,7 @@ def test_modules_that_need_no_torch(name: str) -> None:
     assert not found & {"torch", "backpack"}
 
 
-@pytest.mark.parametrize("command", ["plot", "summary"])
+@pytest.mark.parametrize("command", ["plot", "summary", "report"])
 def test_commands_that_need_no_torch(command: str, run: Path) -> None:
     found = loaded("-m", "gradlens", command, str(run))
     assert "matplotlib" in found

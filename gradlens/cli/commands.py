@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
+import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -151,6 +152,40 @@ def _raise(what: str, error: Exception) -> NoReturn:
     raise ValueError(f"{what} failed: {first_line(error)}") from error
 
 
+def _report(options: argparse.Namespace) -> int:
+    # Imported here because no other command needs bokeh.
+    from gradlens.report.page import page, write
+
+    runs: list[Path] = options.runs
+    out = options.out or (runs[0].with_suffix(".html") if len(runs) == 1 else Path("report.html"))
+    names = run_names(runs)
+    histories = [_load(run, options.until) for run in runs]
+    with _about(*runs):
+        write(page(dict(zip(names, histories, strict=True)), _title(options)), out)
+    print(f"report: {out}")
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from gradlens.report.serving import Following, server
+
+    runs = dict(zip(run_names(options.runs), options.runs, strict=True))
+    following = Following(runs, _title(options), options.interval)
+    live = server(following, options.port, options.interval)
+    address = f"http://{live.address}:{live.port}/"
+    print(f"live page: {address} (Ctrl-C ends it)", flush=True)
+    if options.open:
+        live.io_loop.add_callback(webbrowser.open, address)
+    with suppress(KeyboardInterrupt):
+        live.run_until_shutdown()
+    return 0
+
+
+def _title(options: argparse.Namespace) -> str:
+    title: str | None = options.title
+    return title or (options.runs[0].stem if len(options.runs) == 1 else "Comparison")
+
+
 def _screen(options: argparse.Namespace, title: str | None = None) -> Screen:
     return Screen(title or options.run.stem, options.layers, options.log_steps)
 
@@ -191,5 +226,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "summary": _summary,
     "compare": _compare,
     "export": _export,
+    "report": _report,
+    "serve": _serve,
 }
 """By the name on the command line; each returns the exit code."""

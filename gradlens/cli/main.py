@@ -22,7 +22,7 @@ FRAMES = 60
 """Most frames of an animation: six seconds, at ten frames a second."""
 
 INTERVAL = 2.0
-"""Seconds between two readings of the file that ``gradlens watch`` draws."""
+"""Seconds between two readings of a file that is still written."""
 
 Commands: TypeAlias = Any
 """What ``ArgumentParser.add_subparsers`` returns, whose type is private."""
@@ -110,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_summary(commands)
     _add_compare(commands)
     _add_export(commands)
+    _add_report(commands)
+    _add_serve(commands)
     return parser
 
 
@@ -259,6 +261,46 @@ def _add_export(commands: Commands) -> None:
     parser.set_defaults(wrong=parser.error)
 
 
+def _add_report(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="write a run, or several, as one interactive HTML file",
+        description="Write a page with all panels of a run, or of several runs over each other, "
+        "that can be zoomed and needs no network. It is drawn with bokeh, which comes with "
+        "gradlens[report].",
+        epilog=EPILOG,
+    )
+    _add_runs(parser)
+    _add_out(parser, "where to write (default: a .html beside RUN, report.html of several)")
+    _add_until(parser)
+
+
+def _add_serve(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="show the same page live in a browser while runs are being written",
+        description="Serve the page of gradlens report, and bring it up to date while the runs are "
+        "being written. No other machine can connect to it; from another one, use a tunnel: "
+        "ssh -L 5006:127.0.0.1:5006 HOST.",
+        epilog=EPILOG,
+    )
+    _add_runs(parser)
+    _add_interval(parser)
+    parser.add_argument(
+        "--port",
+        type=_port,
+        default=5006,
+        metavar="P",
+        help="port of 127.0.0.1; any free one if it is taken (default: %(default)s)",
+    )
+    parser.add_argument("--no-open", dest="open", action="store_false", help="don't open a browser")
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
+    parser.add_argument("--title", metavar="T", help="heading (default: the name of RUN)")
+
+
 def _add_interval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval",
@@ -296,6 +338,13 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
     return value
+
+
+def _port(text: str) -> int:
+    port = _positive(text)
+    if port > 65535:
+        raise argparse.ArgumentTypeError(f"{port} is no port: use one up to 65535")
+    return port
 
 
 def _seconds(text: str) -> float:

@@ -75,6 +75,13 @@ def log_if_far(values: Sequence[Floats], ratio: float = 30) -> Scale:
     return "log" if sizes.size and sizes.max() > ratio * np.median(sizes) else "linear"
 
 
+def value_scale(wish: Scale, values: Sequence[Floats]) -> Scale:
+    """The scale for lines of a quantity whose view has the scale ``wish``."""
+    if wish == "log":
+        return "log"
+    return log_if_far(values) if wish == "symlog" else log_if_wide(values)
+
+
 def without_spikes(values: Floats, log: bool = False) -> Floats:
     """The finite values, clipped to half an interquantile range beyond the 5 % and 95 % quantiles.
 

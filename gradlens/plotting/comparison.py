@@ -29,9 +29,8 @@ from gradlens.instruments.scales import (
     Scale,
     StepAxis,
     fit,
-    log_if_far,
-    log_if_wide,
     number_label,
+    value_scale,
     without_spikes,
 )
 from gradlens.instruments.series import trend
@@ -64,6 +63,7 @@ class Number:
     """One number per step of several runs, with its line by the name of the run."""
 
     name: str
+    series: str
     title: str
     words: str
     kinds: tuple[str, ...]
@@ -100,6 +100,7 @@ def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
     return tuple(
         Number(
             one.name,
+            one.series,
             # Of two quantities of one class, the names tell them apart.
             one.view.title if titles[one.view.title, one.part] == 1 else one.series,
             one.part or one.view.label,
@@ -158,7 +159,7 @@ class RunsInstrument(Instrument):
         return artists | missing(ax, axis, list(lines.values()))
 
     def _fit(self, ax: Axes, values: list[Floats], wish: Scale) -> None:
-        scale = {"log": "log", "symlog": log_if_far(values)}.get(wish, log_if_wide(values))
+        scale = value_scale(wish, values)
         if self.spiky:
             values = [without_spikes(one, scale == "log") for one in values]
         fit(ax, values, scale)

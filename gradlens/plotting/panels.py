@@ -52,10 +52,13 @@ def main_panels(
     A series that none of the instruments draws has a ``GenericInstrument``. Of more than ``MOST``
     panels, the last ones are left out, with a ``LeftOutWarning``.
     """
-    return limited(_main_panels(history, instruments))
+    return limited(all_main_panels(history, instruments))
 
 
-def _main_panels(history: History, instruments: Sequence[Instrument]) -> tuple[Panel, ...]:
+def all_main_panels(
+    history: History, instruments: Sequence[Instrument] = BUILT_IN
+) -> tuple[Panel, ...]:
+    """Panels of the main screen, however many there are."""
     main = [one for one in instruments if not one.secondary]
     drawn = {name for one in main for name in one.series(history)} | {EPOCHS}
     others = [name for name in history.names if name not in drawn and drawable(history[name])]
@@ -70,7 +73,7 @@ def layer_panels(
     There are at most ``MOST``, as on the main screen.
     """
     secondary = _panels([one for one in instruments if one.secondary], history)
-    main = _main_panels(history, instruments)
+    main = all_main_panels(history, instruments)
     return limited(_by_group([*secondary, *filter(is_of_layers, main)]))
 
 

@@ -1,0 +1,112 @@
+"""The columns of numbers that the figures of a card are drawn from, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+from matplotlib.colors import Normalize
+from numpy.typing import NDArray
+
+from gradlens.history.lines import Floats, Line
+from gradlens.instruments.drawing import SMOOTH_FROM
+from gradlens.instruments.layers import LayerTable
+from gradlens.instruments.layers import columns as columns_of_table
+from gradlens.instruments.scales import StepAxis
+from gradlens.instruments.series import thin, trend
+from gradlens.report.arrays import compact_steps, compact_values, edges, pixels
+from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
+from gradlens.report.palette import ABSENT, SHADES, UNDEFINED
+from gradlens.report.value_axis import threshold, to_places
+
+Columns = Mapping[str, Any]
+
+PIECES = 600
+"""A curve has the least and greatest value of each of so many equal parts of the step axis."""
+
+CELLS = 18_000
+COLUMNS = (60, 300)
+"""A map has about so many cells, and columns between these two numbers."""
+
+PIXELS = 600
+"""Largest number of equal parts of the step axis that a map shows."""
+
+
+@singledispatch
+def columns(card: Card, axis: StepAxis) -> dict[str, Columns]:
+    """The columns of a card by name; ``axis`` is the range of all steps of the page."""
+    raise NotImplementedError(type(card))
+
+
+@columns.register
+def _(card: LinesCard, axis: StepAxis) -> dict[str, Columns]:
+    found: dict[str, Columns] = {}
+    linear = threshold(card)
+    for place, curve in enumerate(card.curves):
+        steps, values = thin(curve.line.steps, curve.line.values, PIECES)
+        found[f"values {place}"] = _line(Line(steps, values), linear)
+        if has_trend(curve.line):
+            found[f"trend {place}"] = _line(trend(curve.line, bridge=card.spiky), linear)
+        gaps = curve.gaps
+        found[f"gaps {place}"] = {"step": compact_steps(gaps.steps), "which": gaps.which}
+    return found
+
+
+def has_trend(line: Line) -> bool:
+    """Whether a curve has so many values that its trend is in front of them."""
+    return int(line.finite.sum()) >= SMOOTH_FROM
+
+
+def _line(line: Line, linear: float) -> Columns:
+    found = {"step": compact_steps(line.steps), "value": compact_values(line.values)}
+    return found | {"place": to_places(line.values, linear)} if linear else found
+
+
+@columns.register
+def _(card: MapCard, axis: StepAxis) -> dict[str, Columns]:
+    most = int(np.clip(CELLS // len(card.table.names), *COLUMNS))
+    thinned, _ = columns_of_table(card.table, most, axis.warp)
+    rows = {f"row {n}": compact_values(row) for n, row in enumerate(thinned.values)}
+    cells = {"step": compact_steps(thinned.steps)} | rows
+    images = _images(_codes(thinned, card.norm), thinned.steps, axis)
+    return {"cells": cells, "map": {**images, "y": [0], "dh": [len(card.table.names)]}}
+
+
+def _codes(table: LayerTable, norm: Normalize) -> NDArray[np.uint8]:
+    low = norm.vmin or 0.0
+    # Zero isn't on a logarithmic scale, and gets the colour of the smallest value.
+    values = np.maximum(table.values, low) if low > 0 else table.values
+    shares = np.ma.filled(norm(np.ma.masked_invalid(values)), np.nan).clip(0, 1)
+    codes = np.where(np.isfinite(shares), np.nan_to_num(shares) * (SHADES - 1) + 2, ABSENT)
+    codes[table.recorded & ~np.isfinite(table.values)] = UNDEFINED
+    return codes.astype(np.uint8)
+
+
+@columns.register
+def _(card: PictureCard, axis: StepAxis) -> dict[str, Columns]:
+    codes = np.where(card.shades > 0, card.shades * (SHADES - 1) + 2, ABSENT).astype(np.uint8)
+    up = {"y": [card.up[0]], "dh": [card.up[1] - card.up[0]]}
+    if card.steps is not None:
+        return {"map": {**_images(codes, card.steps, axis), **up}}
+    low, high = card.across
+    return {"map": {"image": [codes], "x": [low], "dw": [high - low], **up}}
+
+
+def _images(codes: NDArray[np.uint8], steps: Floats, axis: StepAxis) -> Columns:
+    """An image of equally wide columns for each kind of step axis."""
+    found: dict[str, Any] = {}
+    for start, one in (("", axis), ("log ", StepAxis(axis.low, axis.high, log=True))):
+        ends = edges(steps, one)
+        found[f"{start}image"] = [codes[:, pixels(ends, PIXELS)]]
+        found[f"{start}x"], found[f"{start}dw"] = [ends[0]], [ends[-1] - ends[0]]
+    return found
+
+
+@columns.register
+def _(card: ShapesCard, axis: StepAxis) -> dict[str, Columns]:
+    return {
+        f"shape {place}": {"x": compact_values(x), "value": compact_values(y)}
+        for place, (_, x, y, _) in enumerate(card.shapes)
+    }

@@ -1,0 +1,84 @@
+"""What all figures of a page have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bokeh.models import (
+    BasicTicker,
+    CustomJS,
+    CustomJSTickFormatter,
+    CustomJSTransform,
+    FixedTicker,
+    LinearColorMapper,
+    Range1d,
+)
+from bokeh.models.annotations import Span
+
+from gradlens.instruments.scales import StepAxis
+from gradlens.report.palette import DENSITY, LIGHT, SIGNED, SIZES, palette
+
+MAPS = {"sizes": SIZES, "signed": SIGNED, "density": DENSITY}
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The range of steps, the line at the pointer, what events do, ticks, and colours of maps."""
+
+    x_range: Range1d
+    span: Span = field(
+        default_factory=lambda: Span(
+            dimension="height", line_color=LIGHT["muted"], line_width=1, line_alpha=0.7
+        )
+    )
+    hover: CustomJS = field(
+        default_factory=lambda: CustomJS(code="gradlens.hover(cb_obj.x, cb_obj.y, cb_obj.origin)")
+    )
+    leave: CustomJS = field(default_factory=lambda: CustomJS(code="gradlens.leave()"))
+    reset: CustomJS = field(default_factory=lambda: CustomJS(code="gradlens.reset()"))
+    select: CustomJS = field(
+        default_factory=lambda: CustomJS(code="gradlens.select(cb_obj.y, cb_obj.origin)")
+    )
+    steps: CustomJSTickFormatter = field(
+        default_factory=lambda: CustomJSTickFormatter(code="return gradlens.stepLabel(tick)")
+    )
+    ticks: BasicTicker = field(
+        default_factory=lambda: BasicTicker(desired_num_ticks=5, mantissas=[1, 2, 5])
+    )
+    log_ticks: FixedTicker = field(
+        default_factory=lambda: FixedTicker(
+            ticks=[0.0, *(math.log10(1 + 10**n) for n in range(16))]
+        )
+    )
+    places: CustomJSTransform = field(
+        default_factory=lambda: CustomJSTransform(
+            func="return Math.log10(1 + Math.max(x, 0))",
+            v_func="return Float64Array.from(xs, (x) => Math.log10(1 + Math.max(x, 0)))",
+        )
+    )
+    mappers: Mapping[str, LinearColorMapper] = field(
+        default_factory=lambda: {
+            name: LinearColorMapper(palette=palette(colors), low=-0.5, high=255.5)
+            for name, colors in MAPS.items()
+        }
+    )
+
+
+def shared(axis: StepAxis) -> Shared:
+    """For figures over the steps of an axis."""
+    return Shared(value_range(*ends(axis)))
+
+
+def ends(axis: StepAxis) -> tuple[float, float]:
+    """Ends of the step axis with margins."""
+    if axis.high <= axis.low:
+        return axis.low - 1, axis.high + 1
+    pad = 0.015 * (axis.high - axis.low)
+    return axis.low - pad, axis.high + pad
+
+
+def value_range(start: float, end: float) -> Range1d:
+    """A range of an axis."""
+    return Range1d(start=start, end=end)

@@ -1,0 +1,64 @@
+"""Brings the figures of a card up to date while its run is being written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bokeh.plotting import figure
+
+from gradlens.instruments.scales import StepAxis
+from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard
+from gradlens.report.columns import Columns, columns
+from gradlens.report.figures import Drawn, range_of_colours
+from gradlens.report.value_axis import limits
+
+
+def update(drawn: Drawn, card: Card, axis: StepAxis) -> None:
+    """Bring a card's sources and ranges up to date.
+
+    What was added at the end alone is streamed.
+    """
+    if not drawn.figures:
+        return
+    found = columns(card, axis)
+    for name, source in drawn.sources.items():
+        new: dict[str, Any] = dict(found[name])
+        old: Any = source.data
+        count = len(next(iter(old.values())))
+        if "map" not in name and _begins_with(new, old):
+            added = {key: values[count:] for key, values in new.items()}
+            if len(next(iter(added.values()))):
+                source.stream(added)
+        else:
+            source.data = new
+    if isinstance(card, LinesCard):
+        for place, curve in enumerate(card.curves):
+            drawn.sources[f"gaps {place}"].tags = [list(curve.gaps.reasons)]
+    _update_ranges(drawn.figures, card)
+
+
+def _update_ranges(figures: tuple[figure, ...], card: Card) -> None:
+    """Set the ranges that the page doesn't fit by itself."""
+    if isinstance(card, MapCard):
+        _set(figures[1].y_range, range_of_colours(card))
+    elif isinstance(card, LinesCard) and card.spiky:
+        _set(figures[0].y_range, limits(card))
+    elif isinstance(card, PictureCard):
+        _set(figures[0].y_range, card.up)
+        if card.steps is None:
+            _set(figures[0].x_range, card.across)
+
+
+def _set(one: Any, found: tuple[float, float]) -> None:
+    one.update(start=found[0], end=found[1])
+
+
+def _begins_with(new: Columns, old: Mapping[str, Any]) -> bool:
+    return all(
+        key in old
+        and len(old[key]) <= len(values)
+        and old[key].dtype == values.dtype
+        and old[key].tobytes() == values[: len(old[key])].tobytes()
+        for key, values in new.items()
+    )

@@ -1,0 +1,437 @@
+"""The page of a run: what is on it, and what it does in a browser."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bokeh.document import Document
+from bokeh.document.events import ColumnsStreamedEvent
+from bokeh.models import ColumnDataSource
+
+from gradlens.cli.main import main
+from gradlens.history.history import History
+from gradlens.history.lines import line
+from gradlens.history.records import Note, Source
+from gradlens.history.undefined import Undefined
+from gradlens.history.view import View
+from gradlens.instruments.scales import number_label
+from gradlens.plotting.panels import EPOCHS, all_main_panels
+from gradlens.report.cards import Card, LinesCard
+from gradlens.report.content import cards
+from gradlens.report.page import Live, page, write
+from gradlens.report.serving import Following, free_port
+from tests.instruments.test_instruments import realistic
+from tests.report.browser import CHROMIUM, Tab, chromium
+
+HOSTILE = "</script><script>document.title = 'broken'</script><img src=x> & $x^2$ {{ 7 }}"
+REASON = "the parabola has no minimum </p>"
+MEGABYTE = 1e6
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
+
+
+def full(steps: int = 300) -> History:
+    """A run with everything, a hostile note and a hostile name."""
+    history = realistic(steps)
+    history.sources[HOSTILE] = Source((), View(HOSTILE, label=HOSTILE))
+    for step in range(steps):
+        gap = 100 <= step < 110
+        value = Undefined(REASON) if gap else math.inf if step == 120 else 1.0 + step
+        history.append(step, {HOSTILE: value})
+    history.notes.append(Note(3, HOSTILE))
+    return history
+
+
+def steady(steps: int) -> History:
+    """A loss and a norm for each parameter that need no other axes when they go on."""
+    views = {"Loss": View("Loss", "performance"), "GradNorm": View("Gradient norm", "step size")}
+    history = History({name: Source((name,), view) for name, view in views.items()})
+    history.parameters = {"weight": (2, 2), "bias": (2,)}
+    for step in range(steps):
+        norms = {"weight": 1 + step / 100, "bias": 2.0}
+        history.append(step, {"Loss": 3 - step / 100, "GradNorm": norms})
+    return history
+
+
+def curves(card: Card) -> list[str]:
+    return [curve.name for curve in card.curves] if isinstance(card, LinesCard) else []
+
+
+def names_on(found: tuple[Card, ...]) -> set[str]:
+    return {name for card in found for name in curves(card)}
+
+
+# Content ------------------------------------------------------------------------------------
+
+
+def test_every_number_of_the_summary_is_on_the_page() -> None:
+    history = full(40)
+    wanted = {one.name for one in history.scalars() if one.series != EPOCHS}
+    assert len(wanted) > 30
+    assert wanted <= names_on(cards({"run": history}))
+
+
+def test_panels_are_called_as_in_the_figure() -> None:
+    history = full(40)
+    titles = {card.title for card in cards({"run": history})}
+    panels = {panel.instrument.heading(history) for panel in all_main_panels(history)}
+    assert panels - titles <= {"Input covariance", "Output gradient covariance"}
+
+
+def test_numbers_are_those_of_the_summary() -> None:
+    history = full(40)
+    found = {c.name: c for card in cards({"run": history}) if isinstance(card, LinesCard)
+             for c in card.curves}  # fmt: skip
+    for one in history.scalars():
+        if one.series != EPOCHS:
+            np.testing.assert_array_equal(found[one.name].line.values, one.line.values)
+
+
+def test_a_missing_value_says_why() -> None:
+    (card,) = [card for card in cards({"run": full(150)}) if card.title == HOSTILE]
+    assert isinstance(card, LinesCard)
+    gaps = card.curves[0].gaps
+    words = [gaps.reasons[which] for which in gaps.which]
+    assert gaps.steps.tolist() == [*range(100, 110), 120]
+    assert words == [REASON] * 10 + ["infinite"]
+
+
+def test_several_runs_share_a_card_for_each_number() -> None:
+    runs = {"a": full(30), "b": realistic(20, ("Loss", "GradNorm"))}
+    by_title = {card.title: card for card in cards(runs)}
+    assert curves(by_title["Loss"]) == ["a", "b"]
+    assert curves(by_title[HOSTILE]) == ["a"]
+
+
+def test_nothing_to_show_is_said() -> None:
+    with pytest.raises(ValueError, match="history is empty"):
+        page({"run": History()}, "A run")
+
+
+# The file -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("report")
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    path = folder / "run.jsonl"
+    full().write(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def report(run: Path) -> Path:
+    assert main(["report", str(run), "--title", HOSTILE]) == 0
+    return run.with_suffix(".html")
+
+
+@pytest.mark.slow
+def test_a_full_run_takes_two_megabytes(report: Path) -> None:
+    assert report.stat().st_size < 2 * MEGABYTE
+
+
+@pytest.mark.slow
+def test_a_cut_off_run_is_shown_up_to_there(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, cut = folder / "whole.jsonl", folder / "cut.jsonl"
+    steady(9).write(whole)
+    cut.write_bytes(whole.read_bytes()[:-20])
+    assert main(["report", str(cut)]) == 0
+    text = cut.with_suffix(".html").read_text("utf-8")
+    assert "8 steps, 0 to 7" in text
+    assert "its last line is cut off" in text
+    assert f"report: {cut.with_suffix('.html')}" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_log_of_cockpit_is_shown(folder: Path) -> None:
+    log = Path(__file__).parent.parent / "compat" / "data" / "cockpit_1.0.2.json"
+    out = folder / "cockpit.html"
+    assert main(["report", str(log), "-o", str(out)]) == 0
+    assert "Gradient norm" in out.read_text("utf-8")
+
+
+def test_another_ending_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(run), "-o", str(run.with_suffix(".pdf"))]) == 1
+    assert "use one of .html, .htm" in capsys.readouterr().err
+
+
+# In a browser -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tab(report: Path) -> Iterator[Tab]:
+    """The page of the run, drawn; tests leave it as they find it."""
+    with chromium() as found:
+        found.open(report.as_uri())
+        yield found
+
+
+@pytest.fixture
+def other(tab: Tab) -> Tab:
+    """The same browser for another page; it comes last, as it closes the run's page."""
+    return tab
+
+
+RANGES = """JSON.stringify(Bokeh.documents[0].roots().flatMap(root => root.children ?? [])
+    .filter(plot => plot.tags?.[0]?.steps).map(plot => [plot.x_range.start, plot.x_range.end]))"""
+
+
+def ranges(tab: Tab) -> list[list[float]]:
+    found: list[list[float]] = json.loads(tab.value(RANGES))
+    return found
+
+
+def box(tab: Tab, selector: str) -> Any:
+    found = f"JSON.stringify(document.querySelector({selector!r}).getBoundingClientRect())"
+    return json.loads(tab.value(found))
+
+
+def value_of(tab: Tab, title: str) -> str:
+    """What stands to the right of a panel's title."""
+    found = tab.value(
+        f"[...document.querySelectorAll('.card')].find(card => card.querySelector('h3').textContent"
+        f" === {json.dumps(title)}).querySelector('output').textContent"
+    )
+    return str(found)
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_it_needs_no_network_and_has_no_errors(tab: Tab) -> None:
+    assert {url.partition(":")[0] for url in tab.requests} <= {"file", "data", "blob"}
+    assert tab.errors == []
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_titles_and_notes_are_text(tab: Tab) -> None:
+    assert tab.value("document.title") == HOSTILE
+    assert tab.value("document.querySelector('h1').textContent") == HOSTILE
+    assert HOSTILE in tab.value("document.querySelector('#head details').textContent")
+    assert tab.value("document.querySelectorAll('img').length") == 0
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_zooming_changes_all_panels(tab: Tab) -> None:
+    place = box(tab, ".figure")
+    y = place["top"] + 60
+    whole = ranges(tab)
+    tab.drag((place["left"] + 150, y), (place["left"] + 250, y + 10))
+    tab.wait("location.hash.startsWith('#steps=')")
+    zoomed = ranges(tab)
+    assert len(zoomed) > 5
+    assert all(each == zoomed[0] for each in zoomed)
+    assert zoomed[0][1] - zoomed[0][0] < 0.6 * (whole[0][1] - whole[0][0])
+    tab.click(place["left"] + 150, y, count=2)
+    tab.wait("location.hash === '#all'")
+    assert ranges(tab) == whole
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_the_pointer_shows_one_step_in_all_panels(tab: Tab) -> None:
+    tab.value("gradlens.hover(105, 0, null)")
+    tab.wait("document.querySelector('#step').textContent === 'step 105'")
+    losses, rates = (line(full()[name]) for name in ("Loss", "learning_rate"))
+    assert value_of(tab, "Loss") == number_label(losses.values[105])
+    nearest = np.abs(rates.steps - 105).argmin()
+    assert value_of(tab, "Learning rate") == number_label(rates.values[nearest])
+    assert value_of(tab, HOSTILE) == "NaN"
+    assert REASON in tab.value("document.querySelector('.reason:not([hidden])').textContent")
+    tab.value("gradlens.hover(120, 0, null)")
+    tab.wait("document.querySelector('#step').textContent === 'step 120'")
+    assert value_of(tab, HOSTILE) == "∞"
+    tab.value("gradlens.leave()")
+    tab.wait("document.querySelector('#step').textContent === ''")
+    assert value_of(tab, HOSTILE) == "300"
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_numbers_are_written_as_in_the_figure(tab: Tab) -> None:
+    values = [0, 1, -0.25, 12.5, 2.5e-5, 3e6, 99_999.4, 123456, 1e-3, 0.99999e-3, 1 / 3, 12345.678]
+    found = json.loads(tab.value(f"JSON.stringify({values}.map(v => gradlens.valueLabel(v, 0)))"))
+    assert found == [number_label(value) for value in values]
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_click_on_a_row_of_a_map_shows_its_line(tab: Tab) -> None:
+    tab.value("document.querySelector('.maps').scrollIntoView()")
+    tab.wait("!!Bokeh.index.find_one(gradlens.plot('Gradient norm by parameter'))?.has_finished()")
+    below = "gradlens.plot('Gradient norm by parameter', 1)"
+    assert tab.value(f"{below}.visible") is False
+    place = box(tab, ".maps .figure")
+    tab.click(place["left"] + 200, place["top"] + 15)
+    tab.wait(f"{below}.visible")
+    assert tab.value(f"{below}.renderers[0].glyph.y.field") == "row 0"
+    assert tab.errors == []
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_the_address_has_the_range(tab: Tab) -> None:
+    whole = ranges(tab)
+    tab.value("location.hash = '#steps=50..90'")
+    tab.wait("!document.querySelector('#reset').hidden")
+    assert all(each == [50, 90] for each in ranges(tab))
+    tab.value("document.querySelector('#reset').click()")
+    assert ranges(tab) == whole
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 400])
+def test_it_fits_the_screen(tab: Tab, width: int, dark: bool) -> None:
+    tab.screen(width, 800, dark)
+    assert tab.value("document.documentElement.scrollWidth") == width
+    across = tab.value("new Set([...document.querySelectorAll('.card')].slice(6, 12)"
+                           ".map(card => card.offsetLeft)).size")  # fmt: skip
+    assert across == 1 if width == 400 else across >= 3
+    background = tab.value("getComputedStyle(document.documentElement).backgroundColor")
+    shade = np.mean([int(channel) for channel in re.findall(r"\d+", background)])
+    assert shade < 60 if dark else shade > 200
+    assert tab.errors == []
+    tab.screen(1440, 900)
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_runs_can_be_switched_off(other: Tab, folder: Path) -> None:
+    out = folder / "runs.html"
+    kinds = ("Loss", "GradNorm")
+    write(page({"a": realistic(200, kinds), "b": realistic(100, kinds)}, "Two runs"), out)
+    other.open(out.as_uri())
+    visible = "gradlens.plot('Loss').renderers.filter(r => r.name === 'values').map(r => r.visible)"
+    assert other.value(visible) == [True, True]
+    other.value("document.querySelector('button.run[data-run=b]').click()")
+    assert other.value(visible) == [True, False]
+    table = other.value("document.querySelector('table').textContent")
+    assert "Loss" in table
+    assert other.errors == []
+
+
+# Live ---------------------------------------------------------------------------------------
+
+
+class Session:
+    """A document of the server, without one."""
+
+    def __init__(self, paths: dict[str, Path]) -> None:
+        self.following = Following(paths, "Live", 0.0)
+        shown = self.following.page()
+        assert shown is not None
+        self.live = Live(shown)
+        self.document = self.live.document(Document(), live=True)
+
+    def refresh(self) -> None:
+        """Read on, which takes no more than half of the time."""
+        shown = self.following.page()
+        while shown is self.live.page or shown is None:
+            shown = self.following.page()
+        self.live.update(shown)
+
+    def data(self, name: str) -> dict[str, Any]:
+        """The columns of the first source with a name."""
+        sources = self.document.select({"type": ColumnDataSource, "name": name})
+        found: dict[str, Any] = next(iter(sources)).data
+        return found
+
+
+def test_what_was_added_is_streamed(tmp_path: Path) -> None:
+    path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
+    steady(60).write(whole)
+    lines = whole.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:56]))
+    session = Session({"run": path})
+    streamed: list[ColumnsStreamedEvent] = []
+    session.document.on_change(
+        lambda event: streamed.append(event) if isinstance(event, ColumnsStreamedEvent) else None
+    )
+    assert len(session.data("values 0")["step"]) == 55
+    path.write_bytes(b"".join(lines))
+    session.refresh()
+    assert session.data("values 0")["step"].tolist() == [*range(60)]
+    assert {len(event.data["step"]) for event in streamed} == {5}
+    assert "60 steps, 0 to 59" in session.data("status")["head"][0]
+    assert session.data("status")["reload"] == [False]
+
+
+def test_a_page_with_another_panel_is_loaded_again(tmp_path: Path) -> None:
+    path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
+    realistic(5, ("Loss",)).write(path)
+    session = Session({"run": path})
+    realistic(5, ("Loss", "GradNorm")).write(whole)
+    path.write_bytes(whole.read_bytes())
+    session.refresh()
+    assert session.data("status")["reload"] == [True]
+
+
+def test_a_run_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    following = Following({"run": path}, "Live", 0.0)
+    assert following.page() is None
+    assert following.news == f"waiting for {path}"
+    realistic(3, ("Loss",)).write(path)
+    assert following.page() is not None
+
+
+def test_another_port_is_taken_if_the_wish_is_in_use() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert free_port(port) != port
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_browser_follows_a_run(other: Tab, tmp_path: Path) -> None:
+    path, whole = tmp_path / "run.jsonl", tmp_path / "whole.jsonl"
+    steady(60).write(whole)
+    lines = whole.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:56]))
+    command = [
+        sys.executable,
+        "-m",
+        "gradlens",
+        "serve",
+        str(path),
+        "--no-open",
+        "--interval",
+        "0.2",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[2]
+            assert address.startswith("http://127.0.0.1:")
+            other.open(address)
+            assert value_of(other, "Loss") == number_label(3 - 0.54)
+            path.write_bytes(b"".join(lines))
+            other.wait("document.querySelector('.card output')?.textContent === '2.41'")
+            assert "60 steps" in other.value("document.querySelector('#head').textContent")
+            assert {url.split("/")[2] for url in other.requests} == {address.split("/")[2]}
+            assert other.errors == []
+        finally:
+            process.send_signal(signal.SIGINT)
+    assert process.returncode == 0
