@@ -145,7 +145,8 @@ class Updates:
 
         The parameters' checksums are those that the update has led to.
         """
-        pending, interval = self._pending, self.interval
+        interval = self.interval  # also between the micro-batches of the step that ends it
+        pending = self._pending if interval is None else interval.pending
         if pending is None or (pending.is_over and interval is None):
             return {}
         if self._loaded and not pending.is_over:
@@ -333,7 +334,7 @@ class Interval:
         self.reduction = DirectionDots(update.direction)
         self.waiting = waiting
         self.update = update
-        self._pending = pending
+        self.pending = pending
 
     @property
     def projections(self) -> Drawn | None:
@@ -348,8 +349,8 @@ class Interval:
 
     def values(self, end: Step, start: Drawn | None, boundary: Boundary) -> dict[str, Any]:
         """The quantities' values, from the projections at the ``start`` in all processes."""
-        if self._pending.overtaken:
-            reason = self._pending.overtaken
+        if self.pending.overtaken:
+            reason = self.pending.overtaken
             return {each.quantity.name: Undefined(reason) for each in self.waiting}
         found = boundary.value("the interval between two steps", end.total, self.reduction)
         strata = () if start is None or all_drawn(start.strata) else start.strata
