@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -53,6 +54,13 @@ class Processes:
             self._group,
         )
 
+    def differ(self, own: Sequence[str]) -> bool:
+        """Whether the processes' texts differ."""
+        if self._group is None:
+            return False
+        texts = all_gathered([PLACE_IN_MEMORY.sub("", each) for each in own], (), CPU, self._group)
+        return any(each != texts[0] for each in texts)
+
     def joined_operators(
         self, own: Mapping[str, GradientOperator]
     ) -> Mapping[str, GradientOperator]:
@@ -76,6 +84,11 @@ def _noted(work: str, refuse: Callable[[str], None]) -> Iterator[None]:
     except Exception as error:
         refuse(f"{work} failed: {first_line(error)}")
 
+
+CPU = torch.device("cpu")
+
+PLACE_IN_MEMORY = re.compile(" at 0x[0-9a-fA-F]+")
+"""What differs in the texts that describe the same function in two processes."""
 
 OPERATORS = (
     Convolution, Dense, Geometry, Grouped, IndexedRows, Joined, OuterProduct, Stored, Summed,

@@ -12,9 +12,11 @@ from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forecast import Forecast
 from gradlens.cockpit.layers import LayerTracking
+from gradlens.cockpit.model import processes_apart
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.updates import Updates
+from gradlens.hooks.data_parallel import may_end_alone
 from gradlens.hooks.eager_calls import EagerCalls, uncompiled_calls
 from gradlens.hooks.layer_hooks import HookInstaller
 from gradlens.hooks.model_calls import forget_calls, keep_calls
@@ -44,6 +46,11 @@ class Tracking:
     budget: Budget | None
     boundary: Boundary
 
+    @property
+    def may_end_alone(self) -> bool:
+        """Whether the other processes may have no further step."""
+        return may_end_alone(self.setting.replicas)
+
     def start(self) -> None:
         """Keep the calls of the model, from which the number of samples is read."""
         if self.setting.model is not None:
@@ -61,6 +68,11 @@ class Tracking:
         late = [quantity.name for quantity in new if type(quantity).start is not Quantity.start]
         if late and self.run.is_continued and not self.run.has_begun:
             self.run.note(global_step, LATE_START.format(names=", ".join(late), step=global_step))
+        apart = processes_apart(self.setting)
+        if apart:
+            self.run.note(global_step, APART.format(count=apart))
+        if not self.may_end_alone:
+            self.assembly.compare([f"{q.name}: {q.track_schedule!r}" for q in self.quantities])
         self.updates.begin_step()
         self.run.begin_step(global_step)
         if self.forecast.is_behind(global_step) and self.run.has_values(global_step):
@@ -132,6 +144,11 @@ REPEATED = (
     "the step has had a context before, whose values are replaced in the history; the run's file "
     "keeps both. Give each context a step of its own, counted through all epochs, or each network "
     "a cockpit of its own"
+)
+APART = (
+    "torch.distributed has {count} processes, and values are those of this process's own samples: "
+    "for those of the joined batch of processes that train the model together, pass it as "
+    "DistributedDataParallel has wrapped it"
 )
 LATE_START = (
     "quantities start at step {step}, within a run that is continued: {names}. To continue from "

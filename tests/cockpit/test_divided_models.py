@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import time
 import traceback
@@ -188,6 +189,50 @@ def other_schedules(rank: int) -> None:
     assert "the same quantities and schedules" in str(history["Loss"][1])
 
 
+def replicated() -> nn.Module:
+    return nn.parallel.DistributedDataParallel(network())
+
+
+def tracked_by_one(rank: int) -> None:
+    """The other process has no quantities, or none at most steps: none waits for the other."""
+    for model in (replicated, sharded):
+        for schedule, shared in ((linear(2), (0, 2)), (lambda step: False, ()), (None, ())):
+            chosen = [] if schedule is None else [NormTest(schedule)]
+            history = trained(model(), chosen if rank else [NormTest()], half(rank))
+            for step, value in history["NormTest"].items() if history.names else ():
+                assert math.isfinite(value) == (step in shared)
+                assert step in shared or "the same quantities and schedules" in value.reason
+
+
+def different_numbers_of_batches(rank: int) -> None:
+    """Inside of ``join``, a process that has no further batch doesn't take part."""
+    model = replicated()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cockpit = gradlens.Cockpit(model, quantities(), loss_function=nn.CrossEntropyLoss())
+    with model.join():
+        for step in range(1 + 2 * rank):
+            x, y = half(rank)(step)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            with cockpit(step, loss=loss, optimizer=optimizer):
+                loss.backward()
+            optimizer.step()
+    cockpit.close()
+    history = cockpit.history
+    assert list(history["Loss"]) == [*range(1 + 2 * rank)]
+    assert all("DistributedDataParallel.join" in str(history[name][0]) for name in history.names)
+
+
+def without_the_wrapper(rank: int) -> None:
+    """Values are those of the process's own samples, and a note says so."""
+    model = replicated()
+    history = trained(model.module, [Loss(), NormTest()], half(rank))
+    (note,) = history.notes
+    assert "has 2 processes" in note.text
+    alone = trained(network(), [Loss(), NormTest()], half(rank))
+    assert history["NormTest"][0] == pytest.approx(alone["NormTest"][0])
+
+
 def made_after_forward(rank: int) -> None:
     """A forward pass leaves the parameters of the whole model unsharded."""
     model = sharded()
@@ -250,6 +295,9 @@ SCENARIOS: dict[str, Callable[[int], None]] = {
         no_samples,
         failing_pass,
         other_schedules,
+        tracked_by_one,
+        different_numbers_of_batches,
+        without_the_wrapper,
         made_after_forward,
         one_batch,
         budget,
