@@ -167,10 +167,11 @@ class TrackedStep:
             if error is None and self._is_tracked:
                 self._finish()
         finally:
+            is_complete = not self._accumulating and error is None
             goes_on = self._accumulating and error is None
             with boundary.contain("the end of a step"):
                 self._release()
-                tracking.end_step(self._global_step, self._accumulating, goes_on)
+                tracking.end_step(self._global_step, is_complete, goes_on)
             if tracking.budget is not None:
                 tracking.budget.end_step(once)
 

@@ -73,7 +73,7 @@ class Tracking:
             self.run.note(global_step, APART.format(count=apart))
         if not self.may_end_alone:
             self.assembly.compare([f"{q.name}: {q.track_schedule!r}" for q in self.quantities])
-        self.updates.begin_step()
+        self.updates.begin_step(global_step)
         self.run.begin_step(global_step)
         if self.forecast.is_behind(global_step) and self.run.has_values(global_step):
             self.run.note(global_step, REPEATED)
@@ -83,13 +83,16 @@ class Tracking:
         if left_over:
             self.run.note(global_step, left_over)
 
-    def end_step(self, global_step: int, accumulating: bool, goes_on: bool) -> None:
-        """A step's context is left; ``goes_on`` if another one of the same step follows."""
+    def end_step(self, global_step: int, is_complete: bool, goes_on: bool) -> None:
+        """A step's context is left.
+
+        It is complete, or ``goes_on`` with another context, or an exception has left it.
+        """
         self.layer_hooks.take_error()
         self.layers.end(global_step, goes_on)
         if self.stale_gradient.end_step():
             self.run.note(global_step, NOT_ZEROED)
-        if not accumulating:
+        if is_complete:
             self.updates.close_interval()
         if not goes_on:
             self.eager_calls.end_step()
@@ -125,7 +128,7 @@ class Tracking:
     def close(self) -> None:
         """Compute what waited for the last update, and remove all hooks."""
         with self.boundary.contain("the last update"):
-            self.updates.begin_step()
+            self.updates.resolve_and_close()
             self.updates.close_interval()
         with self.boundary.contain("closing the run"):
             if self.budget is not None and self.budget.gave_nothing:

@@ -57,6 +57,7 @@ class Updates:
         self._boundary = boundary
         self._pending: PendingUpdate | None = None
         self._loaded: State = {}
+        self._end_step = 0
         self.interval: Interval | None = None
 
     @property
@@ -88,8 +89,19 @@ class Updates:
         if self._pending is not None:
             self._pending.resolve()
 
-    def begin_step(self) -> None:
-        """The next context is entered: the update is over."""
+    def begin_step(self, global_step: int) -> None:
+        """A context is entered: the update is over.
+
+        An interval ends with all contexts of one step: if one of these was left by an exception, or
+        the last one is missing, they may be repeated, but no other step takes their place.
+        """
+        if self._pending is None and global_step != self._end_step:
+            self.refuse_interval(NEVER_ENDED.format(step=self._end_step))
+        self.resolve_and_close()
+        self._end_step = global_step
+
+    def resolve_and_close(self) -> None:
+        """Nothing waits for the update any more."""
         if self._pending is not None:
             self._pending.resolve()
             self._pending.close()
@@ -375,6 +387,10 @@ class Interval:
         return recordable(each.quantity, self.start.global_step, value)
 
 
+NEVER_ENDED = (
+    "the next step, {step}, was never completed: an exception has left it, or none of its "
+    "micro-batches was the last (accumulating=False)"
+)
 SEVERAL_STEPS = (
     "the optimizer stepped more than once before the next tracked step: enter the context at every "
     "step"

@@ -212,6 +212,47 @@ def test_an_exception_in_a_part(failing: int, is_before: bool) -> None:
         assert all("still in p.grad" in found[name][0].reason for name in found.names)
 
 
+def alphas(parts: int, at: int | None, how: str) -> Any:
+    """Of four steps, the second of which is left ``at`` a part by an exception, or without it."""
+    model, (x, y) = network(), data()
+    optimizer, loss_function = torch.optim.SGD(model.parameters(), lr=0.05), nn.CrossEntropyLoss()
+    cockpit = gradlens.Cockpit(model, [quantities.Alpha()], loss_function=loss_function)
+
+    def train(step: int, at: int | None) -> None:
+        optimizer.zero_grad()
+        for part, (inputs, labels) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
+            if part == at and how == "left out":
+                return
+            loss = loss_function(model(inputs), labels)
+            with cockpit(step, loss=loss, optimizer=optimizer, accumulating=part < parts - 1):
+                if part == at:
+                    raise MemoryError
+                (loss / parts).backward()
+
+    for step in range(4):
+        try:
+            train(step, at if step == 1 else None)
+        except MemoryError:
+            if how == "repeated":
+                train(step, None)
+        optimizer.step()
+    cockpit.close()
+    return cockpit.history["Alpha"]
+
+
+@pytest.mark.filterwarnings("ignore:.*have no values, since none of them was the last")
+@pytest.mark.parametrize("how", ["repeated", "given up", "left out"])
+@pytest.mark.parametrize(("parts", "at"), [(1, 0), (4, 0), (4, 2), (4, 3)])
+def test_an_interval_ends_with_a_step_that_was_completed(parts: int, at: int, how: str) -> None:
+    found, expected = alphas(parts, at, how), alphas(parts, None, how)
+    if how == "repeated":
+        assert_same_records(dict(found), dict(expected))
+    elif how == "left out" and at == 0:  # a step without any context
+        assert "enter the context at every step" in found[0].reason
+    else:
+        assert "was never completed" in found[0].reason
+
+
 @pytest.mark.parametrize("tokens", [False, True], ids=["samples", "tokens"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("sizes", [(10, 10), (7, 13), (1,) * N, (3, 1, 9, 7)], ids=str)
