@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
@@ -22,6 +23,9 @@ from gradlens.reductions import (
     ReductionAboutMean,
     Spread,
 )
+
+PLACE_IN_MEMORY = re.compile(" at 0x[0-9a-fA-F]+")
+"""What differs in the texts that describe the same function in two processes."""
 
 SPREAD = "spread"
 """The key of the spread among the results of micro-batches."""
@@ -60,13 +64,18 @@ class BatchAssembly:
         self._is_estimate_noted = False
         self._differ: bool | None = None
 
-    def compare(self, tracked: Sequence[str]) -> None:
+    def compare(self, tracked: Sequence[str], has_state_of_another: bool) -> bool:
         """Find out whether all processes track the same, once.
 
         Where they don't, they exchange at all steps, so that none waits for another in vain.
+        Returns whether one of them has loaded the state of another one.
         """
-        if self._differ is None:
-            self._differ = self.processes.differ(tracked)
+        if self._differ is not None:
+            return False
+        texts = [PLACE_IN_MEMORY.sub("", each) for each in tracked]
+        found = self.processes.of_all((texts, has_state_of_another))
+        self._differ = any(each != texts for each, _ in found)
+        return any(loaded for _, loaded in found)
 
     @property
     def exchanges_always(self) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import distributed as dist
@@ -24,6 +24,8 @@ from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuter
 from gradlens.per_sample.operators.rows import IndexedRows
 from gradlens.per_sample.operators.stored import Stored
 from gradlens.per_sample.operators.summed import Summed
+
+T = TypeVar("T")
 
 
 class Processes:
@@ -54,12 +56,9 @@ class Processes:
             self._group,
         )
 
-    def differ(self, own: Sequence[str]) -> bool:
-        """Whether the processes' texts differ."""
-        if self._group is None:
-            return False
-        texts = all_gathered([PLACE_IN_MEMORY.sub("", each) for each in own], (), CPU, self._group)
-        return any(each != texts[0] for each in texts)
+    def of_all(self, own: T) -> list[T]:
+        """The plain values of all processes."""
+        return [own] if self._group is None else all_gathered(own, (), CPU, self._group)
 
     def joined_operators(
         self, own: Mapping[str, GradientOperator]
@@ -86,9 +85,6 @@ def _noted(work: str, refuse: Callable[[str], None]) -> Iterator[None]:
 
 
 CPU = torch.device("cpu")
-
-PLACE_IN_MEMORY = re.compile(" at 0x[0-9a-fA-F]+")
-"""What differs in the texts that describe the same function in two processes."""
 
 OPERATORS = (
     Convolution, Dense, Geometry, Grouped, IndexedRows, Joined, OuterProduct, Stored, Summed,

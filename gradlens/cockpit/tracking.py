@@ -72,7 +72,9 @@ class Tracking:
         if apart:
             self.run.note(global_step, APART.format(count=apart))
         if not self.may_end_alone:
-            self.assembly.compare([f"{q.name}: {q.track_schedule!r}" for q in self.quantities])
+            texts = [f"{q.name}: {q.track_schedule!r}" for q in self.quantities]
+            if self.assembly.compare(texts, self.updates.is_of_another):
+                self.updates.drop_projections()
         self.updates.begin_step(global_step)
         self.run.begin_step(global_step)
         if self.forecast.is_behind(global_step) and self.run.has_values(global_step):

@@ -58,6 +58,7 @@ class Updates:
         self._pending: PendingUpdate | None = None
         self._loaded: State = {}
         self._end_step = 0
+        self.is_of_another = False
         self.interval: Interval | None = None
 
     @property
@@ -182,9 +183,13 @@ class Updates:
             "checksums": checksums(self._setting.parameters),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let quantities wait for the next context, as they did for that after the state."""
+    def load_state_dict(self, state: Mapping[str, Any], is_of_another: bool = False) -> None:
+        """Let quantities wait for the next context, as they did for that after the state.
+
+        That of another process has the projections of samples that this one didn't have.
+        """
         self.drop()
+        self.is_of_another = is_of_another and state.get("projections") is not None
         if not state:
             return
         parameters = self._setting.parameters
@@ -203,6 +208,16 @@ class Updates:
         then = self._reopen if state["is_over"] else self._after_update
         self._loaded = dict(state)
         self._pending = PendingUpdate(step, waiting, find, then, self._boundary, state["overtaken"])
+
+    def drop_projections(self) -> None:
+        """Let nothing wait that needs a state's projections: some process has those of another."""
+        state, self.is_of_another = self._loaded, False
+        waiting = state.get("waiting", {})
+        lost = [q.name for q in self._quantities if q.retains_gradients and q.name in waiting]
+        if lost:
+            left = {name: earlier for name, earlier in waiting.items() if name not in lost}
+            self.load_state_dict({**state, "waiting": left, "projections": None} if left else {})
+            self._record(state["step"]["global_step"], dict.fromkeys(lost, Undefined(OF_ANOTHER)))
 
     def _reopen(self, pending: PendingUpdate, update: Update | Undefined) -> None:
         """Let quantities wait for the next step that have been called after the update already."""
@@ -387,6 +402,10 @@ class Interval:
         return recordable(each.quantity, self.start.global_step, value)
 
 
+OF_ANOTHER = (
+    "a process has loaded the state of another one, which has the projections of that one's "
+    "samples on the last update: save the state of each process, and load it into the same one"
+)
 NEVER_ENDED = (
     "the next step, {step}, was never completed: an exception has left it, or none of its "
     "micro-batches was the last (accumulating=False)"
