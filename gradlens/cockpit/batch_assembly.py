@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 from gradlens.cockpit.processes import Processes
 from gradlens.cockpit.second_phase import MEAN, SecondPhase, remaining
+from gradlens.numerics.shards import has_nonzero
 from gradlens.numerics.strata import all_drawn
 from gradlens.numerics.unavailable import Contain, UnavailableError
 from gradlens.per_sample.batch_parts import EMPTY, BatchPart, Keyed, Results, Values, merged
@@ -21,6 +23,9 @@ from gradlens.reductions import (
     ReductionAboutMean,
     Spread,
 )
+
+PLACE_IN_MEMORY = re.compile(" at 0x[0-9a-fA-F]+")
+"""What differs in the texts that describe the same function in two processes."""
 
 SPREAD = "spread"
 """The key of the spread among the results of micro-batches."""
@@ -55,16 +60,54 @@ class BatchAssembly:
         self._kept = KeptSamples(max_bytes, seed=0)
         self._step = 0
         self._is_exchanged = False
+        self._is_interrupted = False
         self._is_estimate_noted = False
+        self._differ: bool | None = None
+
+    def compare(self, tracked: Sequence[str], has_state_of_another: bool) -> bool:
+        """Find out whether all processes track the same, once.
+
+        Where they don't, they exchange at all steps, so that none waits for another in vain.
+        Returns whether one of them has loaded the state of another one.
+        """
+        if self._differ is not None:
+            return False
+        texts = [PLACE_IN_MEMORY.sub("", each) for each in tracked]
+        found = self.processes.of_all((texts, has_state_of_another))
+        self._differ = any(each != texts for each, _ in found)
+        return any(loaded for _, loaded in found)
+
+    @property
+    def exchanges_always(self) -> bool:
+        """Whether processes exchange also at steps at which this one tracks nothing."""
+        return bool(self._differ)
 
     def begin_step(self, global_step: int) -> str:
         """Drop the parts of a step that never had a last one; a note, if there are any."""
         left = 0 if self._own is None or self._step == global_step else self._own.passes
+        goes_on = self._is_interrupted and self._step == global_step and self._is_left_behind()
         before, self._step, self._is_exchanged = self._step, global_step, False
+        self._is_interrupted = False
+        if goes_on:
+            self._own = replace(EMPTY, failure=INTERRUPTED)
         if not left:
             return ""
         self.drop()
         return LEFT_OVER.format(count=left, step=before)
+
+    def interrupt(self) -> None:
+        """Drop all parts, since an exception has left the context of one."""
+        self.drop()
+        self._is_interrupted = True
+
+    def _is_left_behind(self) -> bool:
+        """Whether gradients from before an exception are still in ``p.grad``."""
+        gradients = [parameter.grad for parameter in self._setting.parameters.values()]
+        return any(has_nonzero(each) for each in gradients if each is not None)
+
+    def leave_out(self) -> None:
+        """Exchange nothing at this step."""
+        self._is_exchanged = True
 
     def has_parts(self, accumulating: bool) -> bool:
         """Whether a backward pass is that of a part of its step's batch."""
@@ -217,6 +260,10 @@ def _of_covered(
     }
 
 
+INTERRUPTED = (
+    "an exception has left the context of an earlier backward pass of this step, and the gradients "
+    "from before it are still in p.grad: to repeat the step, call optimizer.zero_grad() first"
+)
 LEFT_OVER = (
     "{count} micro-batches of step {step} have no values, since none of them was the last "
     "(accumulating=False)"

@@ -31,6 +31,7 @@ def state_of_tracking(tracking: Tracking) -> State:
         "gradlens_state": FORMAT,
         "parameters": _shapes(tracking),
         "loss_reduction": tracking.setting.loss_reduction,
+        "process": tracking.assembly.processes.rank,
         "quantities": quantities,
         "schedules": schedules,
         "updates": updates,
@@ -52,7 +53,8 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
     for quantity in tracking.quantities:
         if quantity.name in saved:
             _load(quantity, saved[quantity.name], state["schedules"])
-    tracking.updates.load_state_dict(state["updates"])
+    is_of_another = state["process"] != tracking.assembly.processes.rank
+    tracking.updates.load_state_dict(state["updates"], is_of_another)
     tracking.run.load_state_dict(state["run"])
     tracking.forecast.load_state_dict(state["forecast"])
     tracking.layer_hooks.load_state_dict(state["layer_hooks"])

@@ -47,6 +47,7 @@ from gradlens.cockpit.updates import Updates
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import LATEST, History
 from gradlens.history.html import count, table
+from gradlens.hooks.data_parallel import replicas_of
 from gradlens.hooks.eager_calls import EagerCalls
 from gradlens.hooks.gathering import sharding_of
 from gradlens.hooks.layer_hooks import HookInstaller
@@ -132,9 +133,10 @@ class Cockpit:
             loss_reduction,
             batchnorm,
             sharding=sharding,
+            replicas=replicas_of(wrapped),
         )
         device = next(iter(self.parameters.values())).device
-        processes = Processes(process_group_of(wrapped, sharding), device)
+        processes = Processes(process_group_of(setting.replicas, sharding), device)
         check_budget(budget, processes.count)
         self.budget = (
             Budget(budget, self.quantities, device)

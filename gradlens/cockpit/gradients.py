@@ -13,7 +13,7 @@ from gradlens.cockpit.batch_assembly import BatchAssembly, Whole, need_gradients
 from gradlens.cockpit.model import removed
 from gradlens.history.coverage import Coverage, few
 from gradlens.numerics.formulas import inner_test_error
-from gradlens.numerics.shards import own_part
+from gradlens.numerics.shards import has_nonzero
 from gradlens.numerics.strata import Drawn, count
 from gradlens.numerics.unavailable import Contain
 from gradlens.per_sample.batch_parts import BatchPart, Results
@@ -56,6 +56,7 @@ class StepGradients:
         self._accumulating = accumulating
         self._contain = contain
         self.labelling_seconds = 0.0
+        self._weight = 0.0
         self.whole: Whole | None = None
         self._gradients = Gradients(setting, info)
         self._of_part = assembly.part_reductions(reductions, accumulating)
@@ -100,6 +101,8 @@ class StepGradients:
     def receive_factor(self, factor: Tensor) -> None:
         """Collect gradients from now on, in the backward pass that has reached the loss."""
         self._gradients.receive_factor(factor)
+        with self._contain("reading the factor of the loss", self._refuse_all):
+            self._weight = float(factor)
 
     def end(self) -> None:
         """Remove the hooks on the loss's graph."""
@@ -117,24 +120,29 @@ class StepGradients:
     def _refuse_all(self, reason: str) -> None:
         self._gradients.collector.refuse_all(self._setting.parameters, reason)
 
-    def finish(self, individual_losses: Tensor | None) -> None:
-        """Reduce what is left, and the whole batch if this was the last of its parts."""
+    def finish(self, individual_losses: Tensor | None, without_losses: str) -> None:
+        """Reduce what is left, and the whole batch if this was the last of its parts.
+
+        ``without_losses`` is the reason why there are no ``individual_losses``.
+        """
         self._reducer.finish()
         if not self._is_part:
             return
-        part, operators = self._part(individual_losses), self._reducer.take_kept()
+        part = self._part(individual_losses, without_losses)
+        operators = self._reducer.take_kept()
         self._assembly.add(part, operators, self._reductions, self._accumulating, self._contain)
         if not self._accumulating:
             self.whole = self._assembly.whole(self._reductions, self._contain)
 
-    def _part(self, individual_losses: Tensor | None) -> BatchPart:
+    def _part(self, individual_losses: Tensor | None, without_losses: str) -> BatchPart:
         batch, loss, reducer = self._gradients.batch, unscaled_loss(self._info), self._reducer
         return BatchPart(
             batch.samples,
-            batch.factor,
+            self._weight,
             1,
             None if loss is None else float(loss.detach()),
             individual_losses,
+            without_losses,
             Results(
                 {key: reducer.values[each] for key, each in self._of_part.items()},
                 {k: reducer.failed[r] for k, r in self._of_part.items() if r in reducer.failed},
@@ -194,7 +202,7 @@ class StepGradients:
     def lacking(self) -> frozenset[str]:
         """Parameters that have a gradient, but none of single samples."""
         missing = [(name, self._setting.parameters[name].grad) for name in self._missing]
-        return frozenset(n for n, grad in missing if grad is not None and bool(_any(grad)))
+        return frozenset(n for n, grad in missing if grad is not None and has_nonzero(grad))
 
     @property
     def coverage(self) -> Coverage:
@@ -234,11 +242,6 @@ def _error(whole: Whole) -> str:
         return ""
     error = inner_test_error(Deviations().total(values))
     return f" The relative standard error of InnerTest is {error:.2g} at this step."
-
-
-def _any(gradient: Tensor) -> Tensor:
-    own = own_part(gradient)
-    return (own.coalesce().values() if own.is_sparse else own).any()
 
 
 ONE = 1.01

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from gradlens.hooks.data_parallel import Replica
 from gradlens.hooks.gathering import Sharding
 from gradlens.hooks.module_hooks import takes_hooks
 from gradlens.hooks.torch_private import uncompiled
+from gradlens.numerics.shards import is_distributed
 from gradlens.per_sample.gradients import Setting
 
 
@@ -38,16 +40,24 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def process_group_of(
-    model: nn.Module | None, sharding: Sharding | None
+    replicas: Sequence[Replica], sharding: Sharding | None
 ) -> dist.ProcessGroup | None:
     """The processes that train a model together, if there are several."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        group: dist.ProcessGroup = model.process_group
+    if replicas:
+        group: dist.ProcessGroup = replicas[0].process_group
         return group if group.size() > 1 else None
-    inner = None if model is None else uncompiled(model)
-    if inner is not model:
-        return process_group_of(inner, sharding)
     return None if sharding is None else sharding.processes
+
+
+def processes_apart(setting: Setting) -> int:
+    """How many processes there are, if they aren't known to train the model together; 0 if so."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0
+    together = setting.replicas or setting.sharding is not None
+    if together or any(map(is_distributed, setting.parameters.values())):
+        return 0
+    count = dist.get_world_size()
+    return count if count > 1 else 0
 
 
 def untracked(setting: Setting) -> list[str]:

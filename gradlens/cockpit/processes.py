@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import distributed as dist
@@ -23,6 +24,8 @@ from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuter
 from gradlens.per_sample.operators.rows import IndexedRows
 from gradlens.per_sample.operators.stored import Stored
 from gradlens.per_sample.operators.summed import Summed
+
+T = TypeVar("T")
 
 
 class Processes:
@@ -53,6 +56,10 @@ class Processes:
             self._group,
         )
 
+    def of_all(self, own: T) -> list[T]:
+        """The plain values of all processes."""
+        return [own] if self._group is None else all_gathered(own, (), CPU, self._group)
+
     def joined_operators(
         self, own: Mapping[str, GradientOperator]
     ) -> Mapping[str, GradientOperator]:
@@ -76,6 +83,8 @@ def _noted(work: str, refuse: Callable[[str], None]) -> Iterator[None]:
     except Exception as error:
         refuse(f"{work} failed: {first_line(error)}")
 
+
+CPU = torch.device("cpu")
 
 OPERATORS = (
     Convolution, Dense, Geometry, Grouped, IndexedRows, Joined, OuterProduct, Stored, Summed,

@@ -93,10 +93,20 @@ class TrackedStep:
             self._active = tracking.forecast.active_at(step, tracking.boundary)
         self._check_user_hooks()
         self._check_needs(tracking.boundary.strict or not tracking.run.has_recorded)
-        if self._active or self._by_user or tracking.updates.interval is not None:
+        if self._is_tracked and tracking.may_end_alone:
+            tracking.assembly.leave_out()
+            self._refuse_all(MAY_END_ALONE)
+        if self._is_tracked or self._by_user:
             self._prepare_contained()
         if tracking.budget is not None:
             tracking.budget.begin_backward()
+
+    @property
+    def _is_tracked(self) -> bool:
+        """Whether there is something to compute, or to exchange with other processes."""
+        tracking = self._tracking
+        waits = tracking.updates.interval is not None
+        return bool(self._active) or waits or tracking.assembly.exchanges_always
 
     def _prepare_contained(self) -> None:
         """What BackPACK says of the user's own extensions is raised, as without gradlens."""
@@ -141,7 +151,7 @@ class TrackedStep:
     def _abandon(self) -> None:
         """Undo what an exception, perhaps an interrupt in the midst of it, has left undone."""
         self._contexts.close()
-        self._tracking.assembly.drop()
+        self._tracking.assembly.interrupt()
         self._release()
         self._global_state.restore()
 
@@ -152,16 +162,17 @@ class TrackedStep:
         with boundary.contain("the end of a backward pass", self._refuse_all):
             self._contexts.close()
         if error is not None:
-            tracking.assembly.drop()
+            tracking.assembly.interrupt()
         once = 0.0 if self._gradients is None else self._gradients.labelling_seconds
         try:
-            if error is None and (self._active or tracking.updates.interval is not None):
+            if error is None and self._is_tracked:
                 self._finish()
         finally:
+            is_complete = not self._accumulating and error is None
             goes_on = self._accumulating and error is None
             with boundary.contain("the end of a step"):
                 self._release()
-                tracking.end_step(self._global_step, self._accumulating, goes_on)
+                tracking.end_step(self._global_step, is_complete, goes_on)
             if tracking.budget is not None:
                 tracking.budget.end_step(once)
 
@@ -290,7 +301,7 @@ class TrackedStep:
             plans=tracking.output_plans,
             is_part=is_part,
         )
-        with own_pass(setting.model):
+        with setting.own_passes(), own_pass(setting.model):
             for extension in extensions.apart:
                 self._run_apart(curvature, extension)
             for quantity in active:
@@ -409,7 +420,7 @@ class TrackedStep:
         tracking, gradients, boundary = self._tracking, self._gradients, self._tracking.boundary
         losses = self._individual_losses()
         if gradients is not None:
-            gradients.finish(losses)
+            gradients.finish(losses, self._why_no_losses() if losses is None else "")
         if self._accumulating:
             return
         step = self._step(losses)
@@ -456,9 +467,10 @@ class TrackedStep:
     def _step(self, individual_losses: Tensor | None) -> Step:
         setting, gradients, info = self._tracking.setting, self._gradients, self._info
         loss = unscaled_loss(info)
+        without_losses = self._why_no_losses() if individual_losses is None else ""
         if gradients is not None and gradients.whole is not None:
             whole = gradients.whole.part
-            individual_losses = whole.individual_losses
+            individual_losses, without_losses = whole.individual_losses, whole.without_losses
             loss = None if whole.loss is None else torch.tensor(whole.loss, dtype=torch.float64)
         return Step(
             self._global_step,
@@ -475,7 +487,7 @@ class TrackedStep:
             {} if gradients is None else gradients.failed,
             self._loss_weight(),
             removed(setting),
-            self._why_no_losses() if individual_losses is None else "",
+            without_losses,
             untracked(setting),
             frozenset() if gradients is None else gradients.lacking,
         )
@@ -573,6 +585,11 @@ NO_SECOND_DERIVATIVES = (
     "the parameters are divided among processes (fully_shard or tensor parallelism), where torch "
     "has no second derivatives: they are freed behind each layer in the backward pass, or "
     "gradients are exchanged by functions that can't be differentiated"
+)
+MAY_END_ALONE = (
+    "since DistributedDataParallel.join was entered, processes may have different numbers of "
+    "steps, and none can wait for what others have found: give all of them the same number of "
+    "batches, by drop_last=True or a DistributedSampler, and leave join out"
 )
 CURVATURE_OF_A_PART = (
     "the batch comes in parts, from micro-batches or processes; its curvature is that of the last "

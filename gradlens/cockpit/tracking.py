@@ -12,9 +12,11 @@ from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.forecast import Forecast
 from gradlens.cockpit.layers import LayerTracking
+from gradlens.cockpit.model import processes_apart
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.updates import Updates
+from gradlens.hooks.data_parallel import may_end_alone
 from gradlens.hooks.eager_calls import EagerCalls, uncompiled_calls
 from gradlens.hooks.layer_hooks import HookInstaller
 from gradlens.hooks.model_calls import forget_calls, keep_calls
@@ -44,6 +46,11 @@ class Tracking:
     budget: Budget | None
     boundary: Boundary
 
+    @property
+    def may_end_alone(self) -> bool:
+        """Whether the other processes may have no further step."""
+        return may_end_alone(self.setting.replicas)
+
     def start(self) -> None:
         """Keep the calls of the model, from which the number of samples is read."""
         if self.setting.model is not None:
@@ -63,7 +70,14 @@ class Tracking:
         late = [quantity.name for quantity in new if type(quantity).start is not Quantity.start]
         if late and self.run.is_continued and not self.run.has_begun:
             self.run.note(global_step, LATE_START.format(names=", ".join(late), step=global_step))
-        self.updates.begin_step()
+        apart = processes_apart(self.setting)
+        if apart:
+            self.run.note(global_step, APART.format(count=apart))
+        if not self.may_end_alone:
+            texts = [f"{q.name}: {q.track_schedule!r}" for q in self.quantities]
+            if self.assembly.compare(texts, self.updates.is_of_another):
+                self.updates.drop_projections()
+        self.updates.begin_step(global_step)
         self.run.begin_step(global_step)
         if self.forecast.is_behind(global_step) and self.run.has_values(global_step):
             self.run.note(global_step, REPEATED)
@@ -73,13 +87,16 @@ class Tracking:
         if left_over:
             self.run.note(global_step, left_over)
 
-    def end_step(self, global_step: int, accumulating: bool, goes_on: bool) -> None:
-        """A step's context is left; ``goes_on`` if another one of the same step follows."""
+    def end_step(self, global_step: int, is_complete: bool, goes_on: bool) -> None:
+        """A step's context is left.
+
+        It is complete, or ``goes_on`` with another context, or an exception has left it.
+        """
         self.layer_hooks.take_error()
         self.layers.end(global_step, goes_on)
         if self.stale_gradient.end_step():
             self.run.note(global_step, NOT_ZEROED)
-        if not accumulating:
+        if is_complete:
             self.updates.close_interval()
         if not goes_on:
             self.eager_calls.end_step()
@@ -114,7 +131,7 @@ class Tracking:
     def close(self) -> None:
         """Compute what waited for the last update, and remove all hooks."""
         with self.boundary.contain("the last update"):
-            self.updates.begin_step()
+            self.updates.resolve_and_close()
             self.updates.close_interval()
         with self.boundary.contain("closing the run"):
             if self.budget is not None:
@@ -136,6 +153,11 @@ REPEATED = (
     "the step has had a context before, whose values are replaced in the history; the run's file "
     "keeps both. Give each context a step of its own, counted through all epochs, or each network "
     "a cockpit of its own"
+)
+APART = (
+    "torch.distributed has {count} processes, and values are those of this process's own samples: "
+    "for those of the joined batch of processes that train the model together, pass it as "
+    "DistributedDataParallel has wrapped it"
 )
 LATE_START = (
     "quantities start at step {step}, within a run that is continued: {names}. To continue from "

@@ -57,6 +57,8 @@ class Updates:
         self._boundary = boundary
         self._pending: PendingUpdate | None = None
         self._loaded: State = {}
+        self._end_step = 0
+        self.is_of_another = False
         self.interval: Interval | None = None
 
     @property
@@ -88,8 +90,19 @@ class Updates:
         if self._pending is not None:
             self._pending.resolve()
 
-    def begin_step(self) -> None:
-        """The next context is entered: the update is over."""
+    def begin_step(self, global_step: int) -> None:
+        """A context is entered: the update is over.
+
+        An interval ends with all contexts of one step: if one of these was left by an exception, or
+        the last one is missing, they may be repeated, but no other step takes their place.
+        """
+        if self._pending is None and global_step != self._end_step:
+            self.refuse_interval(NEVER_ENDED.format(step=self._end_step))
+        self.resolve_and_close()
+        self._end_step = global_step
+
+    def resolve_and_close(self) -> None:
+        """Nothing waits for the update any more."""
         if self._pending is not None:
             self._pending.resolve()
             self._pending.close()
@@ -145,7 +158,8 @@ class Updates:
 
         The parameters' checksums are those that the update has led to.
         """
-        pending, interval = self._pending, self.interval
+        interval = self.interval  # also between the micro-batches of the step that ends it
+        pending = self._pending if interval is None else interval.pending
         if pending is None or (pending.is_over and interval is None):
             return {}
         if self._loaded and not pending.is_over:
@@ -169,9 +183,13 @@ class Updates:
             "checksums": checksums(self._setting.parameters),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let quantities wait for the next context, as they did for that after the state."""
+    def load_state_dict(self, state: Mapping[str, Any], is_of_another: bool = False) -> None:
+        """Let quantities wait for the next context, as they did for that after the state.
+
+        That of another process has the projections of samples that this one didn't have.
+        """
         self.drop()
+        self.is_of_another = is_of_another and state.get("projections") is not None
         if not state:
             return
         parameters = self._setting.parameters
@@ -190,6 +208,16 @@ class Updates:
         then = self._reopen if state["is_over"] else self._after_update
         self._loaded = dict(state)
         self._pending = PendingUpdate(step, waiting, find, then, self._boundary, state["overtaken"])
+
+    def drop_projections(self) -> None:
+        """Let nothing wait that needs a state's projections: some process has those of another."""
+        state, self.is_of_another = self._loaded, False
+        waiting = state.get("waiting", {})
+        lost = [q.name for q in self._quantities if q.retains_gradients and q.name in waiting]
+        if lost:
+            left = {name: earlier for name, earlier in waiting.items() if name not in lost}
+            self.load_state_dict({**state, "waiting": left, "projections": None} if left else {})
+            self._record(state["step"]["global_step"], dict.fromkeys(lost, Undefined(OF_ANOTHER)))
 
     def _reopen(self, pending: PendingUpdate, update: Update | Undefined) -> None:
         """Let quantities wait for the next step that have been called after the update already."""
@@ -333,7 +361,7 @@ class Interval:
         self.reduction = DirectionDots(update.direction)
         self.waiting = waiting
         self.update = update
-        self._pending = pending
+        self.pending = pending
 
     @property
     def projections(self) -> Drawn | None:
@@ -348,8 +376,8 @@ class Interval:
 
     def values(self, end: Step, start: Drawn | None, boundary: Boundary) -> dict[str, Any]:
         """The quantities' values, from the projections at the ``start`` in all processes."""
-        if self._pending.overtaken:
-            reason = self._pending.overtaken
+        if self.pending.overtaken:
+            reason = self.pending.overtaken
             return {each.quantity.name: Undefined(reason) for each in self.waiting}
         found = boundary.value("the interval between two steps", end.total, self.reduction)
         strata = () if start is None or all_drawn(start.strata) else start.strata
@@ -374,6 +402,14 @@ class Interval:
         return recordable(each.quantity, self.start.global_step, value)
 
 
+OF_ANOTHER = (
+    "a process has loaded the state of another one, which has the projections of that one's "
+    "samples on the last update: save the state of each process, and load it into the same one"
+)
+NEVER_ENDED = (
+    "the next step, {step}, was never completed: an exception has left it, or none of its "
+    "micro-batches was the last (accumulating=False)"
+)
 SEVERAL_STEPS = (
     "the optimizer stepped more than once before the next tracked step: enter the context at every "
     "step"

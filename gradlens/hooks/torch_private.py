@@ -7,8 +7,8 @@ them means, so that a new version of torch which changes one fails there first.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -149,6 +149,34 @@ def keeps_graph() -> bool:
     Nothing public says so. It may be called inside a backward pass alone.
     """
     return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+@contextmanager
+def without_exchange(model: nn.parallel.DistributedDataParallel) -> Iterator[None]:
+    """A context for backward passes after which the model's gradients aren't exchanged.
+
+    With ``static_graph=True``, the end of the first backward pass that reaches the model's outputs
+    exchanges the gradients of all processes, and no other pass does. ``no_sync`` is public, but
+    must surround the forward pass.
+    """
+    if not model.static_graph:
+        yield
+        return
+    before = model._static_graph_delay_allreduce_enqueued
+    model._static_graph_delay_allreduce_enqueued = True
+    try:
+        yield
+    finally:
+        model._static_graph_delay_allreduce_enqueued = before
+
+
+def is_joined(model: nn.parallel.DistributedDataParallel) -> bool:
+    """Whether the model's ``join`` was entered last with ``enable=True``.
+
+    Inside, processes may have different numbers of steps. Nothing public says so, and torch forgets
+    nothing where ``join`` is left: later forward passes exchange as those inside.
+    """
+    return bool(model._join_config.enable)
 
 
 def checkpoint_group() -> AbstractContextManager[Any] | None:

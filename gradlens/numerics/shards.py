@@ -28,6 +28,12 @@ def own_part(tensor: Tensor) -> Tensor:
     return _summed(tensor).to_local() if is_distributed(tensor) else tensor
 
 
+def has_nonzero(tensor: Tensor) -> bool:
+    """Whether this process's part of a tensor has a number other than zero."""
+    own = own_part(tensor)
+    return bool((own.coalesce().values() if own.is_sparse else own).any())
+
+
 def whole(tensor: Tensor) -> Tensor:
     """The whole tensor, from the parts of all processes.
 

@@ -46,7 +46,8 @@ class BatchPart:
 
     ``samples`` is ``None`` if it isn't known. ``weight`` is that of the loss in what the optimizer
     minimises: the factor that backward was called with, of ``passes`` backward passes. ``loss`` is
-    the loss and ``individual_losses`` are ℓₙ ``[N]``. ``covered`` are the parameters that have
+    the loss and ``individual_losses`` are ℓₙ ``[N]``, or ``None`` for the reason
+    ``without_losses``. ``covered`` are the parameters that have
     per-sample gradients, and ``missing`` the reasons why others have none. ``strata`` and
     ``kept_bytes`` are those of the gradients that are kept. ``projections`` are those of the step
     before on its update. ``tracked`` says what is computed at which step, and ``failure`` why
@@ -58,6 +59,7 @@ class BatchPart:
     passes: int = 1
     loss: float | None = None
     individual_losses: Tensor | None = None
+    without_losses: str = ""
     results: Results = field(default_factory=Results)
     covered: frozenset[str] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -95,8 +97,10 @@ def merged(
     passes = one.passes + other.passes
     if is_mean:
         weight = one.weight + other.weight
-        shares = (one.weight / weight, other.weight / weight)
+        shares = _shares(one, other)
         factors = _factors(one, other, weight, sum(sizes))
+        if not weight and one.weight:
+            of_both["failure"] = of_both["failure"] or CANCEL
     else:
         weight = (one.passes * one.weight + other.passes * other.weight) / passes
         shares = factors = (1.0, 1.0)
@@ -106,6 +110,7 @@ def merged(
         passes,
         _joined_loss(one.loss, other.loss, shares),
         _joined_losses(one.individual_losses, other.individual_losses, factors),
+        one.without_losses or other.without_losses,
         _merged_results(one.results, other.results, reductions, sizes, factors, contain),
         one.covered & other.covered,
         {**one.missing, **other.missing},
@@ -127,6 +132,19 @@ DIFFERENT = (
     "micro-batches of a step, need the same quantities and schedules, and contexts of the same "
     "steps"
 )
+
+
+CANCEL = (
+    "the factors that backward was called with, of losses of several parts of the batch, add up to "
+    "zero, so that there is no mean loss that they are multiples of"
+)
+
+
+def _shares(one: BatchPart, other: BatchPart) -> tuple[float, float]:
+    """How much of the joined loss each loss is; of losses that backward hasn't reached, alike."""
+    pair = (one.weight, other.weight)
+    first, second = pair if sum(pair) else (one.passes, other.passes)
+    return first / (first + second), second / (first + second)
 
 
 def _joined_projections(one: Drawn | None, other: Drawn | None) -> Drawn | None:

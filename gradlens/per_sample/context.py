@@ -9,6 +9,7 @@ from types import TracebackType
 from torch import Tensor, nn
 
 from gradlens.history.html import count, table
+from gradlens.hooks.data_parallel import replicas_of
 from gradlens.hooks.gathering import sharding_of
 from gradlens.hooks.layer_hooks import NO_MODULE
 from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
@@ -47,7 +48,14 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         shards = {} if sharding is None else sharding.shards()
         named = {name: shards.get(id(p), p) for name, p in model.named_parameters()}
         parameters = {name: p for name, p in named.items() if p.requires_grad}
-        self._setting = Setting(parameters, model, loss_reduction, batchnorm, sharding=sharding)
+        self._setting = Setting(
+            parameters,
+            model,
+            loss_reduction,
+            batchnorm,
+            sharding=sharding,
+            replicas=replicas_of(model),
+        )
         self._loss = loss
         self._batch_size = batch_size
         self._operators: dict[str, GradientOperator] = {}

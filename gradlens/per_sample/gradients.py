@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -11,10 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from gradlens.hooks.backpack_context import own_pass
+from gradlens.hooks.data_parallel import Replica
 from gradlens.hooks.gathering import Sharding
 from gradlens.hooks.model_calls import Given, calls_behind
 from gradlens.hooks.node_kinds import LEAF
-from gradlens.hooks.torch_private import BatchNorm
+from gradlens.hooks.torch_private import BatchNorm, without_exchange
 from gradlens.hooks.undisturbed import buffers_kept
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import first_line
@@ -75,7 +76,8 @@ class Plans:
 class Setting:
     """What is the same at all steps; only ``plans`` grow.
 
-    ``sharding`` is that of a model that ``fully_shard`` was called with.
+    ``sharding`` is that of a model that ``fully_shard`` was called with, and ``replicas`` are the
+    modules of a model that ``DistributedDataParallel`` wraps.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -84,6 +86,7 @@ class Setting:
     batchnorm: BatchNormPolicy = "coupled"
     plans: Plans = field(default_factory=Plans)
     sharding: Sharding | None = None
+    replicas: Sequence[Replica] = ()
 
     @property
     def unsharded(self) -> Mapping[int, nn.Parameter]:
@@ -101,9 +104,15 @@ class Setting:
         """Names of parameters by the ``id`` of their leaves."""
         return {id(leaf): name for name, leaf in self.leaves.items()}
 
-    def own_passes(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def own_passes(self) -> Iterator[None]:
         """A context for backward passes of gradlens's own."""
-        return nullcontext() if self.sharding is None else self.sharding.own_passes()
+        with ExitStack() as stack:
+            if self.sharding is not None:
+                stack.enter_context(self.sharding.own_passes())
+            for each in self.replicas:
+                stack.enter_context(without_exchange(each))
+            yield
 
 
 class Gradients:

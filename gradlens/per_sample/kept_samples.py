@@ -115,8 +115,11 @@ class KeptSamples:
 def part_factor(
     weight: float, samples: int, whole_weight: float | None, whole_samples: int
 ) -> float:
-    """gₙ in the whole batch over gₙ in the part: N·wᵢ/(Nᵢ·w), one under a sum loss (no weight)."""
-    if whole_weight is None or not samples:
+    """gₙ in the whole batch over gₙ in the part: N·wᵢ/(Nᵢ·w), one under a sum loss (no weight).
+
+    It is also one where no part has a weight, and thus no gradients.
+    """
+    if not whole_weight or not samples:
         return 1.0
     factor = (whole_samples * weight) / (samples * whole_weight)
     return 1.0 if abs(factor - 1) < ROUNDING else factor

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from inspect import isabstract
 from pathlib import Path
@@ -180,17 +180,20 @@ class Loop:
             **{**case.options, **options},
         )
 
-    def step(self, index: int) -> None:
+    def step(self, index: int, parts: int | None = None) -> None:
+        """All micro-batches of a step, or the first ``parts``, which no update follows."""
         case, step = self.case, self.case.steps[index]
         for each in self.optimizers:
             each.zero_grad()
-        parts = torch.arange(SAMPLES).chunk(case.micro_batches)
-        for part in parts:
+        all_parts = torch.arange(SAMPLES).chunk(case.micro_batches)
+        for part in all_parts[:parts]:
             loss = self._loss(step, INPUTS[index, part], LABELS[index, part])
             optimizer = self.optimizers[0] if case.passed else None
-            goes_on = part is not parts[-1]
+            goes_on = part is not all_parts[-1]
             with self.cockpit(step, loss=loss, optimizer=optimizer, accumulating=goes_on):
                 loss.backward()
+        if parts is not None:
+            return
         for each in self.optimizers:
             each.step()
         self.cockpit.push(metric=loss.detach())
@@ -264,6 +267,25 @@ def resumed(name: str, cut: int) -> dict[int, dict[str, Any]]:
 def test_a_resumed_run_equals_an_unbroken_one(name: str, cut: int) -> None:
     differences = list(different(unbroken(name), resumed(name, cut)))
     assert not differences
+
+
+@pytest.mark.parametrize("cut", [0, 2])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_micro_batches_of_a_step_that_is_not_complete_are_run_again(cut: int, parts: int) -> None:
+    """What waits for that step, such as Alpha at the step before, is in the state."""
+    case = replace(CASES["micro-batches"], micro_batches=4)
+    expected, before, after = (Loop(case) for _ in range(3))
+    expected.train()
+    before.train(0, cut)
+    before.step(cut, parts)
+    after.load(through_a_file(before.state()))
+    after.train(cut)
+    for each in (expected, after):
+        each.cockpit.close()
+    found, rest = before.cockpit.get_output(), after.cockpit.get_output()
+    for step, values in rest.items():
+        found[step] = found.get(step, {}) | values
+    assert not list(different(expected.cockpit.get_output(), found))
 
 
 def different(one: Any, other: Any, path: tuple[Any, ...] = ()) -> Iterator[str]:

@@ -7,8 +7,10 @@ import math
 import os
 import socket
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,36 @@ class FirstOfPair(nn.Module):
         return self.layer(x)[0]
 
 
+class Containing(nn.Module):
+    """A module that has the ones that processes exchange inside of it."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x)
+        return y
+
+
+def halves(model: Any) -> nn.Module:
+    """Two modules, of each of which the gradients are exchanged on their own."""
+    return Containing(nn.Sequential(static(model[:3]), static(model[3:])))
+
+
+parallel = nn.parallel.DistributedDataParallel
+static = partial(parallel, static_graph=True)
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "plain": parallel,
+    "static": static,
+    "unused": partial(parallel, find_unused_parameters=True),
+    "view": partial(parallel, gradient_as_bucket_view=True),
+    "contained": lambda model: Containing(parallel(model)),
+    "halves": halves,
+    "compiled": lambda model: torch.compile(static(model), backend="eager"),
+}
+"""How processes are given a network."""
+
 NETWORKS = {"factors": network, "recomputed": with_recomputed_layers}
 
 
@@ -79,6 +111,7 @@ class Case:
     micro: int
     reduction: Any = "mean"
     cut: int | None = None
+    wrapper: str = "plain"
 
 
 CASES = {
@@ -88,6 +121,7 @@ CASES = {
     "factors, sum loss": Case("factors", "unequal", 1, "sum"),
     "factors, checkpoint": Case("factors", "unequal", 1, cut=2),
     "without samples": Case("factors", "empty", 1, "sum"),
+    **{f"wrapped, {w}": Case("factors", "unequal", 1, wrapper=w) for w in WRAPPERS},
     "four": Case("factors", "of four", 1),
     "four, micro-batches": Case("recomputed", "of four", 3),
     "three": Case("recomputed", "of three, unequal", 1),
@@ -117,21 +151,22 @@ def train(rank: int, case: Case, folder: Path) -> None:
     part = SHARES[case.shares][rank]
     x, y = x[part], y[part]
     loss_function = gradlens.extend(nn.CrossEntropyLoss(reduction=case.reduction))
-    parallel, optimizer, cockpit = parts(case, folder)
+    model, optimizer, cockpit = parts(case, folder)
     for step in range(STEPS):
         if step == case.cut:
-            states = [each.state_dict() for each in (parallel, optimizer, cockpit)]
+            states = [each.state_dict() for each in (model, optimizer, cockpit)]
             distributed.barrier()  # the file is written by one process, and read by all
-            parallel, optimizer, cockpit = parts(case, folder, resume=True)
-            for each, state in zip((parallel, optimizer, cockpit), states, strict=True):
+            model, optimizer, cockpit = parts(case, folder, resume=True)
+            for each, state in zip((model, optimizer, cockpit), states, strict=True):
                 each.load_state_dict(state)
             distributed.barrier()
         optimizer.zero_grad()
         for piece in range(case.micro):
             rows = slice(piece * len(x) // case.micro, (piece + 1) * len(x) // case.micro)
             last = piece == case.micro - 1
-            parallel.require_backward_grad_sync = last
-            loss = loss_function(parallel(x[rows]), y[rows])
+            if case.micro > 1:
+                model.require_backward_grad_sync = last
+            loss = loss_function(model(x[rows]), y[rows])
             with cockpit(step, loss=loss, optimizer=optimizer, accumulating=not last):
                 (loss / case.micro).backward()
         optimizer.step()
@@ -141,13 +176,13 @@ def train(rank: int, case: Case, folder: Path) -> None:
 
 def parts(case: Case, folder: Path, resume: bool = False) -> tuple[Any, Any, gradlens.Cockpit]:
     """The network, the optimizer and the cockpit of a process."""
-    parallel = nn.parallel.DistributedDataParallel(NETWORKS[case.network]())
-    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.05)
+    model = WRAPPERS[case.wrapper](NETWORKS[case.network]())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     path, reduction = folder / "run.jsonl", case.reduction
     cockpit = gradlens.Cockpit(
-        parallel, quantities(), run=path, resume=resume, loss_reduction=reduction
+        model, quantities(), run=path, resume=resume, loss_reduction=reduction
     )
-    return parallel, optimizer, cockpit
+    return model, optimizer, cockpit
 
 
 def in_one_process(case: Case) -> gradlens.History:

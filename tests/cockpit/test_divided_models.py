@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import time
 import traceback
@@ -188,6 +189,78 @@ def other_schedules(rank: int) -> None:
     assert "the same quantities and schedules" in str(history["Loss"][1])
 
 
+def replicated() -> nn.Module:
+    return nn.parallel.DistributedDataParallel(network())
+
+
+def tracked_by_one(rank: int) -> None:
+    """The other process has no quantities, or none at most steps: none waits for the other."""
+    for model in (replicated, sharded):
+        for schedule, shared in ((linear(2), (0, 2)), (lambda step: False, ()), (None, ())):
+            chosen = [] if schedule is None else [NormTest(schedule)]
+            history = trained(model(), chosen if rank else [NormTest()], half(rank))
+            for step, value in history["NormTest"].items() if history.names else ():
+                assert math.isfinite(value) == (step in shared)
+                assert step in shared or "the same quantities and schedules" in value.reason
+
+
+def state_of_another(rank: int) -> None:
+    """What a state has of one process's samples isn't taken for another's."""
+    for of_first in (True, False):
+        cockpit, state = None, None
+        for steps in ((0, 1), (2,)):
+            model = replicated()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            loss_function = nn.CrossEntropyLoss()
+            cockpit = gradlens.Cockpit(model, quantities(), loss_function=loss_function)
+            if state is not None:
+                states = [state]
+                if of_first:
+                    distributed.broadcast_object_list(states)
+                model.load_state_dict(states[0][0])
+                cockpit.load_state_dict(states[0][1])
+            for step in steps:
+                x, y = half(rank)(step)
+                optimizer.zero_grad()
+                loss = loss_function(model(x), y)
+                with cockpit(step, loss=loss, optimizer=optimizer):
+                    loss.backward()
+                optimizer.step()
+            state = [model.state_dict(), cockpit.state_dict()]
+        assert cockpit is not None
+        assert ("the state of another one" in str(cockpit.history["Alpha"][1])) == of_first
+        assert cockpit.history["NormTest"][2] > 0
+
+
+def different_numbers_of_batches(rank: int) -> None:
+    """Inside of ``join``, a process that has no further batch doesn't take part."""
+    model = replicated()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    cockpit = gradlens.Cockpit(model, quantities(), loss_function=nn.CrossEntropyLoss())
+    with model.join():
+        for step in range(1 + 2 * rank):
+            x, y = half(rank)(step)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            with cockpit(step, loss=loss, optimizer=optimizer):
+                loss.backward()
+            optimizer.step()
+    cockpit.close()
+    history = cockpit.history
+    assert list(history["Loss"]) == [*range(1 + 2 * rank)]
+    assert all("DistributedDataParallel.join" in str(history[name][0]) for name in history.names)
+
+
+def without_the_wrapper(rank: int) -> None:
+    """Values are those of the process's own samples, and a note says so."""
+    model = replicated()
+    history = trained(model.module, [Loss(), NormTest()], half(rank))
+    (note,) = history.notes
+    assert "has 2 processes" in note.text
+    alone = trained(network(), [Loss(), NormTest()], half(rank))
+    assert history["NormTest"][0] == pytest.approx(alone["NormTest"][0])
+
+
 def made_after_forward(rank: int) -> None:
     """A forward pass leaves the parameters of the whole model unsharded."""
     model = sharded()
@@ -250,6 +323,10 @@ SCENARIOS: dict[str, Callable[[int], None]] = {
         no_samples,
         failing_pass,
         other_schedules,
+        tracked_by_one,
+        different_numbers_of_batches,
+        state_of_another,
+        without_the_wrapper,
         made_after_forward,
         one_batch,
         budget,

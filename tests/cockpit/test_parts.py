@@ -135,6 +135,128 @@ def train(
     return cockpit.history
 
 
+WEIGHTS = (None, 0.0, 0.25, 0.5, 1.0, -1.0)
+"""Factors of losses that backward is called with; ``None`` where it isn't called."""
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(WEIGHTS), min_size=2, max_size=4))
+def test_weights_of_parts(weights: list[float | None]) -> None:
+    """The loss is the sum of what backward was called on, over the factors' sum.
+
+    Per-sample gradients are those of all parts, or none.
+    """
+    model, loss_function = network(), nn.CrossEntropyLoss()
+    cockpit = gradlens.Cockpit(model, [quantities.Loss(), quantities.NormTest()])
+    sizes = [N // len(weights)] * len(weights)
+    parts = [each.split(sizes) for each in (data()[0][: sum(sizes)], data()[1][: sum(sizes)])]
+    losses, factors = [], [weight or 0.0 for weight in weights]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for place, (x, y, weight) in enumerate(zip(*parts, weights, strict=True)):
+            loss = loss_function(model(x), y)
+            losses.append(float(loss.detach()))
+            with cockpit(0, loss=loss, accumulating=place < len(weights) - 1):
+                if weight is not None:
+                    (loss * weight).backward()
+    found = {name: cockpit.history[name][0] for name in ("Loss", "NormTest")}
+    partial_sums = [sum(factors[: place + 1]) for place in range(len(factors))]
+    if any(not total and any(factors[:place]) for place, total in enumerate(partial_sums)):
+        for value in found.values():
+            assert "add up to zero" in value.reason
+        return
+    total = partial_sums[-1]
+    shares = [f / total for f in factors] if total else [1 / len(factors)] * len(factors)
+    expected = sum(share * loss for share, loss in zip(shares, losses, strict=True))
+    assert found["Loss"] == pytest.approx(expected, rel=1e-9)
+    reason = str(found["NormTest"])
+    assert all(factors) == math.isfinite(found["NormTest"])
+    assert all(factors) or "zero times the loss" in reason or "no gradient has come" in reason
+
+
+class FourParts:
+    """A step of four micro-batches; an exception leaves the context of one that is ``failing``."""
+
+    def __init__(self, failing: int | None = None, is_before: bool = False) -> None:
+        self.model = network()
+        self.cockpit = gradlens.Cockpit(self.model, [quantities.Loss(), quantities.NormTest()])
+        self.failing = failing
+        self._is_before = is_before
+
+    def run(self, parts: Sequence[int]) -> gradlens.History:
+        x, y = data()
+        for part in parts:
+            rows = slice(5 * part, 5 * part + 5)
+            loss = nn.functional.cross_entropy(self.model(x[rows]), y[rows])
+            with self.cockpit(0, loss=loss, accumulating=part < 3):
+                if part == self.failing and self._is_before:
+                    raise MemoryError
+                (loss / 4).backward()
+                if part == self.failing:
+                    raise MemoryError
+        return self.cockpit.history
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before backward", "behind"])
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_an_exception_in_a_part(failing: int, is_before: bool) -> None:
+    """The step is repeated, or goes on, which is known where ``p.grad`` has nothing from before."""
+    repeated, going_on = FourParts(failing, is_before), FourParts(failing, is_before)
+    for each in (repeated, going_on):
+        with pytest.raises(MemoryError):
+            each.run(range(failing + 1))
+    repeated.failing = None
+    repeated.model.zero_grad()
+    assert_same_histories(repeated.run(range(4)), FourParts().run(range(4)))
+    rest = range(failing + 1, 4)
+    found = going_on.run(rest)
+    if failing == 0 and is_before:
+        assert_same_histories(found, FourParts().run(rest))
+    else:
+        assert all("still in p.grad" in found[name][0].reason for name in found.names)
+
+
+def alphas(parts: int, at: int | None, how: str) -> Any:
+    """Of four steps, the second of which is left ``at`` a part by an exception, or without it."""
+    model, (x, y) = network(), data()
+    optimizer, loss_function = torch.optim.SGD(model.parameters(), lr=0.05), nn.CrossEntropyLoss()
+    cockpit = gradlens.Cockpit(model, [quantities.Alpha()], loss_function=loss_function)
+
+    def train(step: int, at: int | None) -> None:
+        optimizer.zero_grad()
+        for part, (inputs, labels) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
+            if part == at and how == "left out":
+                return
+            loss = loss_function(model(inputs), labels)
+            with cockpit(step, loss=loss, optimizer=optimizer, accumulating=part < parts - 1):
+                if part == at:
+                    raise MemoryError
+                (loss / parts).backward()
+
+    for step in range(4):
+        try:
+            train(step, at if step == 1 else None)
+        except MemoryError:
+            if how == "repeated":
+                train(step, None)
+        optimizer.step()
+    cockpit.close()
+    return cockpit.history["Alpha"]
+
+
+@pytest.mark.filterwarnings("ignore:.*have no values, since none of them was the last")
+@pytest.mark.parametrize("how", ["repeated", "given up", "left out"])
+@pytest.mark.parametrize(("parts", "at"), [(1, 0), (4, 0), (4, 2), (4, 3)])
+def test_an_interval_ends_with_a_step_that_was_completed(parts: int, at: int, how: str) -> None:
+    found, expected = alphas(parts, at, how), alphas(parts, None, how)
+    if how == "repeated":
+        assert_same_records(dict(found), dict(expected))
+    elif how == "left out" and at == 0:  # a step without any context
+        assert "enter the context at every step" in found[0].reason
+    else:
+        assert "was never completed" in found[0].reason
+
+
 @pytest.mark.parametrize("tokens", [False, True], ids=["samples", "tokens"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("sizes", [(10, 10), (7, 13), (1,) * N, (3, 1, 9, 7)], ids=str)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -349,6 +349,46 @@ def test_a_backward_pass_may_keep_the_graph(keeps: bool) -> None:
     output.register_hook(lambda _: found.append(private.keeps_graph()))
     output.sum().backward(retain_graph=keeps)
     assert found == [keeps]
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_without", [False, True])
+def test_the_first_pass_through_a_static_graph_exchanges(
+    one_process: None, is_without: bool
+) -> None:
+    exchanged: list[Tensor] = []
+
+    def exchange(_: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+        exchanged.append(bucket.buffer())
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    model, x = nn.parallel.DistributedDataParallel(nn.Linear(3, 1), static_graph=True), leaf(2, 3)
+    exchange.__annotations__.clear()  # torch compares them with classes
+    model.register_comm_hook(None, exchange)
+    loss = model(x).sum()
+    with private.without_exchange(model) if is_without else nullcontext():
+        torch.autograd.grad(loss, x, retain_graph=True)
+    assert bool(exchanged) != is_without
+    exchanged.clear()
+    loss.backward()
+    assert bool(exchanged) == is_without
+
+
+def test_a_model_is_joined_inside_of_join(one_process: None) -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+    assert not private.is_joined(model)
+    for enable in (True, False):
+        with model.join(enable=enable):
+            model(leaf(2, 3)).sum().backward()
+            assert private.is_joined(model) == enable
 
 
 @pytest.mark.parametrize("grouped", [False, True])
