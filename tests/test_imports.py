@@ -40,8 +40,14 @@ BELOW = {
     "gradlens.compat.cockpit_log": ("gradlens.history",),
     "gradlens.instruments": ("gradlens.history",),
     "gradlens.plotting": ("gradlens.instruments", "gradlens.compat.cockpit_log"),
+    "gradlens.integrations": ("gradlens.cockpit", "gradlens.plotting"),
     "gradlens.cli": ("gradlens._version", "gradlens.cockpit", "gradlens.plotting"),
-    "gradlens": ("gradlens.cli", "gradlens.compat.taiyi", "gradlens.recorders"),
+    "gradlens": (
+        "gradlens.cli",
+        "gradlens.compat.taiyi",
+        "gradlens.integrations",
+        "gradlens.recorders",
+    ),
 }
 """The packages from the bottom up, each with those directly below it.
 
