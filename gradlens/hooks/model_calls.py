@@ -107,7 +107,7 @@ class ModelCalls:
 def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCall:
     leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     tensors = [leaf for leaf in leaves if leaf.dim() and leaf.layout == torch.strided]
-    nodes = [tensor.grad_fn for tensor in _tensors(output)]
+    nodes = [tensor.grad_fn for tensor in tensors_of(output)]
     numbers = frozenset(n for node in nodes if node is not None for n in _numbers(node))
     is_first = not any(tensor.requires_grad for tensor in tensors)
     return ModelCall(tuple(map(Given.of, tensors)), numbers, is_first)
@@ -124,7 +124,8 @@ def _numbers(node: Node) -> Iterator[int]:
         yield sequence_number(node)
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
+def tensors_of(output: Any) -> Iterator[Tensor]:
+    """The tensors in what a model has returned: a tensor, a container, or an object with fields."""
     for leaf in tree_leaves(output):
         if isinstance(leaf, Tensor):
             yield leaf

@@ -17,6 +17,7 @@ import gradlens
 from gradlens.hooks.torch_private import forward_hooks
 from gradlens.integrations.transformers import CockpitCallback
 from gradlens.quantities import (
+    Alpha,
     Distance,
     GradCovariance,
     GradNorm,
@@ -44,6 +45,7 @@ QUANTITIES: tuple[type[Quantity], ...] = (
     GradCovariance,
     UpdateSize,
     Distance,
+    Alpha,
 )
 
 
