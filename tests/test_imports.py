@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
+from typing import get_origin
 
 import pytest
 
@@ -232,4 +233,8 @@ def test_methods_of_curvature_are_all_documented() -> None:
 
 
 def _is_reduction(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, reductions.Reduction)
+    return (
+        isinstance(value, type)
+        and get_origin(value) is None
+        and issubclass(value, reductions.Reduction)
+    )

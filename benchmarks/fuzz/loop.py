@@ -31,7 +31,7 @@ from benchmarks.fuzz.trace import (
     settings,
     without_addresses,
 )
-from benchmarks.fuzz.watch import CockpitWatch, Pass, RefusedError, Watch
+from benchmarks.fuzz.watch import Pass, RefusedError, Watch
 from benchmarks.fuzz.ways import WAYS
 
 
@@ -266,8 +266,6 @@ def run(recipe: Recipe, watch: Watch) -> Trace:
             trace = Loop(recipe, watch).run()
         finally:
             random.setstate(state)
-            if isinstance(watch, CockpitWatch):
-                watch.clean_up()
     # Anomaly mode appends the traceback of the forward pass.
     lines = [(one.category.__name__, str(one.message).partition("\n")[0]) for one in given]
     texts = [f"{category}: {without_addresses(line)}" for category, line in lines]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Pass:
-    """A forward pass; ``samples`` is ``None`` for a single vector."""
+    """A forward pass; ``samples`` is ``None`` for a single vector.
+
+    ``shown`` is ``loss_scale`` times the loss, if a framework shows that instead.
+    """
 
     inputs: Tensor
     outputs: Tensor
     targets: Tensor
     loss: Tensor
     samples: int | None
+    shown: Tensor | None = None
+    loss_scale: float | None = None
 
 
 class RefusedError(Exception):
@@ -78,6 +84,8 @@ class CockpitWatch(Watch):
         recipe = loop.recipe
         if "run file" in recipe.options:
             self._folder = Path(tempfile.mkdtemp(prefix="gradlens-fuzz-"))
+            # The history of a resumed run reads the file later.
+            weakref.finalize(self, shutil.rmtree, self._folder)
         if "extended" in recipe.options:
             gradlens.extend(loop.model)
         self._build(loop)
@@ -120,7 +128,8 @@ class CockpitWatch(Watch):
         self._last_step = step
         given: dict[str, Any] = {}
         if found is not None and "without loss" not in options:
-            given["loss"] = found.loss
+            given["loss"] = found.loss if found.shown is None else found.shown
+            given["loss_scale"] = found.loss_scale
         if "optimizer" in options and loop.optimizers:
             given["optimizer"] = loop.optimizers[0]
         if found is not None and "batch size" in options and found.samples is not None:
@@ -152,7 +161,3 @@ class CockpitWatch(Watch):
         self.cockpit.close()
         if self._folder is not None:
             gradlens.History.load(self._folder / "run.jsonl")
-
-    def clean_up(self) -> None:
-        if self._folder is not None:
-            shutil.rmtree(self._folder)

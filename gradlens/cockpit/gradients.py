@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor
 from gradlens.cockpit.batch_assembly import BatchAssembly, Whole, need_gradients
 from gradlens.cockpit.model import removed
 from gradlens.history.coverage import Coverage, few
-from gradlens.hooks.backward_call import BackwardCall
 from gradlens.numerics.formulas import inner_test_error
 from gradlens.numerics.shards import own_part
 from gradlens.numerics.strata import Drawn, count
@@ -24,9 +22,9 @@ from gradlens.per_sample.gradients import Gradients, Setting
 from gradlens.per_sample.kept_samples import KeptGradients, smaller
 from gradlens.per_sample.labelling.batch import Batch
 from gradlens.per_sample.labelling.planner import UNUSED
-from gradlens.per_sample.loss_scale import loss_scale, unscaled_loss
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.reducing import Reducer
+from gradlens.per_sample.scales import loss_scale, unscaled_loss
 from gradlens.quantities.step import REMOVED
 from gradlens.reductions import Deviations, Reduction
 
@@ -101,17 +99,21 @@ class StepGradients:
         """ℓₙ of this part of the batch, from the loss's graph; ``UnavailableError`` without."""
         return self._gradients.losses()
 
-    @contextmanager
-    def collecting(self) -> Iterator[None]:
-        """Collect gradients in the backward pass of the loss, or of what backward is called on."""
-        loss = self._info.get("loss")
-        if loss is not None:
-            self._timed(self._gradients.begin, loss)
-        with BackwardCall(lambda tensor: self._timed(self._gradients.called_on, tensor)):
-            try:
-                yield
-            finally:
-                self._gradients.end()
+    def begin(self, loss: Tensor) -> None:
+        """Find the samples of the loss, before backward is called."""
+        self._timed(self._gradients.begin, loss)
+
+    def called_on(self, root: Tensor) -> None:
+        """Backward is about to be called, though the loss was passed."""
+        self._timed(self._gradients.called_on, root)
+
+    def receive_factor(self, factor: Tensor) -> None:
+        """Collect gradients from now on, in the backward pass that has reached the loss."""
+        self._gradients.receive_factor(factor)
+
+    def end(self) -> None:
+        """Remove the hooks on the loss's graph."""
+        self._gradients.end()
 
     def _timed(self, begin: Callable[[Tensor], None], tensor: Tensor) -> None:
         start = time.perf_counter()

@@ -60,10 +60,11 @@ def untracked(setting: Setting) -> list[str]:
 
 def removed(setting: Setting) -> list[str]:
     """Names of tracked parameters that the model doesn't have any more."""
-    if setting.model is None or setting.sharding is not None:
+    if setting.model is None:
         return []
     present = {id(parameter) for parameter in setting.model.parameters()}
-    return [name for name, p in setting.parameters.items() if id(p) not in present]
+    leaves = setting.leaves
+    return [n for n, p in setting.parameters.items() if not present & {id(p), id(leaves[n])}]
 
 
 def trainable_parameters(

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from gradlens.cockpit.boundary import Refuse
 from gradlens.cockpit.extensions import StepExtensions, needs_layer_hooks, step_extensions
 from gradlens.cockpit.gradients import StepGradients
-from gradlens.cockpit.loss_weight import LossWeight
 from gradlens.cockpit.model import removed, untracked
 from gradlens.cockpit.plain import recordable
 from gradlens.cockpit.tracking import Tracking
@@ -31,10 +30,11 @@ from gradlens.hooks.torch_private import uncompiled_backward
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.kept_samples import KeptGradients
-from gradlens.per_sample.loss_scale import loss_scale, unscaled_loss
+from gradlens.per_sample.loss_factor import LossFactor
 from gradlens.per_sample.losses import PerSampleLosses
+from gradlens.per_sample.scales import gradient_scale, loss_scale, unscaled_loss
 from gradlens.quantities.quantity import Phase, Quantity
-from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step, gradient_scale
+from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction
 
 
@@ -67,7 +67,7 @@ class TrackedStep:
         self._gradients: StepGradients | None = None
         self._losses: PerSampleLosses | None = None
         self._losses_reason = ""
-        self._weight: LossWeight | None = None
+        self._factor: LossFactor | None = None
         self._values: dict[str, Any] = {}
         self._earlier: dict[str, Any] = {}
         self._before: dict[str, Tensor] = {}
@@ -94,7 +94,6 @@ class TrackedStep:
         self._check_user_hooks()
         self._check_needs(tracking.boundary.strict or not tracking.run.has_recorded)
         if self._active or self._by_user or tracking.updates.interval is not None:
-            self._global_state.keep_gradients(tracking.setting.leaves.values())
             self._prepare_contained()
         if tracking.budget is not None:
             tracking.budget.begin_backward()
@@ -109,6 +108,7 @@ class TrackedStep:
 
     def _prepare(self) -> None:
         step, model = self._global_step, self._tracking.setting.model
+        self._global_state.keep_gradients(self._tracking.setting.leaves.values())
         self._check_layer_hooks()
         if self._debug:
             print(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
@@ -168,7 +168,7 @@ class TrackedStep:
     def _release(self) -> None:
         if self._gradients is not None:
             self._gradients.release()
-        self._gradients = self._losses = self._weight = None
+        self._gradients = self._losses = self._factor = None
         self._before = {}
         # Results of extensions that only quantities need are removed from the parameters.
         saved = frozenset() if self._extensions is None else self._extensions.saved
@@ -346,15 +346,11 @@ class TrackedStep:
         wants_gradients = extensions.per_sample or interval is not None or is_part
         wants_gradients |= self._losses is not None
         wants_step = any("optimizer" in quantity.needs for quantity in self._active)
-        if wants_gradients or wants_step:
-            self._weight = LossWeight(self._info)
-            stack.enter_context(self._weight.call())
         if wants_gradients:
             self._gradients = self._step_gradients()
-            stack.enter_context(self._gradients.collecting())
-        if self._weight is not None:
-            stack.callback(self._weight.stop)
-            self._weight.start()
+        if wants_gradients or wants_step:
+            self._factor = LossFactor(self._info, self._gradients)
+            stack.enter_context(self._factor.finding())
         if within or extensions.hooks:
             hooks = [partial(self._run_hook, quantity, hook) for quantity, hook in extensions.hooks]
             stack.enter_context(with_extensions(within, hooks, self._debug))
@@ -434,14 +430,14 @@ class TrackedStep:
         if self._losses is None:
             known: Tensor | None = self._info.get("individual_losses")
             return None if known is None else known.detach()
-        assert self._weight is not None
+        assert self._factor is not None
         try:
-            factor = self._weight.factor
+            factor = self._factor.factor
         except UnavailableError as reason:
             self._losses.refuse(str(reason))
             return None
-        if self._weight.loss is not None:
-            self._losses.check_sum(self._weight.loss / loss_scale(self._info), factor)
+        if self._factor.loss is not None:
+            self._losses.check_sum(self._factor.loss / loss_scale(self._info), factor)
         values, samples = self._losses.values, self._samples
         if values is not None and len(values) == (samples or len(values)):
             return values / factor
@@ -464,12 +460,12 @@ class TrackedStep:
 
     def _loss_weight(self) -> float:
         """That of ``Step``; a NaN with the reason if it isn't known."""
-        gradients, weight = self._gradients, self._weight
+        gradients, factor = self._gradients, self._factor
         if gradients is not None and gradients.whole is not None:
             return gradients.whole.part.weight / gradient_scale(self._info)
-        if weight is None:
+        if factor is None:
             return 1.0
-        found: float = self._tracking.boundary.value("the loss's weight", lambda: weight.weight)
+        found: float = self._tracking.boundary.value("the loss's weight", lambda: factor.weight)
         return found
 
     def _step(self, individual_losses: Tensor | None) -> Step:

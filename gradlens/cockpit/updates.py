@@ -15,7 +15,7 @@ from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.plain import recordable
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.checksums import checksums, sums_of_bits
+from gradlens.numerics.checksums import checksums, differing, sums_of_bits
 from gradlens.numerics.saveable import restored, saveable
 from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Drawn, Stratum, all_drawn
@@ -282,8 +282,7 @@ class PendingUpdate:
     def close(self) -> None:
         """Remove the hook from the optimizer: the next step begins."""
         if self._end and not self.overtaken:
-            now = sums_of_bits(self.step.parameters)
-            changed = [name for name, end in self._end.items() if end.to(now[name]) != now[name]]
+            changed = differing(self._end, sums_of_bits(self.step.parameters))
             self.overtaken = CHANGED.format(names=few(changed)) if changed else ""
         for handle in self._handles:
             handle.remove()

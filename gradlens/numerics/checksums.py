@@ -30,6 +30,15 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return dict(zip(tensors, torch.stack(sums).tolist(), strict=True))
 
 
+def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:
+    """Names of tensors whose sums of bits differ, by a single synchronisation with the device."""
+    if not before:
+        return []
+    differs = [sum_before.to(now[name]) != now[name] for name, sum_before in before.items()]
+    flags = torch.stack([each.to(differs[0].device) for each in differs]).tolist()
+    return [name for name, flag in zip(before, flags, strict=True) if flag]
+
+
 def _sum_of_bits(tensor: Tensor) -> Tensor:
     parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return parts.contiguous().view(INTEGERS[parts.element_size()]).sum(dtype=torch.int64)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 
 from torch import Tensor, nn
 
-from gradlens.hooks.backward_call import BackwardCall
 from gradlens.hooks.gathering import sharding_of
 from gradlens.hooks.layer_hooks import NO_MODULE
 from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.per_sample.gradients import Gradients, Setting
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
+from gradlens.per_sample.loss_factor import LossFactor
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.reducing import Reducer
 
@@ -51,18 +52,16 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         self._operators: dict[str, GradientOperator] = {}
         self._gradients: Gradients | None = None
         self._reducer: Reducer | None = None
-        self._backward: BackwardCall | None = None
+        self._contexts = ExitStack()
 
     def __enter__(self) -> per_sample_gradients:
         self._operators = {}
-        self._gradients = Gradients(self._setting, {"batch_size": self._batch_size})
+        info = {"loss": self._loss, "batch_size": self._batch_size}
+        self._gradients = Gradients(self._setting, info)
         collector = self._gradients.collector
         self._reducer = Reducer(self._setting.parameters, collector, (), keep=lambda each: each)
         self._reducer.start(self._setting.leaves)
-        if self._loss is not None:
-            self._gradients.begin(self._loss)
-        self._backward = BackwardCall(self._gradients.called_on)
-        self._backward.__enter__()
+        self._contexts.enter_context(LossFactor(info, self._gradients).finding())
         return self
 
     def __exit__(
@@ -73,10 +72,7 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     ) -> None:
         assert self._gradients is not None
         assert self._reducer is not None
-        if self._backward is not None:
-            self._backward.__exit__(kind, error, traceback)
-            self._backward = None
-        self._gradients.end()
+        self._contexts.close()
         self._reducer.finish()
         found = self._reducer.kept
         self._operators = {name: found[name] for name in self._setting.parameters if name in found}

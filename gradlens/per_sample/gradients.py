@@ -9,12 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from gradlens.hooks.backpack_context import own_pass
 from gradlens.hooks.gathering import Sharding
 from gradlens.hooks.model_calls import Given, calls_behind
-from gradlens.hooks.module_hooks import on_gradient
 from gradlens.hooks.node_kinds import LEAF
 from gradlens.hooks.torch_private import BatchNorm
 from gradlens.hooks.undisturbed import buffers_kept
@@ -36,7 +34,7 @@ from gradlens.per_sample.labelling.graph import Edge, Graph, is_python_function
 from gradlens.per_sample.labelling.plan import Plan
 from gradlens.per_sample.labelling.planner import plan_of
 from gradlens.per_sample.labelling.saved import reading_changes_buffers
-from gradlens.per_sample.loss_scale import loss_scale
+from gradlens.per_sample.scales import loss_scale
 
 MAX_PLANS = 64
 """Plans that are kept: those of as many lengths of sequences, say."""
@@ -130,26 +128,18 @@ class Gradients:
         self._info = info
         self._needs_losses = needs_losses
         self._losses: GraphLosses | None = None
-        self._given = False
         self._loss: Tensor | None = None
         self._pass: BackwardPass | None = None
-        self._handle: RemovableHandle | None = None
 
-    def called_on(self, tensor: Tensor) -> None:
-        """``backward`` is about to be called on a tensor: the loss, or something made of it."""
-        if not self._given:
-            self.end()
-            self._begin(tensor)
-        elif self._loss is not None and self._loss.requires_grad and tensor is not self._loss:
-            beside = _reached_beside(self._loss, tensor, self._setting.names)
+    def called_on(self, root: Tensor) -> None:
+        """``backward`` is about to be called on the loss, or on something made of it."""
+        if self._loss is not None and self._loss.requires_grad and root is not self._loss:
+            beside = _reached_beside(self._loss, root, self._setting.names)
             self.collector.refuse_all(beside, BESIDE_LOSS)
 
     def begin(self, loss: Tensor) -> None:
-        """Find the plan of the loss that the user has passed, and set hooks on its graph."""
-        self._given = True
-        self._begin(loss)
-
-    def _begin(self, loss: Tensor) -> None:
+        """Find the plan of the loss, and set hooks on its graph."""
+        self.end()
         self._loss = loss
         with self._setting.own_passes():
             try:
@@ -179,7 +169,6 @@ class Gradients:
             self._losses = GraphLosses(graph, plan, loss)
             self._losses.start()
         self._pass = BackwardPass(graph, plan, self.batch, self.collector, setting.model)
-        self._handle = on_gradient(loss, self._receive_factor)
         self._pass.start()
         self._pass.paused = True  # until the loss's gradient is known
         if setting.batchnorm == "frozen" and plan.coupling:
@@ -220,29 +209,31 @@ class Gradients:
         nodes = [graph.nodes[number] for number in plan.coupling]
         reason = ""
         try:
+            self._pass.paused = False
             with _gathered(self._setting, graph), _own_pass(self._setting, graph):
                 uncoupled_gradients(loss, nodes, self._setting.leaves)
         except Exception as error:  # such as that of a checkpoint
             reason = first_line(error)
+        self._pass.paused = True
         if not reason:
-            self.closed = self._pass.paused = True
+            self.closed = True
             return
         self.collector.clear()
         front = in_front_of(plan.coupling, graph, self._setting.leaves)
         self.collector.refuse_all(front, NOT_FROZEN.format(reason=reason))
 
-    def _receive_factor(self, gradient: Tensor) -> None:
+    def receive_factor(self, factor: Tensor) -> None:
         """∂(what backward is called on)/∂(the step's loss), a factor that gₙ must not contain."""
         if self._pass is None:
             return
         try:
             # Nothing else can run before the loss's gradient: on a GPU, this is one kernel launch.
-            factor = float(gradient.detach().sum()) * loss_scale(self._info)
+            found = float(factor)
         except Exception as error:  # the user's backward pass goes on
             self.collector.refuse_all(self._setting.parameters, FAILED.format(first_line(error)))
             return
-        self.batch = replace(self.batch, factor=factor)
-        if not factor:
+        self.batch = replace(self.batch, factor=found)
+        if not found:
             self.collector.refuse_all(self._setting.parameters, TIMES_ZERO)
         elif not self.closed:
             self._pass.batch = self.batch
@@ -259,11 +250,9 @@ class Gradients:
         """Remove all hooks, and release the graph."""
         if self._losses is not None:
             self._losses.stop()
-        if self._handle is not None:
-            self._handle.remove()
         if self._pass is not None:
             self._pass.stop()
-        self._handle = self._pass = self._loss = None
+        self._pass = self._loss = None
 
 
 def _own_pass(setting: Setting, graph: Graph) -> AbstractContextManager[None]:

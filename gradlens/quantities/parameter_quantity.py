@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
+from gradlens.per_sample.scales import gradient_scale
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.selective import choose_parameters
-from gradlens.quantities.step import REMOVED, Step, gradient_scale
+from gradlens.quantities.step import REMOVED, Step
 from gradlens.signals.selection import Selection, Selectors, selection
 
 NO_GRADIENT = "it has no gradient: the loss doesn't depend on it, or it is frozen"

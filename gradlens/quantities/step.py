@@ -13,6 +13,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import layer_of
 from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.per_sample.scales import gradient_scale
 from gradlens.reductions import Reduction
 from gradlens.signals.layer_signals import LayerSignals
 
@@ -143,12 +144,6 @@ class Step:
             raise UnavailableError(NO_GRADIENTS)
         scale = gradient_scale(self.info)
         return found if scale == 1 else {name: grad / scale for name, grad in found.items()}
-
-
-def gradient_scale(info: Mapping[str, Any]) -> float:
-    """The factor of the gradients by ``info["scaler"]``, a ``GradScaler``; 1 without it."""
-    scaler = info.get("scaler")
-    return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
 
 
 NOTHING_COVERED = (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,8 +14,7 @@ from gradlens.hooks.backward_call import BackwardCall
 from gradlens.hooks.module_hooks import on_gradient
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import TIMES_ZERO
-from gradlens.per_sample.loss_scale import loss_scale
-from gradlens.quantities.step import gradient_scale
+from gradlens.per_sample.scales import gradient_scale, loss_scale
 
 LINEAR = {
     f"{name}Backward{n}"
@@ -27,46 +27,80 @@ LINEAR_IN_ONE = {"MulBackward0", "DivBackward0"}
 """Nodes that are linear in the first input, if no other one depends on the parameters."""
 
 
-class LossWeight:
-    """Finds the factor between the loss and what backward is called on in a context.
+class OfLoss(Protocol):
+    """What depends on the loss of a backward pass, and on its factor."""
+
+    def begin(self, loss: Tensor) -> None:
+        """The loss is known, and backward hasn't been called yet."""
+
+    def called_on(self, root: Tensor) -> None:
+        """Backward is about to be called, though the loss was passed."""
+
+    def receive_factor(self, factor: Tensor) -> None:
+        """The factor is known, and backward has reached nothing but the loss."""
+
+    def end(self) -> None:
+        """The backward passes are over."""
+
+
+class LossFactor:
+    """Finds the factor between the step's loss and what backward is called on in a context.
 
     It is 0.5 for ``(loss / 2).backward()``. ``loss`` is what the user has passed, and otherwise
     what backward is called on; the step's loss is ``loss`` over ``loss_scale=``.
     """
 
-    def __init__(self, info: Mapping[str, Any]) -> None:
+    def __init__(self, info: Mapping[str, Any], of_loss: OfLoss | None = None) -> None:
         self.loss: Tensor | None = info.get("loss")
+        self._is_given = self.loss is not None
         self._info = info
+        self._of_loss = of_loss
         self._calls = 0
-        self._is_multiple = True
+        self._root: Tensor | None = None
         self._found: list[Tensor] = []
         self._handle: RemovableHandle | None = None
 
-    def call(self) -> BackwardCall:
+    @contextmanager
+    def finding(self) -> Iterator[None]:
         """A context for the backward pass."""
-        return BackwardCall(self._called_on)
+        if self.loss is not None:
+            self._begin(self.loss)
+        try:
+            with BackwardCall(self._called_on):
+                yield
+        finally:
+            self._remove_hook()
+            if self._of_loss is not None:
+                self._of_loss.end()
 
-    def start(self) -> None:
-        """Set a hook on the loss, if it was passed; passes of gradlens's own are over."""
-        if self.loss is not None and self.loss.requires_grad:
-            self._handle = on_gradient(self.loss, self._receive)
+    def _begin(self, loss: Tensor) -> None:
+        self.loss = loss
+        self._remove_hook()
+        if self._of_loss is not None:
+            self._of_loss.begin(loss)
+        if loss.requires_grad:  # a hook now, since passes of gradlens's own are over
+            self._handle = on_gradient(loss, self._receive)
 
-    def stop(self) -> None:
-        """Remove the hook."""
+    def _remove_hook(self) -> None:
         if self._handle is not None:
             self._handle.remove()
 
     def _called_on(self, root: Tensor) -> None:
         self._calls += 1
-        if self.loss is None:
-            self.loss = root
-            self.start()
-        self._is_multiple = is_multiple(root, self.loss)
         if self._calls == 1:  # those of torch.autograd.grad
             self._found.clear()
+        if self.loss is None or not self._is_given:
+            self._begin(root)
+            return
+        self._root = root
+        if self._of_loss is not None:
+            self._of_loss.called_on(root)
 
     def _receive(self, gradient: Tensor) -> None:
-        self._found.append(gradient.detach().sum() * loss_scale(self._info))
+        factor = gradient.detach().sum() * loss_scale(self._info)
+        self._found.append(factor)
+        if self._of_loss is not None:
+            self._of_loss.receive_factor(factor)
 
     @property
     def factor(self) -> float:
@@ -89,7 +123,8 @@ class LossWeight:
 
         ``UnavailableError`` if that isn't a constant multiple of the loss.
         """
-        if not self._is_multiple:
+        root, loss = self._root, self.loss
+        if root is not None and loss is not None and not is_multiple(root, loss):
             raise UnavailableError(NO_MULTIPLE)
         return self.factor / gradient_scale(self._info)
 

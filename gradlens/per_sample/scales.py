@@ -1,4 +1,4 @@
-"""The loss that a step is about, where a training loop shows only a multiple of it."""
+"""Factors of the loss and of gradients that training loops and frameworks multiply them by."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ def unscaled_loss(info: Mapping[str, Any]) -> Tensor | None:
         return loss
     with torch.enable_grad():
         return loss / scale
+
+
+def gradient_scale(info: Mapping[str, Any]) -> float:
+    """The factor of the gradients by ``info["scaler"]``, a ``GradScaler``; 1 without it."""
+    scaler = info.get("scaler")
+    return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
