@@ -24,7 +24,9 @@ ROOT = Path(__file__).parent.parent
 BELOW = {
     "gradlens._version": (),
     "gradlens.spelling": (),
-    "gradlens.history": ("gradlens.spelling",),
+    "gradlens.messages": (),
+    "gradlens.history": ("gradlens.messages", "gradlens.spelling"),
+    "gradlens.sinks": ("gradlens.history",),
     "gradlens.stateful": (),
     "gradlens.schedules": ("gradlens.spelling", "gradlens.stateful"),
     "gradlens.numerics": ("gradlens.history", "gradlens.stateful"),
@@ -36,12 +38,12 @@ BELOW = {
     "gradlens.recorders": ("gradlens.signals",),
     "gradlens.curvature": ("gradlens.per_sample",),
     "gradlens.quantities": ("gradlens.curvature", "gradlens.signals", "gradlens.schedules"),
-    "gradlens.cockpit": ("gradlens.quantities",),
+    "gradlens.cockpit": ("gradlens.quantities", "gradlens.sinks"),
     "gradlens.compat.taiyi": ("gradlens.quantities",),
     "gradlens.compat.cockpit_log": ("gradlens.history",),
     "gradlens.instruments": ("gradlens.history",),
     "gradlens.plotting": ("gradlens.instruments", "gradlens.compat.cockpit_log"),
-    "gradlens.integrations": ("gradlens.cockpit", "gradlens.plotting"),
+    "gradlens.integrations": ("gradlens.cockpit",),
     "gradlens.cli": ("gradlens._version", "gradlens.cockpit", "gradlens.plotting"),
     "gradlens": (
         "gradlens.cli",
@@ -59,6 +61,7 @@ package with the longest name that its own name starts with.
 WITHOUT_TORCH = (
     "gradlens",
     "gradlens.history.*",
+    "gradlens.sinks.*",
     "gradlens.compat.cockpit_log",
     "gradlens.instruments.*",
     "gradlens.plotting.*",

@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import NoReturn
 
 from matplotlib.figure import Figure
 
+from gradlens.cli.export import DESTINATIONS, check_layers
 from gradlens.cli.run_names import run_names
 from gradlens.cli.summary_text import render
 from gradlens.cli.watch import FileDisplay, WindowDisplay, watch
 from gradlens.history.history import History
 from gradlens.instruments.style import PAPER
+from gradlens.numerics.unavailable import first_line
 from gradlens.plotting.animation import ANIMATIONS, animate
 from gradlens.plotting.comparison import compare, left_out
 from gradlens.plotting.layout import pages
@@ -26,6 +29,8 @@ from gradlens.plotting.output import FIGURES, check_suffix, write_figure
 from gradlens.plotting.plotter import up_to
 from gradlens.plotting.screen import Screen
 from gradlens.plotting.summary import summarize
+from gradlens.sinks.publisher import publish
+from gradlens.spelling import near
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -100,6 +105,39 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def _export(options: argparse.Namespace) -> int:
+    kind, *places = options.to
+    if kind not in DESTINATIONS:
+        options.wrong(f"--to {kind}: there is no such destination{near(kind, DESTINATIONS)}")
+    destination = DESTINATIONS[kind]
+    if len(places) > 1 or (destination.needs_place and not places):
+        number = "one" if destination.needs_place else "at most one"
+        options.wrong(f"--to {kind} needs {number} {destination.place}")
+    history = _load(options.run, options.until)
+    check_layers(history, options.layers or ())
+    chosen = {name: getattr(options, name) for name in ("every", "histograms_every", "layers")}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    with _failing_in(kind), destination.open(options.run, *places, **given) as sink:
+        publish(history, [sink], _raise)
+    print(f"exported {len(history)} steps to {' '.join(options.to)}")
+    return 0
+
+
+@contextmanager
+def _failing_in(library: str) -> Iterator[None]:
+    """A context whose exceptions of a library's own become ``ValueError``."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{library} failed: {first_line(error)}") from error
+
+
+def _raise(what: str, error: Exception) -> NoReturn:
+    raise ValueError(f"{what} failed: {first_line(error)}") from error
+
+
 def _screen(options: argparse.Namespace, title: str | None = None) -> Screen:
     return Screen(title or options.run.stem, options.layers, options.log_steps)
 
@@ -147,5 +185,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "watch": _watch,
     "summary": _summary,
     "compare": _compare,
+    "export": _export,
 }
 """By the name on the command line; each returns the exit code."""

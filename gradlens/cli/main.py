@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_watch(commands)
     _add_summary(commands)
     _add_compare(commands)
+    _add_export(commands)
     return parser
 
 
@@ -194,6 +195,44 @@ def _add_compare(commands: Commands) -> None:
     _add_log_steps(parser)
     _add_until(parser)
     parser.add_argument("--title", default="Comparison", metavar="T", help="heading")
+    parser.set_defaults(wrong=parser.error)
+
+
+def _add_export(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "export",
+        help="pass a run that is over on to TensorBoard, W&B, MLflow or a CSV file",
+        description="Pass a run that is over on, each number under its step: to a new folder of "
+        "TensorBoard, a new CSV file, or a new run of W&B or MLflow.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
+    parser.add_argument(
+        "--to",
+        nargs="+",
+        required=True,
+        metavar=("KIND", "PLACE"),
+        help="tensorboard DIR, csv FILE, wandb [PROJECT] or mlflow [EXPERIMENT]",
+    )
+    parser.add_argument(
+        "--every",
+        type=_positive,
+        metavar="K",
+        help="least number of steps between two numbers of a series (default: 1)",
+    )
+    parser.add_argument(
+        "--histograms-every",
+        type=_positive,
+        metavar="K",
+        help="least number of steps between two histograms (default: 50)",
+    )
+    parser.add_argument(
+        "--layers",
+        nargs="+",
+        metavar="NAME",
+        help="parameters and layers whose own numbers are exported, too",
+    )
+    _add_until(parser)
     parser.set_defaults(wrong=parser.error)
 
 

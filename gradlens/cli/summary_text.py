@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradlens.history.coverage import CoverageTable
+from gradlens.history.lines import Line
 from gradlens.history.records import Note
 from gradlens.instruments.scales import number_label
-from gradlens.instruments.series import Line
 from gradlens.plotting.summary import Extreme, Row, Summary
 
 HEADINGS = ("last", "change", "min", "step", "max", "step", "steps")

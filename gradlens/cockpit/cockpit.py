@@ -21,10 +21,12 @@ from gradlens.cockpit.arguments import (
     check_loss_function,
     check_max_bytes,
     check_run,
+    check_sink_layers,
     check_steps_in_memory,
     check_together,
     checked_info,
     checked_quantities,
+    checked_sinks,
     notes_on,
     step_number,
 )
@@ -53,9 +55,9 @@ from gradlens.per_sample.context import check_loss_reduction
 from gradlens.per_sample.gradients import Plans, Setting
 from gradlens.per_sample.kept_samples import MAX_BYTES
 from gradlens.per_sample.labelling.batch import LossReduction
-from gradlens.quantities.presets import configuration
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
+from gradlens.sinks.sink import Sink
 
 
 class Cockpit:
@@ -63,16 +65,17 @@ class Cockpit:
 
     ``params`` is the model, which is extended on the spot and whose parameters are known by name,
     or an iterable of parameters whose layers have been extended by ``gradlens.extend`` or
-    BackPACK's ``extend``. Parameters that need no gradient are left out. ``loss_reduction`` says
-    whether the loss is a ``"mean"`` or a ``"sum"`` over the samples. ``loss_function`` is the loss
-    module, which is extended, too, for quantities that need per-sample losses. ``run`` is the path
-    of a file that values are written to as they come; an existing one is continued with
+    BackPACK's ``extend``. Parameters that need no gradient are left out. ``quantities`` is a list,
+    or the name of a preset, by default "economy" (``gradlens.configuration``). ``loss_reduction``
+    says whether the loss is a ``"mean"`` or a ``"sum"`` over the samples. ``loss_function`` is the
+    loss module, which is extended, too, for quantities that need per-sample losses. ``run`` is the
+    path of a file that values are written to as they come; an existing one is continued with
     ``resume=True`` and is an error otherwise. With a file, the values of so many steps as
     ``steps_in_memory`` says are kept in memory, and earlier ones are read from the file when they
-    are asked for; ``None`` keeps all of them, as without a file. ``batchnorm`` says what a
-    per-sample gradient is where samples are coupled (``gradlens.per_sample.batchnorm``).
-    ``budget`` is the share of the training time that tracking may take, such as 0.05: schedules are
-    thinned to keep to it.
+    are asked for; ``None`` keeps all of them, as without a file. Each record is passed on to
+    ``sinks`` when it is made (``gradlens.sinks``). ``batchnorm`` says what a per-sample gradient is
+    where samples are coupled (``gradlens.per_sample.batchnorm``). ``budget`` is the share of the
+    training time that tracking may take, such as 0.05: schedules are thinned to keep to it.
     ``ValueError`` if the loss module's own reduction contradicts ``loss_reduction``.
     What fails while the run is tracked is a NaN with its reason, and training goes on; ``strict``
     raises exceptions instead, for those who develop quantities. ``max_bytes`` is the memory that
@@ -88,7 +91,7 @@ class Cockpit:
     def __init__(
         self,
         params: nn.Module | Iterable[nn.Parameter],
-        quantities: Iterable[Quantity | Aggregate] | None = None,
+        quantities: Iterable[Quantity | Aggregate] | str | None = None,
         *,
         loss_reduction: LossReduction = "mean",
         loss_function: nn.Module | None = None,
@@ -97,6 +100,7 @@ class Cockpit:
         run: str | Path | None = None,
         resume: bool = False,
         steps_in_memory: int | None = 1000,
+        sinks: Iterable[Sink] = (),
         strict: bool = False,
         max_bytes: int = MAX_BYTES,
     ) -> None:
@@ -106,7 +110,8 @@ class Cockpit:
         check_loss_function(loss_function, loss_reduction)
         check_run(run)
         check_steps_in_memory(steps_in_memory)
-        given = configuration("economy") if quantities is None else checked_quantities(quantities)
+        sinks = checked_sinks(sinks)
+        given = checked_quantities("economy" if quantities is None else quantities)
         aggregation = Aggregation(given)
         self.quantities = aggregation.quantities
         check_together(self.quantities)
@@ -116,6 +121,7 @@ class Cockpit:
         self.parameters = trainable_parameters(
             params if self.model is None else self.model, sharding
         )
+        check_sink_layers(sinks, self.model, self.parameters)
         self._ids = frozenset(id(parameter) for parameter in self.parameters.values())
         for quantity in self.quantities:
             quantity.choose(self.model, self.parameters)
@@ -141,6 +147,7 @@ class Cockpit:
             resume,
             processes.rank == 0,
             steps_in_memory,
+            sinks,
         )
         boundary = Boundary(self._run.note, strict)
         self._tracking = Tracking(
@@ -196,7 +203,7 @@ class Cockpit:
         the gradients. ``accumulating`` says that another backward pass of the same step follows:
         the step's values are those of all its micro-batches together, found at the last.
         ``info`` may hold the same under these names, and anything for quantities of the
-        user's own. ``debug`` prints what is active.
+        user's own. ``debug`` logs what is active.
         """
         step = step_number(global_step)
         check_extensions(extensions)

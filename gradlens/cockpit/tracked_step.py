@@ -27,6 +27,7 @@ from gradlens.hooks.backward_call import BackwardCall
 from gradlens.hooks.eager_calls import ran_compiled, uncompiled_calls
 from gradlens.hooks.global_state import GlobalState
 from gradlens.hooks.torch_private import uncompiled_backward
+from gradlens.messages import log
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.kept_samples import KeptGradients
@@ -111,7 +112,7 @@ class TrackedStep:
         self._global_state.keep_gradients(self._tracking.setting.leaves.values())
         self._check_layer_hooks()
         if self._debug:
-            print(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
+            log(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
         self._extensions = step_extensions(self._active, self._by_user, model, step)
         with ExitStack() as stack:
             if self._needs_graph():

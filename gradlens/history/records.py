@@ -8,8 +8,12 @@ from dataclasses import dataclass, field
 from gradlens.history.coverage import Coverage
 from gradlens.history.json_lines import Value
 from gradlens.history.view import View
+from gradlens.messages import GradlensWarning
 
 FORMAT = 1
+
+NOUNS = {"parameters": "parameter", "layers": "layer"}
+"""Entries of a value with the numbers of each parameter or layer."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Source:
         return self.kinds[0] if self.kinds else ""
 
 
-class LeftOutWarning(UserWarning):
+class LeftOutWarning(GradlensWarning):
     """A part of a run could not be read or drawn; the rest was."""
 
 

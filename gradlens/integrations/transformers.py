@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.cockpit import Cockpit
-from gradlens.history.history import History
-from gradlens.plotting.scalars import scalars
+from gradlens.history.histograms import Histogram
 from gradlens.quantities.quantity import Quantity
+from gradlens.sinks import Sink
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
@@ -74,7 +74,7 @@ class CockpitCallback(TrainerCallback):
         self._is_training = False
         self._trainings = 0
         self._checkpoint: Path | None = None
-        self._last_logged = -1
+        self._latest = LatestNumbers()
         self._contexts = ExitStack()
         # No event of a callback says that training has failed, or which checkpoint it resumes.
         trainer.train = partial(self._train, trainer.train)  # type: ignore[method-assign]
@@ -120,17 +120,10 @@ class CockpitCallback(TrainerCallback):
         resumes = state.global_step > 0
         if not resumes:
             self._trainings += 1
-        # Quantities belong to one cockpit.
-        self.cockpit = Cockpit(
-            self._trainer.model_wrapped,
-            deepcopy(self._quantities),
-            run=self._run_path(),
-            **{**self._options, **({"resume": True} if resumes else {})},
-        )
+        self.cockpit = self._new_cockpit(resumes)
         if resumes:
             self._load_state(self.cockpit)
         self._is_training = True
-        self._last_logged = state.global_step - 1
         accelerator = self._trainer.accelerator
         accelerator.backward = partial(self._backward, accelerator.backward)
 
@@ -172,7 +165,7 @@ class CockpitCallback(TrainerCallback):
     ) -> None:
         """Add the latest values to logs of the training loss."""
         if self._log and self._is_training and logs is not None and "loss" in logs:
-            found = self._latest_values()
+            found = self._latest.take()
             logs |= found
             state.log_history[-1] |= found
 
@@ -184,20 +177,25 @@ class CockpitCallback(TrainerCallback):
 
     # Tracking.
 
+    def context_arguments(self, loss: Tensor) -> dict[str, Any]:
+        """The keyword arguments of the context around a backward pass, which ``loss`` is passed to.
+
+        Override it to add others, such as ``info={"individual_losses": ...}``.
+        """
+        trainer = self._trainer
+        return {
+            "loss": loss,
+            "loss_scale": 1 / trainer.current_gradient_accumulation_steps,
+            "optimizer": trainer.optimizer,
+            "scaler": trainer.accelerator.scaler,
+            "accumulating": not trainer.accelerator.sync_gradients,
+        }
+
     def _backward(self, backward: Any, loss: Tensor, **kwargs: Any) -> None:
         """The accelerator's ``backward``, in the context of the step."""
-        trainer, cockpit = self._trainer, self.cockpit
-        assert cockpit is not None
+        assert self.cockpit is not None
         self._contexts.close()
-        scaler = trainer.accelerator.scaler
-        with cockpit(
-            trainer.state.global_step,
-            loss=loss,
-            loss_scale=1 / trainer.current_gradient_accumulation_steps,
-            optimizer=trainer.optimizer,
-            scaler=scaler,
-            accumulating=not trainer.accelerator.sync_gradients,
-        ):
+        with self.cockpit(self._trainer.state.global_step, **self.context_arguments(loss)):
             backward(loss, **kwargs)
 
     def _enter_forward(self, step: int) -> None:
@@ -223,6 +221,17 @@ class CockpitCallback(TrainerCallback):
         if isinstance(model, nn.DataParallel):
             raise ValueError(COPIED)
 
+    def _new_cockpit(self, resumes: bool) -> Cockpit:
+        options = dict(self._options)
+        if resumes:
+            options["resume"] = True
+        if self._log:
+            self._latest = LatestNumbers()
+            options["sinks"] = [*options.get("sinks", ()), self._latest]
+        # Quantities belong to one cockpit.
+        quantities = deepcopy(self._quantities)
+        return Cockpit(self._trainer.model_wrapped, quantities, run=self._run_path(), **options)
+
     def _run_path(self) -> Path | None:
         if self._run is None or self._trainings <= 1:
             return self._run
@@ -235,24 +244,30 @@ class CockpitCallback(TrainerCallback):
             return
         cockpit.load_state_dict(torch.load(file, weights_only=True), strict=False)
 
-    # Logs.
 
-    def _latest_values(self) -> dict[str, float]:
-        """The latest number of each series since the last call."""
-        assert self.cockpit is not None
-        history = self.cockpit.history
-        new = History(dict(history.sources), history.parameters)
-        for record in history.records():
-            if "values" in record and record["step"] >= self._last_logged:
-                new.append(record["step"], record["values"])
-        self._last_logged = self._trainer.state.global_step - 1
-        lines = {_key(scalar.name): scalar.line for scalar in scalars(new)}
-        latest = {key: float(line.values[-1]) for key, line in lines.items() if len(line.values)}
-        return {key: value for key, value in latest.items() if value == value}
+@final
+class LatestNumbers(Sink):
+    """Keeps the latest number of each name until they are taken."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._latest: dict[str, float] = {}
 
-def _key(name: str) -> str:
-    return "gradlens/" + name.replace(" ", "_")
+    def take(self) -> dict[str, float]:
+        """The numbers since the last call, by name."""
+        found, self._latest = self._latest, {}
+        return found
+
+    def record(
+        self, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        self._latest |= scalars
+
+    def note(self, step: int, text: str) -> None:
+        """It is no number."""
+
+    def close(self) -> None:
+        """What wasn't taken is left."""
 
 
 USE = "CockpitCallback(trainer, ...) takes the trainer that it is added to"

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from gradlens.history.history import History
 from gradlens.instruments import BUILT_IN, Instrument
 from gradlens.instruments.style import PAPER
+from gradlens.messages import GradlensWarning, log
 from gradlens.plotting.layout import WIDEST, pages
 from gradlens.plotting.loading import load_run
 from gradlens.plotting.panels import Panel, is_of_layers, layer_panels, main_panels, nothing
@@ -103,7 +104,7 @@ class CockpitPlotter:
         otherwise the working directory. The secondary screen is another file, with ``__secondary``
         after ``savename``; its further pages have ``__secondary_2`` and so on.
         ``savefig_kwargs`` are passed to ``Figure.savefig``, and their ``format`` is also the file's
-        ending. ``show_log_iter`` makes the step axis logarithmic, ``debug`` prints what is drawn.
+        ending. ``show_log_iter`` makes the step axis logarithmic, ``debug`` logs what is drawn.
         ``ValueError`` if there is nothing to draw or the path is not a run.
         """
         history = up_to(read(source), discard)
@@ -120,7 +121,7 @@ class CockpitPlotter:
                 draw(figure, history, panels, title, show_log_iter, figure is not old, widest)
                 figures[screen] = figure
         if debug:
-            print(describe(history, screens))
+            log(describe(history, screens))
         self._figures = figures
         if save_plot:
             folder = default_folder(source) if savedir is None else Path(savedir)
@@ -145,6 +146,7 @@ class CockpitPlotter:
             warnings.warn(
                 "there is nothing by layer or parameter to draw on a secondary screen: record "
                 "GradNorm, GradHist1d or GradCovariance for them",
+                GradlensWarning,
                 stacklevel=3,
             )
         return screens
@@ -176,7 +178,7 @@ def read(source: Source) -> History:
 
 def up_to(history: History, last: int | None) -> History:
     """The same history without the values and notes after step ``last``."""
-    return history if last is None else history.until(last)
+    return history if last is None else history[: last + 1]
 
 
 def describe(history: History, screens: Mapping[str, Sequence[Panel]]) -> str:

@@ -10,9 +10,9 @@ import numpy as np
 
 from gradlens.history.coverage import CoverageTable
 from gradlens.history.history import History
+from gradlens.history.lines import Floats, Line
 from gradlens.history.records import Note
-from gradlens.instruments.series import Floats, Line
-from gradlens.plotting.scalars import Scalar, scalars
+from gradlens.history.scalars import Scalar
 
 RECENT = 0.2
 """Share of a series whose median is compared with that of the same share before it."""
@@ -64,7 +64,7 @@ class Summary:
 
 def summarize(history: History) -> Summary:
     """The summary of a run, from its history alone."""
-    found = scalars(history)
+    found = history.scalars()
     told = {scalar.series for scalar in found}
     others = tuple((name, len(history[name])) for name in history.names if name not in told)
     rows = tuple(_row(scalar) for scalar in found)
