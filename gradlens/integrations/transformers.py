@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.cockpit import Cockpit
 from gradlens.history.histograms import Histogram
+from gradlens.messages import GradlensWarning
 from gradlens.quantities.quantity import Quantity
 from gradlens.sinks import Sink
 
@@ -240,7 +241,7 @@ class CockpitCallback(TrainerCallback):
     def _load_state(self, cockpit: Cockpit) -> None:
         file = None if self._checkpoint is None else self._checkpoint / STATE_FILE
         if file is None or not file.is_file():
-            warnings.warn(NO_STATE.format(file=file), stacklevel=2)
+            warnings.warn(NO_STATE.format(file=file), GradlensWarning, stacklevel=2)
             return
         cockpit.load_state_dict(torch.load(file, weights_only=True), strict=False)
 

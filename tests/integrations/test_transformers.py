@@ -388,7 +388,7 @@ def test_a_checkpoint_without_state_is_said(tmp_path: Path) -> None:
     trainer_of(tmp_path, **saving).train()
     trainer = trainer_of(tmp_path, **saving | {"max_steps": 4})
     callback = tracked(trainer, NormTest())
-    with pytest.warns(UserWarning, match=r"checkpoint-2.gradlens.pt isn't there"):
+    with pytest.warns(gradlens.GradlensWarning, match=r"checkpoint-2.gradlens.pt isn't there"):
         trainer.train(resume_from_checkpoint=True)
     assert [*values(callback)] == [2, 3]
 
