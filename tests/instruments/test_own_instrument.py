@@ -105,7 +105,7 @@ from gradlens import CockpitPlotter
 CockpitPlotter().plot({str(run)!r}, show_plot=False, debug=True)
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "primary: GradNormInstrument [step size] MyNorm\n"
+    assert done.stderr == "primary: GradNormInstrument [step size] MyNorm\n"
 
 
 @pytest.mark.parametrize(
