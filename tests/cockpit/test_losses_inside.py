@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 import gradlens
@@ -276,6 +276,29 @@ def found_at(loss_of: Callable[..., Tensor], outputs: Tensor, labels: Tensor) ->
     model, (x, _) = Returning(), batch()
     with torch.enable_grad():
         return torch.as_tensor(found(model, lambda: loss_of(model(x), labels))["Losses"])
+
+
+def test_losses_behind_a_wrapper_for_several_processes() -> None:
+    """It puts a node of its own in front of all that the model returns."""
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = network()
+
+        def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            logits = self.inside(x)
+            return {"logits": logits, "loss": functional.cross_entropy(logits, y)}
+
+    x, y = batch()
+    expected = functional.cross_entropy(network()(x), y, reduction="none").detach()
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    try:
+        model = nn.parallel.DistributedDataParallel(WithLoss(), find_unused_parameters=True)
+        record = found(model, lambda: model(x, y)["loss"])
+    finally:
+        distributed.destroy_process_group()
+    np.testing.assert_allclose(record["Losses"], expected, rtol=1e-10)
 
 
 REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {

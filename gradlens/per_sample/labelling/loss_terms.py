@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradlens.hooks.node_kinds import VIEWS, Node
-from gradlens.hooks.torch_private import saved
+from gradlens.hooks.torch_private import output_metadata, saved
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.labelling.graph import Graph
+from gradlens.per_sample.labelling.graph import Edge, Graph
 from gradlens.per_sample.labelling.labels import LabelledEdge
 from gradlens.per_sample.labelling.sample_axis import positive
 from gradlens.per_sample.labelling.saved import recomputation
@@ -43,23 +43,27 @@ def term_nodes(graph: Graph) -> list[int]:
     ``UnavailableError`` if it is another function, or if one of them depends on another one.
     """
     found: list[int] = []
-    visited, waiting = set(), [graph.root[0]]
+    visited: set[Edge] = set()
+    waiting = [graph.root]
     while waiting:
-        number = waiting.pop()
-        if number in visited:
+        edge = waiting.pop()
+        if edge in visited:
             continue
-        visited.add(number)
+        visited.add(edge)
+        number = edge[0]
         if _name(graph, number) in _KINDS and _has_rows(graph, number):
             found.append(number)
         elif _is_linear(graph, number):
-            waiting += [edge[0] for edge in graph.children[number] if edge is not None]
+            waiting += graph.descend(edge)
+        elif _hands_on(graph, number):
+            waiting += [each for each in [graph.children[number][edge[1]]] if each is not None]
         else:
             raise UnavailableError(NO_SUM.format(kind=_name(graph, number)))
     behind = graph.below(e[0] for n in found for e in graph.children[n] if e is not None)
     within = [number for number in found if number in behind]
     if within:
         raise UnavailableError(NO_SUM.format(kind=_name(graph, within[0])))
-    return found
+    return list(dict.fromkeys(found))
 
 
 def rows_of(graph: Graph, node: int) -> list[list[LabelledEdge]]:
@@ -109,6 +113,12 @@ def _is_linear(graph: Graph, number: int) -> bool:
     return bool(edges) and all(known) and (name in _LINEAR or bool(VIEWS.match(name)))
 
 
+def _hands_on(graph: Graph, number: int) -> bool:
+    """Whether a node's outputs are its inputs, in the same order."""
+    outputs = len(output_metadata(graph.nodes[number]))
+    return graph.kinds[number] == _OF_PROCESSES and len(graph.children[number]) == outputs
+
+
 def _saved(name: str) -> Callable[[Node], Tensor]:
     return lambda node: saved(node, name)
 
@@ -129,6 +139,9 @@ def _of_errors(function: Callable[..., Tensor], **names: str) -> Callable[[Node]
 
     return values
 
+
+_OF_PROCESSES = "_DDPSinkBackward"
+"""The node of what a model in ``DistributedDataParallel`` returns, if parameters may be unused."""
 
 _MEAN = 1
 """The number of the reduction in what nodes save."""
