@@ -11,9 +11,6 @@ import torch
 import gradlens
 from benchmarks.zoo import by_hand_rows, tracked
 
-# Alpha's missing per-sample losses are noted.
-pytestmark = pytest.mark.filterwarnings("ignore:gradlens, step 0. Alpha can't be found")
-
 NETWORK = next(each for each in by_hand_rows.networks() if each.name == "switch layer")
 
 
@@ -64,7 +61,7 @@ FAULTS: dict[Callable[[gradlens.Cockpit], None], str] = {
 def test_a_network_trains_the_same() -> None:
     row = tracked.track(NETWORK, "train", "economy")
     assert not row.problems
-    assert row.quantities == row.tracked - 1  # Alpha takes per-sample losses
+    assert row.quantities == row.tracked
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

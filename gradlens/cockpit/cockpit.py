@@ -51,6 +51,7 @@ from gradlens.hooks.data_parallel import replicas_of
 from gradlens.hooks.eager_calls import EagerCalls
 from gradlens.hooks.gathering import sharding_of
 from gradlens.hooks.layer_hooks import HookInstaller
+from gradlens.hooks.model_outputs import ModelOutputs
 from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.per_sample.context import check_loss_reduction
 from gradlens.per_sample.gradients import Plans, Setting
@@ -166,6 +167,7 @@ class Cockpit:
             forecast,
             HookInstaller([m for m in (self.model, loss_function) if m is not None]),
             EagerCalls([m for m in (wrapped, loss_function) if m is not None]),
+            ModelOutputs(self.model),
             LayerTracking(self.model, self.quantities, forecast, boundary),
             StaleGradient(self.parameters.values()),
             self.budget,

@@ -46,6 +46,7 @@ class StepGradients:
         info: Mapping[str, Any],
         accumulating: bool,
         contain: Contain,
+        needs_losses: bool,
     ) -> None:
         self._setting = setting
         self._assembly = assembly
@@ -58,7 +59,7 @@ class StepGradients:
         self.labelling_seconds = 0.0
         self._weight = 0.0
         self.whole: Whole | None = None
-        self._gradients = Gradients(setting, info)
+        self._gradients = Gradients(setting, info, needs_losses)
         self._of_part = assembly.part_reductions(reductions, accumulating)
         self._reducer = Reducer(
             setting.parameters,
@@ -86,9 +87,18 @@ class StepGradients:
         return replace(found, samples=self.whole.part.samples, known_by=PARTS + found.known_by)
 
     @property
+    def part_samples(self) -> int | None:
+        """The number of samples of this part of the batch; ``None`` if it isn't known."""
+        return self._gradients.batch.samples
+
+    @property
     def loss_factor(self) -> float:
         """∂(what backward is called on)/∂loss, as the loss was passed."""
         return self._gradients.batch.factor / loss_scale(self._info)
+
+    def losses(self) -> Tensor:
+        """ℓₙ of this part of the batch, from the loss's graph; ``UnavailableError`` without."""
+        return self._gradients.losses()
 
     def begin(self, loss: Tensor) -> None:
         """Find the samples of the loss, before backward is called."""

@@ -67,6 +67,7 @@ class TrackedStep:
         self._extensions: StepExtensions | None = None
         self._gradients: StepGradients | None = None
         self._losses: PerSampleLosses | None = None
+        self._losses_reason = ""
         self._factor: LossFactor | None = None
         self._values: dict[str, Any] = {}
         self._earlier: dict[str, Any] = {}
@@ -295,6 +296,7 @@ class TrackedStep:
             setting.parameters,
             model=setting.model,
             outputs=info.get("outputs"),
+            returned=tracking.model_outputs.take(),
             optimizer=info.get("optimizer"),
             loss_reduction=setting.loss_reduction,
             batch_size=info.get("batch_size"),
@@ -354,10 +356,11 @@ class TrackedStep:
             within.append(self._losses)
         is_part = tracking.assembly.has_parts(self._accumulating)
         wants_gradients = extensions.per_sample or interval is not None or is_part
+        wants_gradients |= self._losses is not None
         wants_step = any("optimizer" in quantity.needs for quantity in self._active)
         if wants_gradients:
             self._gradients = self._step_gradients()
-        if wants_gradients or wants_step or self._losses is not None:
+        if wants_gradients or wants_step:
             self._factor = LossFactor(self._info, self._gradients)
             stack.enter_context(self._factor.finding())
         if within or extensions.hooks:
@@ -383,6 +386,7 @@ class TrackedStep:
             self._info,
             self._accumulating,
             tracking.boundary.contain,
+            self._losses is not None,
         )
 
     def _reductions(self) -> tuple[Reduction, ...]:
@@ -451,8 +455,25 @@ class TrackedStep:
             return None
         if self._factor.loss is not None:
             self._losses.check_sum(self._factor.loss / loss_scale(self._info), factor)
-        values = self._losses.values
-        return None if values is None else values / factor
+        values, samples = self._losses.values, self._samples
+        if values is not None and len(values) == (samples or len(values)):
+            return values / factor
+        return self._losses_of_graph()
+
+    @property
+    def _samples(self) -> int | None:
+        """The number of samples of this part of the batch, if it is known."""
+        return None if self._gradients is None else self._gradients.part_samples
+
+    def _losses_of_graph(self) -> Tensor | None:
+        """Where loss modules weren't called, or not with a row for each sample."""
+        if self._gradients is None:
+            return None
+        try:
+            return self._gradients.losses()
+        except UnavailableError as reason:
+            self._losses_reason = str(reason)
+            return None
 
     def _loss_weight(self) -> float:
         """That of ``Step``; a NaN with the reason if it isn't known."""
@@ -496,7 +517,7 @@ class TrackedStep:
         if self._tracking.layer_hooks.missed_call:
             return UNFORESEEN
         found = "" if self._losses is None else self._losses.unavailable
-        return found or HOW_TO_PASS_LOSSES
+        return found or PASS_LOSSES.format(why=self._losses_reason)
 
     def _add_notes(self, step: Step) -> None:
         run, gradients = self._tracking.run, self._gradients
@@ -596,8 +617,8 @@ CURVATURE_OF_A_PART = (
     "part of the first process alone"
 )
 NO_INDIVIDUAL_LOSSES = "{quantities} can't be found without per-sample losses: {why}"
-HOW_TO_PASS_LOSSES = (
-    "pass the loss module to the cockpit (Cockpit(..., loss_function=loss_function)). Where a "
-    "function or the model itself computes the loss, pass the losses of single samples, of shape "
-    "[N], to the context, as info={'individual_losses': ...}"
+PASS_LOSSES = (
+    "{why}. Pass the losses of single samples, of shape [N], to the context, as "
+    "info={{'individual_losses': ...}}, or compute the loss by a loss module and pass it to the "
+    "cockpit (Cockpit(..., loss_function=loss_function))"
 )

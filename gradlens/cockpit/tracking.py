@@ -20,6 +20,7 @@ from gradlens.hooks.data_parallel import may_end_alone
 from gradlens.hooks.eager_calls import EagerCalls, uncompiled_calls
 from gradlens.hooks.layer_hooks import HookInstaller
 from gradlens.hooks.model_calls import forget_calls, keep_calls
+from gradlens.hooks.model_outputs import ModelOutputs
 from gradlens.per_sample.gradients import Plans, Setting
 from gradlens.quantities.quantity import Quantity
 
@@ -41,6 +42,7 @@ class Tracking:
     forecast: Forecast
     layer_hooks: HookInstaller
     eager_calls: EagerCalls
+    model_outputs: ModelOutputs
     layers: LayerTracking
     stale_gradient: StaleGradient
     budget: Budget | None
@@ -93,6 +95,7 @@ class Tracking:
         It is complete, or ``goes_on`` with another context, or an exception has left it.
         """
         self.layer_hooks.take_error()
+        self.model_outputs.take()
         self.layers.end(global_step, goes_on)
         if self.stale_gradient.end_step():
             self.run.note(global_step, NOT_ZEROED)
@@ -114,6 +117,7 @@ class Tracking:
         # Compiled code is made anew where hooks come and go, and isn't slowed down by any.
         stay = self.eager_calls.has_modules
         self.layer_hooks.install_if(needed or next_step or stay or not steps)
+        self.model_outputs.keep_if(self.forecast.needs_outputs(() if stay else steps))
 
     @contextmanager
     def uncompiled(self, global_step: int) -> Iterator[None]:
@@ -142,6 +146,7 @@ class Tracking:
         self.layers.close()
         self.layer_hooks.close()
         self.eager_calls.close()
+        self.model_outputs.keep_if(False)
         if self.setting.model is not None:
             forget_calls(self.setting.model, user=self.layer_hooks)
 

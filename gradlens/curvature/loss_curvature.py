@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
 
+import numpy as np
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -19,6 +20,7 @@ from gradlens.curvature.diagonal_methods import (
     first_available,
 )
 from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.ggn_diagonal import normal_like
 from gradlens.curvature.hessian import HessianOperator, check_loss
 from gradlens.curvature.loss_diagonal import (
     DiagonalKind,
@@ -27,7 +29,14 @@ from gradlens.curvature.loss_diagonal import (
     LossTraces,
     undefined_diagonal,
 )
-from gradlens.curvature.network_outputs import note_on_bypass, outputs_of_calls, passed_outputs
+from gradlens.curvature.network_outputs import (
+    LINEAR_IN_RETURNED,
+    NetworkOutputs,
+    note_on_bypass,
+    outputs_of_calls,
+    passed_outputs,
+    returned_outputs,
+)
 from gradlens.curvature.probes import private_random_numbers
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import Plans, evidence_of, inputs_of
@@ -43,9 +52,10 @@ class LossCurvature:
     Each is built when it is first needed, by ``torch.autograd.grad``, which leaves the parameters'
     gradients as they are. BackPACK's context is global, so only one thread at a time may use an
     object of this class. ``seed`` is that of random vectors, and differs from step to step.
-    ``plans`` hold from step to step which rows belong to which sample, and ``notes`` are messages
-    to the user on how the curvature was found. ``is_part`` says that the loss is that of a part of
-    its step's batch, such as the last micro-batch.
+    ``outputs`` is what the user has passed as such, and ``returned`` the tensors that the model has
+    returned. ``plans`` hold from step to step which rows belong to which sample, and ``notes`` are
+    messages to the user on how the curvature was found. ``is_part`` says that the loss is that of a
+    part of its step's batch, such as the last micro-batch.
     """
 
     def __init__(
@@ -56,6 +66,7 @@ class LossCurvature:
         *,
         model: nn.Module | None = None,
         outputs: Any = None,
+        returned: Sequence[Tensor] = (),
         optimizer: Optimizer | None = None,
         loss_reduction: LossReduction = "mean",
         batch_size: int | None = None,
@@ -71,6 +82,7 @@ class LossCurvature:
         self.notes: list[str] = []
         self._model = model
         self._outputs = outputs
+        self._returned = returned
         self._loss_reduction = loss_reduction
         self._batch_size = batch_size
         self._plans = Plans() if plans is None else plans
@@ -87,15 +99,25 @@ class LossCurvature:
         """The generalised Gauss-Newton matrix.
 
         At the outputs that the user has passed, or otherwise at the input of the extended loss
-        module; ``UnavailableError`` where there isn't one tensor of them.
+        module, or at what the model has returned; ``UnavailableError`` where there isn't one tensor
+        of them.
         """
-        passed = self._outputs is not None
-        found = passed_outputs(self._outputs) if passed else outputs_of_calls(self._loss_calls)
+        found = self._network_outputs()
         operator = GGNOperator(self.loss, found.tensor, self.parameters, self._scale)
+        if found.origin == "the model's output" and _is_zero(operator, self.seed):
+            raise UnavailableError(LINEAR_IN_RETURNED)
         for text in (found.note, note_on_bypass(self.loss, found, self.parameters)):
             if text:
                 self.note(text)
         return operator
+
+    def _network_outputs(self) -> NetworkOutputs:
+        if self._outputs is not None:
+            return passed_outputs(self._outputs)
+        calls = self._loss_calls
+        if calls:
+            return outputs_of_calls(calls)
+        return returned_outputs(self.loss, self._returned, self.parameters)
 
     @cached_property
     def batch(self) -> Batch:
@@ -222,3 +244,9 @@ class LossCurvature:
     def _loss_calls(self) -> Sequence[LossCall]:
         """The loss module's call that returned the loss itself, or otherwise those behind it."""
         return loss_calls_at(self.loss) or self._calls.of_losses
+
+
+def _is_zero(ggn: GGNOperator, seed: int) -> bool:
+    """Whether the loss's Hessian at the outputs is zero, by its product with a random vector."""
+    probe = normal_like(ggn.outputs, np.random.default_rng(seed))
+    return not bool(ggn.loss_hessian_product(probe).any())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradlens.curvature.calls import LossCall
-from gradlens.hooks.node_kinds import Node, kind
+from gradlens.hooks.node_kinds import LEAF, Node, kind
 from gradlens.numerics.unavailable import UnavailableError
 
 _PASS = "pass info={'outputs': ...} to the context"
@@ -20,13 +20,36 @@ LINEAR_IN_OUTPUTS = (
 )
 
 
+NO_OUTPUTS = (
+    "the generalised Gauss-Newton matrix takes the network's outputs, and the loss wasn't computed "
+    f"from a tensor that the model has returned: {_PASS}, the tensor that it is computed from, or "
+    "the loss module to the cockpit (Cockpit(..., loss_function=loss_function))"
+)
+LINEAR_IN_RETURNED = (
+    "the loss is linear in what the model has returned, such as log-probabilities, so the "
+    f"generalised Gauss-Newton matrix is zero at it: {_PASS}, such as the logits"
+)
+SEVERAL_RETURNED = (
+    "the loss is computed from several tensors that the model has returned (of shapes {shapes}), "
+    "and the generalised Gauss-Newton matrix takes one: compute the loss outside of the model from "
+    "one tensor that holds them all (torch.stack or torch.cat, cut into pieces for the loss), and "
+    "pass it to the context as info['outputs']"
+)
+_Edge: TypeAlias = tuple[Node, int]
+
+
 @dataclass(frozen=True)
 class NetworkOutputs:
-    """The network's outputs, whether the user has ``passed`` them, and a note on them, if any."""
+    """The network's outputs, their ``origin``, and a note on them, if any."""
 
     tensor: Tensor
-    passed: bool
+    origin: Literal["info['outputs']", "the loss module's input", "the model's output"]
     note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the user has chosen them."""
+        return self.origin == "info['outputs']"
 
 
 def passed_outputs(passed: Any) -> NetworkOutputs:
@@ -36,7 +59,7 @@ def passed_outputs(passed: Any) -> NetworkOutputs:
             f"info['outputs'] is a {type(passed).__name__}: pass the one tensor that the loss is "
             "computed from (several can be joined by torch.cat before the loss)"
         )
-    return NetworkOutputs(passed, passed=True)
+    return NetworkOutputs(passed, "info['outputs']")
 
 
 def outputs_of_calls(calls: Sequence[LossCall]) -> NetworkOutputs:
@@ -47,10 +70,7 @@ def outputs_of_calls(calls: Sequence[LossCall]) -> NetworkOutputs:
     tensors = [x for call in calls for x in call.inputs if isinstance(x, Tensor)]
     found = {id(tensor): tensor for tensor in tensors if tensor.requires_grad}
     if not found:
-        raise UnavailableError(
-            f"the generalised Gauss-Newton matrix takes the network's outputs: {_PASS}, or the "
-            "loss module to the cockpit (Cockpit(..., loss_function=loss_function))"
-        )
+        raise UnavailableError(NO_OUTPUTS)
     if len(found) > 1:
         raise UnavailableError(
             f"the loss modules got {len(found)} tensors from the network, and the generalised "
@@ -59,7 +79,28 @@ def outputs_of_calls(calls: Sequence[LossCall]) -> NetworkOutputs:
         )
     (outputs,) = found.values()
     linear = any(isinstance(call.module, nn.NLLLoss) for call in calls)
-    return NetworkOutputs(outputs, False, LINEAR_IN_OUTPUTS if linear else "")
+    return NetworkOutputs(outputs, "the loss module's input", LINEAR_IN_OUTPUTS if linear else "")
+
+
+def returned_outputs(
+    loss: Tensor, returned: Sequence[Tensor], parameters: Mapping[str, nn.Parameter]
+) -> NetworkOutputs:
+    """The tensor that a model has returned and that its loss is computed from.
+
+    Of several, it is the one through which the loss depends on all parameters and on the others.
+    Raises ``UnavailableError`` if there is none.
+    """
+    edges = {_edge(tensor): tensor for tensor in returned if tensor.dim()}
+    reached = {edge: t for edge, t in edges.items() if edge != _edge(loss) and _reaches(loss, edge)}
+    if not reached:
+        raise UnavailableError(NO_OUTPUTS)
+    last = [t for t in reached.values() if not _bypassing(loss, t, parameters)]
+    last = [t for t in last if all(t is u or not _reaches(u, _edge(t)) for u in last)]
+    if len(last) == 1 or len(reached) == 1:
+        (tensor,) = last or reached.values()
+        return NetworkOutputs(tensor, "the model's output")
+    shapes = ", ".join(str(list(tensor.shape)) for tensor in reached.values())
+    raise UnavailableError(SEVERAL_RETURNED.format(shapes=shapes))
 
 
 def note_on_bypass(
@@ -75,9 +116,9 @@ def note_on_bypass(
         return ""
     if not outputs.passed:
         raise UnavailableError(
-            f"the loss depends on {_listed(names)} in other ways than through the loss module's "
-            "input, so the generalised Gauss-Newton matrix would be that of a part of it: "
-            f"{_PASS}, the one tensor that it is computed from, or this input to leave the rest out"
+            f"the loss depends on {_listed(names)} in other ways than through {outputs.origin}, so "
+            "the generalised Gauss-Newton matrix would be that of a part of it: "
+            f"{_PASS}, the one tensor that it is computed from, or this one to leave the rest out"
         )
     return (
         f"the loss depends on {_listed(names)} in other ways than through info['outputs']: that "
@@ -89,21 +130,29 @@ def _bypassing(
     loss: Tensor, outputs: Tensor, parameters: Mapping[str, nn.Parameter]
 ) -> tuple[str, ...]:
     """Names of parameters that the loss depends on in other ways than through the outputs."""
-    leaves: set[int] = set()
-    seen, waiting = {_edge(outputs)}, [_edge(loss)]
-    while waiting:
-        edge = waiting.pop()
-        node, _ = edge
-        if node is None or edge in seen:
-            continue
-        seen.add(edge)
-        if kind(node) == "AccumulateGrad":
-            leaves.add(id(node.variable))
-        waiting.extend(node.next_functions)
+    behind = _behind(loss, _edge(outputs))
+    leaves = {id(node.variable) for node, _ in behind if kind(node) == LEAF}
     return tuple(name for name, parameter in parameters.items() if id(parameter) in leaves)
 
 
-def _edge(tensor: Tensor) -> tuple[Node, int]:
+def _reaches(tensor: Tensor, edge: _Edge) -> bool:
+    """Whether a tensor was computed from what flows along an edge, or is that."""
+    return edge in _behind(tensor)
+
+
+def _behind(tensor: Tensor, stop: _Edge | None = None) -> set[_Edge]:
+    """The edges behind a tensor, its own included, without those that ``stop`` alone leads to."""
+    seen: set[_Edge] = set()
+    waiting = [_edge(tensor)]
+    while waiting:
+        edge = waiting.pop()
+        if edge[0] is not None and edge not in seen and edge != stop:
+            seen.add(edge)
+            waiting.extend(edge[0].next_functions)
+    return seen
+
+
+def _edge(tensor: Tensor) -> _Edge:
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
 

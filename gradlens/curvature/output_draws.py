@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.ggn_diagonal import normal_like, roots, signed_sum
+from gradlens.numerics.unavailable import UnavailableError
 
 _Map: TypeAlias = Callable[[Tensor], Tensor]
 """A linear map, sample by sample, of tensors of the outputs' shape."""
@@ -22,7 +23,9 @@ def drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Te
 
     Squared errors and cross-entropy have roots in closed form, up to a factor. Whether Hₙ is of
     that form is checked by its product with a random vector, which is wrong with probability zero.
-    For all other losses the root is computed; ``UnavailableError`` as raised by ``roots``.
+    For other losses of few outputs the root is computed. Of many outputs, such as those for each
+    word of a text, it has a closed form for cross-entropy with a weight for each word, or without
+    some of them. ``UnavailableError`` as raised by ``roots`` otherwise.
     """
     outputs = ggn.outputs.detach()
     probe = normal_like(outputs, generator)
@@ -31,7 +34,15 @@ def drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Te
         factor = _factor(curved, hessian(probe))
         if factor is not None:
             return partial(_signed, root, factor**0.5, outputs, generator)
-    columns = roots(ggn, generator)
+    try:
+        columns = roots(ggn, generator)
+    except UnavailableError:
+        for axis in dict.fromkeys([1, outputs.dim() - 1]):
+            weights = _weights_of_rows(ggn, axis, generator) if outputs.dim() > 2 else None
+            if weights is not None:
+                _, root = _of_cross_entropy(outputs.softmax(axis), axis)
+                return partial(_signed, root, weights.sqrt(), outputs, generator)
+        raise
 
     def draw() -> Tensor:
         return signed_sum(columns, _signs(columns.new_empty(columns.shape[:2]), generator))
@@ -39,23 +50,41 @@ def drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Te
     return draw
 
 
+def _weights_of_rows(ggn: GGNOperator, axis: int, generator: np.random.Generator) -> Tensor | None:
+    """The weights w ≥ 0 ``[N, ..., 1, ...]`` of a sum of cross-entropies, with classes on an axis.
+
+    ``None`` if the loss isn't one, by products with two random vectors that must agree on them.
+    """
+    outputs = ggn.outputs.detach()
+    hessian, _ = _of_cross_entropy(outputs.softmax(axis), axis)
+    found: list[Tensor] = []
+    for probe in (normal_like(outputs, generator) for _ in range(2)):
+        curved, expected = ggn.loss_hessian_product(probe), hessian(probe)
+        size = expected.square().sum(axis, keepdim=True)
+        weights = (curved * expected).sum(axis, keepdim=True) / size
+        found.append(weights)
+        if _factor(curved, weights * expected) is None or bool((weights < 0).any()):
+            return None
+    return found[0] if _factor(*found) is not None else None
+
+
 def _closed_forms(outputs: Tensor) -> list[tuple[_Map, _Map]]:
     """Products with the Hessians of squared errors and of cross-entropy, and with their roots."""
     forms: list[tuple[_Map, _Map]] = [(lambda u: u, lambda u: u)]
     if outputs.dim() > 1:
-        forms.append(_of_cross_entropy(outputs.softmax(1)))
+        forms.append(_of_cross_entropy(outputs.softmax(1), 1))
     return forms
 
 
-def _of_cross_entropy(p: Tensor) -> tuple[_Map, _Map]:
-    """diag(p) − ppᵀ = RRᵀ with R = diag(√p) − p√pᵀ, for the probabilities p of axis 1."""
+def _of_cross_entropy(p: Tensor, axis: int) -> tuple[_Map, _Map]:
+    """diag(p) − ppᵀ = RRᵀ with R = diag(√p) − p√pᵀ, for the probabilities p of an axis."""
     roots_of_p = p.sqrt()
 
     def hessian(u: Tensor) -> Tensor:
-        return p * u - p * (p * u).sum(1, keepdim=True)
+        return p * u - p * (p * u).sum(axis, keepdim=True)
 
     def root(u: Tensor) -> Tensor:
-        return roots_of_p * u - p * (roots_of_p * u).sum(1, keepdim=True)
+        return roots_of_p * u - p * (roots_of_p * u).sum(axis, keepdim=True)
 
     return hessian, root
 
@@ -68,7 +97,9 @@ def _factor(curved: Tensor, expected: Tensor) -> float | None:
     return factor if bool(agrees) and factor >= 0 else None
 
 
-def _signed(root: _Map, size: float, like: Tensor, generator: np.random.Generator) -> Tensor:
+def _signed(
+    root: _Map, size: float | Tensor, like: Tensor, generator: np.random.Generator
+) -> Tensor:
     return root(_signs(like, generator)) * size
 
 

@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from gradlens.hooks.node_kinds import Node
 from gradlens.hooks.torch_private import saved
 from gradlens.per_sample.labelling.graph import nodes_below
+from gradlens.per_sample.labelling.saved import recomputation
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ def _differentiable(
 ) -> tuple[Tensor | None, ...] | None:
     """Other gradients of a node's inputs, with a graph of their own; ``None`` for no change."""
     # While second derivatives are taken, the node is passed again, for a first one.
-    again = recompute(node) if torch.is_grad_enabled() and grad_outputs[0] is not None else None
+    if not torch.is_grad_enabled() or grad_outputs[0] is None:
+        return None
+    with recomputation():
+        again = recompute(node)
     if again is None:
         return None
     pairs = enumerate(again.inputs[: len(grad_inputs)])

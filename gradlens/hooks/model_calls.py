@@ -106,7 +106,7 @@ class ModelCalls:
 
 def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCall:
     # Most calls have tensors alone, and tree_leaves takes 20 microseconds.
-    outputs = [output] if isinstance(output, Tensor) else _tensors(output)
+    outputs = [output] if isinstance(output, Tensor) else tensors_of(output)
     plain = not kwargs and all(isinstance(argument, Tensor) for argument in args)
     leaves = args if plain else tree_leaves((args, kwargs))
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -128,7 +128,8 @@ def _numbers(node: Node) -> Iterator[int]:
         yield sequence_number(node)
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
+def tensors_of(output: Any) -> Iterator[Tensor]:
+    """The tensors in what a model has returned: a tensor, a container, or an object with fields."""
     for leaf in tree_leaves(output):
         if isinstance(leaf, Tensor):
             yield leaf

@@ -18,7 +18,7 @@ from gradlens.hooks.node_kinds import LEAF
 from gradlens.hooks.torch_private import BatchNorm, without_exchange
 from gradlens.hooks.undisturbed import buffers_kept
 from gradlens.numerics.shards import is_distributed
-from gradlens.numerics.unavailable import first_line
+from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.per_sample.backward_pass import BackwardPass
 from gradlens.per_sample.batchnorm import (
     NOT_FROZEN,
@@ -28,6 +28,7 @@ from gradlens.per_sample.batchnorm import (
     uncoupled_gradients,
 )
 from gradlens.per_sample.collector import Collector
+from gradlens.per_sample.graph_losses import GraphLosses
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
 from gradlens.per_sample.labelling.candidates import BatchEvidence
 from gradlens.per_sample.labelling.graph import Edge, Graph, is_python_function
@@ -119,10 +120,13 @@ class Gradients:
     """Per-sample gradients of the backward pass of one loss.
 
     They are in ``collector`` as soon as backward has passed the nodes that parameters are used in.
-    ``labelled`` is whether that took labelled passes through the graph.
+    ``labelled`` is whether that took labelled passes through the graph. With ``needs_losses``, the
+    losses of single samples are found, too.
     """
 
-    def __init__(self, setting: Setting, info: Mapping[str, Any]) -> None:
+    def __init__(
+        self, setting: Setting, info: Mapping[str, Any], needs_losses: bool = False
+    ) -> None:
         self.collector = Collector({})
         self.batch = Batch(loss_reduction=setting.loss_reduction, factor=loss_scale(info))
         self.coupling: frozenset[str] = frozenset()
@@ -131,6 +135,8 @@ class Gradients:
         self.closed = False
         self._setting = setting
         self._info = info
+        self._needs_losses = needs_losses
+        self._losses: GraphLosses | None = None
         self._loss: Tensor | None = None
         self._pass: BackwardPass | None = None
 
@@ -168,6 +174,9 @@ class Gradients:
         with buffers_kept(setting.model):  # reading what a checkpoint saves runs its layers again
             plan = self._plan(graph)
         self._take_in(graph, plan)
+        if self._needs_losses:
+            self._losses = GraphLosses(graph, plan, loss)
+            self._losses.start()
         self._pass = BackwardPass(graph, plan, self.batch, self.collector, setting.model)
         self._pass.start()
         self._pass.paused = True  # until the loss's gradient is known
@@ -177,14 +186,14 @@ class Gradients:
     def _plan(self, graph: Graph) -> Plan:
         setting = self._setting
         evidence = evidence_of(graph, setting.model, self._info, setting.unsharded)
-        key = hash((graph.key(setting.names), evidence))
+        key = hash((graph.key(setting.names), evidence, self._needs_losses))
         known = setting.plans.of(graph, key)
         if known is not None:
             return known
         self.labelled = True
         with _gathered(setting, graph), _own_pass(setting, graph):
             inputs = inputs_of(graph, setting.model)
-            plan = plan_of(graph, setting.leaves, evidence, inputs)
+            plan = plan_of(graph, setting.leaves, evidence, inputs, self._needs_losses)
             changes_buffers = reading_changes_buffers(graph.nodes, setting.model)
             written = [n for n, p in setting.leaves.items() if p.is_leaf and p.grad is not None]
         plan = replace(plan, changes_buffers=changes_buffers)
@@ -239,8 +248,17 @@ class Gradients:
             self._pass.batch = self.batch
             self._pass.paused = False
 
+    def losses(self) -> Tensor:
+        """ℓₙ ``[N]``, from the loss's graph; ``UnavailableError`` if they can't be had."""
+        if self._losses is None:
+            reasons = self.collector.unavailable.values()
+            raise UnavailableError(next(iter(reasons), NO_GRAPH))
+        return self._losses.values(self.batch, loss_scale(self._info))
+
     def end(self) -> None:
         """Remove all hooks, and release the graph."""
+        if self._losses is not None:
+            self._losses.stop()
         if self._pass is not None:
             self._pass.stop()
         self._pass = self._loss = None

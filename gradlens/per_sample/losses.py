@@ -77,12 +77,7 @@ class PerSampleLosses(LossExtension):
         if values is None or not factor:
             return
         scale = Batch(len(values), loss_reduction=self._loss_reduction).scale * factor
-        contributions = values.double() / scale
-        difference = (contributions.sum() - loss.detach().to(contributions).sum()).abs()
-        # To half of the digits: the loss has rounding errors of many operations.
-        precision = max(self._precision, torch.finfo(loss.dtype).eps)
-        rounding = precision**0.5 * contributions.abs().sum()
-        if bool(difference > rounding):
+        if not adds_up(values / scale, loss, loss.dtype, self._precision):
             self.refuse(OTHER_LOSS)
 
     def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
@@ -108,6 +103,21 @@ class PerSampleLosses(LossExtension):
         if backward_pass != self._backward_pass:
             self._backward_pass, self._reason, self._precision = backward_pass, "", 0.0
             self._values, self._proportional = [], []
+
+
+def adds_up(
+    contributions: Tensor, loss: Tensor, computed_in: torch.dtype, precision: float = 0.0
+) -> bool:
+    """Whether contributions add up to a loss, up to rounding.
+
+    ``precision`` is the relative one of what the loss was computed from, if that is less than that
+    of its dtype.
+    """
+    found = contributions.double()
+    difference = (found.sum() - loss.detach().to(found).sum()).abs()
+    # To half of the digits: the loss has rounding errors of many operations.
+    relative = max(precision, torch.finfo(computed_in).eps) ** 0.5
+    return not bool(difference > relative * found.abs().sum())
 
 
 def _contributions(

@@ -69,8 +69,8 @@ class Quantity(ABC):
     """Reductions of the per-sample gradients whose results the quantity reads from the step."""
     needs: ClassVar[Sequence[Needed]] = ()
     """What the quantity needs on a tracked step: ``"loss"`` and ``"optimizer"``, which the user
-    passes to the context, or ``"individual_losses"``, which are computed if the cockpit has been
-    given the loss module."""
+    passes to the context, or ``"individual_losses"``, which are computed by the loss module that
+    the cockpit has been given, or read off the loss's graph."""
     retains_gradients: ClassVar[bool] = False
     """Whether per-sample gradients are kept until the optimizer has stepped."""
     view: ClassVar[View] = View("")

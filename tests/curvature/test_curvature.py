@@ -17,6 +17,7 @@ from scipy.sparse import diags
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
 from gradlens.curvature.ggn import GGNOperator
@@ -280,10 +281,10 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(q, k, v)
 
 
-def attention_operator(kind: str) -> CurvatureOperator:
+def attention_operator(kind: str, is_checkpointed: bool = False) -> CurvatureOperator:
     torch.manual_seed(0)
     model, inputs = Attention(), torch.randn(2, 5, 4)
-    outputs = model(inputs)
+    outputs = checkpoint(model, inputs, use_reentrant=False) if is_checkpointed else model(inputs)
     loss = outputs.square().mean()
     parameters = dict(model.named_parameters())
     if kind == "hessian":
@@ -291,8 +292,9 @@ def attention_operator(kind: str) -> CurvatureOperator:
     return GGNOperator(loss, outputs, parameters)
 
 
-def test_a_fused_attention_kernel_is_no_hindrance(kind: str) -> None:
-    found = attention_operator(kind) @ np.ones(60)
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_a_fused_attention_kernel_is_no_hindrance(kind: str, is_checkpointed: bool) -> None:
+    found = attention_operator(kind, is_checkpointed) @ np.ones(60)
     with sdpa_kernel(SDPBackend.MATH):
         expected = attention_operator(kind) @ np.ones(60)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)

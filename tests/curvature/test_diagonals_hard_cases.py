@@ -323,7 +323,6 @@ UNDEFINED: dict[str, tuple[Callable[[], Problem], str]] = {
     "two calls": (lambda: two_calls(passed=False), "2 tensors"),
     "regulariser": (regularised, "depends on 0.weight in other ways"),
     "NaN": (not_a_number, "contains NaN"),
-    "functional loss": (functional, r"loss_function=loss_function"),
 }
 
 
@@ -371,11 +370,6 @@ def test_outputs_that_are_none(passed: Callable[[Tensor], Any], reason: str) -> 
     with cockpit(0, loss=loss, info={"outputs": passed(outputs)}):
         loss.backward()
     assert reason in cockpit.history["HessTrace"][0]["trace"].reason
-
-
-def test_a_matrix_without_outputs_says_how_to_pass_them() -> None:
-    cockpit = functional().track(quantities.HessEigenvalues(matrix="ggn"))
-    assert "pass info=" in cockpit.history["HessEigenvalues"][0].reason
 
 
 def test_what_a_users_outputs_leave_out_is_noted() -> None:

@@ -16,6 +16,7 @@ from gradlens import Cockpit, quantities
 from gradlens.curvature import ggn_diagonal
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.output_draws import drawing
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.labelling.graph import Graph
 from tests.curvature.test_diagonals import BEYOND_BACKPACK, LOSSES, SAMPLES, WITHIN_BACKPACK, Case
 from tests.curvature.test_diagonals_hard_cases import Centred
@@ -115,6 +116,37 @@ def test_draws_have_the_losss_hessian_for_their_second_moment() -> None:
         for n in range(2):
             expected = hessian[n, :, n]
             assert (moment[n] - expected).norm() < 0.08 * expected.norm()
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_draws_of_many_outputs_with_a_weight_for_each_word(axis: int) -> None:
+    """Of 2 x 30 words, some of which are ignored, so that no root can be computed."""
+    torch.manual_seed(0)
+    shape = (2, 30, 12) if axis == 2 else (2, 12, 30)
+    outputs = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(12, (2, 30)).where(torch.rand(2, 30) < 0.6, -100)
+    weights = torch.rand(12, dtype=torch.float64)
+
+    def loss_of(o: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(o.mT if axis == 2 else o, targets, weights)
+
+    ggn = GGNOperator(loss_of(outputs), outputs, {"outputs": outputs})
+    draw = drawing(ggn, np.random.default_rng(0))
+    probe = torch.randn(shape, dtype=torch.float64)
+    curved = ggn.loss_hessian_product(probe)
+    found = [draw() for _ in range(4000)]
+    product = torch.stack([(each * probe).sum() * each for each in found]).mean(0)
+    assert (product - curved).norm() < 0.5 * curved.norm()
+    quadratic = torch.stack([(each * probe).sum().square() for each in found]).mean()
+    assert float(quadratic) == pytest.approx(float((curved * probe).sum()), rel=0.1)
+
+
+def test_draws_of_many_outputs_that_depend_on_each_other_are_refused() -> None:
+    outputs = torch.randn(2, 30, 12, dtype=torch.float64, requires_grad=True)
+    loss = outputs.logsumexp(2).square().sum()
+    ggn = GGNOperator(loss, outputs, {"outputs": outputs})
+    with pytest.raises(UnavailableError, match="more than 256"):
+        drawing(ggn, np.random.default_rng(0))
 
 
 def _hessian(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -237,9 +237,25 @@ def test_losses_that_are_unknown_have_a_reason(module: nn.Module, reason: str) -
         for step in range(2):
             optimizer.zero_grad()
             with cockpit(step, optimizer=optimizer):
-                module(model(inputs), real()).backward()
+                module(model(inputs), real()).exp().backward()
             optimizer.step()
     assert "no per-sample losses" in cockpit.history["Alpha"][0].reason
+
+
+@pytest.mark.parametrize(
+    ("module", "parts"),
+    [
+        (Weighted(), torch.tensor([N / 2, 1, 1, 1, 1]).double()),
+        (Failing(), torch.full((N,), 1 / CLASSES, dtype=torch.float64)),
+    ],
+)
+def test_losses_that_a_module_does_not_have_are_read_off_the_graph(
+    module: nn.Module, parts: Tensor
+) -> None:
+    model, inputs = setting()
+    found = torch.as_tensor(found_by(Case(module, real(), lambda x, y: x), model, inputs))
+    squares = (model(inputs).detach() - real()).square().sum(1)
+    torch.testing.assert_close(found, parts * squares, rtol=1e-9, atol=1e-12)
 
 
 class Wrapper(nn.Module):
@@ -293,18 +309,22 @@ def test_random_losses_leave_the_random_numbers() -> None:
     Random()(model(inputs), real()).backward()
     expected = torch.get_rng_state()
     torch.manual_seed(1)
-    assert found_by(Case(Random(), real(), lambda x, y: x), model, inputs) is None
+    # Those of another call with other random numbers don't add up to the loss; its graph's do.
+    assert found_by(Case(Random(), real(), lambda x, y: x), model, inputs) is not None
     assert torch.equal(torch.get_rng_state(), expected)
 
 
-def test_modules_for_different_numbers_of_samples_are_not_added_up() -> None:
+def test_modules_for_different_numbers_of_samples_have_those_of_the_graph() -> None:
     model, inputs = setting()
     module = gradlens.extend(nn.MSELoss())
     cockpit = Cockpit(model, [Losses()])
     with cockpit(0):
         output = model(inputs)
         (module(output, real()) + module(output[:2], real()[:2])).backward()
-    assert cockpit.history["Losses"][0] is None
+    squares = (output.detach() - real()).square().sum(1)
+    shares = torch.tensor([1 / 15 + 1 / 6] * 2 + [1 / 15] * 3, dtype=torch.float64)
+    found = torch.as_tensor(cockpit.history["Losses"][0])
+    torch.testing.assert_close(found, N * shares * squares, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -333,7 +353,7 @@ def test_losses_under_autocast_and_a_scaler_are_those_of_single_precision(
 
 
 LOSSES_OF_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "a second term": lambda loss, outputs: 0.3 * loss + outputs.square().mean(),
+    "a second term": lambda loss, outputs: 0.3 * loss + outputs.square().mean().sqrt(),
     "a root": lambda loss, outputs: loss.sqrt(),
     "flooding": lambda loss, outputs: (loss - 9).abs() + 9,
 }

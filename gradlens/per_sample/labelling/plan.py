@@ -29,6 +29,17 @@ class LabelledUse:
     fine: bool = False
 
 
+@dataclass(frozen=True)
+class LossTerm:
+    """A node whose values the loss is a weighted sum of, with the samples of their rows.
+
+    The rows are those of its output, or of its input.
+    """
+
+    node: int
+    rows: LabelledUse
+
+
 @dataclass(frozen=True, eq=False)
 class Selection:
     """The index number ``place`` of a node that selects rows by indices."""
@@ -54,7 +65,8 @@ class Plan:
     samples. With ``changes_buffers``, reading what nodes have saved changes the model's buffers.
     ``holds`` means that the plan is that of other graphs of the same structure, too, if these have
     the same ``selections``. ``mixed`` means that the samples of some parameters meet, or can't be
-    told apart.
+    told apart. ``terms`` are the nodes from which the losses of single samples are computed, and
+    ``without_losses`` is the reason why there are none.
     """
 
     samples: int | None
@@ -67,6 +79,8 @@ class Plan:
     holds: bool = False
     selections: tuple[Selection, ...] = ()
     mixed: bool = False
+    terms: tuple[LossTerm, ...] = ()
+    without_losses: str = ""
 
     def holds_for(self, graph: Graph) -> bool:
         """Whether this is also the plan of another graph with the same structure."""
@@ -97,11 +111,9 @@ class Plan:
                 parts[id(index)] = RowIndex(labels, samples, some=samples != self.samples)
             return parts[id(index)]
 
-        uses = {
-            name: tuple(
-                replace(use, rows={o: part_of(index) for o, index in use.rows.items()})
-                for use in labelled
-            )
-            for name, labelled in self.uses.items()
-        }
-        return replace(self, samples=samples, uses=uses)
+        def part_of_use(use: LabelledUse) -> LabelledUse:
+            return replace(use, rows={o: part_of(index) for o, index in use.rows.items()})
+
+        uses = {name: tuple(map(part_of_use, labelled)) for name, labelled in self.uses.items()}
+        terms = tuple(replace(term, rows=part_of_use(term.rows)) for term in self.terms)
+        return replace(self, samples=samples, uses=uses, terms=terms)

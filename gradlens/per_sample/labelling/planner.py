@@ -35,8 +35,9 @@ from gradlens.per_sample.labelling.graph import Graph, Use
 from gradlens.per_sample.labelling.labels import UNREADABLE, LabelledEdge, Source, read_labels
 from gradlens.per_sample.labelling.loss_inputs import LossInputs, loss_inputs
 from gradlens.per_sample.labelling.loss_labels import LabelledInputs, labelled_inputs
+from gradlens.per_sample.labelling.loss_terms import rows_of, term_nodes
 from gradlens.per_sample.labelling.model_inputs import ModelInputs, reads_data
-from gradlens.per_sample.labelling.plan import LabelledUse, Plan
+from gradlens.per_sample.labelling.plan import LabelledUse, LossTerm, Plan
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
 from gradlens.per_sample.labelling.rule_checks import disagreements
 from gradlens.per_sample.labelling.sample_axis import structure_of
@@ -46,6 +47,9 @@ MAX_ROUNDS = 3
 """Rounds of labelled passes for one plan: the first one is for the outputs of layers, further ones
 are for computations with parameters that all samples share."""
 
+_TERMS = ""
+"""What stands for the loss's terms among the names of parameters."""
+
 _Labels: TypeAlias = tuple[tuple[Any, ...] | None, ...]
 
 
@@ -53,13 +57,15 @@ _Labels: TypeAlias = tuple[tuple[Any, ...] | None, ...]
 class _LossGraph:
     """A loss's graph, the model's parameters, and what is known of the batch.
 
-    ``model_inputs`` are the tensors that the model was called with.
+    ``model_inputs`` are the tensors that the model was called with, and ``needs_losses`` says
+    whether those of single samples are needed.
     """
 
     graph: Graph
     parameters: Mapping[str, nn.Parameter]
     evidence: BatchEvidence = field(default_factory=BatchEvidence)
     model_inputs: Sequence[Given] = ()
+    needs_losses: bool = False
 
     @cached_property
     def alone(self) -> list[bool]:
@@ -107,13 +113,14 @@ def plan_of(
     parameters: Mapping[str, nn.Parameter],
     evidence: BatchEvidence,
     model_inputs: Sequence[Given] = (),
+    needs_losses: bool = False,
 ) -> Plan:
-    """The plan of a loss's graph.
+    """The plan of a loss's graph, with the terms of the loss if it ``needs_losses``.
 
     ``model_inputs`` are the tensors that the model was called with, which decide where two axes
     have N entries. Gradients of parameters stay as they are.
     """
-    plan = _plan_of(_LossGraph(graph, parameters, evidence, model_inputs))
+    plan = _plan_of(_LossGraph(graph, parameters, evidence, model_inputs, needs_losses))
     hidden = _behind_compiled_code(graph)
     return plan.without({n: RAN_COMPILED for n in plan.unavailable if id(parameters[n]) in hidden})
 
@@ -250,6 +257,8 @@ def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _At
     tried.add(labels)
     planner = _Planner(loss, candidate, found.sources)
     plan = planner.plan()
+    if loss.needs_losses:
+        plan = planner.with_terms(plan)
     if candidate.rows_together > 1 and (plan.mixed or not plan.is_balanced):
         raise UnavailableError(NOT_TOGETHER.format(samples=candidate.samples))
     uses = _labels_of_uses(plan)
@@ -423,13 +432,49 @@ class _Planner:
             }
         )
 
+    def with_terms(self, plan: Plan) -> Plan:
+        """The plan with the terms of the loss, or the reason why they aren't known."""
+        try:
+            terms = [(node, rows_of(self._graph, node)) for node in term_nodes(self._graph)]
+            edges = {edge for _, sizes in terms for each in sizes for edge in each}
+            labels = self._read([*edges])
+            found = tuple(self._term(node, sizes, labels) for node, sizes in terms)
+        except UnavailableError as reason:
+            return replace(plan, without_losses=str(reason))
+        return replace(plan, terms=found)
+
+    def _term(
+        self,
+        node: int,
+        sizes: Sequence[Sequence[LabelledEdge]],
+        labels: Mapping[LabelledEdge, Tensor],
+    ) -> LossTerm:
+        """The term with the largest rows that are of one sample each."""
+        for first, *others in sizes:
+            known = labels[first]
+            same = all(torch.equal(labels[each], known) for each in others)
+            if same and not bool((known < NO_SAMPLE).any()):
+                rows = RowIndex(known, self._candidate.samples)
+                use = Use(first.edge[0], 0, (), ())
+                output = first.edge[1]
+                return LossTerm(node, LabelledUse(use, {output: rows}, {output: first.features}))
+        raise UnavailableError(MEETING_IN_LOSS.format(kind=self._graph.kinds[node]))
+
     def reusable(self, plan: Plan) -> Plan:
         """The plan for all graphs of the same structure, if it follows from this."""
         samples = self._candidate.samples
-        found = structure_of(self._graph, self._sources, samples, plan.uses)
+        uses = {**plan.uses, _TERMS: tuple(term.rows for term in plan.terms)}
+        found = structure_of(self._graph, self._sources, samples, uses)
         if found is None:
             return plan
-        return replace(plan, uses=found.uses, holds=True, selections=found.selections)
+        rows = found.uses[_TERMS]
+        return replace(
+            plan,
+            uses={name: each for name, each in found.uses.items() if name != _TERMS},
+            terms=tuple(replace(t, rows=r) for t, r in zip(plan.terms, rows, strict=True)),
+            holds=True,
+            selections=found.selections,
+        )
 
     def _labelled(
         self, use: Use, labels: Mapping[LabelledEdge, Tensor], indices: dict[LabelledEdge, RowIndex]
@@ -580,6 +625,10 @@ WHERE = (
     "attend to each other)"
 )
 OTHER_N = "; if N = {samples} is wrong, pass batch_size=... to the context"
+MEETING_IN_LOSS = (
+    "samples meet in the loss, whose values are computed by {kind}, so that single samples have no "
+    "losses of their own"
+)
 UNKNOWN_TERM = (
     "a term of the loss is computed from a tensor of shape {shape}, whose rows can't be divided "
     "among {samples} samples, and it depends on this parameter"

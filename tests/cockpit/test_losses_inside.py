@@ -1,0 +1,419 @@
+"""Losses that the model or a function computes: per-sample losses and outputs are found."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional
+
+import gradlens
+from benchmarks.zoo.network import Network
+from benchmarks.zoo.transformers_families import Family
+from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.history.undefined import Undefined
+from gradlens.quantities import (
+    Alpha,
+    CurvatureQuantity,
+    HessTrace,
+    NormTest,
+    SingleStepQuantity,
+    TICTrace,
+)
+from gradlens.quantities.step import Step
+
+N = 4
+
+
+class Losses(SingleStepQuantity):
+    """The losses of single samples as they are, or why there are none."""
+
+    needs = ("individual_losses",)
+
+    def compute(self, step: Step) -> Any:
+        found = step.individual_losses
+        return Undefined(step.without_losses) if found is None else found
+
+
+class Outputs(CurvatureQuantity):
+    """The network's outputs."""
+
+    def compute(self, curvature: LossCurvature) -> Any:
+        return curvature.ggn.outputs.detach().clone()
+
+
+def found(model: nn.Module, loss_of: Callable[[], Tensor], **arguments: Any) -> dict[str, Any]:
+    """What a step of these two quantities records."""
+    cockpit = gradlens.Cockpit(model, [Losses(), Outputs()])
+    loss = loss_of()
+    with cockpit(0, loss=loss, **arguments):
+        loss.backward()
+    cockpit.close()
+    return cockpit.get_output()[0]
+
+
+def contributions(network: Network, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+    """N times what each sample contributes to the loss, by a forward pass of its own."""
+    with torch.no_grad():
+        parts = [network.part(model, dict(batch), n) for n in range(network.samples)]
+    return torch.stack([torch.zeros(()) if p is None else p.double() for p in parts]) * N
+
+
+# Models of transformers -------------------------------------------------------------------------
+
+NAMES = {
+    "CAUSAL_LM": ("GPT2LMHeadModel", "LlamaForCausalLM", "MixtralForCausalLM"),
+    "MASKED_LM": ("BertForMaskedLM", "DebertaV2ForMaskedLM"),
+    "SEQ_TO_SEQ_CAUSAL_LM": ("T5ForConditionalGeneration", "BartForConditionalGeneration"),
+    "SEQUENCE_CLASSIFICATION": ("BertForSequenceClassification", "GPT2ForSequenceClassification"),
+    "TOKEN_CLASSIFICATION": ("DistilBertForTokenClassification",),
+    "MULTIPLE_CHOICE": ("RobertaForMultipleChoice",),
+    "IMAGE_CLASSIFICATION": ("ViTForImageClassification", "ConvNextForImageClassification"),
+    "AUDIO_CLASSIFICATION": ("Wav2Vec2ForSequenceClassification",),
+}
+FAMILIES = {
+    f"{name}, T = {length}": Family(name, task, N, length)
+    for task, names in NAMES.items()
+    for name in names
+    for length in ((4, 6) if task == "CAUSAL_LM" else (6,))
+}
+
+
+def built(family: Family) -> tuple[Network, nn.Module, dict[str, Any]]:
+    torch.manual_seed(0)
+    network = family.network()
+    return network, network.build().to(network.dtype).eval(), network.batch()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning:transformers")
+@pytest.mark.parametrize("name", FAMILIES)
+def test_losses_and_outputs_of_a_library_of_models(name: str) -> None:
+    network, model, batch = built(FAMILIES[name])
+    record = found(model, lambda: network.loss(model, batch))
+    torch.testing.assert_close(
+        torch.as_tensor(record["Losses"]).double(),
+        contributions(network, model, batch),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    with torch.no_grad():
+        logits = model(**batch).logits
+    np.testing.assert_allclose(record["Outputs"], logits, rtol=1e-9, atol=1e-9)
+
+
+PROBLEMS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor], Callable[..., Tensor]]] = {
+    "regression": (
+        {"num_labels": 1, "problem_type": "regression"},
+        lambda labels: labels.double(),
+        lambda logits, labels: (logits[:, 0] - labels).square(),
+    ),
+    "several regressions": (
+        {"num_labels": 3, "problem_type": "regression"},
+        lambda labels: torch.randn(N, 3, dtype=torch.float64),
+        lambda logits, labels: (logits - labels).square().mean(1),
+    ),
+    "several labels": (
+        {"num_labels": 3, "problem_type": "multi_label_classification"},
+        lambda labels: functional.one_hot(labels, 3).double(),
+        lambda logits, labels: functional.binary_cross_entropy_with_logits(
+            logits, labels, reduction="none"
+        ).mean(1),
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_other_problems_than_classification(problem: str) -> None:
+    options, labels_of, losses_of = PROBLEMS[problem]
+    family = Family("BertForSequenceClassification", "SEQUENCE_CLASSIFICATION", N, 6)
+    for name, value in options.items():
+        setattr(family.config, name, value)
+    _, model, batch = built(family)
+    batch["labels"] = labels_of(batch["labels"])
+    record = found(model, lambda: model(**batch).loss)
+    with torch.no_grad():
+        logits = model(**batch).logits
+    np.testing.assert_allclose(record["Losses"], losses_of(logits, batch["labels"]), rtol=1e-10)
+    np.testing.assert_array_equal(record["Outputs"], logits)
+
+
+def test_quantities_are_those_of_losses_and_outputs_that_are_passed() -> None:
+    values = [record(is_passed) for is_passed in (False, True)]
+    assert values[0].keys() == {0, 1}
+    assert values[0][0].keys() == {"Alpha", "HessTrace", "TICTrace"}
+    for step, passed in values[1].items():
+        for name, value in passed.items():
+            assert values[0][step][name] == pytest.approx(value, rel=1e-5), name
+
+
+def record(is_passed: bool) -> dict[int, dict[str, Any]]:
+    """With losses and outputs of a language model, which are passed to the context or not."""
+    _, model, batch = built(Family("GPT2LMHeadModel", "CAUSAL_LM", N, 6, dtype=torch.float32))
+    kind = "diag_ggn_mc"
+    cockpit = gradlens.Cockpit(
+        model, [Alpha(), HessTrace(curvature=kind), TICTrace(curvature=kind)]
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        returned = model(**batch)
+        tokens = functional.cross_entropy(
+            returned.logits[:, :-1].mT, batch["labels"][:, 1:], reduction="none"
+        )
+        labels = (batch["labels"][:, 1:] != -100).sum()
+        passed = {
+            "individual_losses": N * tokens.sum(1) / labels,
+            "outputs": returned.logits,
+        }
+        with cockpit(
+            step, loss=returned.loss, optimizer=optimizer, info=passed if is_passed else {}
+        ):
+            returned.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    cockpit.close()
+    found = cockpit.get_output()
+    for each in found.values():
+        each["HessTrace"] = each["HessTrace"]["trace"]
+    return found
+
+
+def test_several_outputs_are_named_with_the_remedy() -> None:
+    _, model, batch = built(Family("BertForQuestionAnswering", "QUESTION_ANSWERING", N, 6))
+    cockpit = gradlens.Cockpit(model, [HessTrace(curvature="diag_ggn_mc"), NormTest()])
+    loss = model(**batch).loss
+    with cockpit(0, loss=loss):
+        loss.backward()
+    values = cockpit.get_output()[0]
+    assert values["NormTest"] > 0
+    reason = values["HessTrace"]["trace"].reason
+    assert r"several tensors that the model has returned (of shapes [4, 6], [4, 6])" in reason
+    assert "torch.stack" in reason
+    assert "info['outputs']" in reason
+
+
+# Losses that functions compute ------------------------------------------------------------------
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(N, 5, dtype=torch.float64), torch.tensor([0, 2, 1, 2])
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+SOFT = torch.rand(N, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).softmax(1)
+
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "cross entropy": functional.cross_entropy,
+    "with weights": lambda o, y: functional.cross_entropy(o, y, weight=WEIGHTS),
+    "with smooth labels": lambda o, y: functional.cross_entropy(o, y, label_smoothing=0.1),
+    "of probabilities": lambda o, y: functional.cross_entropy(o, SOFT),
+    "some ignored": lambda o, y: functional.cross_entropy(o, y, ignore_index=2),
+    "times a mask": lambda o, y: (
+        (functional.cross_entropy(o, y, reduction="none") * (y > 0)).sum() / (y > 0).sum()
+    ),
+    "log probabilities": lambda o, y: -o.log_softmax(1).gather(1, y[:, None]).mean(),
+    "squares": lambda o, y: (o - SOFT).pow(2).mean(),
+    "squared errors": lambda o, y: functional.mse_loss(o, SOFT),
+    "absolute errors": lambda o, y: functional.l1_loss(o, SOFT),
+    "smooth absolute errors": lambda o, y: functional.smooth_l1_loss(o, SOFT, beta=0.3),
+    "Huber": lambda o, y: functional.huber_loss(o, SOFT, delta=0.3),
+    "several labels": lambda o, y: functional.binary_cross_entropy_with_logits(
+        o, SOFT, weight=WEIGHTS, pos_weight=WEIGHTS
+    ),
+    "preferences": lambda o, y: -functional.logsigmoid(o[:, 0] - o[:, 1]).mean(),
+    "two terms": lambda o, y: 0.3 * functional.cross_entropy(o, y) + (o - SOFT).pow(2).mean(),
+    "each alone": lambda o, y: torch.stack(
+        [functional.cross_entropy(row, label) for row, label in zip(o, y, strict=True)]
+    ).mean(),
+    "to the power": lambda o, y: (
+        (1 + functional.cross_entropy(o, y, reduction="none")).pow(2).mean()
+    ),
+}
+"""Losses of outputs and labels, whose contributions of single samples are those of smaller sums."""
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_losses_of_functions(name: str) -> None:
+    """They differ from each other as the loss does where only one sample's outputs change."""
+    loss_of, model = FUNCTIONS[name], network()
+    x, y = batch()
+    record = found(model, lambda: loss_of(model(x), y))
+    losses = torch.as_tensor(record["Losses"])
+    with torch.no_grad():
+        outputs = model(x)
+        assert losses.mean() == pytest.approx(float(loss_of(outputs, y)), rel=1e-12)
+        for n in range(N):
+            changed = outputs.index_fill(0, torch.tensor(n), 0.0)
+            other = found_at(loss_of, changed, y)
+            kept = [m for m in range(N) if m != n]
+            torch.testing.assert_close(other[kept], losses[kept], rtol=1e-10, atol=1e-12)
+
+
+def found_at(loss_of: Callable[..., Tensor], outputs: Tensor, labels: Tensor) -> Tensor:
+    """The per-sample losses where a network returns the outputs."""
+
+    class Returning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.zero = nn.Linear(5, 3, bias=False).double()
+            nn.init.zeros_(self.zero.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.zero(x) + outputs
+
+    model, (x, _) = Returning(), batch()
+    with torch.enable_grad():
+        return torch.as_tensor(found(model, lambda: loss_of(model(x), labels))["Losses"])
+
+
+def test_losses_behind_a_wrapper_for_several_processes() -> None:
+    """It puts a node of its own in front of all that the model returns."""
+
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = network()
+
+        def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            logits = self.inside(x)
+            return {"logits": logits, "loss": functional.cross_entropy(logits, y)}
+
+    x, y = batch()
+    expected = functional.cross_entropy(network()(x), y, reduction="none").detach()
+    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
+    try:
+        model = nn.parallel.DistributedDataParallel(WithLoss(), find_unused_parameters=True)
+        record = found(model, lambda: model(x, y)["loss"])
+    finally:
+        distributed.destroy_process_group()
+    np.testing.assert_allclose(record["Losses"], expected, rtol=1e-10)
+
+
+REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "root of the mean": (lambda o, y: functional.mse_loss(o, SOFT).sqrt(), "SqrtBackward"),
+    "product of losses": (
+        lambda o, y: functional.mse_loss(o, SOFT) * functional.cross_entropy(o, y),
+        "MulBackward",
+    ),
+    "of all samples": (lambda o, y: o.logsumexp(0).sum(), "3 rows, which can't be divided"),
+    "centred": (
+        lambda o, y: (functional.cross_entropy(o, y, reduction="none") - WEIGHTS.mean()).mean(),
+        "SubBackward",
+    ),
+    "shifted": (
+        lambda o, y: functional.cross_entropy(o, y) - 0.5,
+        "SubBackward",
+    ),
+    "advantages": (
+        lambda o, y: (o.log_softmax(1)[:, 0] - torch.tensor([1.0, -1.0, 2.0, -2.0])).mean(),
+        "SubBackward",
+    ),
+    "a term of weights": (
+        lambda o, y: functional.cross_entropy(o, y) + o.sum() * 0 + o.mean(0).tanh().sum(),
+        "Backward",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_sum_of_losses_is_refused(name: str) -> None:
+    loss_of, reason = REFUSED[name]
+    model, (x, y) = network(), batch()
+    value = found(model, lambda: loss_of(model(x), y))["Losses"]
+    assert isinstance(value, Undefined)
+    assert reason in value.reason
+
+
+# Where outputs come from ------------------------------------------------------------------------
+
+
+class Returning(nn.Module):
+    """Returns what a function makes of the hidden values and the logits."""
+
+    def __init__(self, make: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.inside, self.head, self.make = nn.Linear(5, 4), nn.Linear(4, 3), make
+        self.double()
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.inside(x).tanh()
+        return self.make(hidden, self.head(hidden))
+
+
+RETURNED: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], Tensor]]] = {
+    "alone": (lambda h, o: o, lambda r: r),
+    "with hidden values": (lambda h, o: (h, o), lambda r: r[1]),
+    "by name": (lambda h, o: {"hidden": h, "logits": o}, lambda r: r["logits"]),
+    "with probabilities": (lambda h, o: (o, o.softmax(1)), lambda r: r[0]),
+    "as a view, too": (lambda h, o: (o, o.mT), lambda r: r[0]),
+}
+
+
+@pytest.mark.parametrize("case", RETURNED)
+def test_outputs_are_what_the_loss_is_computed_from(case: str) -> None:
+    make, logits_of = RETURNED[case]
+    torch.manual_seed(0)
+    model, (x, y) = Returning(make), batch()
+    record = found(model, lambda: functional.cross_entropy(logits_of(model(x)), y))
+    np.testing.assert_array_equal(record["Outputs"], logits_of(model(x)).detach())
+
+
+UNCLEAR: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[..., Tensor], str]] = {
+    "log-probabilities": (
+        lambda h, o: o.log_softmax(1),
+        functional.nll_loss,
+        "the loss is linear in what the model has returned",
+    ),
+    "two outputs": (
+        lambda h, o: (h, o),
+        lambda r, y: functional.cross_entropy(r[1], y) + r[0].square().mean(),
+        "several tensors that the model has returned",
+    ),
+    "the loss alone": (
+        lambda h, o: o.square().mean(),
+        lambda r, y: r,
+        "wasn't computed from a tensor that the model has returned",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+def test_outputs_that_may_be_wrong_are_refused(case: str) -> None:
+    make, loss_of, reason = UNCLEAR[case]
+    model, (x, y) = Returning(make), batch()
+    cockpit = gradlens.Cockpit(model, [HessTrace(curvature="diag_ggn_exact")])
+    loss = loss_of(model(x), y)
+    with cockpit(0, loss=loss):
+        loss.backward()
+    assert reason in cockpit.history["HessTrace"][0]["trace"].reason
+
+
+def test_outputs_are_kept_no_longer_than_until_the_backward_pass() -> None:
+    model, (x, y) = network(), batch()
+    cockpit = gradlens.Cockpit(model, [HessTrace(lambda step: step < 1, curvature="diag_ggn_mc")])
+    alive: list[bool] = []
+    for step in range(3):
+        outputs = model(x)
+        reference = weakref.ref(outputs)
+        loss = functional.cross_entropy(outputs, y)
+        del outputs
+        with cockpit(step, loss=loss):
+            loss.backward()
+        del loss
+        gc.collect()
+        alive.append(reference() is not None)
+    assert alive == [False, False, False]
+    assert cockpit.history["HessTrace"][0]["trace"] > 0
+    cockpit.close()
