@@ -126,7 +126,7 @@ def shared_quantities(_: Path) -> None:
 
 def scripted(model: nn.Module) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", ".torch.jit.script. is deprecated")
         return torch.jit.script(model)
 
 

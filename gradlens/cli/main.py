@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -151,7 +151,7 @@ def _add_plot(commands: Commands) -> None:
         epilog=EPILOG,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
-    _add_out(parser, "where to write (default: a .png beside RUN)")
+    _add_out(parser.add_argument, "where to write (default: a .png beside RUN)")
     _add_screen(parser)
     _add_until(parser)
     parser.add_argument("--title", metavar="T", help="heading (default: the name of RUN)")
@@ -175,7 +175,7 @@ def _add_watch(commands: Commands) -> None:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
     where = parser.add_mutually_exclusive_group()
-    _add_out(where, "image to replace each time (default: draw in a window)")
+    _add_out(where.add_argument, "image to replace each time (default: draw in a window)")
     where.add_argument(
         "--text", action="store_true", help="draw the table of gradlens summary in the terminal"
     )
@@ -216,7 +216,7 @@ def _add_compare(commands: Commands) -> None:
         epilog=EPILOG,
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
-    _add_out(parser, "image to write (default: comparison.png)")
+    _add_out(parser.add_argument, "image to write (default: comparison.png)")
     _add_log_steps(parser)
     _add_until(parser)
     parser.add_argument("--title", default="Comparison", metavar="T", help="heading")
@@ -271,7 +271,9 @@ def _add_report(commands: Commands) -> None:
         epilog=EPILOG,
     )
     _add_runs(parser)
-    _add_out(parser, "where to write (default: a .html beside RUN, report.html of several)")
+    _add_out(
+        parser.add_argument, "where to write (default: a .html beside RUN, report.html of several)"
+    )
     _add_until(parser)
 
 
@@ -311,8 +313,8 @@ def _add_interval(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_out(parser: argparse._ActionsContainer, what: str) -> None:
-    parser.add_argument("-o", "--out", type=Path, metavar="FILE", help=what)
+def _add_out(add_argument: Callable[..., argparse.Action], what: str) -> None:
+    add_argument("-o", "--out", type=Path, metavar="FILE", help=what)
 
 
 def _add_screen(parser: argparse.ArgumentParser) -> None:

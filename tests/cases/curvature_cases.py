@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call, jacrev
 
 
@@ -96,6 +98,21 @@ def _convolutional() -> nn.Module:
         nn.Flatten(),
         nn.Linear(2, 3),
     )
+
+
+class SquareOnce(torch.autograd.Function):
+    """The square, which can be differentiated once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
 
 
 class _Unused(nn.Module):

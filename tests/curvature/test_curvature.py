@@ -24,7 +24,15 @@ from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.numerics.unavailable import UnavailableError
-from tests.cases.curvature_cases import CRITERIA, MODELS, Problem, build, dense_ggn, dense_hessian
+from tests.cases.curvature_cases import (
+    CRITERIA,
+    MODELS,
+    Problem,
+    SquareOnce,
+    build,
+    dense_ggn,
+    dense_hessian,
+)
 
 with warnings.catch_warnings():
     # It compiles with torch.jit, as does the forward mode that it uses.
@@ -302,8 +310,8 @@ def test_a_fused_attention_kernel_is_no_hindrance(kind: str, is_checkpointed: bo
 
 def test_an_operation_without_second_derivative_is_named_with_a_remedy(kind: str) -> None:
     points = nn.Parameter(torch.randn(3, 2))
-    outputs = torch.cdist(points, points.cos())
-    with pytest.raises(UnavailableError, match=r"(?s)cdist.*that torch can"):
+    outputs = SquareOnce.apply(points.cos())
+    with pytest.raises(UnavailableError, match=r"(?s)once_differentiable.*that torch can"):
         if kind == "hessian":
             HessianOperator(outputs.square().sum(), {"points": points}) @ np.ones(6)
         else:
