@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         reductions,
         schedules,
         signals,
+        sinks,
     )
     from gradlens.cockpit.aggregate import Aggregate
     from gradlens.cockpit.cockpit import Cockpit
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from gradlens.history.view import View
     from gradlens.hooks.layer_hooks import extend
     from gradlens.hooks.layer_rules import register_layer_rule
+    from gradlens.messages import GradlensWarning
     from gradlens.per_sample.context import per_sample_gradients
     from gradlens.per_sample.extension import PerSampleGradients
     from gradlens.plotting.loading import load_run
@@ -39,6 +41,7 @@ __all__ = [
     "Aggregate",
     "Cockpit",
     "CockpitPlotter",
+    "GradlensWarning",
     "History",
     "PerSampleGradients",
     "Step",
@@ -58,12 +61,14 @@ __all__ = [
     "register_layer_rule",
     "schedules",
     "signals",
+    "sinks",
 ]
 
 _DEFINED_IN = {
     "Aggregate": "gradlens.cockpit.aggregate",
     "Cockpit": "gradlens.cockpit.cockpit",
     "CockpitPlotter": "gradlens.plotting.plotter",
+    "GradlensWarning": "gradlens.messages",
     "History": "gradlens.history.history",
     "PerSampleGradients": "gradlens.per_sample.extension",
     "Step": "gradlens.quantities.step",

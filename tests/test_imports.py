@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
+from typing import get_origin
 
 import pytest
 
@@ -23,7 +24,9 @@ ROOT = Path(__file__).parent.parent
 BELOW = {
     "gradlens._version": (),
     "gradlens.spelling": (),
-    "gradlens.history": ("gradlens.spelling",),
+    "gradlens.messages": (),
+    "gradlens.history": ("gradlens.messages", "gradlens.spelling"),
+    "gradlens.sinks": ("gradlens.history",),
     "gradlens.stateful": (),
     "gradlens.schedules": ("gradlens.spelling", "gradlens.stateful"),
     "gradlens.numerics": ("gradlens.history", "gradlens.stateful"),
@@ -35,13 +38,19 @@ BELOW = {
     "gradlens.recorders": ("gradlens.signals",),
     "gradlens.curvature": ("gradlens.per_sample",),
     "gradlens.quantities": ("gradlens.curvature", "gradlens.signals", "gradlens.schedules"),
-    "gradlens.cockpit": ("gradlens.quantities",),
+    "gradlens.cockpit": ("gradlens.quantities", "gradlens.sinks"),
     "gradlens.compat.taiyi": ("gradlens.quantities",),
     "gradlens.compat.cockpit_log": ("gradlens.history",),
     "gradlens.instruments": ("gradlens.history",),
     "gradlens.plotting": ("gradlens.instruments", "gradlens.compat.cockpit_log"),
+    "gradlens.integrations": ("gradlens.cockpit", "gradlens.plotting"),
     "gradlens.cli": ("gradlens._version", "gradlens.cockpit", "gradlens.plotting"),
-    "gradlens": ("gradlens.cli", "gradlens.compat.taiyi", "gradlens.recorders"),
+    "gradlens": (
+        "gradlens.cli",
+        "gradlens.compat.taiyi",
+        "gradlens.integrations",
+        "gradlens.recorders",
+    ),
 }
 """The packages from the bottom up, each with those directly below it.
 
@@ -52,6 +61,7 @@ package with the longest name that its own name starts with.
 WITHOUT_TORCH = (
     "gradlens",
     "gradlens.history.*",
+    "gradlens.sinks.*",
     "gradlens.compat.cockpit_log",
     "gradlens.instruments.*",
     "gradlens.plotting.*",
@@ -226,4 +236,8 @@ def test_methods_of_curvature_are_all_documented() -> None:
 
 
 def _is_reduction(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, reductions.Reduction)
+    return (
+        isinstance(value, type)
+        and get_origin(value) is None
+        and issubclass(value, reductions.Reduction)
+    )

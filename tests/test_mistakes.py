@@ -21,7 +21,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gradlens
-from gradlens import Cockpit, CockpitPlotter, configuration, instruments, quantities, schedules
+from gradlens import (
+    Cockpit,
+    CockpitPlotter,
+    configuration,
+    instruments,
+    quantities,
+    schedules,
+    sinks,
+)
 from gradlens.quantities import Quantity
 from gradlens.quantities.bin_adaptation import GradAbsMax
 
@@ -136,11 +144,38 @@ quantities_: Any = quantities
 schedules_: Any = schedules
 gradlens_: Any = gradlens
 
+
+class Forgetful(sinks.Sink):
+    """A sink that keeps nothing."""
+
+    def record(self, step: int, scalars: Any, histograms: Any) -> None: ...
+
+    def note(self, step: int, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
 AT_ONCE: dict[str, tuple[Program, str]] = {
     # Quantities.
-    "a preset's name": (
-        lambda _: cockpit_of(net(), "economy"),
-        r"TypeError: 'economy' is not a list of quantities: pass gradlens.configuration\('economy'",
+    "a misspelt preset of a cockpit": (
+        lambda _: cockpit_of(net(), "econmy"),
+        r"ValueError: no preset is called 'econmy': did you mean economy\?",
+    ),
+    "a writer as a sink": (
+        lambda _: cockpit_of(net(), sinks=[object()]),
+        r"TypeError: object object is not a sink: .*sinks=\[gradlens.sinks.TensorBoard\(writer\)\]",
+    ),
+    "a library's name as sinks": (
+        lambda _: cockpit_of(net(), sinks="wandb"),
+        r"TypeError: sinks='wandb' is not a list of sinks: pass a list of instances.*WandB, or of",
+    ),
+    "one sink": (
+        lambda _: cockpit_of(net(), sinks=Forgetful()),
+        r"TypeError: sinks=Forgetful object is not a list of sinks: pass a list",
+    ),
+    "a misspelt layer of a sink": (
+        lambda _: cockpit_of(net(), sinks=[Forgetful(layers=["0.wieght"])]),
+        r"ValueError: the network has no layer or parameter '0.wieght': did you mean 0.weight",
     ),
     "a misspelt preset": (
         lambda _: configuration("ecnomy") and None,
@@ -661,13 +696,13 @@ def functions_of_weights(_: Path) -> Cockpit:
 
 
 def nothing_for_the_budget(_: Path) -> Cockpit:
-    cockpit = Cockpit(model := net(), some(), budget=0.1)
+    cockpit = Cockpit(model := net(), [quantities.NormTest()], budget=0.1)
     train(cockpit, model).close()
     return cockpit
 
 
 def plot_of_nothing_for_the_budget(_: Path) -> None:
-    cockpit = Cockpit(model := net(), some(), budget=0.1)
+    cockpit = Cockpit(model := net(), [quantities.NormTest()], budget=0.1)
     train(cockpit, model)
     plotted(cockpit)
 
@@ -768,7 +803,7 @@ LOOPS: dict[str, tuple[Program, str]] = {
     ),
     "a budget in a short run": (
         nothing_for_the_budget,
-        r"note: .*step 2: budget=0.1 gave no quantity a turn in 3 steps.*first 13 steps are",
+        r"note: .*step 2: budget=0.1 gave no turn to NormTest in 3 steps.*first 13 steps are",
     ),
     "a plot of a run with a budget": (
         plot_of_nothing_for_the_budget,

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import NoReturn
 
 from matplotlib.figure import Figure
 
+from gradlens.cli.export import DESTINATIONS, check_layers
 from gradlens.cli.run_names import run_names
-from gradlens.cli.summary_text import render
-from gradlens.cli.watch import FileDisplay, WindowDisplay, watch
+from gradlens.cli.text_display import PrintedText, text_display, text_format
+from gradlens.cli.watch import Display, FileDisplay, WindowDisplay, watch
 from gradlens.history.history import History
 from gradlens.instruments.style import PAPER
+from gradlens.numerics.unavailable import first_line
 from gradlens.plotting.animation import ANIMATIONS, animate
 from gradlens.plotting.comparison import compare, left_out
 from gradlens.plotting.layout import pages
@@ -25,7 +27,8 @@ from gradlens.plotting.loading import load_run
 from gradlens.plotting.output import FIGURES, check_suffix, write_figure
 from gradlens.plotting.plotter import up_to
 from gradlens.plotting.screen import Screen
-from gradlens.plotting.summary import summarize
+from gradlens.sinks.publisher import publish
+from gradlens.spelling import near
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -67,19 +70,34 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    display = FileDisplay(options.out) if options.out else WindowDisplay()
+    if options.text and options.layers:
+        options.wrong("--layers is about figures: leave --text out, or --layers")
     with suppress(KeyboardInterrupt):
-        watch(options.run, _screen(options), display, options.interval)
+        watch([options.run], _display(options), options.interval)
     return 0
 
 
+def _display(options: argparse.Namespace) -> Display:
+    if options.text:
+        return text_display(sys.stdout, text_format(sys.stdout), redraws=True)
+    screen = _screen(options)
+    return FileDisplay(options.out, screen) if options.out else WindowDisplay(screen)
+
+
 def _summary(options: argparse.Namespace) -> int:
-    history = _load(options.run)
-    width, title = max(40, shutil.get_terminal_size().columns), str(options.run)
-    with _about(options.run):
-        summary = summarize(history)
-        text = render(summary, width, title)
-        print(text if _printable(text) else render(summary, width, title, plain=True))
+    text_of = text_format(sys.stdout, options.json, options.csv)
+    if options.follow:
+        is_table = not options.json and not options.csv
+        with suppress(KeyboardInterrupt):
+            watch(options.runs, text_display(sys.stdout, text_of, is_table), options.interval)
+        return 0
+    display = PrintedText(sys.stdout, text_of)
+    for number, run in enumerate(options.runs):
+        if number and not options.json and not options.csv:
+            print()
+        history = _load(run)
+        with _about(run):
+            display.show(run, history)
     return 0
 
 
@@ -98,6 +116,39 @@ def _compare(options: argparse.Namespace) -> int:
     if rest:
         print(f"left out, for they are no single numbers: {', '.join(rest)}")
     return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    kind, *places = options.to
+    if kind not in DESTINATIONS:
+        options.wrong(f"--to {kind}: there is no such destination{near(kind, DESTINATIONS)}")
+    destination = DESTINATIONS[kind]
+    if len(places) > 1 or (destination.needs_place and not places):
+        number = "one" if destination.needs_place else "at most one"
+        options.wrong(f"--to {kind} needs {number} {destination.place}")
+    history = _load(options.run, options.until)
+    check_layers(history, options.layers or ())
+    chosen = {name: getattr(options, name) for name in ("every", "histograms_every", "layers")}
+    given = {name: value for name, value in chosen.items() if value is not None}
+    with _failing_in(kind), destination.open(options.run, *places, **given) as sink:
+        publish(history, [sink], _raise)
+    print(f"exported {len(history)} steps to {' '.join(options.to)}")
+    return 0
+
+
+@contextmanager
+def _failing_in(library: str) -> Iterator[None]:
+    """A context whose exceptions of a library's own become ``ValueError``."""
+    try:
+        yield
+    except (OSError, ValueError, ImportError):
+        raise
+    except Exception as error:
+        raise ValueError(f"{library} failed: {first_line(error)}") from error
+
+
+def _raise(what: str, error: Exception) -> NoReturn:
+    raise ValueError(f"{what} failed: {first_line(error)}") from error
 
 
 def _screen(options: argparse.Namespace, title: str | None = None) -> Screen:
@@ -133,19 +184,12 @@ def _about(*runs: Path) -> Iterator[None]:
         warnings.warn(f"{names}: {each.message}", each.category, stacklevel=2)
 
 
-def _printable(text: str) -> bool:
-    try:
-        text.encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "demo": _demo,
     "plot": _plot,
     "watch": _watch,
     "summary": _summary,
     "compare": _compare,
+    "export": _export,
 }
 """By the name on the command line; each returns the exit code."""

@@ -36,7 +36,9 @@ It may be cut off, or still be written. Exit codes: 0, 1 if it failed or lines o
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``gradlens ...``; the exit code is 0, 1 if it failed, 2 for a wrong call."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    _complete(parser)
+    options = parser.parse_args(arguments)
     # Imported here because --version and --help need neither numpy nor matplotlib.
     from gradlens.cli.commands import COMMANDS
     from gradlens.history.records import LeftOutWarning
@@ -78,6 +80,17 @@ def _message(error: Exception) -> str:
     return str(error)
 
 
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Answer a shell that completes a command, and exit; otherwise, do nothing."""
+    if "_ARGCOMPLETE" not in os.environ:
+        return
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    argcomplete.autocomplete(parser)
+
+
 # Arguments ----------------------------------------------------------------------------------
 
 
@@ -96,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_watch(commands)
     _add_summary(commands)
     _add_compare(commands)
+    _add_export(commands)
     return parser
 
 
@@ -152,33 +166,43 @@ def _add_watch(commands: Commands) -> None:
     parser = commands.add_parser(
         "watch",
         help="draw a run again and again while it is being written",
-        description="Draw a run again whenever its file has grown, in a window or to a file. A run "
-        "that doesn't exist yet is waited for. Closing the window or Ctrl-C ends it.",
+        description="Draw a run again whenever its file has grown: in a window, to a file, or as a "
+        "table in the terminal. A run that doesn't exist yet is waited for. Closing the window or "
+        "Ctrl-C ends it.",
         epilog=EPILOG,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
-    _add_out(parser, "image to replace each time (default: draw in a window)")
-    parser.add_argument(
-        "--interval",
-        type=_seconds,
-        default=INTERVAL,
-        metavar="SECONDS",
-        help="time between two readings of the file (default: %(default)g)",
+    where = parser.add_mutually_exclusive_group()
+    _add_out(where, "image to replace each time (default: draw in a window)")
+    where.add_argument(
+        "--text", action="store_true", help="draw the table of gradlens summary in the terminal"
     )
+    _add_interval(parser)
     _add_screen(parser)
+    parser.set_defaults(wrong=parser.error)
 
 
 def _add_summary(commands: Commands) -> None:
     parser = commands.add_parser(
         "summary",
-        help="print the latest values of a run, their trends and extremes",
-        description="Print a table of a run: each series' latest value, its course, the change of "
-        "its median over the last fifth from that over the fifth before, its extremes with their "
-        "steps, and how many steps it has; then why values are missing, and the notes. Norms are "
-        "those of the whole network; of histograms it is the share of elements that they clip.",
+        help="print the latest values of runs, their trends and extremes",
+        description="Print a table of each run: each series' latest value, its course, the change "
+        "of its median over the last fifth from that over the fifth before, its extremes with "
+        "their steps, and how many steps it has; then why values are missing, and the notes. "
+        "Norms are those of the whole network; of histograms it is the share of elements that they "
+        "clip.",
         epilog=EPILOG,
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument(
+        "--json", action="store_true", help="print one line of JSON for each run instead"
+    )
+    data.add_argument("--csv", action="store_true", help="print one table of all runs as CSV")
+    parser.add_argument(
+        "--follow", action="store_true", help="print again whenever a run has changed"
+    )
+    _add_interval(parser)
 
 
 def _add_compare(commands: Commands) -> None:
@@ -197,7 +221,55 @@ def _add_compare(commands: Commands) -> None:
     parser.set_defaults(wrong=parser.error)
 
 
-def _add_out(parser: argparse.ArgumentParser, what: str) -> None:
+def _add_export(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "export",
+        help="pass a run that is over on to TensorBoard, W&B, MLflow or a CSV file",
+        description="Pass a run that is over on, each number under its step: to a new folder of "
+        "TensorBoard, a new CSV file, or a new run of W&B or MLflow.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
+    parser.add_argument(
+        "--to",
+        nargs="+",
+        required=True,
+        metavar=("KIND", "PLACE"),
+        help="tensorboard DIR, csv FILE, wandb [PROJECT] or mlflow [EXPERIMENT]",
+    )
+    parser.add_argument(
+        "--every",
+        type=_positive,
+        metavar="K",
+        help="least number of steps between two numbers of a series (default: 1)",
+    )
+    parser.add_argument(
+        "--histograms-every",
+        type=_positive,
+        metavar="K",
+        help="least number of steps between two histograms (default: 50)",
+    )
+    parser.add_argument(
+        "--layers",
+        nargs="+",
+        metavar="NAME",
+        help="parameters and layers whose own numbers are exported, too",
+    )
+    _add_until(parser)
+    parser.set_defaults(wrong=parser.error)
+
+
+def _add_interval(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--interval",
+        type=_seconds,
+        default=INTERVAL,
+        metavar="SECONDS",
+        help="time between two readings of the file (default: %(default)g)",
+    )
+
+
+def _add_out(parser: argparse._ActionsContainer, what: str) -> None:
     parser.add_argument("-o", "--out", type=Path, metavar="FILE", help=what)
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradlens.history.coverage import CoverageTable
+from gradlens.history.lines import Line
 from gradlens.history.records import Note
+from gradlens.history.spending import Spending
 from gradlens.instruments.scales import number_label
-from gradlens.instruments.series import Line
 from gradlens.plotting.summary import Extreme, Row, Summary
 
 HEADINGS = ("last", "change", "min", "step", "max", "step", "steps")
@@ -35,7 +36,7 @@ PLAIN = {"−": "-", "×": "x", "∞": "inf", "…": "~", "λ": "lambda", "↗":
 
 
 def render(summary: Summary, width: int = 80, title: str = "", plain: bool = False) -> str:
-    """A summary as lines of at most ``width`` characters, if these are 40 or more.
+    """A summary as lines of at most ``width`` characters, if these are 20 or more.
 
     ``plain`` uses nothing but ASCII.
     """
@@ -48,6 +49,7 @@ def render(summary: Summary, width: int = 80, title: str = "", plain: bool = Fal
         ),
         page.wrapped(_series_without("records", [n for n, count in summary.others if not count])),
         page.coverage(summary.coverage),
+        page.spending(summary.spending),
         page.notes(summary.notes),
     )
     return "\n\n".join("\n".join(section) for section in sections if section)
@@ -107,14 +109,18 @@ class _Page:
         name = min(room + len(TREND_GAP), longest)
         spark = min(room - name, SPARK[1]) if room - name >= SPARK[0] else 0
         trends = ["trend", *(self._sparkline(row, spark) for row in rows)]
-        heads = [self._shortened(text, name).ljust(name) for text in ("series", *names)]
-        lines = [
-            _line(head, trend.ljust(spark)[:spark], [(line[c], widths[c], GAPS[c]) for c in shown])
-            for head, trend, line in zip(heads, trends, cells, strict=True)
-        ]
-        remarks = [self.wrapped(_undefined(row), "    ") for row in rows]
-        body = (line for row in zip(lines[1:], remarks, strict=True) for line in (row[0], *row[1]))
-        return [lines[0], *body]
+        lines = []
+        notes = ["", *(_undefined(row) for row in rows)]
+        for head, trend, line, note in zip(("series", *names), trends, cells, notes, strict=True):
+            # A name that is too long for the table has lines of its own.
+            is_short = len(head) <= name
+            lines += [] if is_short else textwrap.wrap(head, self.width, break_on_hyphens=False)
+            values = [(line[column], widths[column], GAPS[column]) for column in shown]
+            lines.append(
+                _line((head if is_short else "").ljust(name), trend.ljust(spark)[:spark], values)
+            )
+            lines += self.wrapped(note, "    ")
+        return lines
 
     def _room(self, columns: Sequence[int], widths: Sequence[int]) -> int:
         """Characters for name and trend beside some columns."""
@@ -124,7 +130,13 @@ class _Page:
     def coverage(self, table: CoverageTable | None) -> list[str]:
         if table is None:
             return []
-        first, *rest = table.short()
+        return self._indented(table.short())
+
+    def spending(self, spending: Spending | None) -> list[str]:
+        return [] if spending is None else self._indented([*spending.lines()])
+
+    def _indented(self, lines: Sequence[str]) -> list[str]:
+        first, *rest = lines
         return [*self.wrapped(first), *(line for row in rest for line in self.wrapped(row, "  "))]
 
     def notes(self, notes: Sequence[Note]) -> list[str]:
@@ -138,12 +150,6 @@ class _Page:
         levels = PLAIN_LEVELS if self.plain else LEVELS
         log = row.scalar.view.yscale == "log"
         return sparkline(row.scalar.line, width, log, levels) if width > 0 else ""
-
-    def _shortened(self, text: str, width: int) -> str:
-        if len(text) <= width:
-            return text
-        tail = (width - 1) // 2
-        return f"{text[: width - 1 - tail]}{self.text('…')}{text[len(text) - tail :]}"
 
 
 def _line(name: str, trend: str, cells: Sequence[tuple[str, int, str]]) -> str:

@@ -1,4 +1,4 @@
-"""Draw a run again and again while it is being written."""
+"""Show runs again and again while they are being written."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO, final
 
@@ -20,28 +21,36 @@ from gradlens.plotting.screen import Screen
 
 
 class Display(ABC):
-    """Where a run is shown."""
+    """Where runs are shown."""
+
+    def lacks(self, history: History) -> str:
+        """What a run must have before it can be shown; by default, nothing."""
+        return ""
 
     @abstractmethod
-    def show(self, history: History, screen: Screen) -> None:
-        """Draw the run as it is now."""
+    def show(self, path: Path, history: History) -> None:
+        """Show a run as it is now."""
 
     @abstractmethod
     def wait(self, seconds: float) -> bool:
-        """Let time pass; whether anybody is still looking."""
+        """Let time pass; whether the display is still open."""
 
 
 @final
 class FileDisplay(Display):
     """An image that is replaced as a whole; ``ValueError`` for an unknown ending."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, screen: Screen) -> None:
         check_suffix(path, FIGURES)
         self.path = path
+        self._screen = screen
 
-    def show(self, history: History, screen: Screen) -> None:
+    def lacks(self, history: History) -> str:
+        return _nothing_to_draw(history, self._screen)
+
+    def show(self, path: Path, history: History) -> None:
         figure = Figure(facecolor=PAPER)
-        screen.draw(history, figure)
+        self._screen.draw(history, figure)
         write_figure(figure, self.path)
 
     def wait(self, seconds: float) -> bool:
@@ -53,7 +62,8 @@ class FileDisplay(Display):
 class WindowDisplay(Display):
     """A window; ``OSError`` if there can't be one."""
 
-    def __init__(self) -> None:
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
         self._figure = windowed(None)
         self._empty = True
         self._open = True
@@ -61,9 +71,12 @@ class WindowDisplay(Display):
             raise OSError("there is no display for a window: draw to a file with -o FILE")
         self._figure.canvas.mpl_connect("close_event", self._close)
 
-    def show(self, history: History, screen: Screen) -> None:
-        # A window keeps the size that somebody gave it.
-        screen.draw(history, self._figure, resize=self._empty)
+    def lacks(self, history: History) -> str:
+        return _nothing_to_draw(history, self._screen)
+
+    def show(self, path: Path, history: History) -> None:
+        # A window keeps the size that the user gave it.
+        self._screen.draw(history, self._figure, resize=self._empty)
         self._empty = False
         show([self._figure], block=False)
 
@@ -77,43 +90,74 @@ class WindowDisplay(Display):
 
 
 def watch(
-    path: Path,
-    screen: Screen,
-    display: Display,
-    interval: float,
-    stream: TextIO | None = None,
+    paths: Sequence[Path], display: Display, interval: float, stream: TextIO | None = None
 ) -> None:
-    """Show a run whenever its file has changed, until its display is closed.
+    """Show runs whenever their files have changed, until the display is closed.
 
-    It waits for a file that doesn't exist yet, for the first step, and for something to draw, and
-    says so on ``stream``, by default stderr. ``ValueError`` if the file is no run and doesn't
+    It waits for a file that doesn't exist yet, for the first step, and for what the display needs,
+    and says so on ``stream``, by default stderr. ``ValueError`` if a file is no run and doesn't
     change.
     """
-    stream = sys.stderr if stream is None else stream
-    run = GrowingRun(path)
-    seen, broken, told = 0, 0, ""
-    looking = True
-    while looking:
+    runs = [_WatchedRun(path, display, sys.stderr if stream is None else stream) for path in paths]
+    is_open = True
+    while is_open:
         started = time.monotonic()
-        size, news = _size(path), ""
+        for run in runs:
+            run.show_changes()
+        # A long run takes long to show: no more than half of the time.
+        is_open = display.wait(max(interval, time.monotonic() - started))
+
+
+class _WatchedRun:
+    """A run's file, which may grow, and what was seen of it."""
+
+    def __init__(self, path: Path, display: Display, stream: TextIO) -> None:
+        self._path = path
+        self._display = display
+        self._stream = stream
+        self._run = GrowingRun(path)
+        self._shown_size = self._broken_size = 0
+        self._news = ""
+
+    def show_changes(self) -> None:
+        """Show the run if its file has changed; print what it waits for, once."""
+        news = self._look()
+        if news and news != self._news:
+            print(f"gradlens: {news}", file=self._stream, flush=True)
+            self._news = news
+
+    def _look(self) -> str:
+        size = _size(self._path)
         if not size:
-            news = f"waiting for {path}"
-        elif size != seen:
-            try:
-                with warnings.catch_warnings(record=True) as caught:
-                    news = _show(path, run.read(), screen, display)
-            except ValueError:
-                # It may be in the midst of being written, but then it grows.
-                if size == broken:
-                    raise
-                broken = size
-            else:
-                seen, news = size, news or "; ".join(str(each.message) for each in caught)
-        if news and news != told:
-            print(f"gradlens: {news}", file=stream, flush=True)
-            told = news
-        # A long run takes long to draw: no more than half of the time.
-        looking = display.wait(max(interval, time.monotonic() - started))
+            return f"waiting for {self._path}"
+        if size == self._shown_size:
+            return ""
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                news = self._show(self._run.read())
+        except ValueError:
+            # It may be in the midst of being written, but then it grows.
+            if size == self._broken_size:
+                raise
+            self._broken_size = size
+            return ""
+        self._shown_size = size
+        return news or "; ".join(str(each.message) for each in caught)
+
+    def _show(self, history: History) -> str:
+        """Show the run if that is possible, and say otherwise what is missing."""
+        if not history.steps:
+            return f"waiting for the first step of {self._path}"
+        lacks = self._display.lacks(history)
+        if lacks:
+            return f"waiting for something to draw in {self._path}: {lacks}"
+        try:
+            self._display.show(self._path, history)
+        except OSError:  # of the image, or of the terminal
+            raise
+        except Exception as error:
+            return f"{self._path} can't be shown ({type(error).__name__}: {error})"
+        return ""
 
 
 def _size(path: Path) -> int:
@@ -123,18 +167,9 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _show(path: Path, history: History, screen: Screen, display: Display) -> str:
-    """Show a run if there is something to show, and say otherwise what is missing."""
-    if not history.steps:
-        return f"waiting for the first step of {path}"
+def _nothing_to_draw(history: History, screen: Screen) -> str:
     try:
         screen.panels(history)
     except ValueError as reason:
-        return f"waiting for something to draw in {path}: {reason}"
-    try:
-        display.show(history, screen)
-    except OSError:  # of the image
-        raise
-    except Exception as error:
-        return f"{path} can't be drawn ({type(error).__name__}: {error})"
+        return str(reason)
     return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from os import PathLike
 from types import NoneType
 from typing import Any
@@ -15,12 +15,14 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradlens import sinks
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.per_sample.labelling.batch import LossReduction
 from gradlens.per_sample.losses import own_reduction
-from gradlens.quantities.presets import PRESETS
+from gradlens.quantities.presets import configuration
 from gradlens.quantities.quantity import Quantity
-from gradlens.spelling import similar
+from gradlens.sinks.sink import Sink
+from gradlens.spelling import near, similar
 
 READ = (
     "loss", "loss_scale", "optimizer", "batch_size", "scaler", "individual_losses", "outputs"
@@ -40,8 +42,13 @@ MISSPELT = 0.85
 
 
 def checked_quantities(given: Any) -> tuple[Quantity | Aggregate, ...]:
-    """Quantities, and aggregates of them; ``TypeError`` says what to pass instead."""
-    if isinstance(given, str) or not isinstance(given, Iterable):
+    """Quantities, and aggregates of them, or those of a preset by its name.
+
+    ``TypeError`` says what to pass instead, and ``ValueError`` which preset was most likely meant.
+    """
+    if isinstance(given, str):
+        return tuple(configuration(given))
+    if not isinstance(given, Iterable):
         raise TypeError(f"{_short(given)} is not a list of quantities: {_instead(given)}")
     found = tuple(given)
     for one in found:
@@ -52,8 +59,6 @@ def checked_quantities(given: Any) -> tuple[Quantity | Aggregate, ...]:
 
 def _instead(given: Any) -> str:
     """What to pass instead of something that isn't a list of quantities, or is none of them."""
-    if isinstance(given, str) and given in PRESETS:
-        return f"pass gradlens.configuration({given!r})"
     if isinstance(given, (Quantity, Aggregate)):
         return f"pass a list, as in [{type(given).__name__}(...)]"
     if isinstance(given, type) and issubclass(given, (Quantity, Aggregate)):
@@ -140,6 +145,37 @@ def check_steps_in_memory(steps_in_memory: Any) -> None:
             f"steps_in_memory={_short(steps_in_memory)}: pass how many of the latest steps are "
             "kept in memory (at least 1), or None to keep all"
         )
+
+
+def checked_sinks(given: Any) -> tuple[Sink, ...]:
+    """The sinks; ``TypeError`` says what to pass instead of something else."""
+    if isinstance(given, (Sink, str)) or not isinstance(given, Iterable):
+        raise TypeError(f"sinks={_short(given)} is not a list of sinks: {A_SINK}")
+    found = tuple(given)
+    for sink in found:
+        if not isinstance(sink, Sink):
+            raise TypeError(f"{_short(sink)} is not a sink: {A_SINK}")
+    return found
+
+
+A_SINK = (
+    "pass a list of instances, such as sinks=[gradlens.sinks.TensorBoard(writer)], of the classes "
+    f"{', '.join(sorted({*sinks.__all__} - {'Sink'}))}, or of your own"
+)
+
+
+def check_sink_layers(
+    sinks: Iterable[Sink], model: nn.Module | None, parameters: Collection[str]
+) -> None:
+    """``ValueError`` names a layer of a sink that the network doesn't have."""
+    modules = () if model is None else (name for name, _ in model.named_modules())
+    known = {*parameters, *modules}
+    for sink in sinks:
+        for name in sink.layers:
+            if name not in known:
+                raise ValueError(
+                    f"the network has no layer or parameter {name!r}{near(name, known)}"
+                )
 
 
 # Of a context ---------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gradlens.history.undefined import Undefined
+from gradlens.hooks.global_state import without_autocast
 from gradlens.numerics.unavailable import UnavailableError, first_line
 
 Refuse = Callable[[str], None]
@@ -19,6 +20,9 @@ PACKAGE: Final = str(Path(__file__).parents[1])
 
 class Boundary:
     """Catches exceptions of gradlens's own work in the user's loop, of quantities above all.
+
+    The work is done without autocast, under which torch rounds norms and products to half
+    precision.
 
     The reason why a value can't be had (``UnavailableError``) is its NaN's. Any other exception is
     a defect of gradlens or of a quantity. It is noted once, and its message is the reason; with
@@ -38,7 +42,8 @@ class Boundary:
     def contain(self, work: str, refuse: Refuse | None = None) -> Iterator[None]:
         """A context for a piece of ``work``; ``refuse`` is called with the reason if it fails."""
         try:
-            yield
+            with without_autocast():
+                yield
         except UnavailableError as reason:
             if refuse is not None:
                 refuse(str(reason))

@@ -9,7 +9,6 @@ from gradlens.cockpit.tracking import Tracking
 from gradlens.numerics.saveable import restored, saveable
 from gradlens.numerics.unavailable import first_line
 from gradlens.quantities.quantity import Quantity
-from gradlens.schedules import Schedule
 from gradlens.stateful import State, load_state, state_of
 
 FORMAT = 1
@@ -24,7 +23,7 @@ def state_of_tracking(tracking: Tracking) -> State:
             quantities[quantity.name] = {}
             if quantity.has_started:
                 quantities[quantity.name] = saveable(quantity.state_dict())
-            schedules[quantity.name] = saveable(state_of(_own_schedule(tracking, quantity)))
+            schedules[quantity.name] = saveable(state_of(quantity.track_schedule))
     updates: State = {}
     with tracking.boundary.contain("saving the last update"):
         updates = tracking.updates.state_dict()
@@ -53,8 +52,7 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
         raise ValueError(UNKNOWN.format(names=", ".join(unknown)))
     for quantity in tracking.quantities:
         if quantity.name in saved:
-            schedule = _own_schedule(tracking, quantity)
-            _load(quantity, schedule, saved[quantity.name], state["schedules"])
+            _load(quantity, saved[quantity.name], state["schedules"])
     is_of_another = state["process"] != tracking.assembly.processes.rank
     tracking.updates.load_state_dict(state["updates"], is_of_another)
     tracking.run.load_state_dict(state["run"])
@@ -69,21 +67,15 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
             tracking.run.note(state["run"]["step"], text.format(names=", ".join(names)))
 
 
-def _load(quantity: Quantity, schedule: Schedule, state: Any, schedules: Mapping[str, Any]) -> None:
+def _load(quantity: Quantity, state: Any, schedules: Mapping[str, Any]) -> None:
     try:
         quantity.resume(restored(state))
-        load_state(schedule, restored(schedules.get(quantity.name, {})))
+        load_state(quantity.track_schedule, restored(schedules.get(quantity.name, {})))
     except Exception as error:
         raise ValueError(
             f"{quantity.name} can't continue from its state ({first_line(error)}): give it the "
             "class and the options that it had, or another name, with which it starts anew"
         ) from error
-
-
-def _own_schedule(tracking: Tracking, quantity: Quantity) -> Schedule:
-    """The quantity's schedule, also where a budget thins it."""
-    budget = tracking.budget
-    return quantity.track_schedule if budget is None else budget.own_schedule(quantity)
 
 
 def _shapes(tracking: Tracking) -> dict[str, list[int]]:

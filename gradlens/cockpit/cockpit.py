@@ -21,10 +21,12 @@ from gradlens.cockpit.arguments import (
     check_loss_function,
     check_max_bytes,
     check_run,
+    check_sink_layers,
     check_steps_in_memory,
     check_together,
     checked_info,
     checked_quantities,
+    checked_sinks,
     notes_on,
     step_number,
 )
@@ -32,7 +34,7 @@ from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
-from gradlens.cockpit.forecast import Forecast
+from gradlens.cockpit.forecast import Forecast, is_scheduled
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.metrics import loggable
 from gradlens.cockpit.model import process_group_of, trainable_parameters, unwrapped
@@ -43,7 +45,8 @@ from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.history.coverage import Coverage, CoverageTable
-from gradlens.history.history import History
+from gradlens.history.history import LATEST, History
+from gradlens.history.html import count, table
 from gradlens.hooks.data_parallel import replicas_of
 from gradlens.hooks.eager_calls import EagerCalls
 from gradlens.hooks.gathering import sharding_of
@@ -53,9 +56,9 @@ from gradlens.per_sample.context import check_loss_reduction
 from gradlens.per_sample.gradients import Plans, Setting
 from gradlens.per_sample.kept_samples import MAX_BYTES
 from gradlens.per_sample.labelling.batch import LossReduction
-from gradlens.quantities.presets import configuration
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
+from gradlens.sinks.sink import Sink
 
 
 class Cockpit:
@@ -63,16 +66,18 @@ class Cockpit:
 
     ``params`` is the model, which is extended on the spot and whose parameters are known by name,
     or an iterable of parameters whose layers have been extended by ``gradlens.extend`` or
-    BackPACK's ``extend``. Parameters that need no gradient are left out. ``loss_reduction`` says
-    whether the loss is a ``"mean"`` or a ``"sum"`` over the samples. ``loss_function`` is the loss
-    module, which is extended, too, for quantities that need per-sample losses. ``run`` is the path
-    of a file that values are written to as they come; an existing one is continued with
+    BackPACK's ``extend``. Parameters that need no gradient are left out. ``quantities`` is a list,
+    or the name of a preset, by default "economy" (``gradlens.configuration``). ``loss_reduction``
+    says whether the loss is a ``"mean"`` or a ``"sum"`` over the samples. ``loss_function`` is the
+    loss module, which is extended, too, for quantities that need per-sample losses. ``run`` is the
+    path of a file that values are written to as they come; an existing one is continued with
     ``resume=True`` and is an error otherwise. With a file, the values of so many steps as
     ``steps_in_memory`` says are kept in memory, and earlier ones are read from the file when they
-    are asked for; ``None`` keeps all of them, as without a file. ``batchnorm`` says what a
-    per-sample gradient is where samples are coupled (``gradlens.per_sample.batchnorm``).
-    ``budget`` is the share of the training time that tracking may take, such as 0.05: schedules are
-    thinned to keep to it.
+    are asked for; ``None`` keeps all of them, as without a file. Each record is passed on to
+    ``sinks`` when it is made (``gradlens.sinks``). ``batchnorm`` says what a per-sample gradient is
+    where samples are coupled (``gradlens.per_sample.batchnorm``). ``budget`` is the share of the
+    training time that tracking may take, such as 0.05: expensive quantities are tracked at some
+    steps of their schedules only.
     ``ValueError`` if the loss module's own reduction contradicts ``loss_reduction``.
     What fails while the run is tracked is a NaN with its reason, and training goes on; ``strict``
     raises exceptions instead, for those who develop quantities. ``max_bytes`` is the memory that
@@ -88,7 +93,7 @@ class Cockpit:
     def __init__(
         self,
         params: nn.Module | Iterable[nn.Parameter],
-        quantities: Iterable[Quantity | Aggregate] | None = None,
+        quantities: Iterable[Quantity | Aggregate] | str | None = None,
         *,
         loss_reduction: LossReduction = "mean",
         loss_function: nn.Module | None = None,
@@ -97,6 +102,7 @@ class Cockpit:
         run: str | Path | None = None,
         resume: bool = False,
         steps_in_memory: int | None = 1000,
+        sinks: Iterable[Sink] = (),
         strict: bool = False,
         max_bytes: int = MAX_BYTES,
     ) -> None:
@@ -106,7 +112,8 @@ class Cockpit:
         check_loss_function(loss_function, loss_reduction)
         check_run(run)
         check_steps_in_memory(steps_in_memory)
-        given = configuration("economy") if quantities is None else checked_quantities(quantities)
+        sinks = checked_sinks(sinks)
+        given = checked_quantities("economy" if quantities is None else quantities)
         aggregation = Aggregation(given)
         self.quantities = aggregation.quantities
         check_together(self.quantities)
@@ -116,12 +123,10 @@ class Cockpit:
         self.parameters = trainable_parameters(
             params if self.model is None else self.model, sharding
         )
+        check_sink_layers(sinks, self.model, self.parameters)
         self._ids = frozenset(id(parameter) for parameter in self.parameters.values())
         for quantity in self.quantities:
             quantity.choose(self.model, self.parameters)
-        self.budget = (
-            Budget(budget, self.quantities) if budget is not None and self.quantities else None
-        )
         setting = Setting(
             self.parameters,
             self.model,
@@ -133,7 +138,13 @@ class Cockpit:
         device = next(iter(self.parameters.values())).device
         processes = Processes(process_group_of(setting.replicas, sharding), device)
         check_budget(budget, processes.count)
-        forecast = Forecast(self.quantities)
+        self.budget = (
+            Budget(budget, self.quantities, device)
+            if budget is not None and self.quantities
+            else None
+        )
+        is_due = is_scheduled if self.budget is None else self.budget.is_due
+        forecast = Forecast(self.quantities, is_due)
         self._run = Run(
             self.quantities,
             aggregation,
@@ -142,6 +153,7 @@ class Cockpit:
             resume,
             processes.rank == 0,
             steps_in_memory,
+            sinks,
         )
         boundary = Boundary(self._run.note, strict)
         self._tracking = Tracking(
@@ -167,6 +179,22 @@ class Cockpit:
     def history(self) -> History:
         """All values so far, with notes and coverage."""
         return self._run.history
+
+    def __repr__(self) -> str:
+        """What is tracked, in one line."""
+        parameters = count(len(self.parameters), "parameter")
+        model = "" if self.model is None else f"{type(self.model).__name__}, "
+        quantities = count(len(self.quantities), "quantity")
+        return f"Cockpit({model}{parameters}, {quantities}, {self.history!r})"
+
+    def _repr_html_(self) -> str:
+        """A table of the quantities and their latest values, for notebooks."""
+        schedules = {q.name: repr(q.track_schedule) for q in self.quantities}
+        history = self.history
+        rows = [(*row, schedules.get(row[0], "")) for row in history.latest_values()]
+        notes = [f"step {note.step}: {note.text}" for note in history.notes]
+        spending = [] if history.spending is None else [*history.spending.lines()]
+        return table(repr(self), (*LATEST, "schedule"), rows, [*notes, *spending])
 
     @property
     def loss_reduction(self) -> LossReduction:
@@ -196,7 +224,7 @@ class Cockpit:
         the gradients. ``accumulating`` says that another backward pass of the same step follows:
         the step's values are those of all its micro-batches together, found at the last.
         ``info`` may hold the same under these names, and anything for quantities of the
-        user's own. ``debug`` prints what is active.
+        user's own. ``debug`` logs what is active.
         """
         step = step_number(global_step)
         check_extensions(extensions)

@@ -18,16 +18,27 @@ from gradlens.quantities.quantity import Quantity
 from gradlens.stateful import State
 
 
+def is_scheduled(quantity: Quantity, global_step: int) -> bool:
+    """Whether a quantity is tracked at a step by its own schedules alone."""
+    return quantity.is_active(global_step)
+
+
 class Forecast:
     """Keeps the numbers of the last steps, and the active quantities of steps to come."""
 
-    def __init__(self, quantities: Sequence[Quantity]) -> None:
+    def __init__(
+        self,
+        quantities: Sequence[Quantity],
+        is_due: Callable[[Quantity, int], bool] = is_scheduled,
+    ) -> None:
+        """``is_due`` says whether a quantity is tracked at a step."""
         self._quantities = quantities
+        self._is_due = is_due
         self._past: deque[int] = deque(maxlen=3)
         self._active: dict[int, tuple[Quantity, ...]] = {}
 
     def active_at(self, global_step: int, boundary: Boundary | None = None) -> tuple[Quantity, ...]:
-        """The active quantities; their schedules are called once for each step.
+        """The active quantities, which are decided on once for each step.
 
         Where a schedule raises an exception, its quantity isn't active, with a ``boundary``.
         """
@@ -35,7 +46,7 @@ class Forecast:
             active = []
             for quantity in self._quantities:
                 with boundary.contain(f"{quantity.name}'s schedule") if boundary else nullcontext():
-                    active += [quantity] if quantity.is_active(global_step) else []
+                    active += [quantity] if self._is_due(quantity, global_step) else []
             self._active[global_step] = tuple(active)
         return self._active[global_step]
 
@@ -43,9 +54,9 @@ class Forecast:
         """A step is over."""
         self._past.append(global_step)
 
-    def reset(self, inactive: Iterable[int] = ()) -> None:
-        """Forget which quantities are active; none is at the steps that are ``inactive``."""
-        self._active = dict.fromkeys(inactive, ())
+    def keep(self, steps: Iterable[int]) -> None:
+        """Forget which quantities are active at all but these steps."""
+        self._active = {step: self._active[step] for step in steps if step in self._active}
 
     def state_dict(self) -> State:
         """The numbers of the last steps."""
@@ -54,7 +65,7 @@ class Forecast:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
         self._past = deque(state["past"], maxlen=self._past.maxlen)
-        self.reset()
+        self.keep(())
 
     def is_behind(self, global_step: int) -> bool:
         """Whether the last step has the same number, or a larger one."""

@@ -220,7 +220,7 @@ class StepGradients:
 
     def notes(self) -> Iterator[str]:
         """What the user should know of this step."""
-        if self.loss_factor > 1 and "scaler" not in self._info:
+        if self.loss_factor > ONE and "scaler" not in self._info:
             yield SCALED.format(factor=f"{self.loss_factor:.6g}")
         if self._gradients.beside and not self._is_part:
             yield BESIDE.format(names=few(self._gradients.beside))
@@ -243,6 +243,9 @@ def _error(whole: Whole) -> str:
     error = inner_test_error(Deviations().total(values))
     return f" The relative standard error of InnerTest is {error:.2g} at this step."
 
+
+ONE = 1.01
+"""A factor that isn't larger may be one: a loss over three is rounded, in bfloat16 by 0.2 %."""
 
 SCALED = (
     "backward was called on {factor} times the loss. Per-sample gradients are those of the loss "

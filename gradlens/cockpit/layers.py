@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -146,13 +147,20 @@ class LayerTracking:
             self._capture.close()
 
     def _wanted_at(self, global_step: int) -> Requests:
-        return _wanted(q for q in self.quantities if q.should_compute(global_step))
+        self._forecast.active_at(global_step, self._boundary)
+        return _wanted(q for q in self.quantities if self._computes(q, global_step))
 
     def _wanted_in(self, steps: Sequence[int]) -> Requests:
         """What may be needed at one of these steps, which are still to come."""
         return _wanted(
-            q for q in self.quantities if any(may_hold(q.should_compute, step) for step in steps)
+            q
+            for q in self.quantities
+            if any(may_hold(partial(self._computes, q), step) for step in steps)
         )
+
+    def _computes(self, quantity: Quantity, global_step: int) -> bool:
+        active = self._forecast.active_at(global_step)
+        return quantity in active and quantity.should_compute(global_step)
 
 
 def _wanted(quantities: Iterable[Quantity]) -> Requests:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from gradlens.history.json_lines import DEEPEST, LARGEST, Value
+from gradlens.messages import log
 from gradlens.quantities.quantity import Quantity
 
 
 def recordable(quantity: Quantity, global_step: int, value: Any) -> Value:
-    """A quantity's value as a history holds it, printed if the quantity is verbose.
+    """A quantity's value as a history holds it, logged if the quantity is verbose.
 
     ``TypeError`` names the quantity if its value can't be recorded.
     """
@@ -24,7 +25,7 @@ def recordable(quantity: Quantity, global_step: int, value: Any) -> Value:
     except TypeError as error:
         raise TypeError(f"{quantity.name}: {error}") from error
     if quantity.verbose:
-        print(f"[Step {global_step}] {quantity.name}: {plain}")
+        log(f"[Step {global_step}] {quantity.name}: {plain}")
     return plain
 
 

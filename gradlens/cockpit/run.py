@@ -25,10 +25,16 @@ from gradlens.history.records import (
     coverage_record,
     note_record,
     rewind_record,
+    spending_record,
     step_record,
 )
 from gradlens.history.run_file import RunFile, mend
+from gradlens.history.spending import Spending
+from gradlens.messages import GradlensWarning
+from gradlens.numerics.unavailable import first_line
 from gradlens.quantities.quantity import Quantity, class_names
+from gradlens.sinks.publisher import Publisher
+from gradlens.sinks.sink import Sink
 from gradlens.stateful import State
 
 
@@ -37,7 +43,8 @@ class Run:
 
     ``path`` is that of the file. An existing one is continued with ``resume``, and otherwise is a
     ``FileExistsError``. Only one process ``writes``. With a file, values of the latest
-    ``steps_in_memory`` are in memory, or all if this is ``None``.
+    ``steps_in_memory`` are in memory, or all if this is ``None``. The process that writes passes
+    each record on to ``sinks``.
     """
 
     def __init__(
@@ -49,6 +56,7 @@ class Run:
         resume: bool,
         writes: bool,
         steps_in_memory: int | None = None,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         self.has_begun = self.has_recorded = False
         self._is_closed = False
@@ -57,6 +65,7 @@ class Run:
         shapes = {name: tuple(p.shape) for name, p in parameters.items()}
         self.history = History(aggregation.sources(quantities), shapes)
         self._steps_in_memory = steps_in_memory
+        self._publisher = Publisher(sinks if writes else (), self._report)
         dropped = self._resume(Path(path), writes) if path is not None and resume else ""
         self._names_at_last_step = self._resumed_names()
         self._ends = {name: max(one) for name in self.history.names if (one := self.history[name])}
@@ -130,7 +139,8 @@ class Run:
         note = Note(global_step, text)
         self.history.notes.append(note)
         self._write(note_record(note))
-        warnings.warn(f"gradlens, step {global_step}: {text}", stacklevel=_users_level())
+        self._publisher.note(global_step, text)
+        warnings.warn(f"gradlens, step {global_step}: {text}", GradlensWarning, _users_level())
 
     def cover(self, global_step: int, coverage: Coverage) -> None:
         """Record which parameters have per-sample gradients, if that has changed."""
@@ -141,6 +151,12 @@ class Run:
         self._write(coverage_record(global_step, coverage))
         for text in coverage.notes(self.history.parameters):
             self.note(global_step, text)
+
+    def record_spending(self, global_step: int, spending: Spending) -> None:
+        """Record what tracking has taken of the training time."""
+        if spending != self.history.spending:
+            self.history.spending = spending
+            self._write(spending_record(global_step, spending))
 
     def log(self, global_step: int, values: Mapping[str, Any]) -> None:
         """Record values of the training loop; ``ValueError`` for names that others have."""
@@ -171,6 +187,7 @@ class Run:
     def close(self) -> None:
         """Record the statistics that remain, and close the file."""
         self._append_statistics(*self._aggregation.rest())
+        self._publisher.close()
         self._is_closed = True
         if self._file is not None and self._file.waiting:
             self._write_waiting(self._file)
@@ -230,6 +247,11 @@ class Run:
         self._write(step_record(global_step, values))
         if self._file is not None and not self._file.waiting and self._steps_in_memory is not None:
             self.history.keep_latest(self._steps_in_memory)
+        self._publisher.record(global_step, values, self.history.sources, self.history.parameters)
+
+    def _report(self, what: str, error: Exception) -> None:
+        """Note that something between records and sinks has failed."""
+        self.note(self._step, LEFT_OUT.format(what=what, reason=first_line(error)))
 
     def _append_statistics(self, global_step: int, values: Mapping[str, Any]) -> None:
         for name in values:
@@ -276,6 +298,11 @@ LACKING = (
     "({file.failure}): save everything elsewhere by cockpit.history.write(path)"
 )
 
+LEFT_OUT = (
+    "{what} failed, and is left out from now on: {reason}. Training and what else is recorded "
+    "aren't affected"
+)
+
 _NOT_USERS = (str(Path(__file__).parents[1]), contextlib.__file__)
 """Files that a warning isn't attributed to: those of gradlens, and that of generator contexts."""
 
@@ -290,6 +317,6 @@ def _users_level() -> int:
 
 CLOSED = (
     "the cockpit has been closed: values are kept in memory, but aren't written to the run's file "
-    "any more, and layers have no hooks. Close it after the last step, or go on with another one, "
-    "Cockpit(..., run=..., resume=True)"
+    "or passed on to sinks any more, and layers have no hooks. Close it after the last step, or go "
+    "on with another one, Cockpit(..., run=..., resume=True)"
 )

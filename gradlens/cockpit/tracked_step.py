@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -27,6 +27,7 @@ from gradlens.hooks.backward_call import BackwardCall
 from gradlens.hooks.eager_calls import ran_compiled, uncompiled_calls
 from gradlens.hooks.global_state import GlobalState
 from gradlens.hooks.torch_private import uncompiled_backward
+from gradlens.messages import log
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.kept_samples import KeptGradients
@@ -120,7 +121,7 @@ class TrackedStep:
         self._global_state.keep_gradients(self._tracking.setting.leaves.values())
         self._check_layer_hooks()
         if self._debug:
-            print(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
+            log(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
         self._extensions = step_extensions(self._active, self._by_user, model, step)
         with ExitStack() as stack:
             if self._needs_graph():
@@ -157,7 +158,7 @@ class TrackedStep:
     def _exit(self, error: BaseException | None) -> None:
         tracking, boundary = self._tracking, self._tracking.boundary
         if tracking.budget is not None:
-            tracking.budget.end_backward()
+            tracking.budget.end_backward(bool(self._active))
         with boundary.contain("the end of a backward pass", self._refuse_all):
             self._contexts.close()
         if error is not None:
@@ -429,7 +430,12 @@ class TrackedStep:
                 projections = None if gradients is None else gradients.start_projections
                 tracking.updates.end_interval(step, projections)
             for quantity in self._active:
-                with boundary.contain(quantity.name, self._refusing(quantity)):
+                with (
+                    boundary.contain(quantity.name, self._refusing(quantity)),
+                    nullcontext()
+                    if tracking.budget is None
+                    else tracking.budget.timed(quantity.name),
+                ):
                     self._after_backward(quantity, step)
             self._await_update(step)
 

@@ -61,6 +61,8 @@ class Tracking:
         """A step's context is entered: what waited for the update is over."""
         if self.budget is not None:
             self.budget.begin_step(global_step)
+            if self.budget.is_settled:
+                self._record_spending(self.budget)
         new = [quantity for quantity in self.quantities if not quantity.has_started]
         for quantity in new:
             with self.boundary.contain(f"starting {quantity.name}"):
@@ -105,8 +107,7 @@ class Tracking:
 
         Without any, it is unknown which step comes next, and hooks are installed.
         """
-        broke = self.budget is not None and not self.budget.has_means
-        self.forecast.reset(steps if broke else ())
+        self.forecast.keep(steps)
         needed = self.forecast.needs_layer_hooks(steps)
         next_step = self.updates.needs_next_step
         self.eager_calls.run_if(self.forecast.needs_graph(steps) or next_step)
@@ -133,16 +134,19 @@ class Tracking:
             self.updates.resolve_and_close()
             self.updates.close_interval()
         with self.boundary.contain("closing the run"):
-            if self.budget is not None and self.budget.gave_nothing:
-                self.run.note(self.budget.latest_step, self.budget.gave_nothing)
+            if self.budget is not None:
+                self._record_spending(self.budget)
+                if self.budget.without_turns:
+                    self.run.note(self.budget.latest_step, self.budget.without_turns)
             self.run.close()
         self.layers.close()
         self.layer_hooks.close()
         self.eager_calls.close()
         if self.setting.model is not None:
             forget_calls(self.setting.model, user=self.layer_hooks)
-        if self.budget is not None:
-            self.budget.restore()
+
+    def _record_spending(self, budget: Budget) -> None:
+        self.run.record_spending(budget.latest_step, budget.spending)
 
 
 REPEATED = (

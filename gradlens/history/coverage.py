@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from gradlens.history.html import table
+
 FEW = 6
 """No more names than this are listed in a remark."""
 
@@ -105,6 +107,17 @@ class CoverageTable:
     def share(self) -> float:
         """Covered elements over all elements of the trainable parameters."""
         return self.coverage.share(self.shapes)
+
+    def __repr__(self) -> str:
+        """What is covered, in one line."""
+        return f"CoverageTable({', '.join([self._of_all(), *self._batch()])})"
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        rows = [(n, f"{math.prod(s):,}", self._what(n)) for n, s in self.shapes.items()]
+        columns = ("parameter", "elements", "per-sample gradients")
+        heading = f"Per-sample gradients of {'; '.join([self._of_all(), *self._batch()])}"
+        return table(heading, columns, rows, self._notes())
 
     def __str__(self) -> str:
         """A line for each parameter, and one for all."""

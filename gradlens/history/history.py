@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from gradlens.history.coverage import Coverage, few
+from gradlens.history.frame import frame
+from gradlens.history.html import count, in_short, table
 from gradlens.history.json_lines import Value, to_line
+from gradlens.history.lines import number_lines
 from gradlens.history.new_file import new_file
 from gradlens.history.reading import Reading
 from gradlens.history.records import (
@@ -21,9 +27,15 @@ from gradlens.history.records import (
     Source,
     coverage_record,
     note_record,
+    spending_record,
     step_record,
 )
+from gradlens.history.scalars import Scalar, scalars_of
 from gradlens.history.series import Series
+from gradlens.history.spending import Spending
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Archive(ABC):
@@ -45,7 +57,8 @@ class History:
 
     ``sources`` gives what recorded each series, by its name; ``parameters`` gives the shapes of the
     network's parameters, from input to output; ``notes`` are messages for the user. ``coverages``
-    gives the per-sample gradients that exist, by each step from which on that has changed. A number
+    gives the per-sample gradients that exist, by each step from which on that has changed.
+    ``spending`` is what tracking has taken of the time, if it has a budget. A number
     that could not be computed is a NaN, and an ``Undefined`` if its reason is known. A later value
     for the same name and step replaces the earlier one. Of a file, ``truncated`` says that its last
     line was cut off, and ``broken_lines`` gives the numbers of lines that could not be read, with
@@ -62,6 +75,7 @@ class History:
     truncated: bool = False
     broken_lines: dict[int, str] = field(default_factory=dict)
     coverages: dict[int, Coverage] = field(default_factory=dict)
+    spending: Spending | None = None
     _values: dict[str, dict[int, Value]] = field(default_factory=dict, repr=False)
     """What was appended."""
     _stored: dict[str, Series] = field(default_factory=dict, repr=False)
@@ -75,16 +89,67 @@ class History:
     def __post_init__(self) -> None:
         self.hold({})
 
+    def __repr__(self) -> str:
+        """The number of series and the latest step in one line, without reading a file."""
+        appended = (max(one) for one in self._values.values() if one)
+        stored = (int(max(one.steps)) for one in self._stored.values() if len(one))
+        latest = max((*appended, *stored), default=None)
+        end = "no steps" if latest is None else f"latest step {latest}"
+        return f"History({count(len(self.names), 'series')}, {end})"
+
+    def _repr_html_(self) -> str:
+        """A table of the latest values, for notebooks."""
+        notes = [f"step {note.step}: {note.text}" for note in self.notes]
+        return table(repr(self), LATEST, self.latest_values(), notes)
+
+    def latest_values(self) -> list[tuple[str, int, int | str, str]]:
+        """Of each series its name, the number of values, and the latest step and value in short."""
+        whole = self.whole()
+        return [_latest(name, whole[name]) for name in self.names]
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all series, in the order of the quantities."""
         return tuple(self._values)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
+    def __len__(self) -> int:
+        """The number of steps."""
+        return len(self.steps)
 
-    def __getitem__(self, name: str) -> Mapping[int, Value]:
-        """Values of one series by step; ``KeyError`` lists the names that exist."""
+    def __iter__(self) -> Iterator[int]:
+        """The steps, ascending."""
+        return iter(self.steps)
+
+    def __contains__(self, which: object) -> bool:
+        """Whether there is a series of this name, or anything at this step."""
+        if isinstance(which, int):
+            return any(which in self[name] for name in self.names)
+        return which in self._values
+
+    @overload
+    def __getitem__(self, which: str) -> Mapping[int, Value]: ...
+
+    @overload
+    def __getitem__(self, which: int) -> dict[str, Value]: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> History: ...
+
+    def __getitem__(self, which: str | int | slice) -> Mapping[Any, Value] | History:
+        """A series by its name, a step's values by its number, or the history of some steps.
+
+        ``history["Loss"]`` are values by step, ``history[100]`` values by name, and
+        ``history[100:200]`` is the history of the steps from 100 to 199. A third number in a slice
+        leaves out steps: ``history[::10]`` has the first of ten. ``KeyError`` names what there is;
+        ``ValueError`` for a slice with a negative number.
+        """
+        if isinstance(which, slice):
+            return self._sliced(which)
+        if isinstance(which, str):
+            return self._series(which)
+        return self._at(operator.index(which))
+
+    def _series(self, name: str) -> Mapping[int, Value]:
         if name not in self._values:
             known = ", ".join(self._values) or "none"
             raise KeyError(f"no series {name!r} in this history (it has: {known})")
@@ -166,20 +231,67 @@ class History:
         values = self._values if self._archive.waiting else {name: {} for name in self._values}
         return replace(self, _values=values, _stored=stored, _archive=None)
 
-    def until(self, step: int) -> History:
-        """The same history without the values and notes after a step."""
+    def _at(self, step: int) -> dict[str, Value]:
+        found = {name: self[name][step] for name in self.names if step in self[name]}
+        if not found:
+            steps = self.steps
+            known = f"steps {steps[0]} to {steps[-1]}" if steps else "no steps"
+            raise KeyError(f"nothing was recorded at step {step} (this history has {known})")
+        return found
+
+    def _sliced(self, bounds: slice) -> History:
         whole = self.whole()
         if whole is not self:
-            return whole.until(step)
+            return whole[bounds]
+        if min(number or 0 for number in (bounds.start, bounds.stop, bounds.step)) < 0:
+            raise ValueError(
+                "slices of a history are by the numbers of steps, from 0 on: the last hundred are "
+                "history[history.steps[-100]:]"
+            )
+        first = -math.inf if bounds.start is None else bounds.start
+        end = math.inf if bounds.stop is None else bounds.stop
+        steps = [step for step in self.steps if first <= step < end][:: bounds.step]
+        chosen = {*steps}
         return replace(
             self,
-            notes=[note for note in self.notes if note.step <= step],
+            notes=[note for note in self.notes if first <= note.step < end],
             _values={
-                name: {at: value for at, value in series.items() if at <= step}
+                name: {at: value for at, value in series.items() if at in chosen}
                 for name, series in self._values.items()
             },
-            _stored={name: series.until(step) for name, series in self._stored.items()},
+            _stored={name: series.only(steps) for name, series in self._stored.items()},
         )
+
+    def scalars(self) -> tuple[Scalar, ...]:
+        """All numbers per step of the run, in the order of its series.
+
+        Norms of single parameters become that of the network, estimates lose their error bars, and
+        of histograms it is the share of elements that they clip. Series of other dicts and arrays
+        are described by their entries or, where these are many, by the extremes; what single
+        numbers can't describe is left out.
+        """
+        whole = self.whole()
+        return tuple(
+            scalar
+            for name in whole.names
+            for scalar in scalars_of(name, whole[name], self.sources.get(name), self.parameters)
+        )
+
+    def to_dataframe(self, name: str | None = None) -> pandas.DataFrame:
+        """The run as a pandas ``DataFrame`` with a row for each step, which needs pandas.
+
+        It has a column for each of ``scalars``, or, with the ``name`` of a series, for each number
+        in its values: for each parameter in those of ``GradNorm``, and
+        ``parameters/0.weight/trace`` and the like where values are nested. Numbers that don't exist
+        are NaN; arrays, lists and texts are left out. ``ValueError`` if nothing remains.
+        """
+        whole = self.whole()
+        if name is None:
+            return frame({one.name: one.line for one in whole.scalars()}, whole.steps)
+        columns = number_lines(whole[name])
+        if whole[name] and not columns:
+            raise ValueError(f"the values of {name!r} are no numbers: read history[{name!r}]")
+        return frame({part or name: line for part, line in columns.items()}, sorted(whole[name]))
 
     def rewind(self, step: int, ends: Mapping[str, int]) -> None:
         """Remove what came after a step, at which the series ended at ``ends``.
@@ -213,6 +325,8 @@ class History:
         yield from map(note_record, self.notes)
         for step, coverage in self.coverages.items():
             yield coverage_record(step, coverage)
+        if self.spending is not None:
+            yield spending_record(self.steps[-1] if self.steps else 0, self.spending)
         whole = replace(self, _archive=None)
         series = {name: whole[name] for name in self.names}
         for step in whole.steps:
@@ -246,6 +360,17 @@ class History:
         (number, reason), *others = self.broken_lines.items()
         text = f"line {number} is broken ({reason}) and left out"
         return f"{text}, as well as {few([f'line {n}' for n, _ in others])}" if others else text
+
+
+LATEST = ("series", "values", "latest step", "latest value")
+"""Headings of ``History.latest_values``."""
+
+
+def _latest(name: str, series: Mapping[int, Value]) -> tuple[str, int, int | str, str]:
+    if not series:
+        return name, 0, "", ""
+    step = max(series)
+    return name, len(series), step, in_short(series[step])
 
 
 class _Archived(Mapping[int, Value]):

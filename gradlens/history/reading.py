@@ -15,12 +15,13 @@ from gradlens.history.json_lines import Room, from_line, stored_record, unmarked
 from gradlens.history.records import FORMAT, LeftOutWarning, Note, Source
 from gradlens.history.schema import Either, Fields, Is, ListOf, MapOf, OneOf, Whole
 from gradlens.history.series import Series
+from gradlens.history.spending import Spending
 from gradlens.history.view import Group, View, YScale
 
 BEGINNING = b'{"gradlens_run":'
 """The first bytes of every run's file."""
 
-OTHERS = {"gradlens_run", "note", "coverage", "rewind"}
+OTHERS = {"gradlens_run", "note", "coverage", "spending", "rewind"}
 """Keys of the records that aren't those of a step's values."""
 
 
@@ -33,6 +34,7 @@ class Readable(Protocol):
     truncated: bool
     broken_lines: dict[int, str]
     coverages: dict[int, Coverage]
+    spending: Spending | None
 
     @property
     def damage(self) -> str: ...
@@ -150,6 +152,9 @@ class Reading(Generic[H]):
             history.rewind(record["step"], record["rewind"])
             stored = history.stored
             self._series = {k: stored[n] for k in self._series if (n := unmarked(k)) in stored}
+        elif "spending" in record:
+            SPENDING.check(record, "the record")
+            history.spending = Spending.from_plain(record["spending"])
         else:
             COVERAGE.check(record, "the record")
             history.coverages[record["step"]] = Coverage.from_plain(record["coverage"])
@@ -195,6 +200,20 @@ COVERAGE = Fields(
                 "batchnorm": OneOf(tuple(COUPLING)),
                 "samples": Either(Whole(0, 2**53)),
                 "known_by": Is(str),
+            }
+        ),
+    }
+)
+
+SPENDING = Fields(
+    {
+        "step": STEP,
+        "spending": Fields(
+            {
+                "share": Is(float),
+                "taken": Is(float),
+                "step_seconds": Is(float),
+                "turns": MapOf(Fields({"count": Whole(0, 2**53), "seconds": Either(Is(float))})),
             }
         ),
     }

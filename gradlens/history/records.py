@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 
 from gradlens.history.coverage import Coverage
 from gradlens.history.json_lines import Value
+from gradlens.history.spending import Spending
 from gradlens.history.view import View
+from gradlens.messages import GradlensWarning
 
 FORMAT = 1
+
+NOUNS = {"parameters": "parameter", "layers": "layer"}
+"""Entries of a value with the numbers of each parameter or layer."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Source:
         return self.kinds[0] if self.kinds else ""
 
 
-class LeftOutWarning(UserWarning):
+class LeftOutWarning(GradlensWarning):
     """A part of a run could not be read or drawn; the rest was."""
 
 
@@ -51,6 +56,11 @@ def step_record(step: int, values: Mapping[str, Value]) -> dict[str, Value]:
 def coverage_record(step: int, coverage: Coverage) -> dict[str, Value]:
     """The record of the per-sample gradients that there are from a step on."""
     return {"step": step, "coverage": coverage.plain()}
+
+
+def spending_record(step: int, spending: Spending) -> dict[str, Value]:
+    """The record of what tracking has taken of the time until a step."""
+    return {"step": step, "spending": spending.plain()}
 
 
 def rewind_record(step: int, ends: Mapping[str, int]) -> dict[str, Value]:

@@ -120,7 +120,7 @@ class Fields(Schema):
             schema.check(value[key], f"{where}.{key}")
 
 
-WORDS = {str: "a text", bool: "true or false", dict: "an object"}
+WORDS = {str: "a text", float: "a number", bool: "true or false", dict: "an object"}
 
 
 def _wrong(value: Any, where: str, expected: str) -> ValueError:

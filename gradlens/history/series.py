@@ -139,6 +139,13 @@ class Series(Mapping[int, Value]):
         end = bisect_right(self._steps, step)
         return self._like(self._forms, self._steps[:end], self._form[:end], self._start[:end])
 
+    def only(self, steps: Sequence[int]) -> Series:
+        """The values at these steps."""
+        self._order()
+        found = self._like(self._forms, self._steps, self._form, self._start)
+        found._choose(np.flatnonzero(np.isin(np.array(self._steps), steps)))
+        return found
+
     @property
     def steps(self) -> Floats:
         """``[K]``"""

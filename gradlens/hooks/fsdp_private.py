@@ -28,6 +28,15 @@ AllGather: TypeAlias = Any
 """What fills the memory of a group: the public protocol behind ``set_custom_all_gather``."""
 
 
+IS_KNOWN = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
+"""Whether this torch's ``fully_shard`` has these names, as it does from 2.12 on."""
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called with the model, or with a part of it."""
+    return bool(_states(model))
+
+
 def _states(model: nn.Module) -> list[Any]:
     """The states of all modules that ``fully_shard`` was called with."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")

@@ -20,11 +20,13 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradlens.hooks.fsdp_private import (
+    IS_KNOWN,
     Group,
     device_of,
     gathering_processes,
     groups_by_storage,
     has_own_gathering,
+    is_sharded,
     is_split_among_fewer,
     mesh_of,
     own_bytes,
@@ -96,10 +98,15 @@ class Sharding:
 def sharding_of(model: nn.Module | None) -> Sharding | None:
     """How a model's parameters are sharded; ``None`` if ``fully_shard`` wasn't called with it.
 
-    ``ValueError`` if its parts are sharded among different processes.
+    ``ValueError`` if its parts are sharded among different processes, and ``NotImplementedError``
+    if this version of torch is too old.
     """
-    groups = [] if model is None else param_groups(model)
-    if model is None or not groups:
+    if model is None or not is_sharded(model):
+        return None
+    if not IS_KNOWN:
+        raise NotImplementedError(OLD.format(version=torch.__version__))
+    groups = param_groups(model)
+    if not groups:
         return None
     first, *others = map(mesh_of, groups)
     if any(_ranks(mesh) != _ranks(first) for mesh in others):
@@ -190,6 +197,10 @@ DIFFERENT = (
 FEWER = (
     "reshard_after_forward is a number, so that parameters are split in another way between "
     "forward and backward: pass True or False to fully_shard"
+)
+OLD = (
+    "models that fully_shard was called with can be tracked from torch 2.12 on, and this is torch "
+    "{version}: install a newer one"
 )
 OWN_GATHERING = (
     "its parameters are of a class that defines itself how fully_shard gathers them, such as one "

@@ -6,7 +6,8 @@ restore a mode. The context of a step therefore restores everything once more if
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 from backpack.context import CTX
@@ -16,6 +17,15 @@ from gradlens.hooks.torch_private import function_mode_depth, pop_function_mode
 
 DEVICES = ("cpu", "cuda")
 """Kinds of devices whose autocast gradlens switches off."""
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """A context in which autocast is off on all of these devices."""
+    with ExitStack() as stack:
+        for device in filter(torch.is_autocast_enabled, DEVICES):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 class GlobalState:

@@ -105,9 +105,13 @@ class ModelCalls:
 
 
 def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCall:
-    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    tensors = [leaf for leaf in leaves if leaf.dim() and leaf.layout == torch.strided]
-    nodes = [tensor.grad_fn for tensor in _tensors(output)]
+    # Most calls have tensors alone, and tree_leaves takes 20 microseconds.
+    outputs = [output] if isinstance(output, Tensor) else _tensors(output)
+    plain = not kwargs and all(isinstance(argument, Tensor) for argument in args)
+    leaves = args if plain else tree_leaves((args, kwargs))
+    given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in given if leaf.dim() and leaf.layout == torch.strided]
+    nodes = [tensor.grad_fn for tensor in outputs]
     numbers = frozenset(n for node in nodes if node is not None for n in _numbers(node))
     is_first = not any(tensor.requires_grad for tensor in tensors)
     return ModelCall(tuple(map(Given.of, tensors)), numbers, is_first)

@@ -9,6 +9,17 @@ that read series as arrays (``line``, ``field_line``, ...), that draw and explai
 
 from typing import TYPE_CHECKING
 
+from gradlens.history.lines import (
+    Line,
+    Records,
+    entry,
+    field_line,
+    keys,
+    line,
+    lines,
+    quantile_lines,
+    rms_lines,
+)
 from gradlens.instruments.activation import ActivationInstrument
 from gradlens.instruments.aggregate import AggregateInstrument
 from gradlens.instruments.alpha import AlphaInstrument
@@ -71,21 +82,7 @@ from gradlens.instruments.scales import (
     step_label,
     without_spikes,
 )
-from gradlens.instruments.series import (
-    Line,
-    Records,
-    entry,
-    field_line,
-    in_force,
-    input_to_output,
-    keys,
-    line,
-    lines,
-    quantile_lines,
-    rms_lines,
-    thin,
-    trend,
-)
+from gradlens.instruments.series import in_force, input_to_output, thin, trend
 from gradlens.instruments.spectral_density import SpectralDensityInstrument
 from gradlens.instruments.stability import StabilityInstrument
 from gradlens.instruments.step_time import TimeInstrument

@@ -7,10 +7,10 @@ from typing import ClassVar
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import field_line
 from gradlens.instruments.drawing import Artists, curves
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import field_line
 from gradlens.instruments.style import ALARM, BLUE, ORANGE, title
 
 MANY = 0.5

@@ -9,6 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import Line, Records, line_through, ordered, reason
+from gradlens.history.records import NOUNS
 from gradlens.history.view import View
 from gradlens.instruments.drawing import (
     Artists,
@@ -21,9 +23,8 @@ from gradlens.instruments.drawing import (
 )
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_lines import LayerLines, draw_layers
-from gradlens.instruments.layers import NOUNS, in_order
+from gradlens.instruments.layers import in_order
 from gradlens.instruments.scales import StepAxis, fit
-from gradlens.instruments.series import Line, Records, line_through, ordered, reason
 from gradlens.instruments.style import CATEGORICAL, Entry, key, title
 
 MIDDLES = ("mean", "median", "max", "min", "std", "iqr")

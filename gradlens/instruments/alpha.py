@@ -9,6 +9,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import Floats, Line, line
 from gradlens.instruments.drawing import (
     Artists,
     any_finite,
@@ -19,7 +20,6 @@ from gradlens.instruments.drawing import (
 )
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import NumberLabels, StepAxis, fit, without_spikes
-from gradlens.instruments.series import Floats, Line, line
 from gradlens.instruments.style import (
     BLUE,
     GRID,

@@ -8,11 +8,12 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
-from gradlens.history.view import Group
+from gradlens.history.lines import line
+from gradlens.history.view import GROUPS_OF_LOGGED, Group
 from gradlens.instruments.drawing import Artists, curves, readout
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import in_force, line
+from gradlens.instruments.series import in_force
 from gradlens.instruments.style import MUTED, Color, categorical_colors, subtitle, title
 
 IN_USE = "batch_size"
@@ -23,7 +24,7 @@ class BatchSizeInstrument(Instrument):
 
     kinds: ClassVar[tuple[str, ...]] = ("CABS",)
     logged: ClassVar[tuple[str, ...]] = (IN_USE,)
-    home: ClassVar[Group] = "noise"
+    home: ClassVar[Group] = GROUPS_OF_LOGGED[IN_USE]
     title: ClassVar[str] = "Batch size"
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:

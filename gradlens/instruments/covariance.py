@@ -8,18 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import Line, Records, column, field_line, ordered, reason, rows
 from gradlens.instruments.drawing import Artists, curves, readout, threads
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, log_if_wide
-from gradlens.instruments.series import (
-    Line,
-    Records,
-    column,
-    field_line,
-    ordered,
-    reason,
-    rows,
-)
 from gradlens.instruments.style import BLUE, INK, ORANGE, title
 
 MOST = 10

@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from numpy.typing import NDArray
 
+from gradlens.history.lines import Floats, Line
 from gradlens.instruments.scales import Scale, StepAxis, fit, number_label
-from gradlens.instruments.series import Floats, Line, thin, trend
+from gradlens.instruments.series import thin, trend
 from gradlens.instruments.style import (
     ALARM,
     MUTED,

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import line
 from gradlens.instruments.drawing import (
     Artists,
     any_finite,
@@ -19,7 +20,6 @@ from gradlens.instruments.drawing import (
 )
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, fit, without_spikes
-from gradlens.instruments.series import line
 from gradlens.instruments.style import ALARM, BLUE, subtitle, tint, title
 
 

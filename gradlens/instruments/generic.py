@@ -9,6 +9,18 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import (
+    PLAIN,
+    Line,
+    Records,
+    keys,
+    line,
+    lines,
+    ordered,
+    quantile_lines,
+    rms_lines,
+    types,
+)
 from gradlens.history.view import View
 from gradlens.instruments.drawing import (
     Artists,
@@ -22,19 +34,7 @@ from gradlens.instruments.drawing import (
 )
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, fit
-from gradlens.instruments.series import (
-    PLAIN,
-    Line,
-    Records,
-    input_to_output,
-    keys,
-    line,
-    lines,
-    ordered,
-    quantile_lines,
-    rms_lines,
-    types,
-)
+from gradlens.instruments.series import input_to_output
 from gradlens.instruments.style import BLUE, Entry, categorical_colors, key, subtitle, tint, title
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)

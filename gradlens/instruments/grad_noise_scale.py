@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import Line, field_line
 from gradlens.instruments.drawing import (
     SMOOTH_FROM,
     Artists,
@@ -20,7 +21,7 @@ from gradlens.instruments.drawing import (
 )
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, fit, without_spikes
-from gradlens.instruments.series import Line, field_line, trend
+from gradlens.instruments.series import trend
 from gradlens.instruments.style import BLUE, subtitle, tint, title
 
 

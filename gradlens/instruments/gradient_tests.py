@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
 from gradlens.history.history import History
+from gradlens.history.lines import Line, line
 from gradlens.instruments.drawing import Artists, any_finite, curves, explain_empty
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.numbers import short_labels
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import Line, line
 from gradlens.instruments.style import (
     BLUE,
     GREEN,

@@ -8,23 +8,13 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
+from gradlens.history.histograms import percent
 from gradlens.history.history import History
+from gradlens.history.lines import Floats, Line, Records, column, entry, line, ordered, reason, rows
 from gradlens.instruments.drawing import Artists, readout, threads
-from gradlens.instruments.histograms import percent
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import (
-    Floats,
-    Line,
-    Records,
-    column,
-    entry,
-    line,
-    ordered,
-    reason,
-    rows,
-    thin,
-)
+from gradlens.instruments.series import thin
 from gradlens.instruments.style import MUTED, PAPER, title
 
 FEW = 15

@@ -8,10 +8,11 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import Line, line
 from gradlens.instruments.drawing import Artists, curves, readout, zero_line
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, log_if_far
-from gradlens.instruments.series import Line, in_force, line
+from gradlens.instruments.series import in_force
 from gradlens.instruments.style import BLUE, MUTED, subtitle, title
 
 

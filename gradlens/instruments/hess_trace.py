@@ -8,6 +8,7 @@ from typing import ClassVar
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import Line, Records, entry, field_line
 from gradlens.instruments.drawing import (
     Artists,
     any_finite,
@@ -20,7 +21,6 @@ from gradlens.instruments.drawing import (
 )
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, fit, log_if_far, step_label, without_spikes
-from gradlens.instruments.series import Line, Records, entry, field_line
 from gradlens.instruments.style import BLUE, subtitle, title
 
 

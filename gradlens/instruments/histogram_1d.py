@@ -10,12 +10,12 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from gradlens.history.histograms import Histogram, ends, percent
 from gradlens.history.history import History
+from gradlens.history.lines import line
 from gradlens.instruments.drawing import Artists, explain_empty
-from gradlens.instruments.histograms import Histogram, ends, percent
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import NumberLabels, StepAxis, fit
-from gradlens.instruments.series import line
 from gradlens.instruments.style import (
     BLUE,
     MUTED,

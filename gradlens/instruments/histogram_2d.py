@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from gradlens.history.histograms import Histogram, ends
 from gradlens.history.history import History
+from gradlens.history.lines import Floats, line
 from gradlens.instruments.drawing import Artists, explain_empty
-from gradlens.instruments.histograms import Histogram, ends
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import NumberLabels, StepAxis, number_label
-from gradlens.instruments.series import Floats, line
 from gradlens.instruments.style import (
     BLUE,
     GRID,

@@ -13,12 +13,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradlens.history.history import History
+from gradlens.history.lines import Records, entry, keys
 from gradlens.history.records import Source
 from gradlens.history.view import Group, View
 from gradlens.instruments.drawing import Artists
 from gradlens.instruments.layers import layout, row_names
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import Records, entry, keys
 from gradlens.instruments.style import PAPER, dress, figure_of, inside, literal, message, title
 
 CELL = (3.0, 2.15)

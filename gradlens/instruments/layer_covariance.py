@@ -7,11 +7,11 @@ from typing import ClassVar
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import Line
 from gradlens.instruments.drawing import Artists, threads
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layers import Layout, table
 from gradlens.instruments.scales import StepAxis, log_if_wide
-from gradlens.instruments.series import Line
 
 RANKS = Layout(part="layers", field="effective_rank", noun="layer")
 

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
+from gradlens.history.histograms import Histogram, by_parameter, latest
 from gradlens.history.history import History
 from gradlens.instruments.drawing import Artists, label_rows, row_stride
 from gradlens.instruments.histogram_1d import fill, label_elements, show_elements
-from gradlens.instruments.histograms import Histogram, by_parameter, latest
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.series import input_to_output

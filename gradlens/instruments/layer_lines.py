@@ -10,6 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import Floats, Line, Records, entry, lines, ordered, reason
+from gradlens.history.records import NOUNS
 from gradlens.history.series import Series
 from gradlens.instruments.drawing import (
     Artists,
@@ -24,9 +26,8 @@ from gradlens.instruments.drawing import (
     zero_line,
 )
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.layers import NOUNS, are_shares, in_order
+from gradlens.instruments.layers import are_shares, in_order
 from gradlens.instruments.scales import PercentLabels, Scale, StepAxis, fit
-from gradlens.instruments.series import Floats, Line, Records, entry, lines, ordered, reason
 from gradlens.instruments.style import BLUE, INK, Entry, key, subtitle, tint, title
 
 FEW = 8

@@ -17,6 +17,7 @@ from matplotlib.ticker import Formatter, Locator, MaxNLocator
 from numpy.typing import NDArray
 
 from gradlens.history.history import History
+from gradlens.history.lines import Floats, Line
 from gradlens.history.view import View
 from gradlens.instruments.drawing import (
     Artists,
@@ -36,7 +37,6 @@ from gradlens.instruments.scales import (
     SymlogTicks,
     log_if_wide,
 )
-from gradlens.instruments.series import Floats, Line
 from gradlens.instruments.style import (
     ALARM,
     PAPER,

@@ -8,11 +8,12 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import Floats
 from gradlens.instruments.drawing import SMOOTH_FROM, Artists, any_finite, explain_empty, missing
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_lines import SIZES, LayerLines, layer_lines
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import Floats, trend
+from gradlens.instruments.series import trend
 from gradlens.instruments.style import PAPER, message, sequence_colors, sequence_key, title
 
 SEPARATED = 20

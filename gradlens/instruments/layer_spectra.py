@@ -10,13 +10,14 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import Line, Records, column, entry, keys, ordered
 from gradlens.instruments.covariance import eigenvalue_lines
 from gradlens.instruments.drawing import SMOOTH_FROM, Artists, curves, thread
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layer_lines import draw_layers, layer_lines
 from gradlens.instruments.layers import in_order
 from gradlens.instruments.scales import StepAxis, fit, log_if_wide
-from gradlens.instruments.series import Line, Records, column, entry, keys, ordered, trend
+from gradlens.instruments.series import trend
 from gradlens.instruments.style import (
     BLUE,
     INK,

@@ -10,25 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradlens.history.history import History
-from gradlens.history.series import Series
-from gradlens.history.view import View
-from gradlens.instruments.series import (
+from gradlens.history.lines import (
     PLAIN,
     Floats,
     Records,
-    Warp,
     column,
-    input_to_output,
     keys,
     lines,
-    network_order,
     number,
     ordered,
     types,
 )
+from gradlens.history.records import NOUNS
+from gradlens.history.series import Series
+from gradlens.history.view import View
+from gradlens.instruments.series import Warp, input_to_output, network_order
 
-NOUNS = {"parameters": "parameter", "layers": "layer"}
-"""Entries of a record with the numbers of each parameter or layer."""
 FIELDS = ("value", "trace", "norm", "rms", "dead", "mean", "median")
 """Of several numbers for a parameter, the first of these is shown."""
 

@@ -9,10 +9,11 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import Line, Records, line, lines, ordered, reason
 from gradlens.instruments.drawing import Artists, readout, threads
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import Scale, StepAxis
-from gradlens.instruments.series import Line, Records, input_to_output, line, lines, ordered, reason
+from gradlens.instruments.series import input_to_output
 from gradlens.instruments.style import INK, title
 
 

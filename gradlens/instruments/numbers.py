@@ -8,11 +8,11 @@ from typing import ClassVar, final
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
-from gradlens.history.view import Group
+from gradlens.history.lines import line
+from gradlens.history.view import GROUPS_OF_LOGGED, Group
 from gradlens.instruments.drawing import Artists, curves, readout
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import Scale, StepAxis, log_if_wide
-from gradlens.instruments.series import line
 from gradlens.instruments.style import categorical_colors, subtitle, title
 
 
@@ -69,7 +69,7 @@ class LossesInstrument(_NumbersInstrument):
 
     logged: ClassVar[tuple[str, ...]] = ("train_loss", "valid_loss", "test_loss")
     labels: ClassVar[Mapping[str, str]] = {n: n.removesuffix("_loss") for n in logged}
-    home: ClassVar[Group] = "performance"
+    home: ClassVar[Group] = GROUPS_OF_LOGGED["train_loss"]
     title: ClassVar[str] = "Losses"
     shows_last: ClassVar[bool] = True
 
@@ -79,7 +79,7 @@ class AccuracyInstrument(_NumbersInstrument):
 
     logged: ClassVar[tuple[str, ...]] = ("train_accuracy", "valid_accuracy", "test_accuracy")
     labels: ClassVar[Mapping[str, str]] = {n: n.removesuffix("_accuracy") for n in logged}
-    home: ClassVar[Group] = "performance"
+    home: ClassVar[Group] = GROUPS_OF_LOGGED["train_accuracy"]
     title: ClassVar[str] = "Accuracy"
     shows_last: ClassVar[bool] = True
 
@@ -88,7 +88,7 @@ class LearningRateInstrument(_NumbersInstrument):
     """The learning rate."""
 
     logged: ClassVar[tuple[str, ...]] = ("learning_rate",)
-    home: ClassVar[Group] = "performance"
+    home: ClassVar[Group] = GROUPS_OF_LOGGED["learning_rate"]
     title: ClassVar[str] = "Learning rate"
 
 

@@ -7,10 +7,11 @@ from typing import ClassVar
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import line, rms_lines
 from gradlens.instruments.drawing import Artists, threads
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, log_if_wide
-from gradlens.instruments.series import input_to_output, line, rms_lines
+from gradlens.instruments.series import input_to_output
 
 
 class ParametersInstrument(Instrument):

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import Formatter, Locator, MaxNLocator, NullLocator
 
-from gradlens.instruments.series import Floats
+from gradlens.history.lines import Floats
 from gradlens.instruments.style import MUTED, TICK_SIZE
 
 Scale = Literal["linear", "log", "symlog"]

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from gradlens.history.history import History
+from gradlens.history.lines import Floats, Records, line, ordered
 from gradlens.instruments.drawing import Artists, explain_empty
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import NumberLabels, StepAxis, fit, step_label
-from gradlens.instruments.series import Floats, Records, line, ordered
 from gradlens.instruments.style import BLUE, FAINT, MUTED, TICK_SIZE, Entry, key, tint
 
 FLOOR = 1e-4

@@ -9,10 +9,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import Line, field_line
 from gradlens.instruments.drawing import SMOOTH_FROM, Artists, curves, readout
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.series import Line, field_line, thin, trend
+from gradlens.instruments.series import thin, trend
 from gradlens.instruments.style import ALARM, BLUE, MUTED, tint, title
 
 

@@ -8,10 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
+from gradlens.history.lines import Line, durations, line
 from gradlens.instruments.drawing import Artists, any_finite, curves
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, log_if_wide, number_label
-from gradlens.instruments.series import Line, line
 from gradlens.instruments.style import categorical_colors, subtitle, title
 
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
@@ -40,13 +40,6 @@ class TimeInstrument(Instrument):
         if len(lines) == 1 and np.isfinite(middle):
             artists["subtitle"] = subtitle(ax, f"in {unit}, median on the right")
         return artists
-
-
-def durations(stamps: Line) -> Line:
-    """Seconds per step since the record before; NaN where the clock went backwards."""
-    seconds = np.diff(stamps.values) / np.diff(stamps.steps)
-    seconds = np.where(seconds > 0, seconds, np.nan)
-    return Line(stamps.steps[1:], seconds, stamps.reason)
 
 
 def _median(lines: dict[str, Line]) -> float:

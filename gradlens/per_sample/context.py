@@ -8,6 +8,7 @@ from types import TracebackType
 
 from torch import Tensor, nn
 
+from gradlens.history.html import count, table
 from gradlens.hooks.data_parallel import replicas_of
 from gradlens.hooks.gathering import sharding_of
 from gradlens.hooks.layer_hooks import NO_MODULE
@@ -90,6 +91,19 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         if name in self._operators:
             return self._operators[name]
         raise KeyError(self._why_absent(name))
+
+    def __repr__(self) -> str:
+        """How many parameters have per-sample gradients, in one line."""
+        found = f"{len(self)} of {count(len(self._setting.parameters), 'parameter')}"
+        return f"per_sample_gradients({found}, N = {self.batch_size})"
+
+    def _repr_html_(self) -> str:
+        """A table of the operators by parameter, for notebooks."""
+        rows = [
+            (name, "x".join(map(str, p.shape)), self._operators.get(name) or self._why_absent(name))
+            for name, p in self._setting.parameters.items()
+        ]
+        return table(repr(self), ("parameter", "shape", "operator"), rows)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._operators)

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradlens.history.history import History
+from gradlens.history.lines import Floats, Line, line
 from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
@@ -33,7 +34,7 @@ from gradlens.instruments.scales import (
     number_label,
     without_spikes,
 )
-from gradlens.instruments.series import Floats, Line, line, trend
+from gradlens.instruments.series import trend
 from gradlens.instruments.style import (
     INK,
     MUTED,
@@ -50,7 +51,6 @@ from gradlens.instruments.style import (
 )
 from gradlens.plotting.panels import EPOCHS, GROUPS, Panel, limited
 from gradlens.plotting.rendering import draw
-from gradlens.plotting.scalars import scalars
 
 SPIKY = ("Alpha", "GradNoiseScale")
 """Kinds with single values so far off that an axis which has room for them shows nothing else."""
@@ -92,7 +92,7 @@ def compare(runs: Mapping[str, History], title: str = "", log_steps: bool = Fals
 
 def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
     """Every number per step that at least one run has, in the order of the runs."""
-    by_run = {run: {one.name: one for one in scalars(history)} for run, history in runs.items()}
+    by_run = {run: {one.name: one for one in history.scalars()} for run, history in runs.items()}
     known = {name: one for found in reversed(by_run.values()) for name, one in found.items()}
     names = dict.fromkeys(name for found in by_run.values() for name in found)
     shown = [known[name] for name in names if known[name].series != EPOCHS]
@@ -113,7 +113,7 @@ def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
 
 def left_out(runs: Mapping[str, History]) -> tuple[str, ...]:
     """Series whose records have no single number for each step."""
-    shown = {one.series for history in runs.values() for one in scalars(history)}
+    shown = {one.series for history in runs.values() for one in history.scalars()}
     names = (name for history in runs.values() for name in history.names if history[name])
     return tuple(dict.fromkeys(name for name in names if name not in shown))
 

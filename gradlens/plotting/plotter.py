@@ -13,8 +13,10 @@ from matplotlib.figure import Figure
 from gradlens.history.history import History
 from gradlens.instruments import BUILT_IN, Instrument
 from gradlens.instruments.style import PAPER
+from gradlens.messages import GradlensWarning, log
 from gradlens.plotting.layout import WIDEST, pages
 from gradlens.plotting.loading import load_run
+from gradlens.plotting.notebook_figure import NotebookFigure
 from gradlens.plotting.panels import Panel, is_of_layers, layer_panels, main_panels, nothing
 from gradlens.plotting.rendering import draw
 
@@ -103,7 +105,7 @@ class CockpitPlotter:
         otherwise the working directory. The secondary screen is another file, with ``__secondary``
         after ``savename``; its further pages have ``__secondary_2`` and so on.
         ``savefig_kwargs`` are passed to ``Figure.savefig``, and their ``format`` is also the file's
-        ending. ``show_log_iter`` makes the step axis logarithmic, ``debug`` prints what is drawn.
+        ending. ``show_log_iter`` makes the step axis logarithmic, ``debug`` logs what is drawn.
         ``ValueError`` if there is nothing to draw or the path is not a run.
         """
         history = up_to(read(source), discard)
@@ -120,7 +122,7 @@ class CockpitPlotter:
                 draw(figure, history, panels, title, show_log_iter, figure is not old, widest)
                 figures[screen] = figure
         if debug:
-            print(describe(history, screens))
+            log(describe(history, screens))
         self._figures = figures
         if save_plot:
             folder = default_folder(source) if savedir is None else Path(savedir)
@@ -145,6 +147,7 @@ class CockpitPlotter:
             warnings.warn(
                 "there is nothing by layer or parameter to draw on a secondary screen: record "
                 "GradNorm, GradHist1d or GradCovariance for them",
+                GradlensWarning,
                 stacklevel=3,
             )
         return screens
@@ -176,7 +179,7 @@ def read(source: Source) -> History:
 
 def up_to(history: History, last: int | None) -> History:
     """The same history without the values and notes after step ``last``."""
-    return history if last is None else history.until(last)
+    return history if last is None else history[: last + 1]
 
 
 def describe(history: History, screens: Mapping[str, Sequence[Panel]]) -> str:
@@ -221,14 +224,26 @@ def windowed(old: Figure | None) -> Figure:
     # Imported only here, because importing pyplot chooses the backend for windows.
     from matplotlib import pyplot
 
-    numbers = pyplot.get_fignums()
-    current = pyplot.gcf() if numbers else None
-    alive = old is not None and any(pyplot.figure(number) is old for number in numbers)
-    figure = old if alive and old is not None else pyplot.figure(facecolor=PAPER)
-    if current is not None:
+    if old is not None and _has_window(old):
+        return old
+    current = pyplot.gcf() if pyplot.get_fignums() else None
+    figure = pyplot.figure(FigureClass=NotebookFigure, facecolor=PAPER)
+    if current is not None and not isinstance(current, NotebookFigure):
         # The user's current figure stays the current one.
         pyplot.figure(current)
     return figure
+
+
+def _has_window(figure: Figure) -> bool:
+    """Whether a figure is one of pyplot's, whose current one stays as it is."""
+    from matplotlib import pyplot
+
+    numbers = pyplot.get_fignums()
+    current = pyplot.gcf() if numbers else None
+    found = any(pyplot.figure(number) is figure for number in numbers)
+    if current is not None:
+        pyplot.figure(current)
+    return found
 
 
 def show(figures: Sequence[Figure], block: bool) -> None:
@@ -236,6 +251,7 @@ def show(figures: Sequence[Figure], block: bool) -> None:
     from matplotlib import pyplot
 
     pyplot.show(block=block)
-    for figure in figures:
+    # A notebook has closed its figures by now.
+    for figure in filter(_has_window, figures):
         figure.canvas.draw_idle()
         figure.canvas.flush_events()

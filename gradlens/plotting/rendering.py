@@ -14,11 +14,11 @@ from matplotlib.lines import Line2D
 
 from gradlens.history.coverage import few
 from gradlens.history.history import History
+from gradlens.history.lines import line
 from gradlens.history.records import LeftOutWarning
 from gradlens.history.view import Group
 from gradlens.instruments.instrument import CELL, Instrument, panel_box, step_axis
 from gradlens.instruments.scales import StepAxis, number_label
-from gradlens.instruments.series import line
 from gradlens.instruments.style import FAINT, INK, MUTED, literal, shorten, text_width
 from gradlens.plotting.layout import HEADING, Page, Place, arrange
 from gradlens.plotting.panels import EPOCHS, Panel

@@ -10,9 +10,10 @@ import numpy as np
 
 from gradlens.history.coverage import CoverageTable
 from gradlens.history.history import History
+from gradlens.history.lines import Floats, Line
 from gradlens.history.records import Note
-from gradlens.instruments.series import Floats, Line
-from gradlens.plotting.scalars import Scalar, scalars
+from gradlens.history.scalars import Scalar
+from gradlens.history.spending import Spending
 
 RECENT = 0.2
 """Share of a series whose median is compared with that of the same share before it."""
@@ -51,7 +52,8 @@ class Summary:
     """The rows of a run, its notes, and the series that no single numbers tell.
 
     ``others`` gives these series with their numbers of records. ``coverage`` is the latest, or
-    ``None`` if nothing was made of per-sample gradients.
+    ``None`` if nothing was made of per-sample gradients. ``spending`` is what tracking has taken of
+    the time, if it had a budget.
     """
 
     steps: tuple[int, ...]
@@ -60,18 +62,21 @@ class Summary:
     others: tuple[tuple[str, int], ...]
     notes: tuple[Note, ...]
     coverage: CoverageTable | None = None
+    spending: Spending | None = None
 
 
 def summarize(history: History) -> Summary:
     """The summary of a run, from its history alone."""
-    found = scalars(history)
+    found = history.scalars()
     told = {scalar.series for scalar in found}
     others = tuple((name, len(history[name])) for name in history.names if name not in told)
     rows = tuple(_row(scalar) for scalar in found)
     latest = history.coverages[max(history.coverages)] if history.coverages else None
     coverage = None if latest is None else CoverageTable(latest, history.parameters)
     notes = tuple(history.notes)
-    return Summary(history.steps, history.truncated, rows, others, notes, coverage)
+    return Summary(
+        history.steps, history.truncated, rows, others, notes, coverage, history.spending
+    )
 
 
 def relative_change(values: Floats) -> float:

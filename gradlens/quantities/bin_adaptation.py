@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from gradlens.messages import log
 from gradlens.numerics.shards import over_parts, own_part
 from gradlens.quantities.step import Step
 from gradlens.reductions import AbsMax, Reduction
@@ -24,7 +25,7 @@ Range = tuple[float, float]
 class BinAdaptation(ABC):
     """Computes from a step the range of the histograms after it.
 
-    It does so at the steps for which ``track_schedule`` is true; ``verbose`` prints the range.
+    It does so at the steps for which ``track_schedule`` is true; ``verbose`` logs the range.
     ``TypeError`` if ``track_schedule`` is not callable.
     """
 
@@ -87,7 +88,7 @@ class _AbsMaxAdaptation(BinAdaptation):
         if half == 0:
             return range_
         if self.verbose:
-            print(f"[Step {step.global_step}] {type(self).__name__}: ±{half:g}")
+            log(f"[Step {step.global_step}] {type(self).__name__}: ±{half:g}")
         return (-half, half)
 
 

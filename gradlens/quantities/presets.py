@@ -53,10 +53,11 @@ def configuration(
 ) -> list[Quantity]:
     """The quantities of a preset, ``"economy"``, ``"business"`` or ``"full"``, on one schedule.
 
-    By default they are tracked at every step. ``ValueError`` for any other label suggests the
-    nearest.
+    By default they are tracked at every step. Case makes no difference. ``ValueError`` for any
+    other label suggests the nearest.
     """
-    if not isinstance(label, str) or label not in PRESETS:
+    preset = PRESETS.get(label.lower()) if isinstance(label, str) else None
+    if preset is None:
         raise ValueError(f"no preset is called {label!r}{near(label, PRESETS)}")
     schedule = EVERY_STEP if track_schedule is None else track_schedule
-    return [quantity(schedule, verbose) for quantity in PRESETS[label]]
+    return [quantity(schedule, verbose) for quantity in preset]

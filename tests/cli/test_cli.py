@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 import shlex
@@ -15,6 +16,7 @@ from PIL import Image
 from gradlens import History, __version__
 from gradlens.cli import commands
 from gradlens.cli.main import main
+from gradlens.sinks import CSV
 from tests.instruments.test_instruments import realistic
 
 
@@ -71,8 +73,20 @@ WRONG = (
     "watch a --interval inf",
     "watch a --interval soon",
     "summary a -o b",
+    "summary",
+    "summary a --json --csv",
+    "watch a --text -o b.png",
+    "watch a --text --layers",
     "compare",
     "compare a",
+    "export a",
+    "export a --to",
+    "export a --to sheet b",
+    "export a --to csv",
+    "export a --to csv b c",
+    "export a --to wandb b c",
+    "export a --to csv b --every 0",
+    "export a --to csv b --histograms-every often",
 )
 
 
@@ -329,3 +343,68 @@ def test_as_a_module() -> None:
         [sys.executable, "-m", "gradlens", "--version"], capture_output=True, text=True, check=True
     )
     assert result.stdout == f"gradlens {__version__}\n"
+
+
+# Export -------------------------------------------------------------------------------------
+
+
+def test_export_to_a_table(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "run.csv"
+    assert called("export", run, "--to", "csv", out, "--until", 9, "--every", 5) == 0
+    assert capsys.readouterr().out == f"exported 10 steps to csv {out}\n"
+    with out.open(encoding="utf-8", newline="") as file:
+        lines = [(int(line["step"]), line["name"]) for line in csv.DictReader(file)]
+    assert lines == [(s, f"gradlens/{name}") for s in (0, 5) for name in ("Loss", "GradNorm")]
+
+
+def test_export_of_a_layer(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parameters = [*History.load(run)["GradNorm"][0]]
+    out = tmp_path / "run.csv"
+    assert called("export", run, "--to", "csv", out, "--layers", parameters[0]) == 0
+    assert f"gradlens/GradNorm_{parameters[0]}," in out.read_text()
+    wrong = f"{parameters[0]}x"
+    assert called("export", run, "--to", "csv", tmp_path / "b.csv", "--layers", wrong) == 1
+    error = capsys.readouterr().err
+    assert f"the run has no numbers of '{wrong}': did you mean {parameters[0]}" in error
+    assert not (tmp_path / "b.csv").exists()
+
+
+def test_export_keeps_what_is_there(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.csv").write_text("precious")
+    (tmp_path / "events.out.tfevents.1").write_text("precious")
+    assert called("export", run, "--to", "csv", tmp_path / "run.csv") == 1
+    assert "run.csv exists and is kept" in capsys.readouterr().err
+    assert called("export", run, "--to", "tensorboard", tmp_path) == 1
+    assert f"{tmp_path} has a run already, which is kept" in capsys.readouterr().err
+    assert (tmp_path / "run.csv").read_text() == "precious"
+
+
+class _LibraryError(Exception):
+    """As libraries have them."""
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "message"),
+    [
+        ("__init__", _LibraryError("no account"), "csv failed: _LibraryError: no account"),
+        ("record", OSError(28, "No space left"), "the sink CSV failed: OSError: [Errno 28] No"),
+    ],
+)
+def test_export_that_fails_says_why_in_one_line(
+    method: str,
+    error: Exception,
+    message: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(CSV, method, fail)
+    assert called("export", run, "--to", "csv", tmp_path / "run.csv") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gradlens: {message}")

@@ -30,12 +30,16 @@ PATIENCE = 60.0
 class Script(Display):
     """Does something to the file at each wait, and keeps what it was shown."""
 
-    def __init__(self, *events: Callable[[], Any]) -> None:
+    def __init__(self, *events: Callable[[], Any], needs: str = "") -> None:
         self.events = [*events]
+        self.needs = needs
         self.shown: list[tuple[int, ...]] = []
         self.waits: list[float] = []
 
-    def show(self, history: History, screen: Screen) -> None:
+    def lacks(self, history: History) -> str:
+        return "" if self.needs in ("", *history.names) else f"there is no {self.needs}"
+
+    def show(self, path: Path, history: History) -> None:
         self.shown.append(history.steps)
 
     def wait(self, seconds: float) -> bool:
@@ -58,10 +62,10 @@ def nothing() -> None:
     """An event that is none."""
 
 
-def watched(path: Path, *events: Callable[[], Any], layers: bool = False) -> tuple[Script, str]:
+def watched(path: Path, *events: Callable[[], Any], needs: str = "") -> tuple[Script, str]:
     """What is shown, and said, while the events happen."""
-    display, stream = Script(*events), io.StringIO()
-    watch(path, Screen("A run", layers), display, 0.5, stream)
+    display, stream = Script(*events, needs=needs), io.StringIO()
+    watch([path], display, 0.5, stream)
     return display, stream.getvalue()
 
 
@@ -132,7 +136,7 @@ def test_what_was_asked_for_may_come_late(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(content(realistic(2, ("Loss",)), tmp_path))
     later = content(realistic(2, ("Loss", "GradNorm")), tmp_path)
-    display, said = watched(path, nothing, lambda: path.write_bytes(later), layers=True)
+    display, said = watched(path, nothing, lambda: path.write_bytes(later), needs="GradNorm")
     assert len(display.shown) == 1
     assert said.count("waiting for something to draw") == 1
 
@@ -186,11 +190,11 @@ def test_the_image_is_always_whole(tmp_path: Path) -> None:
         """The file, until the run has been written and drawn."""
 
         def __init__(self) -> None:
-            self.file = FileDisplay(image)
+            self.file = FileDisplay(image, Screen("A run"))
             self.steps = 0
 
-        def show(self, history: History, screen: Screen) -> None:
-            self.file.show(history, screen)
+        def show(self, path: Path, history: History) -> None:
+            self.file.show(path, history)
             self.steps = len(history.steps)
 
         def wait(self, seconds: float) -> bool:
@@ -199,7 +203,7 @@ def test_the_image_is_always_whole(tmp_path: Path) -> None:
     workers = [threading.Thread(target=work) for work in (look, write)]
     for worker in workers:
         worker.start()
-    watch(path, Screen("A run"), UntilDone(), 0.02, io.StringIO())
+    watch([path], UntilDone(), 0.02, io.StringIO())
     for worker in workers:
         worker.join(PATIENCE)
     seen.add(image.read_bytes())
@@ -212,7 +216,7 @@ def test_the_image_is_always_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.gif", "a.mp4", "a"])
 def test_only_images(name: str) -> None:
     with pytest.raises(ValueError, match=r"use one of \.png, \.pdf, \.svg"):
-        FileDisplay(Path(name))
+        FileDisplay(Path(name), Screen("A run"))
 
 
 # In a process of its own --------------------------------------------------------------------
@@ -286,22 +290,22 @@ def window(monkeypatch: pytest.MonkeyPatch) -> Figure:
 def test_a_window_is_redrawn_in_its_size_until_it_is_closed(tmp_path: Path, window: Figure) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(content(realistic(3, ("Loss",)), tmp_path))
-    display = WindowDisplay()
+    display = WindowDisplay(Screen("A run"))
     canvas = window.canvas
     assert isinstance(canvas, Canvas)
-    display.show(History.load(path), Screen("A run"))
+    display.show(path, History.load(path))
     assert display.wait(0.25)
     assert canvas.loops == [0.25]
     window.set_size_inches(9, 9)
-    display.show(History.load(path), Screen("A run"))
+    display.show(path, History.load(path))
     assert tuple(window.get_size_inches()) == (9, 9)
     assert len(window.axes) == 1
     canvas.callbacks.process("close_event", None)
     assert canvas.stops == 1
-    watch(path, Screen("A run"), display, 0.01, io.StringIO())
+    watch([path], display, 0.01, io.StringIO())
 
 
 def test_without_a_display(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "windowed", lambda old: Figure())
     with pytest.raises(OSError, match="no display for a window: draw to a file with -o FILE"):
-        WindowDisplay()
+        WindowDisplay(Screen("A run"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dis
 import gc
 import inspect
 import io
@@ -173,8 +174,21 @@ def test_a_compiled_model() -> None:
 # Interrupts ---------------------------------------------------------------------------------
 
 
+def leaves_with(frame: FrameType) -> bool:
+    """Whether the line that begins is the call of ``__exit__`` behind a ``with`` block."""
+    code = (i for i in dis.get_instructions(frame.f_code) if i.offset >= frame.f_lasti)
+    first, second = next(code), next(code, None)
+    # Its arguments are three times None, which Python 3.10 copies.
+    is_none = first.opname == "LOAD_CONST" and first.argval is None
+    return is_none and second is not None and second.opname in ("LOAD_CONST", "DUP_TOP")
+
+
 class Interrupt:
-    """Raises ``KeyboardInterrupt`` at the n-th line of gradlens that is run."""
+    """Raises ``KeyboardInterrupt`` at the n-th line of gradlens that is run, or at the next one.
+
+    Python raises no interrupt between the end of a ``with`` block and the call of ``__exit__``,
+    which is a line of its own for a trace function.
+    """
 
     def __init__(self, line: int) -> None:
         self.lines = 0
@@ -193,6 +207,9 @@ class Interrupt:
     def _of_line(self, frame: FrameType, event: str, _: Any) -> Any:
         self.lines += event == "line"
         if event == "line" and self.lines == self.line:
+            if leaves_with(frame):
+                self.line += 1
+                return self._of_line
             self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
             raise KeyboardInterrupt
         return self._of_line

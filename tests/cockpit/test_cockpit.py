@@ -864,11 +864,18 @@ def test_two_backward_passes_in_one_context(model: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("label", "hint"),
-    [("econmy", "did you mean economy"), ("Full", "did you mean full"), ("x", "business, full")],
+    [("econmy", "did you mean economy"), ("Fulll", "did you mean full"), ("x", "business, full")],
 )
 def test_unknown_preset_suggests_the_nearest(label: str, hint: str) -> None:
     with pytest.raises(ValueError, match=f"no preset is called {label!r}.*{hint}"):
         gradlens.configuration(label)
+
+
+@pytest.mark.parametrize("name", ["economy", "Business", "FULL"])
+def test_presets_by_name(name: str, model: nn.Module) -> None:
+    expected = [quantity.name for quantity in gradlens.configuration(name.lower())]
+    assert [quantity.name for quantity in gradlens.configuration(name)] == expected
+    assert [quantity.name for quantity in Cockpit(model, name).quantities] == expected
 
 
 def test_duplicate_names(model: nn.Module) -> None:

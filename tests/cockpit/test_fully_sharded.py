@@ -17,6 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import gradlens
+from gradlens.hooks.fsdp_private import IS_KNOWN
 from gradlens.quantities import (
     Distance,
     EarlyStopping,
@@ -31,7 +32,10 @@ from gradlens.quantities import (
 from tests.cockpit.test_distributed import free_port
 from tests.cockpit.test_training_loops import assert_same_values, tracked
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not IS_KNOWN, reason="this torch is too old"),
+]
 
 STEPS = 3
 PROCESSES = 2

@@ -339,6 +339,16 @@ def test_a_loss_scale_that_is_none(scale: Any) -> None:
         cockpit(0, loss=loss, loss_scale=scale)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_divided_loss_is_no_scaled_one(dtype: torch.dtype) -> None:
+    model, (x, y) = network(dtype), data(dtype)
+    cockpit = gradlens.Cockpit(model, [NormTest()])
+    loss = nn.functional.cross_entropy(model(x), y) / 3
+    with cockpit(0, loss=loss, loss_scale=1 / 3):
+        loss.backward()
+    assert not cockpit.history.notes
+
+
 def test_scaled_loss_without_its_scaler_is_remarked_on() -> None:
     model, (x, y) = network(), data()
     cockpit = gradlens.Cockpit(model, [NormTest(), GradNorm()])
@@ -365,6 +375,29 @@ def test_autocast(dtype: torch.dtype) -> None:
     with exact(0, loss=loss):
         loss.backward()
     assert_same_histories(cockpit.history, exact.history, rtol=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_backward_and_the_optimizers_step_under_autocast(dtype: torch.dtype) -> None:
+    """As in a training step that is run under autocast as a whole."""
+    histories = []
+    for inside in (False, True):
+        model, (x, y) = network(torch.float32), data(torch.float32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss_function = nn.CrossEntropyLoss()
+        given = [*tracked(), quantities.HessMaxEV(), quantities.InputGradientGeometry()]
+        cockpit = gradlens.Cockpit(model, given, loss_function=loss_function)
+        for step in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype):
+                loss = loss_function(model(x), y)
+            with torch.autocast("cpu", dtype, enabled=inside):
+                with cockpit(step, loss=loss, optimizer=optimizer):
+                    loss.backward()
+                optimizer.step()
+        cockpit.close()
+        histories.append(cockpit.history)
+    assert_same_histories(*histories, rtol=1e-6)
 
 
 def test_several_optimizers_and_losses() -> None:

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from gradlens import History, Undefined
 from gradlens.history.forms import Content
 from gradlens.history.json_lines import Room, from_line, stored_record, to_line
+from gradlens.history.lines import entry, field_line, keys, line, lines, reason
 from gradlens.history.reading import Reading
 from gradlens.history.series import Series
-from gradlens.instruments.series import entry, field_line, keys, line, lines, reason
 from gradlens.plotting.loading import GrowingRun
-from gradlens.plotting.scalars import scalars
 from tests.history.test_history import assert_identical, example, values
 from tests.instruments.test_instruments import realistic
 
@@ -138,8 +137,8 @@ def test_only_what_was_added_is_read(tmp_path: Path) -> None:
 def test_summaries_of_what_was_read_are_those_of_what_was_recorded(tmp_path: Path) -> None:
     history = realistic(30, ("Loss", "GradNorm", "GradHist1d", "Alpha", "GradCovariance"))
     history.write(tmp_path / "run.jsonl")
-    found = scalars(History.load(tmp_path / "run.jsonl"))
-    expected = scalars(history)
+    found = History.load(tmp_path / "run.jsonl").scalars()
+    expected = history.scalars()
     assert [one.name for one in found] == [one.name for one in expected]
     for one, other in zip(found, expected, strict=True):
         assert_equal_lines(one.line, other.line)

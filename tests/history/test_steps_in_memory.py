@@ -75,7 +75,7 @@ ACCESS: dict[str, Callable[[History], Any]] = {
     "orders": lambda history: [[*history[name]] for name in history.names],
     "notes": lambda history: [note.text for note in history.notes],
     "coverage": lambda history: [history.coverage("GradHist1d", n).plain() for n in range(STEPS)],
-    "until": lambda history: {n: dict(history.until(4)[n]) for n in history.names},
+    "until": lambda history: {n: dict(history[:5][n]) for n in history.names},
     "summary": lambda history: [
         (row.last, row.change, row.steps) for row in summarize(history.whole()).rows
     ],

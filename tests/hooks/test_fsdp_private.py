@@ -19,6 +19,8 @@ from gradlens.hooks import fsdp_private as private
 from gradlens.hooks.torch_private import storage_number
 from gradlens.per_sample.labelling.graph import Graph
 
+pytestmark = pytest.mark.skipif(not private.IS_KNOWN, reason="this torch is too old")
+
 
 @pytest.fixture(autouse=True)
 def group() -> Iterator[None]:

@@ -794,31 +794,6 @@ def test_what_is_in_force_is_what_was_last_logged() -> None:
     assert series.in_force("other", np.array([5.0]), history).steps.size == 0
 
 
-def test_keys_of_different_records_are_in_the_order_of_their_appearance() -> None:
-    records = {2: {"b": 1, "c": 2}, 1: {"b": 1, "a": 0}, 3: math.nan}
-    assert series.keys(records) == ("b", "a", "c")
-
-
-@pytest.mark.parametrize("most", [None, 2])
-def test_rows_of_different_lengths_are_padded(most: int | None) -> None:
-    table = series.rows([np.arange(3.0), None, [5.0], []], most)
-    expected = np.array([[0, 1, 2], [math.nan] * 3, [5, math.nan, math.nan], [math.nan] * 3])
-    np.testing.assert_array_equal(table, expected[:, :most])
-
-
-@pytest.mark.parametrize(
-    ("values", "numbers"),
-    [
-        ([1, True, 2.5], [1, 1, 2.5]),
-        ([1.0, "2", None], [1, math.nan, math.nan]),
-        ([Undefined(REASON), np.float32(2)], [math.nan, 2]),
-        ([[1.0], {"a": 1.0}], [math.nan, math.nan]),
-    ],
-)
-def test_only_numbers_become_numbers(values: list[Any], numbers: list[float]) -> None:
-    np.testing.assert_array_equal(series.line(dict(enumerate(values))).values, numbers)
-
-
 def test_trend_has_the_gaps_of_its_line() -> None:
     values = np.ones(1000)
     values[300:600] = np.nan
@@ -826,17 +801,6 @@ def test_trend_has_the_gaps_of_its_line() -> None:
     inside = (found.steps >= 300) & (found.steps < 600)
     assert np.isnan(found.values[inside]).all()
     np.testing.assert_allclose(found.values[~inside], 1)
-
-
-@pytest.mark.parametrize("order", [(3, 1, 2), (1, 2, 3)])
-def test_lines_are_in_order_of_steps(order: tuple[int, ...]) -> None:
-    found = series.line({step: float(step) for step in order})
-    assert found.steps.tolist() == found.values.tolist() == [1, 2, 3]
-
-
-def test_rms_of_arrays_of_several_shapes() -> None:
-    arrays = [np.full(4, 2.0), None, np.full((2, 2), 3.0), np.array([]), np.full(4, 4.0)]
-    np.testing.assert_array_equal(series.rms(arrays), [2, np.nan, 3, np.nan, 4])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 
 from gradlens.history.history import History
 from gradlens.history.records import Source
+from gradlens.history.scalars import OF_LAYERS
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments import (
@@ -27,7 +28,6 @@ from gradlens.instruments import (
 )
 from gradlens.instruments.layers import in_order, layout, table
 from gradlens.plotting.panels import layer_panels, main_panels
-from gradlens.plotting.scalars import OF_LAYERS, scalars
 from tests.cases.layer_records import activation, statistics
 from tests.instruments.test_instruments import realistic, shown_texts
 
@@ -293,7 +293,7 @@ def test_layers_are_on_the_second_screen() -> None:
     ],
 )
 def test_numbers_for_comparisons(kind: str, record: Any, told: dict[str, float]) -> None:
-    found = {one.part: one.line.latest for one in scalars(recorded(kind, {0: record}))}
+    found = {one.part: one.line.latest for one in recorded(kind, {0: record}).scalars()}
     assert found == pytest.approx(told)
 
 
@@ -303,11 +303,11 @@ def test_every_kind_of_layers_tells_something(kind: str) -> None:
     record = {"layers": {"0": parts}, "correlation": 0.5, "mean": 1.0, "median": 1.0}
     if OF_LAYERS[kind][0].name == "median" and len(OF_LAYERS[kind]) == 1:
         record = {"layers": {"0": 1.0}}
-    found = scalars(recorded(kind, {0: record}))
+    found = recorded(kind, {0: record}).scalars()
     assert len(found) == len(OF_LAYERS[kind])
     assert all(one.line.finite.all() for one in found)
 
 
 def test_layers_without_numbers_lend_their_reason() -> None:
-    (one,) = scalars(recorded("OutputNorm", {0: {"layers": {"0": Undefined("why")}}}))
+    (one,) = recorded("OutputNorm", {0: {"layers": {"0": Undefined("why")}}}).scalars()
     assert one.line.reason == "why"

@@ -28,7 +28,6 @@ from gradlens.instruments import (
 from gradlens.plotting.animation import frames
 from gradlens.plotting.panels import layer_panels, main_panels
 from gradlens.plotting.plotter import CockpitPlotter
-from gradlens.plotting.scalars import scalars
 from gradlens.plotting.screen import Screen
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-instrument.rst"
@@ -106,7 +105,7 @@ from gradlens import CockpitPlotter
 CockpitPlotter().plot({str(run)!r}, show_plot=False, debug=True)
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "primary: GradNormInstrument [step size] MyNorm\n"
+    assert done.stderr == "primary: GradNormInstrument [step size] MyNorm\n"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +174,7 @@ def test_animations_draw_with_the_given_instruments() -> None:
 
 
 def test_a_derived_quantity_is_compared_as_its_base() -> None:
-    (number,) = scalars(recorded(("MyNorm", "GradNorm")))
+    (number,) = recorded(("MyNorm", "GradNorm")).scalars()
     assert (number.name, number.line.values.tolist()) == ("MyNorm", [1, 2, 3])
 
 

@@ -361,11 +361,11 @@ def test_memory_for_ten_thousand_steps_is_bounded(long_run: History) -> None:
     assert peak < 60e6
 
 
-def test_debug_lists_what_is_drawn_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_lists_what_is_drawn_and_what_is_not(caplog: pytest.LogCaptureFixture) -> None:
     history = realistic(5, ("Loss",))
     history.append(0, {"words": "text"})
     drawn(history, debug=True)
-    lines = capsys.readouterr().out.splitlines()
+    lines = [line for text in caplog.messages for line in text.splitlines()]
     assert lines == ["primary: LossInstrument [performance] Loss", "not drawn: words"]
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from gradlens.cli.summary_text import LEVELS, NOTES, render, sparkline
 from gradlens.history.history import History
+from gradlens.history.lines import Line
 from gradlens.history.records import Note, Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.instruments.series import Line
 from gradlens.plotting.summary import Extreme, Row, Summary, relative_change, summarize
 from tests.instruments.test_instruments import realistic, same
 

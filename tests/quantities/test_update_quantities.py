@@ -389,7 +389,8 @@ def test_alpha_of_layers_that_are_recomputed(network: str) -> None:
 
 PARTLY: dict[str, tuple[Callable[[nn.Sequential], None], str]] = {
     "all have per-sample gradients": (lambda model: None, ""),
-    "samples are coupled": (lambda model: model.insert(1, nn.BatchNorm1d(4)), "0.bias, 0.weight"),
+    # The gradient of 0.bias is nothing but rounding errors, which may all be 0.
+    "samples are coupled": (lambda model: model.insert(1, nn.BatchNorm1d(4)), "0.weight"),
 }
 
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from gradlens.history.history import History
+from gradlens.history.histograms import histogram
+from gradlens.history.lines import Line, Records, durations, keys, line, number, quantile_lines, rms
+from gradlens.history.records import NOUNS, Source
 from gradlens.history.series import Series
 from gradlens.history.undefined import Undefined
-from gradlens.history.view import View
-from gradlens.instruments import BUILT_IN
-from gradlens.instruments.histograms import histogram
-from gradlens.instruments.layers import NOUNS
-from gradlens.instruments.series import Line, Records, keys, line, number, quantile_lines, rms
-from gradlens.instruments.step_time import durations
+from gradlens.history.view import GROUPS_OF_LOGGED, View
 
 FEW = 6
 """Up to so many entries of a dict are told one by one."""
@@ -43,28 +40,18 @@ class Scalar:
         return f"{self.series} {self.part}".rstrip()
 
 
-def scalars(history: History) -> tuple[Scalar, ...]:
-    """All numbers per step of a run, in the order of its series.
+def scalars_of(
+    name: str, records: Records, source: Source | None, parameters: Collection[str]
+) -> tuple[Scalar, ...]:
+    """All numbers per step of a series; see ``History.scalars``.
 
-    Norms of single parameters become that of the network, estimates lose their error bars, and
-    of histograms it is the share of elements that they clip. Series of other dicts and arrays are
-    told by their entries or, where these are many, by the extremes; what can't be told by single
-    numbers is left out.
+    ``source`` is ``None`` for what the training loop has logged; ``parameters`` are the names of
+    the network's.
     """
-    return tuple(scalar for name in history.names for scalar in _of_series(history, name))
-
-
-def _of_series(history: History, name: str) -> tuple[Scalar, ...]:
-    source = history.sources.get(name)
-    kinds, view = (source.kinds, source.view) if source else ((), _view_of_logged(name))
-    records = history[name]
-    parts = _parts(kinds, records, {*history.parameters})
+    logged = View(name, group=GROUPS_OF_LOGGED.get(name, "other"))
+    kinds, view = (source.kinds, source.view) if source else ((), logged)
+    parts = _parts(kinds, records, {*parameters})
     return tuple(Scalar(name, part, one, kinds, view) for part, one in parts.items())
-
-
-def _view_of_logged(name: str) -> View:
-    homes = [instrument.home for instrument in BUILT_IN if name in instrument.logged]
-    return View(name, group=homes[0] if homes else "other")
 
 
 # From a series to its parts -----------------------------------------------------------------

@@ -10,9 +10,9 @@ import pytest
 
 from gradlens.history.history import History
 from gradlens.history.records import Source
+from gradlens.history.scalars import KNOWN, OF_LAYERS
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.plotting.scalars import KNOWN, OF_LAYERS, scalars
 from tests.instruments.test_instruments import VIEWS, realistic
 
 NAN = float("nan")
@@ -29,7 +29,7 @@ def recorded(kind: str, *values: Any, parameters: tuple[str, ...] = ()) -> Histo
 
 def told(history: History) -> dict[str, list[float]]:
     """The values of all numbers by name."""
-    return {one.name: one.line.values.tolist() for one in scalars(history)}
+    return {one.name: one.line.values.tolist() for one in history.scalars()}
 
 
 def assert_same(found: dict[str, list[float]], expected: dict[str, list[float]]) -> None:
@@ -94,7 +94,7 @@ def test_every_known_kind_has_a_case() -> None:
 @pytest.mark.parametrize("kind", [kind for kind, case in CASES.items() if case[1]])
 def test_a_record_that_is_no_number_keeps_its_reason(kind: str) -> None:
     values, expected = CASES[kind]
-    found = scalars(recorded(kind, *values, WHY))
+    found = recorded(kind, *values, WHY).scalars()
     assert {one.name for one in found} == {*expected}
     for one in found:
         assert math.isnan(one.line.values[-1])
@@ -104,7 +104,7 @@ def test_a_record_that_is_no_number_keeps_its_reason(kind: str) -> None:
 @pytest.mark.parametrize("kind", CASES)
 @pytest.mark.parametrize("value", [None, NAN, WHY])
 def test_nothing_but_gaps(kind: str, value: Any) -> None:
-    assert all(not one.line.finite.any() for one in scalars(recorded(kind, value, value)))
+    assert all(not one.line.finite.any() for one in recorded(kind, value, value).scalars())
 
 
 @pytest.mark.parametrize("broken", [NAN, WHY])
@@ -112,7 +112,7 @@ def test_nothing_but_gaps(kind: str, value: Any) -> None:
 def test_one_broken_parameter_is_not_hidden(broken: float, place: int) -> None:
     value = {f"p{n}": broken if n == place else 1.0 + n for n in range(3)}
     history = recorded("Mine", value, parameters=("p0", "p1", "p2"))
-    least, most = scalars(history)
+    least, most = history.scalars()
     assert (least.part, most.part) == ("least", "most")
     assert np.isnan([least.line.values, most.line.values]).all()
     assert least.line.reason == (WHY.reason if broken is WHY else "")
@@ -125,7 +125,7 @@ def test_a_record_of_another_form_is_a_gap() -> None:
 
 def test_order_and_views() -> None:
     history = realistic(10)
-    found = scalars(history)
+    found = history.scalars()
     order = [history.names.index(one.series) for one in found]
     assert order == sorted(order)
     views = {one.series: one.view for one in found}
@@ -134,5 +134,5 @@ def test_order_and_views() -> None:
 
 
 def test_of_an_empty_history() -> None:
-    assert scalars(History()) == ()
-    assert scalars(realistic(0)) == ()
+    assert History().scalars() == ()
+    assert realistic(0).scalars() == ()

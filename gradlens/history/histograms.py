@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradlens.instruments.series import Floats, Records, ordered
+from gradlens.history.lines import Floats, Records, ordered
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,93 @@
+"""A summary as JSON and as CSV, for other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from gradlens.plotting.summary import Row, Summary
+
+COLUMNS = (
+    "run",
+    "step",
+    "series",
+    "last",
+    "change",
+    "min",
+    "min_step",
+    "max",
+    "max_step",
+    "steps",
+    "undefined",
+    "undefined_step",
+    "reason",
+)
+"""Of a table of several runs; ``step`` is the latest of a run."""
+
+
+def as_json(summary: Summary, run: str) -> str:
+    """A summary as one line of strict JSON; see ``docs/command-line.rst``."""
+    table = summary.coverage
+    found = {
+        "run": run,
+        "steps": len(summary.steps),
+        "first_step": summary.steps[0] if summary.steps else None,
+        "last_step": _latest(summary),
+        "truncated": summary.truncated,
+        "series": [_entries(row) for row in summary.rows],
+        "without_single_numbers": dict(summary.others),
+        "coverage": None if table is None else {"share": table.share, **table.coverage.plain()},
+        "spending": None if summary.spending is None else summary.spending.plain(),
+        "notes": [asdict(note) for note in summary.notes],
+    }
+    return json.dumps(_strict(found), allow_nan=False)
+
+
+def as_csv(summary: Summary, run: str, heading: bool = True) -> str:
+    """A summary's table as CSV with ``COLUMNS``, without a line break at the end.
+
+    A NaN is an empty field.
+    """
+    text = io.StringIO()
+    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    if heading:
+        table.writeheader()
+    for row in summary.rows:
+        table.writerow({"run": run, "step": _latest(summary), **_strict(_entries(row))})
+    return text.getvalue().rstrip("\n")
+
+
+def _latest(summary: Summary) -> int | None:
+    return summary.steps[-1] if summary.steps else None
+
+
+def _entries(row: Row) -> dict[str, Any]:
+    low, high = row.low, row.high
+    return {
+        "series": row.scalar.name,
+        "last": row.last,
+        "change": row.change,
+        "min": low and low.value,
+        "min_step": low and low.step,
+        "max": high and high.value,
+        "max_step": high and high.step,
+        "steps": row.steps,
+        "undefined": row.undefined,
+        "undefined_step": row.undefined_step,
+        "reason": row.reason,
+    }
+
+
+def _strict(value: Any) -> Any:
+    """The same with ``None`` for a NaN, and ``"inf"`` for an infinity, as ``float`` reads it."""
+    if isinstance(value, dict):
+        return {key: _strict(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value

@@ -1,0 +1,1 @@
+"""Frameworks that run the training loop; each module needs its own framework."""

@@ -1,0 +1,28 @@
+"""What gradlens says to the user: the category of its warnings, and its logger."""
+
+from __future__ import annotations
+
+import logging
+
+LOGGER = logging.getLogger("gradlens")
+LOGGER.setLevel(logging.INFO)  # whatever the root logger's is: the user has asked for the messages
+
+
+class GradlensWarning(UserWarning):
+    """The category of all warnings of gradlens, such as the notes on a run.
+
+    ``warnings.simplefilter("ignore", gradlens.GradlensWarning)`` silences them; notes are in the
+    history all the same.
+    """
+
+
+def log(text: str) -> None:
+    """Log what was asked for by ``verbose`` or ``debug``, to the logger "gradlens" as INFO.
+
+    A program without any handler of logging has it on stderr.
+    """
+    if LOGGER.hasHandlers():
+        LOGGER.info(text)
+    else:  # Python's own last resort drops what is below WARNING
+        record = LOGGER.makeRecord(LOGGER.name, logging.INFO, __file__, 0, text, (), None)
+        logging.StreamHandler().handle(record)

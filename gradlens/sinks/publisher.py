@@ -1,0 +1,152 @@
+"""Passes each record of a run on to sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from gradlens.history.histograms import Histogram
+from gradlens.history.history import History
+from gradlens.history.json_lines import Value
+from gradlens.history.lines import Records
+from gradlens.history.records import Source
+from gradlens.sinks.contents import Contents, contents_of
+from gradlens.sinks.names import is_inside, tag
+from gradlens.sinks.sink import Sink
+
+Report = Callable[[str, Exception], None]
+"""Called with what failed, and the exception."""
+
+Content = TypeVar("Content", float, Histogram)
+
+
+class Publisher:
+    """The sinks of a run.
+
+    What a record costs doesn't depend on the number of earlier ones. If a sink raises an exception,
+    or the values of a series can't be read, ``report`` is called, and the sink or the series is
+    left out from then on.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], report: Report) -> None:
+        self._outlets = [_Outlet(sink) for sink in sinks]
+        self._report = report
+        self._by_layer = any(sink.layers for sink in sinks)
+        self._unreadable: set[str] = set()
+        self._stamps: dict[str, Records] = {}
+        """The last record of each series of time stamps, whose differences are the numbers."""
+
+    def record(
+        self,
+        step: int,
+        values: Mapping[str, Value],
+        sources: Mapping[str, Source],
+        parameters: Mapping[str, Any],
+    ) -> None:
+        """Pass on values that were recorded at a step."""
+        if not self._outlets:
+            return
+        read = [
+            contents
+            for name, value in values.items()
+            for contents in self._contents(step, name, value, sources.get(name), parameters)
+        ]
+        for outlet in [*self._outlets]:
+            with self._containing(outlet):
+                outlet.record(step, read)
+
+    def note(self, step: int, text: str) -> None:
+        """Pass on a note."""
+        for outlet in [*self._outlets]:
+            with self._containing(outlet):
+                outlet.sink.note(step, text)
+
+    def close(self) -> None:
+        """Close the sinks; none of them gets anything from then on."""
+        outlets, self._outlets = self._outlets, []
+        for outlet in outlets:
+            with self._containing(outlet):
+                outlet.sink.close()
+
+    def _contents(
+        self,
+        step: int,
+        name: str,
+        value: Value,
+        source: Source | None,
+        parameters: Mapping[str, Any],
+    ) -> Iterator[Contents]:
+        """What a value says; nothing if it can't be read."""
+        if name in self._unreadable:
+            return
+        records = {**self._stamps.get(name, {}), step: value}
+        if source is not None and "Time" in source.kinds:
+            self._stamps[name] = {step: value}
+        try:
+            yield contents_of(name, step, records, source, tuple(parameters), self._by_layer)
+        except Exception as error:
+            self._unreadable.add(name)
+            self._report(f"reading {name} for sinks", error)
+
+    @contextmanager
+    def _containing(self, outlet: _Outlet) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._outlets = [other for other in self._outlets if other is not outlet]
+            self._report(f"the sink {type(outlet.sink).__name__}", error)
+
+
+def publish(history: History, sinks: Sequence[Sink], report: Report) -> None:
+    """Pass a whole history on to sinks, and close them."""
+    whole = history.whole()
+    publisher = Publisher(sinks, report)
+    for step in whole:
+        publisher.record(step, whole[step], whole.sources, whole.parameters)
+    for note in whole.notes:
+        publisher.note(note.step, note.text)
+    publisher.close()
+
+
+@dataclass
+class _Outlet:
+    """A sink, and the last step at which each name was passed on to it."""
+
+    sink: Sink
+    _last: dict[str, int] = field(default_factory=dict)
+
+    def record(self, step: int, read: Sequence[Contents]) -> None:
+        sink = self.sink
+        scalars: dict[str, float] = {}
+        histograms: dict[str, Histogram] = {}
+        for one in read:
+            scalars |= self._due(step, self._chosen(one, one.scalars, one.of_layers), sink.every)
+            found = self._chosen(one, one.histograms, one.histograms_of_layers)
+            histograms |= self._due(step, found, sink.histograms_every)
+        if scalars or histograms:
+            sink.record(step, scalars, histograms)
+
+    def _chosen(
+        self,
+        one: Contents,
+        of_network: Mapping[str, Content],
+        of_layers: Mapping[tuple[str, str], Content],
+    ) -> dict[str, Content]:
+        """By the sink's names: what is about the whole network, and the layers that it names."""
+        chosen = {tag(self.sink.prefix, one.series, part): x for part, x in of_network.items()}
+        for (layer, part), x in of_layers.items():
+            if any(is_inside(layer, wanted) for wanted in self.sink.layers):
+                chosen[tag(self.sink.prefix, one.series, "_".join(filter(None, (layer, part))))] = x
+        return chosen
+
+    def _due(self, step: int, found: Mapping[str, Content], every: int) -> dict[str, Content]:
+        """What hasn't been passed on within the last ``every`` steps before this one."""
+        due = {
+            name: x
+            for name, x in found.items()
+            if name not in self._last or not 0 < step - self._last[name] < every
+        }
+        self._last |= dict.fromkeys(due, step)
+        return due
