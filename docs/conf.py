@@ -19,7 +19,7 @@ html_static_path = ["_static"]
 html_css_files = ["pages.css"]
 exclude_patterns = ["_build"]
 nitpicky = False
-autodoc_mock_imports = ["lightning"]
+autodoc_mock_imports = ["accelerate", "lightning", "transformers"]
 autodoc_typehints = "signature"
 # Its own names are unknown where it is used.
 autodoc_type_aliases = {"SymmetricMatrix": "gradlens.curvature.SymmetricMatrix"}

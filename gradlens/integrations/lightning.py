@@ -19,11 +19,12 @@ from gradlens.cockpit.cockpit import Cockpit
 from gradlens.messages import GradlensWarning
 from gradlens.quantities.quantity import Quantity
 from gradlens.sinks import Sink
+from gradlens.sinks.latest_numbers import LatestNumbers
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 
-    from gradlens.integrations.lightning_loggers import LatestNumbers, sink_of
+    from gradlens.integrations.lightning_loggers import sink_of
 except ImportError as error:
     raise ImportError(
         "CockpitCallback needs Lightning, version 2 or later: pip install 'gradlens[lightning]'"

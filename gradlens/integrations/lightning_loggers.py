@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, final
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
@@ -42,29 +42,3 @@ class LoggedNumbers(Sink):
 
     def close(self) -> None:
         self._logger.save()
-
-
-@final
-class LatestNumbers(Sink):
-    """Keeps the latest numbers of some ``names``, without their prefix, until they are taken."""
-
-    def __init__(self, names: Collection[str], **options: Any) -> None:
-        super().__init__(**options)
-        self._names = {f"{self.prefix}/{name}" for name in names}
-        self._latest: dict[str, float] = {}
-
-    def take(self) -> dict[str, float]:
-        """The numbers since the last call, by name."""
-        found, self._latest = self._latest, {}
-        return found
-
-    def record(
-        self, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
-    ) -> None:
-        self._latest |= {name: scalars[name] for name in self._names & scalars.keys()}
-
-    def note(self, step: int, text: str) -> None:
-        """It is no number."""
-
-    def close(self) -> None:
-        """What wasn't taken is left."""

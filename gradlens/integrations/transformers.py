@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.cockpit import Cockpit
-from gradlens.history.histograms import Histogram
 from gradlens.messages import GradlensWarning
 from gradlens.quantities.quantity import Quantity
-from gradlens.sinks import Sink
+from gradlens.sinks.latest_numbers import LatestNumbers
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
@@ -244,31 +243,6 @@ class CockpitCallback(TrainerCallback):
             warnings.warn(NO_STATE.format(file=file), GradlensWarning, stacklevel=2)
             return
         cockpit.load_state_dict(torch.load(file, weights_only=True), strict=False)
-
-
-@final
-class LatestNumbers(Sink):
-    """Keeps the latest number of each name until they are taken."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._latest: dict[str, float] = {}
-
-    def take(self) -> dict[str, float]:
-        """The numbers since the last call, by name."""
-        found, self._latest = self._latest, {}
-        return found
-
-    def record(
-        self, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
-    ) -> None:
-        self._latest |= scalars
-
-    def note(self, step: int, text: str) -> None:
-        """It is no number."""
-
-    def close(self) -> None:
-        """What wasn't taken is left."""
 
 
 USE = "CockpitCallback(trainer, ...) takes the trainer that it is added to"
