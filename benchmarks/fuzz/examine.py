@@ -13,7 +13,7 @@ from benchmarks.fuzz.trace import Trace, differences, of_records
 from benchmarks.fuzz.values import missing_values, wrong_values
 from benchmarks.fuzz.watch import CockpitWatch, Watch
 
-NOTES = "UserWarning: gradlens, step "
+NOTES = "GradlensWarning: gradlens, step "
 """How warnings begin that are notes for the user."""
 
 

@@ -64,14 +64,17 @@ class BatchAssembly:
         self._is_estimate_noted = False
         self._differ: bool | None = None
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether it is known if all processes track the same."""
+        return self._differ is not None
+
     def compare(self, tracked: Sequence[str], has_state_of_another: bool) -> bool:
-        """Find out whether all processes track the same, once.
+        """Find out whether all processes track the same.
 
         Where they don't, they exchange at all steps, so that none waits for another in vain.
         Returns whether one of them has loaded the state of another one.
         """
-        if self._differ is not None:
-            return False
         texts = [PLACE_IN_MEMORY.sub("", each) for each in tracked]
         found = self.processes.of_all((texts, has_state_of_another))
         self._differ = any(each != texts for each, _ in found)

@@ -92,11 +92,11 @@ class TrackedStep:
         with tracking.boundary.contain("the beginning of a step", self._refuse_all):
             tracking.begin_step(step)
             self._active = tracking.forecast.active_at(step, tracking.boundary)
+            if self._is_tracked and tracking.may_end_alone:
+                tracking.assembly.leave_out()
+                self._refuse_all(MAY_END_ALONE)
         self._check_user_hooks()
         self._check_needs(tracking.boundary.strict or not tracking.run.has_recorded)
-        if self._is_tracked and tracking.may_end_alone:
-            tracking.assembly.leave_out()
-            self._refuse_all(MAY_END_ALONE)
         if self._is_tracked or self._by_user:
             self._prepare_contained()
         if tracking.budget is not None:

@@ -75,10 +75,7 @@ class Tracking:
         apart = processes_apart(self.setting)
         if apart:
             self.run.note(global_step, APART.format(count=apart))
-        if not self.may_end_alone:
-            texts = [f"{q.name}: {q.track_schedule!r}" for q in self.quantities]
-            if self.assembly.compare(texts, self.updates.is_of_another):
-                self.updates.drop_projections()
+        self._compare_processes()
         self.updates.begin_step(global_step)
         self.run.begin_step(global_step)
         if self.forecast.is_behind(global_step) and self.run.has_values(global_step):
@@ -88,6 +85,14 @@ class Tracking:
         left_over = self.assembly.begin_step(global_step)
         if left_over:
             self.run.note(global_step, left_over)
+
+    def _compare_processes(self) -> None:
+        if self.assembly.is_compared or self.may_end_alone:
+            return
+        several = self.assembly.processes.count > 1
+        texts = [f"{q.name}: {q.track_schedule!r}" for q in self.quantities if several]
+        if self.assembly.compare(texts, self.updates.is_of_another):
+            self.updates.drop_projections()
 
     def end_step(self, global_step: int, is_complete: bool, goes_on: bool) -> None:
         """A step's context is left.

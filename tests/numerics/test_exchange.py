@@ -137,7 +137,13 @@ def test_nothing_is_unpickled() -> None:
     found = set()
     for path in Path(gradlens.__file__).parent.rglob("*.py"):
         nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
-        called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+        called = {
+            ast.unparse(node.func)
+            for node in nodes
+            # torch's own way of reading tensors alone.
+            if isinstance(node, ast.Call)
+            and "weights_only=True" not in map(ast.unparse, node.keywords)
+        }
         imported = {
             alias.name
             for node in nodes
