@@ -2,10 +2,24 @@
 
 import gc
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 import torch
 from backpack.context import CTX
+
+NEEDED = {
+    "history/test_access.py": ("pandas",),
+    "integrations": ("accelerate", "lightning", "peft", "skorch", "trl"),
+    "report": ("bokeh",),
+    "sinks": ("mlflow", "tensorboard", "trackio", "wandb"),
+}
+"""The libraries of the extra "frameworks" that tests need, which are left out without them.
+
+Their newest versions need newer libraries than the oldest that gradlens itself works with.
+"""
+
+collect_ignore = [path for path, names in NEEDED.items() if None in map(find_spec, names)]
 
 # The tensors are small, and each core has a worker of its own.
 torch.set_num_threads(1)
