@@ -183,6 +183,15 @@ def leaves_with(frame: FrameType) -> bool:
     return is_none and second is not None and second.opname in ("LOAD_CONST", "DUP_TOP")
 
 
+def begins_exit(frame: FrameType) -> bool:
+    """Whether the line that begins is the first of ``__exit__``, where nothing is caught yet."""
+    code = frame.f_code
+    if code.co_name != "__exit__":
+        return False
+    lines = [line for _, _, line in code.co_lines() if line is not None]
+    return frame.f_lineno == min(line for line in lines if line > code.co_firstlineno)
+
+
 class Interrupt:
     """Raises ``KeyboardInterrupt`` at the n-th line of gradlens that is run, or at the next one.
 
@@ -207,7 +216,7 @@ class Interrupt:
     def _of_line(self, frame: FrameType, event: str, _: Any) -> Any:
         self.lines += event == "line"
         if event == "line" and self.lines == self.line:
-            if leaves_with(frame):
+            if leaves_with(frame) or begins_exit(frame):
                 self.line += 1
                 return self._of_line
             self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
