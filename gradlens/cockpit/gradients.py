@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gradlens.cockpit.batch_assembly import BatchAssembly, Whole, need_gradients
-from gradlens.cockpit.model import removed
+from gradlens.cockpit.model import changed_parameters
 from gradlens.history.coverage import Coverage, few
 from gradlens.numerics.formulas import inner_test_error
 from gradlens.numerics.shards import has_nonzero
@@ -191,7 +191,7 @@ class StepGradients:
         found = self._gradients.collector.unavailable
         absent = [name for name in self._setting.parameters if name not in self._reducer.covered]
         reasons = {name: found.get(name, UNSEEN) for name in absent}
-        gone = removed(self._setting) if UNUSED in reasons.values() else ()
+        gone = changed_parameters(self._setting).removed if UNUSED in reasons.values() else ()
         return reasons | {n: REMOVED for n in gone if reasons.get(n) == UNUSED}
 
     @property

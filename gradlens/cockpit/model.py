@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -60,21 +60,27 @@ def processes_apart(setting: Setting) -> int:
     return count if count > 1 else 0
 
 
-def untracked(setting: Setting) -> list[str]:
-    """Names of parameters that need a gradient and have been frozen, or absent, at the start."""
-    leaves = [*setting.parameters.values(), *setting.leaves.values()]
-    tracked = {id(leaf) for leaf in leaves}
-    named = [] if setting.model is None else setting.model.named_parameters()
-    return [name for name, p in named if p.requires_grad and id(p) not in tracked]
+class ChangedParameters(NamedTuple):
+    """How the model's parameters differ from those that the cockpit has found at the start."""
+
+    untracked: list[str]
+    """Names of those that need a gradient and have been frozen, or absent, at the start."""
+    removed: list[str]
+    """Names of tracked ones that the model doesn't have any more."""
 
 
-def removed(setting: Setting) -> list[str]:
-    """Names of tracked parameters that the model doesn't have any more."""
+def changed_parameters(setting: Setting) -> ChangedParameters:
+    """Compare the model's present parameters with those that are tracked."""
     if setting.model is None:
-        return []
-    present = {id(parameter) for parameter in setting.model.parameters()}
+        return ChangedParameters([], [])
     leaves = setting.leaves
-    return [n for n, p in setting.parameters.items() if not present & {id(p), id(leaves[n])}]
+    tracked = {id(leaf) for leaf in [*setting.parameters.values(), *leaves.values()]}
+    present = dict(setting.model.named_parameters())
+    found = {id(parameter) for parameter in present.values()}
+    return ChangedParameters(
+        [name for name, p in present.items() if p.requires_grad and id(p) not in tracked],
+        [name for name, p in setting.parameters.items() if not found & {id(p), id(leaves[name])}],
+    )
 
 
 def trainable_parameters(

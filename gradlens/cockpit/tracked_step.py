@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradlens.cockpit.boundary import Refuse
 from gradlens.cockpit.extensions import StepExtensions, needs_layer_hooks, step_extensions
 from gradlens.cockpit.gradients import StepGradients
-from gradlens.cockpit.model import removed, untracked
+from gradlens.cockpit.model import changed_parameters
 from gradlens.cockpit.plain import recordable
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import WaitingQuantity
@@ -487,6 +487,7 @@ class TrackedStep:
 
     def _step(self, individual_losses: Tensor | None) -> Step:
         setting, gradients, info = self._tracking.setting, self._gradients, self._info
+        changed = changed_parameters(setting)
         loss = unscaled_loss(info)
         without_losses = self._why_no_losses() if individual_losses is None else ""
         if gradients is not None and gradients.whole is not None:
@@ -507,9 +508,9 @@ class TrackedStep:
             "" if gradients is None else gradients.uncovered,
             {} if gradients is None else gradients.failed,
             self._loss_weight(),
-            removed(setting),
+            changed.removed,
             without_losses,
-            untracked(setting),
+            changed.untracked,
             frozenset() if gradients is None else gradients.lacking,
         )
 

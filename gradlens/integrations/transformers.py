@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.cockpit.aggregate import Aggregate
+from gradlens.cockpit.arguments import checked_quantities
 from gradlens.cockpit.cockpit import Cockpit
 from gradlens.messages import GradlensWarning
 from gradlens.quantities.quantity import Quantity
@@ -56,7 +57,7 @@ class CockpitCallback(TrainerCallback):
     def __init__(
         self,
         trainer: Trainer,
-        quantities: Iterable[Quantity | Aggregate] | None = None,
+        quantities: Iterable[Quantity | Aggregate] | str | None = None,
         *,
         run: str | Path | None = None,
         log: bool = True,
@@ -67,7 +68,7 @@ class CockpitCallback(TrainerCallback):
         inspect.signature(Cockpit).bind(None, quantities, **options)
         self.cockpit: Cockpit | None = None
         self._trainer = trainer
-        self._quantities = None if quantities is None else list(quantities)
+        self._quantities = None if quantities is None else checked_quantities(quantities)
         self._run = None if run is None else Path(run)
         self._log = log
         self._options = options

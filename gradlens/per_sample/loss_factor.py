@@ -89,7 +89,7 @@ class LossFactor:
         self._calls += 1
         if self._calls == 1:  # those of torch.autograd.grad
             self._found.clear()
-        if self.loss is None or not self._is_given:
+        if not self._is_given:
             self._begin(root)
             return
         self._root = root

@@ -27,6 +27,7 @@ from gradlens.quantities import (
     OutputNorm,
     Quantity,
     UpdateSize,
+    configuration,
 )
 from tests.cases.whole_networks import gpt2
 
@@ -421,3 +422,16 @@ def test_mistakes_are_named_when_it_is_made(tmp_path: Path) -> None:
         CockpitCallback(trainer.model, [NormTest()])
     with pytest.raises(TypeError, match="loss_func"):
         CockpitCallback(trainer, [NormTest()], loss_func=nn.MSELoss())
+    with pytest.raises(TypeError, match=r"pass a list, as in \[NormTest"):
+        CockpitCallback(trainer, NormTest())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="economy"):
+        CockpitCallback(trainer, "economic")
+
+
+def test_a_preset_is_given_by_its_name(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    callback = CockpitCallback(trainer, "economy")
+    trainer.add_callback(callback)
+    trainer.train()
+    assert callback.cockpit is not None
+    assert len(callback.cockpit.quantities) == len(configuration("economy"))
