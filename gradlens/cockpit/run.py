@@ -16,6 +16,7 @@ from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.metrics import PUSHED, pushable
 from gradlens.cockpit.plain import recordable
 from gradlens.history.coverage import Coverage
+from gradlens.history.facts import rows_record, setup_record
 from gradlens.history.history import History
 from gradlens.history.json_lines import Value
 from gradlens.history.records import (
@@ -29,6 +30,7 @@ from gradlens.history.records import (
     step_record,
 )
 from gradlens.history.run_file import RunFile, mend
+from gradlens.history.setup import Setup
 from gradlens.history.spending import Spending
 from gradlens.messages import GradlensWarning
 from gradlens.numerics.unavailable import first_line
@@ -89,6 +91,7 @@ class Run:
         self.history.sources = past.sources | self.history.sources
         self.history.notes.extend(past.notes)
         self.history.coverages |= past.coverages
+        self.history.facts = past.facts
         self.history.hold(past.stored)
         cut = mend(path, past.truncated) if writes else ""
         return "; ".join(filter(None, [cut, past.damage]))
@@ -157,6 +160,21 @@ class Run:
         if spending != self.history.spending:
             self.history.spending = spending
             self._write(spending_record(global_step, spending))
+
+    def record_setup(self, global_step: int, setup: Setup) -> None:
+        """Record what the run consists of, if that has changed."""
+        setups = self.history.facts.setups
+        if setups and setups[max(setups)] == setup:
+            return
+        setups[global_step] = setup
+        self._write(setup_record(global_step, setup))
+
+    def record_facts(
+        self, table: str, steps: Sequence[int], columns: Mapping[str, Sequence[float]]
+    ) -> None:
+        """Record numbers of some steps in a table of the facts."""
+        self.history.facts.table(table).add(steps, columns)
+        self._write(rows_record(table, steps, columns))
 
     def log(self, global_step: int, values: Mapping[str, Any]) -> None:
         """Record values of the training loop; ``ValueError`` for names that others have."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gradlens.history.coverage import Coverage, few
+from gradlens.history.facts import Facts
 from gradlens.history.frame import frame
 from gradlens.history.html import count, in_short, table
 from gradlens.history.json_lines import Value, to_line
@@ -58,7 +59,8 @@ class History:
     ``sources`` gives what recorded each series, by its name; ``parameters`` gives the shapes of the
     network's parameters, from input to output; ``notes`` are messages for the user. ``coverages``
     gives the per-sample gradients that exist, by each step from which on that has changed.
-    ``spending`` is what tracking has taken of the time, if it has a budget. A number
+    ``spending`` is what tracking has taken of the time, if it has a budget, and ``facts`` is what
+    was recorded at each step whatever was tracked. A number
     that could not be computed is a NaN, and an ``Undefined`` if its reason is known. A later value
     for the same name and step replaces the earlier one. Of a file, ``truncated`` says that its last
     line was cut off, and ``broken_lines`` gives the numbers of lines that could not be read, with
@@ -76,6 +78,7 @@ class History:
     broken_lines: dict[int, str] = field(default_factory=dict)
     coverages: dict[int, Coverage] = field(default_factory=dict)
     spending: Spending | None = None
+    facts: Facts = field(default_factory=Facts, repr=False)
     _values: dict[str, dict[int, Value]] = field(default_factory=dict, repr=False)
     """What was appended."""
     _stored: dict[str, Series] = field(default_factory=dict, repr=False)
@@ -255,6 +258,7 @@ class History:
         return replace(
             self,
             notes=[note for note in self.notes if first <= note.step < end],
+            facts=self.facts.between(first, end),
             _values={
                 name: {at: value for at, value in series.items() if at in chosen}
                 for name, series in self._values.items()
@@ -304,6 +308,7 @@ class History:
                 del series[at]
         self._stored = {n: s.until(ends[n]) for n, s in self._stored.items() if n in ends}
         self.coverages = {at: each for at, each in self.coverages.items() if at <= step}
+        self.facts.rewind(step)
 
     def write(self, path: str | Path) -> None:
         """Write everything as a new run file; ``FileExistsError`` if there is one already.
@@ -323,6 +328,7 @@ class History:
         """The records of a run's file that has what is in memory, the header first."""
         yield self.header()
         yield from map(note_record, self.notes)
+        yield from self.facts.records()
         for step, coverage in self.coverages.items():
             yield coverage_record(step, coverage)
         if self.spending is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar, get_args
 
 from gradlens.history.coverage import COUPLING, Coverage
+from gradlens.history.facts import Facts
 from gradlens.history.forms import Content
 from gradlens.history.json_lines import Room, from_line, stored_record, unmarked
 from gradlens.history.records import FORMAT, LeftOutWarning, Note, Source
@@ -21,7 +22,10 @@ from gradlens.history.view import Group, View, YScale
 BEGINNING = b'{"gradlens_run":'
 """The first bytes of every run's file."""
 
-OTHERS = {"gradlens_run", "note", "coverage", "spending", "rewind"}
+OF_FACTS = {"setup", "facts", "finding"}
+"""Keys of the records of facts."""
+
+OTHERS = {"gradlens_run", "note", "coverage", "spending", "rewind"} | OF_FACTS
 """Keys of the records that aren't those of a step's values."""
 
 
@@ -35,6 +39,7 @@ class Readable(Protocol):
     broken_lines: dict[int, str]
     coverages: dict[int, Coverage]
     spending: Spending | None
+    facts: Facts
 
     @property
     def damage(self) -> str: ...
@@ -152,6 +157,8 @@ class Reading(Generic[H]):
             history.rewind(record["step"], record["rewind"])
             stored = history.stored
             self._series = {k: stored[n] for k in self._series if (n := unmarked(k)) in stored}
+        elif not OF_FACTS.isdisjoint(record):
+            history.facts.take_in(record)
         elif "spending" in record:
             SPENDING.check(record, "the record")
             history.spending = Spending.from_plain(record["spending"])

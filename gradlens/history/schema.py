@@ -29,7 +29,7 @@ class Is(Schema):
     def check(self, value: Any, where: str) -> None:
         """``ValueError`` if the value has another type."""
         if type(value) is not self.type:
-            raise _wrong(value, where, WORDS[self.type])
+            raise _wrong(value, where, WORDS.get(self.type, "an array"))
 
 
 @final
