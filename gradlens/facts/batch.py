@@ -76,8 +76,10 @@ def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         if isinstance(leaf, Tensor) and leaf.dim() and leaf.numel() and not leaf.is_nested
         if leaf.layout == torch.strided and not leaf.is_complex()
     ]
-    real = [each for each in tensors if each.is_floating_point()]
-    return next(iter(real or tensors), None)
+    # A real vector may be a single sample.
+    real = [each for each in tensors if each.is_floating_point() and each.dim() > 1]
+    whole = [each for each in tensors if not each.is_floating_point()]
+    return next(iter(real or whole), None)
 
 
 @torch.no_grad()

@@ -212,6 +212,8 @@ def activation_share(kind: str, output: Tensor) -> tuple[str, Tensor] | None:
     A unit of a ReLU is dead if its output is zero for the whole batch. Units are along axis 1 of
     images ``[N, C, ...]``, and along the last axis of all others.
     """
+    if not output.numel():
+        return None
     if kind == "relu" and output.dim() > 1:
         unit = 1 if output.dim() > 3 else output.dim() - 1
         others = [axis for axis in range(output.dim()) if axis != unit]

@@ -47,7 +47,8 @@ def some_elements(tensor: Tensor) -> Tensor:
 
 def rms(tensor: Tensor) -> Tensor:
     """The root mean square of a tensor's elements."""
-    found: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.float32)
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    found: Tensor = torch.linalg.vector_norm(tensor, dtype=dtype)
     return found / tensor.numel() ** 0.5
 
 

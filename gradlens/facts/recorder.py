@@ -227,17 +227,16 @@ class FactRecorder:
         found |= {name: float(next(arrays)) for name in facts.of_layers or {}}
         rows = [next(arrays) for _ in facts.rows]
         if rows:
-            elements = facts.rows[0].elements
-            same = [
-                r for r, each in zip(rows, facts.rows, strict=True) if each.elements == elements
-            ]
+            elements = facts.rows[-1].elements
+            pairs = zip(rows, facts.rows, strict=True)
+            same = [row for row, each in pairs if each.elements == elements]
             found |= batch_columns(np.concatenate(same, 1), elements)
-        if facts.losses:
-            found |= loss_columns(
-                np.concatenate([next(arrays) for _ in facts.losses]), facts.classes
-            )
-        if facts.labels:
-            labels = np.concatenate([next(arrays) for _ in facts.labels])
+        losses = np.concatenate([np.zeros(0), *(next(arrays) for _ in facts.losses)])
+        labels = np.concatenate([np.zeros(0), *(next(arrays) for _ in facts.labels)])
+        samples = found.get("samples", found.get("labels"))
+        if losses.size == samples:
+            found |= loss_columns(losses, facts.classes)
+        if labels.size == samples:  # one for each sample, rather than for each word
             found |= label_columns(labels)
             self._labels.add(labels)
         if facts.of_layers is not None:
