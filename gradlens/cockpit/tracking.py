@@ -64,9 +64,6 @@ class Tracking:
 
     def begin_step(self, global_step: int, info: Mapping[str, Any]) -> None:
         """A step's context is entered: what waited for the update is over."""
-        if self.facts is not None:
-            with self.boundary.contain("recording the facts of a step"):
-                self.facts.begin(global_step, info)
         if self.budget is not None:
             self.budget.begin_step(global_step)
             if self.budget.is_settled:
@@ -91,6 +88,9 @@ class Tracking:
         left_over = self.assembly.begin_step(global_step)
         if left_over:
             self.run.note(global_step, left_over)
+        if self.facts is not None:
+            with self.boundary.contain("recording the facts of a step"):
+                self.facts.begin(global_step, info)
 
     def _compare_processes(self) -> None:
         if self.assembly.is_compared or self.may_end_alone:

@@ -180,7 +180,8 @@ def tensors_alive() -> int:
 
 @pytest.mark.parametrize("scheduled", [True, False])
 def test_a_step_keeps_no_tensor(model: nn.Module, scheduled: bool) -> None:
-    cockpit = Cockpit(model, [type(q)(lambda _: scheduled) for q in every_quantity()[:-1]])
+    chosen = [type(q)(lambda _: scheduled) for q in every_quantity()[:-1]]
+    cockpit = Cockpit(model, chosen, facts=False)
 
     def step(number: int) -> None:
         loss = loss_of(model)
