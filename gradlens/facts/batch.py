@@ -123,7 +123,7 @@ def batch_columns(numbers: Floats, elements: int) -> dict[str, float]:
         "input_std": math.sqrt(max(square - mean**2, 0.0)),
         "input_spread": math.sqrt(spread / square) if square else 0.0,
         "row_rms_max": float(rms[largest]),
-        "row_rms_median": float(np.median(rms)),
+        "row_rms_median": median(rms),
         "row_largest": largest,
         "distinct_rows": float(distinct(norms, hashes)),
         "checksum": float(hashes.sum()),
@@ -137,5 +137,12 @@ single precision, sums of the same numbers in another order differ by less."""
 
 def distinct(norms: Floats, hashes: Floats) -> int:
     """The number of rows that differ from all others."""
-    keys = [np.round(each / (SAME * max(np.abs(each).max(), 1e-30))) for each in (norms, hashes)]
-    return len(np.unique(np.stack(keys, 1), axis=0))
+    scaled = [np.round(each / (SAME * max(np.abs(each).max(), 1e-30))) for each in (norms, hashes)]
+    keys = np.sort(scaled[0] + scaled[1] / SAME * 10)
+    return 1 + int(np.count_nonzero(np.diff(keys)))
+
+
+def median(numbers: Floats) -> float:
+    """The median, or the larger one of two; several times faster than ``numpy.median``."""
+    middle = len(numbers) // 2
+    return float(np.partition(numbers, middle)[middle])

@@ -68,6 +68,7 @@ class OptimizerSteps(HookOwner):
         self._optimizer: Optimizer | None = None
         self._remove_hook: Callable[[], object] | None = None
         self._versions: list[int] = []
+        self._needs_norm = False
         self.count = 0
         self.norm: Tensor | None = None
 
@@ -84,14 +85,15 @@ class OptimizerSteps(HookOwner):
         """Whether the steps of an optimizer are counted."""
         return self._optimizer is not None
 
-    def begin(self) -> None:
+    def begin(self, needs_norm: bool) -> None:
         """The backward pass is over, and the optimizer's step comes next."""
         self.count, self.norm = 0, None
-        self._versions = self._present_versions()
+        self._needs_norm = needs_norm
+        self._versions = self._present_versions() if needs_norm else []
 
     def _before_step(self, *arguments: Any) -> None:
         self.count += 1
-        if self.count == 1 and self._versions != self._present_versions():
+        if self._needs_norm and self.count == 1 and self._versions != self._present_versions():
             self.norm = norm(own_gradients(self._parameters))
 
     def failed(self, error: Exception) -> None:
