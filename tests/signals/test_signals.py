@@ -1082,7 +1082,7 @@ def test_memory_does_not_grow_over_many_steps() -> None:
         with cockpit(number, loss=loss, optimizer=optimizer):
             loss.backward()
         optimizer.step()
-        if number in (120, 5000):  # as far from the last facts that were read, and of layers
+        if number in (200, 5000):  # as far from the last facts that were read, and of layers
             alive.append(tensors_alive())
     assert alive[0] == alive[1]
     assert len(cockpit._tracking.layers._capture._calls) == 0  # type: ignore[union-attr]
