@@ -94,4 +94,5 @@ def _last(values: Floats) -> float:
 
 def _median(values: Floats) -> float:
     known = values[~np.isnan(values)]
-    return float(np.median(known)) if known.size else math.nan
+    with np.errstate(invalid="ignore"):  # +∞ and −∞ have no mean
+        return float(np.median(known)) if known.size else math.nan
