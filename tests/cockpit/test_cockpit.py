@@ -158,7 +158,8 @@ def test_that_test_tracks_every_quantity() -> None:
     of_layers = {
         n
         for n in set(quantities.__all__) - {"Phase"}
-        if getattr(quantities, n).choose is not quantities.Quantity.choose
+        if getattr(quantities, n).choose
+        not in (quantities.Quantity.choose, quantities.NoiseQuantity.choose)
     }
     assert tracked == set(quantities.__all__) - abstract - plain_sgd_only - of_layers
 
