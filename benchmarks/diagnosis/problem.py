@@ -28,7 +28,7 @@ class Problem:
     ``build()`` gives the network, drawn from torch's global seed, and ``data(seed)`` the samples.
     ``loss(outputs, targets, reduction="mean")`` is a function like those of
     ``torch.nn.functional``; ``options`` are those of the ``optimizer`` besides its ``rate``. In
-    ``steps`` steps the training loss falls below half of its start and the validation loss doesn't
+    ``steps`` steps the training loss falls below 0.7 of its start and the validation loss doesn't
     rise. ``unfit`` names the faults that make no sense here although they could be injected.
 
     Faults are injected into modules: activations are modules such as ``nn.ReLU``, consecutive
