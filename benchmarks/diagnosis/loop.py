@@ -190,7 +190,8 @@ def backward(
     total, count = 0.0, training.micro_batches
     for number, part in enumerate(parts(batch, count)):
         training.mode(model)
-        loss = loss_of(training, model, part.inputs, part.targets) / count
+        outputs = outputs_of(training, model, part.inputs)
+        loss = training.problem.loss(outputs, part.targets) / count
         with tracking.step(step, loss, optimizer, part.ids, Part(number, count)):
             loss.backward()
         total += loss.item()
@@ -203,18 +204,18 @@ def parts(batch: Batch, count: int) -> Iterator[Batch]:
     return (Batch(*part) for part in zip(*columns, strict=True))
 
 
-def loss_of(training: Training, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The loss of some samples, in the precision of the training."""
+def outputs_of(training: Training, model: nn.Module, inputs: Tensor) -> Tensor:
+    """The network's outputs, in the precision of the training."""
     if training.precision is None:
-        return training.problem.loss(model(inputs), targets)
+        return model(inputs)
     with torch.autocast("cpu", training.precision):
-        outputs = model(inputs)
-    return training.problem.loss(outputs.float(), targets)
+        outputs: Tensor = model(inputs)
+    return outputs.float()
 
 
 def validation_loss(training: Training, model: nn.Module, split: Split) -> float:
     """In evaluation mode, over all samples that aren't trained on."""
+    loss = training.valid_loss or training.problem.loss
     model.eval()
     with torch.no_grad():
-        loss = loss_of(training, model, split.valid_inputs, split.valid_targets)
-    return loss.item()
+        return loss(outputs_of(training, model, split.valid_inputs), split.valid_targets).item()

@@ -26,6 +26,24 @@ def cnn() -> nn.Module:
     )
 
 
+def normalised_cnn() -> nn.Module:
+    """With batch normalisation after each convolution, for images ``[1, 8, 8]``."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 10, 3, padding=1), nn.BatchNorm2d(10), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(10, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 10)),
+    )
+
+
+def normalised_signal_cnn() -> nn.Module:
+    """With batch normalisation after each convolution, for signals ``[1, 32]``."""
+    return nn.Sequential(
+        *(nn.Conv1d(1, 8, 5, padding=2, bias=False), nn.BatchNorm1d(8), nn.ReLU()),
+        *(nn.Conv1d(8, 12, 5, 2, padding=2, bias=False), nn.BatchNorm1d(12), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(192, 5)),
+    )
+
+
 def signal_cnn() -> nn.Module:
     """For signals ``[1, 32]``, with group normalisation."""
     return nn.Sequential(

@@ -17,6 +17,8 @@ from benchmarks.diagnosis.networks import (
     Words,
     cnn,
     mlp,
+    normalised_cnn,
+    normalised_signal_cnn,
     resnet,
     signal_cnn,
 )
@@ -29,6 +31,12 @@ PROBLEMS = (
     Problem("CNN", cnn, data.digit_images, rate=0.03, options=MOMENTUM),
     Problem(
         "ResNet", resnet, data.digit_images, rate=0.02, options={**MOMENTUM, "nesterov": True}
+    ),
+    Problem(
+        "BatchNorm CNN", normalised_cnn, data.digit_images, optimizer=Adam, rate=5e-3, steps=120
+    ),
+    Problem(
+        "BatchNorm signals", normalised_signal_cnn, data.signals, rate=0.05, options=MOMENTUM
     ),
     Problem("encoder", Encoder, data.texts, optimizer=AdamW, rate=2e-3, steps=200),
     Problem("language model", LanguageModel, data.next_words, optimizer=Adam, rate=4e-3),

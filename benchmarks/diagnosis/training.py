@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis.problem import Problem, Split
+from gradlens.per_sample.labelling.batch import LossReduction
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Training:
     of steps. Gradients are zeroed before the steps for which ``zeroed`` says so, and the optimizer
     takes a step where ``updated`` says so. ``micro_batches`` is in how many parts a batch is
     passed through the network; ``precision`` is that of autocast. ``declared`` is the reduction
-    that the cockpit is given.
+    that the cockpit is given. ``valid_loss`` is the loss of the validation, where it is another.
     """
 
     problem: Problem
@@ -88,7 +89,8 @@ class Training:
     clip: float = math.inf
     micro_batches: int = 1
     precision: torch.dtype | None = None
-    declared: str = "mean"
+    declared: LossReduction = "mean"
+    valid_loss: Callable[..., Tensor] | None = None
 
 
 def model_of(training: Training, seed: int) -> nn.Module:
