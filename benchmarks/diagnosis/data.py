@@ -25,7 +25,9 @@ DRAWN = 2400
 def divided(inputs: Tensor, targets: Tensor, generator: torch.Generator) -> Split:
     """Samples in random order, the first ``TRAINED`` of them to train on."""
     order = torch.randperm(len(inputs), generator=generator)
-    trained, kept = order.split([int(TRAINED * len(inputs)), len(inputs) - int(TRAINED * len(inputs))])
+    trained, kept = order.split(
+        [int(TRAINED * len(inputs)), len(inputs) - int(TRAINED * len(inputs))]
+    )
     return Split(inputs[trained], targets[trained], inputs[kept], targets[kept])
 
 

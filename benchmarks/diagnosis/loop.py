@@ -157,9 +157,7 @@ def _train(
     training: Training, seed: int, split: Split, model: nn.Module, tracking: Tracking
 ) -> Outcome:
     problem, outcome = training.problem, Outcome()
-    optimizer = problem.optimizer(
-        [*training.trained(model)], lr=problem.rate, **problem.options
-    )  # type: ignore[call-arg]
+    optimizer = problem.optimizer([*training.trained(model)], lr=problem.rate, **problem.options)  # type: ignore[call-arg]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for step, batch in batches(training, split, seed):

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 
-def mlp(*widths: int, activation: Callable[[], nn.Module] = nn.ReLU, norm: bool = False) -> nn.Module:
+def mlp(
+    *widths: int, activation: Callable[[], nn.Module] = nn.ReLU, norm: bool = False
+) -> nn.Module:
     """Linear layers with an activation between them, and layer normalisation before it."""
     layers: list[nn.Module] = []
     for inner, outer in pairwise(widths):
@@ -81,7 +83,9 @@ def resnet(width: int = 10) -> nn.Module:
 class Encoder(nn.Module):
     """PyTorch's transformer layers, and a mean over positions."""
 
-    def __init__(self, words: int = 200, length: int = 12, width: int = 24, classes: int = 5) -> None:
+    def __init__(
+        self, words: int = 200, length: int = 12, width: int = 24, classes: int = 5
+    ) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(width, 3, 48, dropout=0.0, batch_first=True)
         self.embed = nn.Embedding(words, width)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import SGD, Optimizer
 
 
@@ -39,10 +39,10 @@ class Problem:
     name: str
     build: Callable[[], nn.Module]
     data: Callable[[int], Split]
-    loss: Callable[..., Tensor] = F.cross_entropy
+    loss: Callable[..., Tensor] = functional.cross_entropy
     optimizer: type[Optimizer] = SGD
     rate: float = 0.1
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     batch_size: int = 32
     steps: int = 150
     unfit: frozenset[str] = frozenset()

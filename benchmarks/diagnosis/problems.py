@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch.nn.functional as F
 from torch import nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+from torch.nn import functional
+from torch.optim import Adagrad, Adam, AdamW, RMSprop
 
 from benchmarks.diagnosis import data
 from benchmarks.diagnosis.networks import (
@@ -29,15 +29,11 @@ MOMENTUM = {"momentum": 0.9}
 PROBLEMS = (
     Problem("MLP", partial(mlp, 64, 48, 32, 10), data.digits, rate=0.1),
     Problem("CNN", cnn, data.digit_images, rate=0.03, options=MOMENTUM),
-    Problem(
-        "ResNet", resnet, data.digit_images, rate=0.02, options={**MOMENTUM, "nesterov": True}
-    ),
+    Problem("ResNet", resnet, data.digit_images, rate=0.02, options={**MOMENTUM, "nesterov": True}),
     Problem(
         "BatchNorm CNN", normalised_cnn, data.digit_images, optimizer=Adam, rate=5e-3, steps=120
     ),
-    Problem(
-        "BatchNorm signals", normalised_signal_cnn, data.signals, rate=0.05, options=MOMENTUM
-    ),
+    Problem("BatchNorm signals", normalised_signal_cnn, data.signals, rate=0.05, options=MOMENTUM),
     Problem("encoder", Encoder, data.texts, optimizer=AdamW, rate=2e-3, steps=200),
     Problem("language model", LanguageModel, data.next_words, optimizer=Adam, rate=4e-3),
     Problem(
@@ -52,17 +48,19 @@ PROBLEMS = (
         "GRU",
         partial(Recurrent, nn.GRU, 2, 20, 1),
         data.running_sums,
-        F.mse_loss,
+        functional.mse_loss,
         optimizer=RMSprop,
         rate=4e-3,
         steps=200,
     ),
-    Problem("regression", partial(mlp, 10, 32, 32, 1), data.friedman, F.mse_loss, rate=0.05),
+    Problem(
+        "regression", partial(mlp, 10, 32, 32, 1), data.friedman, functional.mse_loss, rate=0.05
+    ),
     Problem(
         "small regression",
         partial(mlp, 10, 16, 1, activation=nn.ELU),
         data.diabetes,
-        F.mse_loss,
+        functional.mse_loss,
         rate=0.02,
         batch_size=16,
         steps=100,
@@ -79,7 +77,7 @@ PROBLEMS = (
         "sigmoid",
         partial(mlp, 30, 24, 16, 1, activation=nn.Sigmoid),
         data.breast_cancer,
-        F.binary_cross_entropy_with_logits,
+        functional.binary_cross_entropy_with_logits,
         RMSprop,
         rate=5e-3,
         batch_size=24,
@@ -95,10 +93,18 @@ PROBLEMS = (
     ),
     Problem("mixture", partial(Mixture, 20, 16, 6, 4), data.clusters, optimizer=Adam, rate=1e-2),
     Problem(
+        "mixture of regressions",
+        partial(Mixture, 10, 12, 1, 6),
+        data.friedman,
+        functional.mse_loss,
+        rate=0.05,
+        options=MOMENTUM,
+    ),
+    Problem(
         "autoencoder",
         partial(mlp, 64, 32, 12, 32, 64, activation=nn.Tanh),
         data.reconstructed_digits,
-        F.mse_loss,
+        functional.mse_loss,
         Adam,
         rate=5e-3,
     ),

@@ -64,11 +64,16 @@ def symmetric_init(training: Training, strength: float, seed: int) -> Injected |
 
 
 def equalise_units(model: nn.Module, names: Iterable[str], spread: float) -> None:
-    """Recurrent weights get one value, but for a share of what they were."""
-    for name in names:
-        with torch.no_grad():
+    """Recurrent weights get one value, but for a share of what they were.
+
+    Layers weigh all units equally, else their gradients would make the units different.
+    """
+    with torch.no_grad():
+        for name in names:
             for weight in model.get_submodule(name).parameters():
                 weight.mul_(spread).add_(EQUAL / math.sqrt(fan_in(weight)))
+        for _, layer in of_type(model, nn.Linear):
+            layer.weight.copy_(layer.weight[:, :1].expand_as(layer.weight))
 
 
 def symmetric_units(training: Training, strength: float, seed: int) -> Injected | None:
@@ -249,9 +254,7 @@ OF_LAYERS = (
     ),
     Fault("vanishing_gradients", "so many more sigmoids", (3, 5, 9), many_sigmoids, stalls),
     Fault("vanishing_gradients", "1 over factor of weights", (10, 30, 100), small_weights, hurts),
-    Fault(
-        "precision_underflow", "1 over factor of the loss", (1e3, 1e5, 1e7), precision_underflow
-    ),
+    Fault("precision_underflow", "1 over factor of the loss", (1e3, 1e5, 1e7), precision_underflow),
     Fault("dead_units", "share, one layer", (0.6, 0.8, 1.0), partial(dead_units, share=0.01)),
     Fault("dead_units", "share, all layers", (0.6, 0.8, 0.95), partial(dead_units, share=1.0)),
     Fault("saturated_units", "factor of weights", (10, 30, 100), saturated_units, hurts),

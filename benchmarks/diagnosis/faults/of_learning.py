@@ -22,7 +22,8 @@ DOUBLINGS = 12
 
 
 @cache
-def _largest_rate(name: str, problem: Problem, seed: int) -> float | None:
+def largest_rate(problem: Problem, seed: int) -> float | None:
+    """The largest of ``rate`` times 1, 2, 4, ... that doesn't diverge; ``None`` if none does."""
     plain = Training(problem)
     healthy = train(plain, seed)
     for doubling in range(1, DOUBLINGS + 1):
@@ -107,11 +108,6 @@ def overfitting(training: Training, strength: float, seed: int) -> Injected:
     batch_size = min(problem.batch_size, count // 2)
     steps = 2 * problem.steps
     return Injected(with_problem(training, data=few, batch_size=batch_size, steps=steps))
-
-
-def largest_rate(problem: Problem, seed: int) -> float | None:
-    """The largest of ``rate`` times 1, 2, 4, ... that doesn't diverge; ``None`` if all don't."""
-    return _largest_rate(problem.name, problem, seed)
 
 
 OF_LEARNING = (

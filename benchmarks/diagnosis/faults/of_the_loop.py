@@ -234,8 +234,7 @@ def first_gradient_norm(training: Training, seed: int) -> float:
     return math.hypot(*(gradient.norm().item() for gradient in gradients))
 
 
-def loss_sum(training: Training, strength: float, seed: int, declared: LossReduction
-) -> Injected:
+def loss_sum(training: Training, strength: float, seed: int, declared: LossReduction) -> Injected:
     problem = training.problem
     loss = partial(problem.loss, reduction="sum")
     summed = with_problem(training, loss=loss, rate=strength * problem.rate)
@@ -289,7 +288,5 @@ OF_THE_LOOP = (
     Fault("momentum_high", "momentum", (0.985, 0.995, 0.999), momentum_high),
     Fault("clipping_always", "of the first norm", (0.05, 0.01, 0.001), clipping_always),
     Fault("loss_sum", "of the rate", (0.1, 0.3, 1.0), partial(loss_sum, declared="mean")),
-    Fault(
-        "loss_sum", "of the rate, declared", (0.1, 0.3, 1.0), partial(loss_sum, declared="sum")
-    ),
+    Fault("loss_sum", "of the rate, declared", (0.1, 0.3, 1.0), partial(loss_sum, declared="sum")),
 )

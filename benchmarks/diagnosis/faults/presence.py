@@ -10,7 +10,7 @@ import math
 from benchmarks.diagnosis.loop import Outcome
 
 WORSE = 0.05
-"""A run is worse if it lacks more than this share of the loss that the healthy one has taken off."""
+"""A run is worse if it lacks more than this share of what the healthy one takes off the loss."""
 STALLED = 0.2
 """A run that is stuck takes off less than this share of what the healthy one takes off."""
 BLOWN_UP = 5.0
