@@ -139,9 +139,9 @@ def _fault_row(fault: Fault, level: int, problem: Problem, options: Options) -> 
         return row(problem.steps, "can't be injected at this strength")
     steps = injected.training.problem.steps
     reference = healthy(options.which, problem.name, options.seed)
-    if not fault.present(train(injected.training, options.seed), reference):
-        return row(steps, "absent")
     outcome, findings = tracked(injected.training, options)
+    if not fault.present(outcome, reference):
+        return row(steps, "absent")
     is_harmful = hurts(outcome, reference)
     return row(
         steps,
@@ -164,9 +164,9 @@ def control_row(way: str, name: str, options: Options) -> Row | None:
     if training is None:
         return None
     row = partial(Row, "", way, -1, 0.0, name, options.seed, training.problem.steps)
-    if not has_learnt(train(training, options.seed)):
-        return row("has not learnt")
     outcome, findings = tracked(training, options)
+    if not has_learnt(outcome):
+        return row("has not learnt")
     return row(
         alarms=names(findings, True),
         notices=names(findings, False),
