@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
+from importlib.util import find_spec
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -76,12 +77,15 @@ def problems(which: Which) -> tuple[Problem, ...]:
 
 def diagnosed(path: Path) -> list[Finding]:
     """The findings of a run's file; none as long as there is no diagnosis."""
-    try:
-        diagnosis = import_module("gradlens.diagnosis.diagnose")
-    except ModuleNotFoundError:
+    if not has_diagnosis():
         return []
-    found: list[Finding] = diagnosis.diagnose(path)
+    found: list[Finding] = import_module("gradlens.diagnosis.diagnose").diagnose(path)
     return found
+
+
+def has_diagnosis() -> bool:
+    """Whether gradlens has a package for it yet."""
+    return find_spec("gradlens.diagnosis") is not None
 
 
 @cache
