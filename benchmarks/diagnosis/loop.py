@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -70,30 +71,48 @@ class Outcome:
         return min(self.validated.values())
 
 
-class Tracking:
-    """How the loop's steps are tracked: here, not at all."""
-
-    alarmed: int | None = None
-
-    def step(
-        self, step: int, loss: Tensor, optimizer: torch.optim.Optimizer, ids: Tensor, part: Part
-    ) -> AbstractContextManager[Any]:
-        """The context of a backward pass."""
-        return nullcontext()
-
-    def validated(self, step: int, loss: float) -> None:
-        """A validation loss is known."""
-
-    def close(self) -> None:
-        """The run is over."""
-
-
 @dataclass(frozen=True)
 class Part:
     """Which part of a batch a backward pass is for, and of how many."""
 
     number: int
     count: int
+
+
+class Tracking(ABC):
+    """How the loop's steps are tracked; ``alarmed`` is the step of the first live alarm."""
+
+    alarmed: int | None = None
+
+    @abstractmethod
+    def step(
+        self, step: int, loss: Tensor, optimizer: torch.optim.Optimizer, ids: Tensor, part: Part
+    ) -> AbstractContextManager[Any]:
+        """The context of a backward pass."""
+
+    @abstractmethod
+    def validated(self, step: int, loss: float) -> None:
+        """A validation loss is known."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The run is over."""
+
+
+class Untracked(Tracking):
+    """A plain run."""
+
+    def step(
+        self, step: int, loss: Tensor, optimizer: torch.optim.Optimizer, ids: Tensor, part: Part
+    ) -> AbstractContextManager[Any]:
+        """Nothing."""
+        return nullcontext()
+
+    def validated(self, step: int, loss: float) -> None:
+        """It isn't logged."""
+
+    def close(self) -> None:
+        """There is no file."""
 
 
 class UnderCockpit(Tracking):
@@ -147,7 +166,9 @@ def train(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GradlensWarning)
         live = {"diagnose": True} if diagnose else {}
-        tracking = Tracking() if path is None else UnderCockpit(model, training, path, **live)
+        tracking: Tracking = (
+            Untracked() if path is None else UnderCockpit(model, training, path, **live)
+        )
         outcome = _train(training, seed, split, model, tracking)
         tracking.close()
     return Outcome(outcome.losses, outcome.validated, tracking.alarmed)
@@ -157,7 +178,8 @@ def _train(
     training: Training, seed: int, split: Split, model: nn.Module, tracking: Tracking
 ) -> Outcome:
     problem, outcome = training.problem, Outcome()
-    optimizer = problem.optimizer([*training.trained(model)], lr=problem.rate, **problem.options)  # type: ignore[call-arg]
+    make_optimizer: Any = problem.optimizer  # torch's base class has no rate
+    optimizer = make_optimizer([*training.trained(model)], lr=problem.rate, **problem.options)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         for step, batch in batches(training, split, seed):

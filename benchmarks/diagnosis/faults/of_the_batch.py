@@ -11,7 +11,7 @@ from itertools import cycle, islice
 import torch
 from torch import Tensor
 
-from benchmarks.diagnosis.faults.fault import Fault, Injected, with_problem
+from benchmarks.diagnosis.faults.fault import Fault, Injected, Notice, with_problem
 from benchmarks.diagnosis.faults.presence import jumps_at
 from benchmarks.diagnosis.loop import Outcome
 from benchmarks.diagnosis.problem import Split
@@ -202,7 +202,7 @@ def mapped_inputs(
     if not has_real_inputs(problem.data(seed)):
         return None
     data = partial(mapped, problem.data, partial(function, strength))
-    notice = "harmless" if can_be_harmless else "never"
+    notice: Notice = "harmless" if can_be_harmless else "never"
     return Injected(with_problem(training, data=data), step=0, notice=notice)
 
 
