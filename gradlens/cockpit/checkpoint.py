@@ -35,6 +35,7 @@ def state_of_tracking(tracking: Tracking) -> State:
         "quantities": quantities,
         "schedules": schedules,
         "updates": updates,
+        "facts": state_of(tracking.facts),
         "run": tracking.run.state_dict(),
         "forecast": tracking.forecast.state_dict(),
         "layer_hooks": tracking.layer_hooks.state_dict(),
@@ -58,6 +59,7 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
     tracking.run.load_state_dict(state["run"])
     tracking.forecast.load_state_dict(state["forecast"])
     tracking.layer_hooks.load_state_dict(state["layer_hooks"])
+    load_state(tracking.facts, state["facts"])
     load_state(tracking.budget, state["budget"])
     tracking.layers.expect_next()
     tracking.expect(tracking.forecast.next_steps)

@@ -44,6 +44,7 @@ from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
+from gradlens.facts.recorder import FactRecorder
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import LATEST, History
 from gradlens.history.html import count, table
@@ -84,6 +85,8 @@ class Cockpit:
     raises exceptions instead, for those who develop quantities. ``max_bytes`` is the memory that
     the per-sample gradients of earlier micro-batches may take, where quantities need those of the
     whole batch; if it isn't enough, they are computed from samples drawn at random, or are NaN.
+    ``facts`` are recorded at each step, whatever is scheduled: numbers of the batch, of the loss
+    and of gradients, from which ``gradlens.diagnose`` finds what is wrong.
 
     The context is entered at each step, around the backward pass::
 
@@ -106,6 +109,7 @@ class Cockpit:
         sinks: Iterable[Sink] = (),
         strict: bool = False,
         max_bytes: int = MAX_BYTES,
+        facts: bool = True,
     ) -> None:
         check_max_bytes(max_bytes)
         check_loss_reduction(loss_reduction)
@@ -170,6 +174,7 @@ class Cockpit:
             ModelOutputs(self.model),
             LayerTracking(self.model, self.quantities, forecast, boundary),
             StaleGradient(self.parameters.values()),
+            FactRecorder(setting, self._run) if facts else None,
             self.budget,
             boundary,
         )
@@ -180,6 +185,7 @@ class Cockpit:
     @property
     def history(self) -> History:
         """All values so far, with notes and coverage."""
+        self._tracking.flush()
         return self._run.history
 
     def __repr__(self) -> str:

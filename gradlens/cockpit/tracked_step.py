@@ -90,7 +90,7 @@ class TrackedStep:
         self._entered = True
         tracking.boundary.begin_step(step)
         with tracking.boundary.contain("the beginning of a step", self._refuse_all):
-            tracking.begin_step(step)
+            tracking.begin_step(step, self._info)
             self._active = tracking.forecast.active_at(step, tracking.boundary)
             if self._is_tracked and tracking.may_end_alone:
                 tracking.assembly.leave_out()
@@ -173,7 +173,7 @@ class TrackedStep:
             goes_on = self._accumulating and error is None
             with boundary.contain("the end of a step"):
                 self._release()
-                tracking.end_step(self._global_step, is_complete, goes_on)
+                tracking.end_step(self._global_step, self._info, is_complete, goes_on)
             if tracking.budget is not None:
                 tracking.budget.end_step(once)
 

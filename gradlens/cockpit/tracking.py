@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
@@ -16,6 +17,7 @@ from gradlens.cockpit.model import processes_apart
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.updates import Updates
+from gradlens.facts.recorder import FactRecorder
 from gradlens.hooks.data_parallel import may_end_alone
 from gradlens.hooks.eager_calls import EagerCalls, uncompiled_calls
 from gradlens.hooks.layer_hooks import HookInstaller
@@ -45,6 +47,7 @@ class Tracking:
     model_outputs: ModelOutputs
     layers: LayerTracking
     stale_gradient: StaleGradient
+    facts: FactRecorder | None
     budget: Budget | None
     boundary: Boundary
 
@@ -59,8 +62,11 @@ class Tracking:
             keep_calls(self.setting.model, user=self.layer_hooks)
         self.expect(())
 
-    def begin_step(self, global_step: int) -> None:
+    def begin_step(self, global_step: int, info: Mapping[str, Any]) -> None:
         """A step's context is entered: what waited for the update is over."""
+        if self.facts is not None:
+            with self.boundary.contain("recording the facts of a step"):
+                self.facts.begin(global_step, info)
         if self.budget is not None:
             self.budget.begin_step(global_step)
             if self.budget.is_settled:
@@ -94,7 +100,9 @@ class Tracking:
         if self.assembly.compare(texts, self.updates.is_of_another):
             self.updates.drop_projections()
 
-    def end_step(self, global_step: int, is_complete: bool, goes_on: bool) -> None:
+    def end_step(
+        self, global_step: int, info: Mapping[str, Any], is_complete: bool, goes_on: bool
+    ) -> None:
         """A step's context is left.
 
         It is complete, or ``goes_on`` with another context, or an exception has left it.
@@ -102,8 +110,15 @@ class Tracking:
         self.layer_hooks.take_error()
         self.model_outputs.take()
         self.layers.end(global_step, goes_on)
-        if self.stale_gradient.end_step():
+        is_stale = self.stale_gradient.end_step()
+        if is_stale:
             self.run.note(global_step, NOT_ZEROED)
+        if self.facts is not None:
+            with self.boundary.contain("recording the facts of a step"):
+                if is_complete or goes_on:
+                    self.facts.end(info, goes_on, is_stale)
+                else:
+                    self.facts.abandon()
         if is_complete:
             self.updates.close_interval()
         if not goes_on:
@@ -137,11 +152,20 @@ class Tracking:
                     stack.enter_context(uncompiled_calls())
             yield
 
+    def flush(self) -> None:
+        """Record the facts of all steps that are complete."""
+        if self.facts is not None:
+            with self.boundary.contain("recording the facts of a step"):
+                self.facts.flush()
+
     def close(self) -> None:
         """Compute what waited for the last update, and remove all hooks."""
         with self.boundary.contain("the last update"):
             self.updates.resolve_and_close()
             self.updates.close_interval()
+        if self.facts is not None:
+            with self.boundary.contain("recording the last facts"):
+                self.facts.close()
         with self.boundary.contain("closing the run"):
             if self.budget is not None:
                 self._record_spending(self.budget)

@@ -41,11 +41,11 @@ class Setup:
     trainable parameters in none of its groups, and ``frozen`` those that need no gradient.
     ``loss`` is the kind of the loss's node in the graph, and ``loss_reduction`` what it says of
     itself; ``declared_reduction`` is that of the cockpit. ``activations`` are the kinds of the
-    nonlinear nodes by the layer before each. ``order`` are the weights from input to output.
+    nonlinear nodes by the layer before each. ``order`` are the parameters from input to output.
     ``before_loss`` is the kind of the node from which the loss's logarithm of probabilities is
-    computed, if it makes probabilities itself. ``linear_pairs`` are pairs of weights with nothing
-    but linear nodes between. ``half`` says that there are nodes in float16, and ``scaler`` that a
-    gradient scaler was passed.
+    computed, if it makes probabilities itself. ``linear_pairs`` are pairs of layers with nothing
+    but linear nodes between, and ``is_linear`` says that all of the network's nodes are linear.
+    ``half`` says that there are nodes in float16, and ``scaler`` that a gradient scaler was passed.
     """
 
     optimizer: str = ""

@@ -1,0 +1,235 @@
+"""What a network consists of, from the graph of its loss: layers in order and activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from string import digits
+
+import torch
+from torch import Tensor
+
+from gradlens.hooks.node_kinds import CASTS, LEAF, VIEWS
+from gradlens.hooks.torch_private import output_metadata, saved_where_they_are
+from gradlens.per_sample.labelling.graph import Graph
+
+ACTIVATIONS: Mapping[str, str] = {
+    "ReluBackward": "relu",
+    "LeakyReluBackward": "leaky_relu",
+    "PreluKernelBackward": "prelu",
+    "EluBackward": "elu",
+    "GeluBackward": "gelu",
+    "SiluBackward": "silu",
+    "MishBackward": "mish",
+    "SoftplusBackward": "softplus",
+    "HardtanhBackward": "hardtanh",
+    "HardswishBackward": "hardswish",
+    "TanhBackward": "tanh",
+    "SigmoidBackward": "sigmoid",
+    "ThresholdBackward": "threshold",
+}
+"""Names of activations by the kinds of their nodes, without digits."""
+
+AFFINE = {"AddmmBackward", "MmBackward", "ConvolutionBackward", "BmmBackward", "LinearBackward"}
+"""Kinds of nodes that multiply data by a weight."""
+
+AVERAGES = {"MeanBackward", "AvgPool2DBackward", "AvgPool3DBackward", "AdaptiveAvgPool2DBackward"}
+
+LINEAR = AFFINE | AVERAGES | {"AddBackward", "SubBackward", "NegBackward", "SumBackward"}
+"""Kinds of nodes that are linear in the data, besides views."""
+
+PROBABILITIES: Mapping[str, str] = {
+    "SoftmaxBackward": "softmax",
+    "LogSoftmaxBackward": "log_softmax",
+    "SigmoidBackward": "sigmoid",
+}
+
+NORMALISING: Mapping[str, str] = {
+    "NllLossBackward": "LogSoftmaxBackward",
+    "NllLoss2DBackward": "LogSoftmaxBackward",
+    "BinaryCrossEntropyWithLogitsBackward": "BinaryCrossEntropyWithLogitsBackward",
+}
+"""What makes probabilities of scores, by the kind of the loss's node."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation: its node, its kind, and the layer before it."""
+
+    node: int
+    kind: str
+    layer: str
+
+
+class Network:
+    """The layers and activations behind a loss; ``names`` are those of parameters by ``id``."""
+
+    def __init__(self, graph: Graph, names: Mapping[int, str]) -> None:
+        self._graph = graph
+        self._kinds = [each.rstrip(digits) for each in graph.kinds]
+        self._names = names
+
+    @cached_property
+    def _weights(self) -> dict[int, list[str]]:
+        """The parameters that nodes compute with directly, by their numbers."""
+        found: dict[int, list[str]] = {}
+        for leaf, number in self._graph.leaves.items():
+            name = self._names.get(leaf)
+            if name is None:
+                continue
+            for user in self._users(number):
+                found.setdefault(user, []).append(name)
+        return found
+
+    def _users(self, number: int) -> Iterator[int]:
+        """The nodes that compute with the tensor of a node, behind views and casts."""
+        for consumer, _, _ in self._graph.consumers[number]:
+            kind = self._graph.kinds[consumer]
+            if VIEWS.match(kind) or kind in CASTS:
+                yield from self._users(consumer)
+            else:
+                yield consumer
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The names of the parameters from input to output."""
+        names = [name for number in sorted(self._weights) for name in self._weights[number]]
+        return tuple(dict.fromkeys(names))
+
+    def activations(self) -> list[Activation]:
+        """All activations, from input to output, each by the layer before it."""
+        nodes = [n for n, kind in enumerate(self._kinds) if kind in ACTIVATIONS]
+        found = [(n, self._layer_before(n)) for n in nodes]
+        return [Activation(n, ACTIVATIONS[self._kinds[n]], layer) for n, layer in found if layer]
+
+    def _layer_before(self, number: int) -> str:
+        """The layer whose output an activation is applied to; empty if there is none nearby."""
+        for _ in range(NEARBY):
+            child = next(self._data_of(number), None)
+            if child is None:
+                return ""
+            if child in self._weights:
+                return _module_of(self._weights[child][0])
+            number = child
+        return ""
+
+    def _data_of(self, number: int) -> Iterator[int]:
+        """The nodes that made a node's inputs, without those that make its weights."""
+        for edge in self._graph.children[number]:
+            if edge is not None and not self._alone[edge[0]]:
+                yield edge[0]
+
+    @cached_property
+    def _alone(self) -> list[bool]:
+        return self._graph.of_parameters_alone()
+
+    @property
+    def linear_pairs(self) -> tuple[tuple[str, str], ...]:
+        """Pairs of layers with nothing but views and averages between."""
+        found: list[tuple[str, str]] = []
+        for number, names in sorted(self._weights.items()):
+            before = self._affine_before(number) if self._kinds[number] in AFFINE else None
+            if before is not None:
+                found.append((_module_of(self._weights[before][0]), _module_of(names[0])))
+        return tuple(dict.fromkeys(found))
+
+    def _affine_before(self, number: int) -> int | None:
+        """The affine node whose output is another one's data."""
+        data = [*self._data_of(number)]
+        while len(data) == 1:
+            kind = self._kinds[data[0]]
+            if kind in AFFINE:
+                return data[0] if data[0] in self._weights else None
+            adds = kind == "AddBackward" and data[0] in self._weights  # a bias
+            if not (VIEWS.match(self._graph.kinds[data[0]]) or kind in AVERAGES or adds):
+                return None
+            data = [*self._data_of(data[0])]
+        return None
+
+    def is_linear(self, loss: int | None) -> bool:
+        """Whether the loss's node is computed from the parameters by linear nodes alone."""
+        if loss is None:
+            return False
+        below = self._graph.below([loss]) - {loss}
+        kinds = {self._kinds[n] for n in below} - {"LogSoftmaxBackward"}
+        return all(k == LEAF or k in LINEAR or VIEWS.match(f"{k}0") for k in kinds)
+
+    def before_loss(self, loss: int | None) -> str:
+        """What the scores were computed by that the loss makes probabilities of, if they are some.
+
+        Those are the mistake of a softmax before a loss that computes one itself.
+        """
+        making = "" if loss is None else NORMALISING.get(self._kinds[loss], "")
+        if loss is None or not making:
+            return ""
+        maker = loss if self._kinds[loss] == making else self._behind_views(loss)
+        if maker is None or self._kinds[maker] != making:
+            return ""
+        scores = self._behind_views(maker)
+        return "" if scores is None else PROBABILITIES.get(self._kinds[scores], "")
+
+    def _behind_views(self, number: int) -> int | None:
+        """The node that made a node's data, whatever views are between."""
+        found = next(self._data_of(number), None)
+        while found is not None and VIEWS.match(self._graph.kinds[found]):
+            found = next(self._data_of(found), None)
+        return found
+
+    def number_of(self, node: object) -> int | None:
+        """The number of a node in the graph."""
+        return next((n for n, each in enumerate(self._graph.nodes) if each is node), None)
+
+    @property
+    def has_half(self) -> bool:
+        """Whether a node's output is in float16."""
+        nodes = (n for n, kind in zip(self._graph.nodes, self._kinds, strict=True) if kind != LEAF)
+        return any(out.dtype == torch.float16 for node in nodes for out in output_metadata(node))
+
+    def output_of(self, activation: Activation) -> Tensor | None:
+        """What an activation has returned, where its node has saved it without hooks."""
+        saved = saved_where_they_are(self._graph.nodes[activation.node])
+        return saved[0] if len(saved) == 1 else None
+
+
+NEARBY = 8
+"""Between a layer and its activation, there are at most so many views and normalisations."""
+
+
+def _module_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0] or parameter
+
+
+SATURATED = 0.02
+"""An output within 2 % of an end of its range has a gradient below 8 % of the largest (sigmoid), or
+below 4 % (tanh)."""
+
+
+@torch.no_grad()
+def activation_share(kind: str, output: Tensor) -> tuple[str, Tensor] | None:
+    """The name and value of the share of units that give no gradient; ``None`` for other kinds.
+
+    A unit of a ReLU is dead if its output is zero for the whole batch. Units are along axis 1 of
+    images ``[N, C, ...]``, and along the last axis of all others.
+    """
+    if not output.numel():
+        return None
+    if kind == "relu" and output.dim() > 1:
+        unit = 1 if output.dim() > 3 else output.dim() - 1
+        others = [axis for axis in range(output.dim()) if axis != unit]
+        return "dead", (output.detach().amax(others) <= 0).float().mean()
+    if kind in ("tanh", "sigmoid"):
+        low, high = (-1.0, 1.0) if kind == "tanh" else (0.0, 1.0)
+        margin = SATURATED * (high - low)
+        found = output.detach()
+        ends = (found <= low + margin) | (found >= high - margin)
+        return "saturated", ends.float().mean()
+    return None
+
+
+def by_layer(found: Sequence[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """The largest of several values for the same layer, as of a layer that is used repeatedly."""
+    result: dict[str, Tensor] = {}
+    for name, value in found:
+        result[name] = torch.maximum(result[name], value) if name in result else value
+    return result

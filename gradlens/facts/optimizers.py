@@ -1,0 +1,108 @@
+"""What an optimizer consists of, and the steps that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gradlens.facts.parameters import norm, own_gradients, some_elements
+from gradlens.history.setup import ParameterGroup
+from gradlens.hooks.module_hooks import HookOwner, OwnedHook
+from gradlens.hooks.torch_private import version
+
+
+def groups(optimizer: Optimizer, names: Mapping[int, str]) -> tuple[ParameterGroup, ...]:
+    """The parameter groups; ``names`` are those of parameters by ``id``."""
+    return tuple(
+        ParameterGroup(_options(group), tuple(names.get(id(p), "") for p in group["params"]))
+        for group in optimizer.param_groups
+    )
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in group.items():
+        if name in OF_SCHEDULES or value is None:
+            continue
+        if name == "betas":
+            found |= {"beta1": float(value[0]), "beta2": float(value[1])}
+        elif isinstance(value, (bool, int, float)):
+            found[name] = float(value)
+    return found
+
+
+OF_SCHEDULES = frozenset({"lr", "initial_lr", "params", "max_lr", "min_lr", "max_momentum"})
+"""Entries of a group that change from step to step, or are no options."""
+
+
+def learning_rate(optimizer: Optimizer) -> float:
+    """The largest learning rate of all groups."""
+    return max(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+
+
+@torch.no_grad()
+def second_moments(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """Columns of the layers' table: the median of √v, by which Adam and its like divide."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")
+        if isinstance(moment, Tensor) and moment.shape == parameter.shape:
+            found[f"root_second_moment/{name}"] = some_elements(moment).float().sqrt().median()
+    return found
+
+
+class OptimizerSteps(HookOwner):
+    """Counts an optimizer's steps, and finds the norm of the gradients that they begin with.
+
+    The norm is computed only if the gradients have changed since the backward pass, as by clipping.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._optimizer: Optimizer | None = None
+        self._handle: RemovableHandle | None = None
+        self._versions: list[int] = []
+        self.count = 0
+        self.norm: Tensor | None = None
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Count the steps of this optimizer from now on."""
+        if optimizer is not self._optimizer:
+            self.close()
+            self._optimizer = optimizer
+            hook = OwnedHook(self, OptimizerSteps._before_step)
+            self._handle = optimizer.register_step_pre_hook(hook)
+
+    @property
+    def is_following(self) -> bool:
+        """Whether the steps of an optimizer are counted."""
+        return self._optimizer is not None
+
+    def begin(self) -> None:
+        """The backward pass is over, and the optimizer's step comes next."""
+        self.count, self.norm = 0, None
+        self._versions = self._present_versions()
+
+    def _before_step(self, *arguments: Any) -> None:
+        self.count += 1
+        if self.count == 1 and self._versions != self._present_versions():
+            self.norm = norm(own_gradients(self._parameters))
+
+    def failed(self, error: Exception) -> None:
+        """The user's step goes on; the norm isn't known."""
+
+    def _present_versions(self) -> list[int]:
+        return [version(gradient) for gradient in own_gradients(self._parameters).values()]
+
+    def close(self) -> None:
+        """Remove the hook."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = self._optimizer = None

@@ -1,0 +1,90 @@
+"""Numbers of single parameters: their sizes, gradients and updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from gradlens.numerics.shards import is_distributed
+
+SAMPLED = 2**16
+"""Of larger parameters, updates and second moments are those of so many elements."""
+
+SPREAD_ROWS = 32
+"""Rows that are equal because of their initial values are equal among the first ones, too."""
+
+
+def dense(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """The parameters that this process has as a whole."""
+    return {
+        name: p
+        for name, p in parameters.items()
+        if not is_distributed(p) and p.layout == torch.strided and p.numel()
+    }
+
+
+def own_gradients(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The gradients that this process has as a whole."""
+    return {
+        name: p.grad
+        for name, p in parameters.items()
+        if p.grad is not None and p.grad.layout == torch.strided and not is_distributed(p.grad)
+    }
+
+
+def norm(tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The norm of all elements of some tensors; ``None`` without any."""
+    return nn.utils.get_total_norm([*tensors.values()]) if tensors else None
+
+
+def some_elements(tensor: Tensor) -> Tensor:
+    """A copy of at most ``SAMPLED`` elements, from all parts of a tensor."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: -(-flat.numel() // SAMPLED)].clone()
+
+
+def rms(tensor: Tensor) -> Tensor:
+    """The root mean square of a tensor's elements."""
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    found: Tensor = torch.linalg.vector_norm(tensor, dtype=dtype)
+    return found / tensor.numel() ** 0.5
+
+
+@torch.no_grad()
+def parameter_numbers(
+    parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor], scale: float
+) -> dict[str, Tensor]:
+    """Columns of the layers' table; gradients are those of ``scale`` times the loss."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        weights = parameter.detach()
+        if not weights.is_complex() and weights.is_floating_point():
+            found[f"weight_rms/{name}"] = rms(weights)
+            if weights.dim() > 1 and len(weights) > 1:
+                found[f"row_spread/{name}"] = row_spread(weights)
+    for name, gradient in gradients.items():
+        if not gradient.is_complex():
+            found[f"gradient_rms/{name}"] = rms(gradient) / scale
+            nonzero = torch.count_nonzero(gradient) / gradient.numel()
+            found[f"zero_gradients/{name}"] = 1 - nonzero
+    return found
+
+
+def row_spread(weights: Tensor) -> Tensor:
+    """The rms of the first rows' differences from their mean, over that of these rows."""
+    rows = weights[:SPREAD_ROWS].flatten(1).float()
+    return torch.linalg.vector_norm(rows - rows.mean(0)) / torch.linalg.vector_norm(rows)
+
+
+@torch.no_grad()
+def update_numbers(
+    before: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """Columns of the layers' table, from some elements of the parameters before an update."""
+    return {
+        f"update_rms/{name}": rms(some_elements(parameters[name]) - elements)
+        for name, elements in before.items()
+        if name in parameters and elements.is_floating_point()
+    }

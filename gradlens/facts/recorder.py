@@ -1,0 +1,282 @@
+"""Records the facts of a run at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradlens.facts.batch import BatchRows, Rows, batch_columns
+from gradlens.facts.loss import LabelCounts, label_columns, loss_columns, loss_node, loss_rows
+from gradlens.facts.network import Network, activation_share, by_layer
+from gradlens.facts.optimizers import OptimizerSteps, learning_rate, second_moments
+from gradlens.facts.parameters import (
+    dense,
+    norm,
+    own_gradients,
+    parameter_numbers,
+    some_elements,
+    update_numbers,
+)
+from gradlens.facts.setups import setup_of
+from gradlens.history.setup import Setup
+from gradlens.per_sample.gradients import Setting
+from gradlens.per_sample.labelling.graph import Graph
+from gradlens.per_sample.scales import gradient_scale, loss_scale
+from gradlens.stateful import State
+
+Floats = NDArray[np.float64]
+
+FIRST_LAYER_STEPS = frozenset({0, 1, 2, 4, 8, 16})
+LAYER_INTERVAL = 20
+"""Layers and parameters are recorded at the first steps and then at every 20th, which divides the
+price of reading all parameters by 20."""
+
+FLUSHED = 8
+"""So many steps are read from the device together, which costs one synchronisation."""
+
+
+class Records(Protocol):
+    """What records are written to: a run."""
+
+    def record_setup(self, global_step: int, setup: Setup) -> None:
+        """Record what the run consists of, if that has changed."""
+
+    def record_facts(
+        self, table: str, steps: Sequence[int], columns: Mapping[str, Sequence[float]]
+    ) -> None:
+        """Record numbers of some steps in a table of the facts."""
+
+
+@dataclass
+class StepFacts:
+    """What is recorded of one step, on the device.
+
+    ``numbers`` are columns of the steps' table, and ``of_layers`` those of the layers' table, where
+    the step has a row there. Of several micro-batches, there are the ``rows`` of each.
+    """
+
+    step: int
+    numbers: dict[str, Tensor | float] = field(default_factory=dict)
+    of_layers: dict[str, Tensor] | None = None
+    rows: list[Rows] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)
+    labels: list[Tensor] = field(default_factory=list)
+    classes: int = 0
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in a fixed order."""
+        single = [v for v in self.numbers.values() if isinstance(v, Tensor)]
+        layers = [*(self.of_layers or {}).values()]
+        return [*single, *layers, *(r.numbers for r in self.rows), *self.losses, *self.labels]
+
+
+class FactRecorder:
+    """Records the facts of each step of a run.
+
+    Numbers stay on the device until those of some steps are read together.
+    """
+
+    def __init__(self, setting: Setting, run: Records) -> None:
+        self._setting = setting
+        self._run = run
+        self._parameters = dense(setting.parameters)
+        self._batch = BatchRows(setting.model)
+        self._optimizer = OptimizerSteps(setting.parameters)
+        self._labels = LabelCounts()
+        self._complete: list[StepFacts] = []
+        self._present: StepFacts | None = None
+        self._goes_on = False
+        self._steps = 0
+        self._before: dict[str, Tensor] = {}
+
+    def begin(self, step: int, info: Mapping[str, Any]) -> None:
+        """A step's context is entered: the loss's graph is whole, and the last update is over."""
+        if not (self._goes_on and self._present is not None and self._present.step == step):
+            self._end_last_step()
+            is_layer_step = self._steps in FIRST_LAYER_STEPS or self._steps % LAYER_INTERVAL == 0
+            self._present = StepFacts(step, of_layers={} if is_layer_step else None)
+            self._steps += 1
+        self._read_batch(self._present)
+        loss = info.get("loss")
+        if loss is not None and loss.grad_fn is not None and loss.numel() == 1:
+            self._read_loss(self._present, loss, info)
+        optimizer = info.get("optimizer")
+        if optimizer is not None:
+            self._optimizer.follow(optimizer)
+            self._present.numbers["lr"] = learning_rate(optimizer)
+        if self._present.of_layers is not None and not self._goes_on:
+            self._read_network(self._present, loss, info)
+
+    def _read_batch(self, facts: StepFacts) -> None:
+        rows = self._batch.take()
+        if rows is not None:
+            facts.rows.append(rows)
+
+    def _read_loss(self, facts: StepFacts, loss: Tensor, info: Mapping[str, Any]) -> None:
+        """Losses of micro-batches add up, since their gradients do."""
+        value = loss.detach().reshape(()).float().clone()
+        scale = loss_scale(info)
+        if self._goes_on and "loss" in facts.numbers:
+            value = value + facts.numbers["loss"]
+        facts.numbers["loss"] = value if scale == 1 else value / scale
+        node = loss_node(loss)
+        if node is None:
+            return
+        found = loss_rows(node)
+        facts.classes = found.classes
+        labels = facts.numbers.get("labels", 0.0)
+        facts.numbers["labels"] = float(labels) + found.count
+        facts.numbers["classes"] = float(found.classes)
+        if found.losses is not None:
+            facts.losses.append(found.losses)
+        if found.labels is not None:
+            facts.labels.append(found.labels)
+        if found.variance is not None:
+            facts.numbers["target_variance"] = found.variance
+
+    def _read_network(self, facts: StepFacts, loss: Tensor | None, info: Mapping[str, Any]) -> None:
+        network = number = None
+        node = None
+        if loss is not None and loss.grad_fn is not None:
+            network = Network(Graph(loss), self._setting.names)
+            node = loss_node(loss)
+            number = None if node is None else network.number_of(node.node)
+            facts.of_layers = self._activations(network)
+        setup = setup_of(self._setting, info, network, node, number, facts.rows)
+        self._run.record_setup(facts.step, setup)
+
+    def _activations(self, network: Network) -> dict[str, Tensor]:
+        found: list[tuple[str, Tensor]] = []
+        for activation in network.activations():
+            output = network.output_of(activation)
+            share = None if output is None else activation_share(activation.kind, output)
+            if share is not None:
+                found.append((f"{share[0]}/{activation.layer}", share[1]))
+        return by_layer(found)
+
+    def end(self, info: Mapping[str, Any], accumulating: bool, is_stale: bool) -> None:
+        """A step's context is left without an exception."""
+        facts = self._present
+        self._goes_on = accumulating
+        if facts is None or accumulating:
+            return
+        gradients = own_gradients(self._setting.parameters)
+        scale = gradient_scale(info)
+        total = norm(gradients)
+        if total is not None:
+            facts.numbers["grad_norm"] = total / scale
+        facts.numbers["stale"] = float(is_stale)
+        if facts.of_layers is not None:
+            facts.of_layers |= parameter_numbers(self._parameters, gradients, scale)
+            if info.get("optimizer") is not None:
+                facts.of_layers |= second_moments(info["optimizer"], self._parameters)
+            self._before = {name: some_elements(p) for name, p in self._parameters.items()}
+        self._optimizer.begin()
+
+    def abandon(self) -> None:
+        """An exception has left the context: its step isn't recorded, and those before are."""
+        self._present, self._goes_on, self._before = None, False, {}
+        self.flush()
+
+    def _end_last_step(self) -> None:
+        """The update that follows the latest step is over."""
+        facts, self._present = self._present, None
+        self._goes_on = False
+        if facts is None:
+            return
+        if self._optimizer.is_following:
+            facts.numbers["updates"] = float(self._optimizer.count)
+            at_step = self._optimizer.norm
+            if self._optimizer.count:
+                found = facts.numbers.get("grad_norm") if at_step is None else at_step
+                if found is not None:
+                    facts.numbers["grad_norm_at_step"] = found
+        if self._before and facts.of_layers is not None:
+            facts.of_layers |= update_numbers(self._before, self._parameters)
+        self._before = {}
+        self._complete.append(facts)
+        if len(self._complete) >= FLUSHED or self._steps <= FLUSHED:
+            self.flush()
+
+    def flush(self) -> None:
+        """Record all steps that are complete."""
+        steps, self._complete = self._complete, []
+        if not steps:
+            return
+        rows = [self._columns(facts, values) for facts, values in _read(steps)]
+        numbers = [{n: v for n, v in row.items() if "/" not in n} for row in rows]
+        self._run.record_facts("steps", [facts.step for facts in steps], _by_column(numbers))
+        for facts, row in zip(steps, rows, strict=True):
+            columns = {name: [value] for name, value in row.items() if "/" in name}
+            if facts.of_layers is not None and columns:
+                self._run.record_facts("layers", [facts.step], columns)
+
+    def _columns(self, facts: StepFacts, values: Sequence[Floats]) -> dict[str, float]:
+        """All numbers of a step, from its tensors as arrays."""
+        arrays = iter(values)
+        found = {
+            name: float(next(arrays)) if isinstance(value, Tensor) else value
+            for name, value in facts.numbers.items()
+        }
+        found |= {name: float(next(arrays)) for name in facts.of_layers or {}}
+        rows = [next(arrays) for _ in facts.rows]
+        if rows:
+            elements = facts.rows[-1].elements
+            pairs = zip(rows, facts.rows, strict=True)
+            same = [row for row, each in pairs if each.elements == elements]
+            found |= batch_columns(np.concatenate(same, 1), elements)
+        losses = np.concatenate([np.zeros(0), *(next(arrays) for _ in facts.losses)])
+        labels = np.concatenate([np.zeros(0), *(next(arrays) for _ in facts.labels)])
+        samples = found.get("samples", found.get("labels"))
+        if losses.size == samples:
+            found |= loss_columns(losses, facts.classes)
+        if labels.size == samples:  # one for each sample, rather than for each word
+            found |= label_columns(labels)
+            self._labels.add(labels)
+        if facts.of_layers is not None:
+            found |= self._labels.columns()
+        return found
+
+    def state_dict(self) -> State:
+        """How many steps and labels there were; called between an update and the next context."""
+        self._end_last_step()
+        self.flush()
+        return {"steps": self._steps, "labels": self._labels.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self._steps = state["steps"]
+        self._labels.load_state_dict(state["labels"])
+
+    def close(self) -> None:
+        """Record the last step, and remove all hooks."""
+        self._end_last_step()
+        self.flush()
+        self._optimizer.close()
+        self._batch.close()
+
+
+def _read(steps: Sequence[StepFacts]) -> list[tuple[StepFacts, list[Floats]]]:
+    """The tensors of some steps as arrays, which are copied from the device together."""
+    tensors = [facts.tensors() for facts in steps]
+    flat = [each.detach().reshape(-1).double() for found in tensors for each in found]
+    numbers = torch.cat(flat).cpu().numpy() if flat else np.zeros(0)
+    place, result = 0, []
+    for facts, found in zip(steps, tensors, strict=True):
+        arrays = []
+        for each in found:
+            arrays.append(numbers[place : place + each.numel()].reshape(tuple(each.shape)))
+            place += each.numel()
+        result.append((facts, arrays))
+    return result
+
+
+def _by_column(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name, float("nan")) for row in rows] for name in names}
