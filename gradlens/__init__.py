@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from gradlens.cockpit.aggregate import Aggregate
     from gradlens.cockpit.cockpit import Cockpit
     from gradlens.compat.taiyi import from_taiyi
+    from gradlens.diagnosis.diagnose import diagnose
+    from gradlens.diagnosis.rule import Rule, Sign
+    from gradlens.history.finding import Finding
     from gradlens.history.history import History
     from gradlens.history.undefined import Undefined
     from gradlens.history.view import View
@@ -41,15 +44,19 @@ __all__ = [
     "Aggregate",
     "Cockpit",
     "CockpitPlotter",
+    "Finding",
     "GradlensWarning",
     "History",
     "PerSampleGradients",
+    "Rule",
+    "Sign",
     "Step",
     "Undefined",
     "View",
     "__version__",
     "configuration",
     "curvature",
+    "diagnose",
     "extend",
     "from_taiyi",
     "instruments",
@@ -68,13 +75,17 @@ _DEFINED_IN = {
     "Aggregate": "gradlens.cockpit.aggregate",
     "Cockpit": "gradlens.cockpit.cockpit",
     "CockpitPlotter": "gradlens.plotting.plotter",
+    "Finding": "gradlens.history.finding",
     "GradlensWarning": "gradlens.messages",
     "History": "gradlens.history.history",
     "PerSampleGradients": "gradlens.per_sample.extension",
+    "Rule": "gradlens.diagnosis.rule",
+    "Sign": "gradlens.diagnosis.rule",
     "Step": "gradlens.quantities.step",
     "Undefined": "gradlens.history.undefined",
     "View": "gradlens.history.view",
     "configuration": "gradlens.quantities.presets",
+    "diagnose": "gradlens.diagnosis.diagnose",
     "extend": "gradlens.hooks.layer_hooks",
     "from_taiyi": "gradlens.compat.taiyi",
     "load_run": "gradlens.plotting.loading",

@@ -39,17 +39,25 @@ BELOW = {
     "gradlens.curvature": ("gradlens.per_sample",),
     "gradlens.quantities": ("gradlens.curvature", "gradlens.signals", "gradlens.schedules"),
     "gradlens.facts": ("gradlens.per_sample",),
-    "gradlens.cockpit": ("gradlens.facts", "gradlens.quantities", "gradlens.sinks"),
-    "gradlens.compat.taiyi": ("gradlens.quantities",),
     "gradlens.compat.cockpit_log": ("gradlens.history",),
+    "gradlens.plotting.loading": ("gradlens.compat.cockpit_log",),
+    "gradlens.diagnosis": ("gradlens.plotting.loading",),
+    "gradlens.cockpit": (
+        "gradlens.facts",
+        "gradlens.quantities",
+        "gradlens.sinks",
+        "gradlens.diagnosis",
+    ),
+    "gradlens.compat.taiyi": ("gradlens.quantities",),
     "gradlens.instruments": ("gradlens.history",),
-    "gradlens.plotting": ("gradlens.instruments", "gradlens.compat.cockpit_log"),
+    "gradlens.plotting": ("gradlens.instruments", "gradlens.plotting.loading"),
     "gradlens.integrations": ("gradlens.cockpit", "gradlens.plotting"),
     "gradlens.report": ("gradlens.plotting",),
     "gradlens.cli": ("gradlens._version", "gradlens.cockpit", "gradlens.report"),
     "gradlens": (
         "gradlens.cli",
         "gradlens.compat.taiyi",
+        "gradlens.diagnosis",
         "gradlens.integrations",
         "gradlens.recorders",
     ),
@@ -63,6 +71,7 @@ package with the longest name that its own name starts with.
 WITHOUT_TORCH = (
     "gradlens",
     "gradlens.history.*",
+    "gradlens.diagnosis.*",
     "gradlens.sinks.*",
     "gradlens.compat.cockpit_log",
     "gradlens.instruments.*",
@@ -180,7 +189,7 @@ def test_modules_that_need_no_torch(name: str) -> None:
     assert not found & {"torch", "backpack"}
 
 
-@pytest.mark.parametrize("command", ["plot", "summary", "report"])
+@pytest.mark.parametrize("command", ["plot", "summary", "diagnose", "report"])
 def test_commands_that_need_no_torch(command: str, run: Path) -> None:
     if command == "report":
         pytest.importorskip("bokeh")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import warnings
 import webbrowser
@@ -14,10 +15,14 @@ from typing import NoReturn
 
 from matplotlib.figure import Figure
 
+from gradlens.cli.diagnosis_text import Diagnosis, as_json, as_text
 from gradlens.cli.export import DESTINATIONS, check_layers
 from gradlens.cli.run_names import run_names
-from gradlens.cli.text_display import PrintedText, text_display, text_format
+from gradlens.cli.text_display import NARROWEST, PrintedText, encodable, text_display, text_format
 from gradlens.cli.watch import Display, FileDisplay, WindowDisplay, watch
+from gradlens.diagnosis.diagnose import findings
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.rules import RULES
 from gradlens.history.history import History
 from gradlens.instruments.style import PAPER
 from gradlens.numerics.unavailable import first_line
@@ -99,6 +104,25 @@ def _summary(options: argparse.Namespace) -> int:
         history = _load(run)
         with _about(run):
             display.show(run, history)
+    return 0
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    width = max(NARROWEST, shutil.get_terminal_size().columns)
+    for number, run in enumerate(options.runs):
+        with _about(run):
+            evidence = Evidence(load_run(run))
+            lacking = {rule.fault: rule.lacks(evidence) for rule in RULES}
+            diagnosis = Diagnosis(
+                str(run),
+                evidence.length,
+                findings(evidence),
+                [fault for fault, needs in lacking.items() if not needs],
+                {fault: needs for fault, needs in lacking.items() if needs},
+            )
+            text = as_json(diagnosis) if options.json else as_text(diagnosis, width, options.all)
+        print("\n" if number and not options.json else "", end="")
+        print(encodable(text, sys.stdout))
     return 0
 
 
@@ -224,6 +248,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plot": _plot,
     "watch": _watch,
     "summary": _summary,
+    "diagnose": _diagnose,
     "compare": _compare,
     "export": _export,
     "report": _report,

@@ -108,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_plot(commands)
     _add_watch(commands)
     _add_summary(commands)
+    _add_diagnose(commands)
     _add_compare(commands)
     _add_export(commands)
     _add_report(commands)
@@ -205,6 +206,27 @@ def _add_summary(commands: Commands) -> None:
         "--follow", action="store_true", help="print again whenever a run has changed"
     )
     _add_interval(parser)
+
+
+def _add_diagnose(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "diagnose",
+        help="print what is wrong with runs",
+        description="Print the faults of each run: what is certain comes first, and what follows "
+        "from a fault stands under it. Each has the first step at which it can be seen, its layers "
+        "or samples, the numbers that show it with their limits, what to do, and what else it may "
+        "be. Notices are about what may be intended or harmless.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
+    parser.add_argument(
+        "--json", action="store_true", help="print one line of JSON for each run instead"
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="print all names, and what was looked for, and what could not be",
+    )
 
 
 def _add_compare(commands: Commands) -> None:

@@ -197,14 +197,14 @@ def _line(name: str, trend: str, cells: Sequence[tuple[str, int, str]]) -> str:
 
 def _cells(row: Row) -> tuple[str, ...]:
     extremes = (*_extreme_cells(row.low), *_extreme_cells(row.high))
-    return (_number(row.last), _change(row.change), *extremes, str(row.steps))
+    return (shown(row.last), _change(row.change), *extremes, str(row.steps))
 
 
 def _extreme_cells(one: Extreme | None) -> tuple[str, str]:
-    return (_number(one.value), str(one.step)) if one else ("", "")
+    return (shown(one.value), str(one.step)) if one else ("", "")
 
 
-def _number(value: float) -> str:
+def shown(value: float) -> str:
     """A number as ``float`` reads it, and not with the minus sign and infinity of a figure."""
     return number_label(value).replace("−", "-").replace("∞", "inf")
 

@@ -37,7 +37,7 @@ class FactTable:
             self._thin_out()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.steps)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,9 +74,11 @@ class FactTable:
         return found
 
     @property
-    def _rows(self) -> NDArray[np.int64]:
+    def _rows(self) -> NDArray[np.int64] | slice:
         """Places of the rows by ascending step; of a step that was repeated, the last one."""
         steps = np.array(self._steps, dtype=np.int64)
+        if (np.diff(steps) > 0).all():  # as almost always, and much faster than sorting
+            return slice(None)
         _, places = np.unique(steps[::-1], return_index=True)
         found: NDArray[np.int64] = len(steps) - 1 - places
         return found

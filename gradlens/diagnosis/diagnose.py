@@ -1,0 +1,99 @@
+"""What is wrong with a run, ordered by cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from typing import Protocol, TypeAlias
+
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.rule import Rule
+from gradlens.diagnosis.rules import RULES
+from gradlens.history.finding import Certainty, Finding
+from gradlens.history.history import History
+from gradlens.plotting.loading import load_run
+
+
+class HasHistory(Protocol):
+    """Has the history of a run, as a cockpit does."""
+
+    @property
+    def history(self) -> History:
+        """What was recorded."""
+
+
+Run: TypeAlias = "History | HasHistory | str | PathLike[str]"
+"""A run, the cockpit that tracks it, or the path of its file."""
+
+CERTAINTIES: tuple[Certainty, ...] = ("fact", "very likely", "consistent with")
+
+
+def diagnose(run: Run, rules: Sequence[Rule] = RULES) -> list[Finding]:
+    """What is wrong with a run: each finding is followed by those that it explains.
+
+    Causes that are certain come first. Rules that lack what they need find nothing; see
+    ``unasked``. ``rules`` may hold rules of your own, as in ``[mine, *RULES]``: a rule explains
+    findings of later rules only. ``OSError`` and ``ValueError`` are those of ``load_run``.
+    """
+    return findings(Evidence(history_of(run)), rules)
+
+
+def unasked(run: Run, rules: Sequence[Rule] = RULES) -> dict[str, tuple[str, ...]]:
+    """The faults whose rules lack something, and what that is, in words that follow "needs"."""
+    evidence = Evidence(history_of(run))
+    lacking = {rule.fault: rule.lacks(evidence) for rule in rules}
+    return {fault: words for fault, words in lacking.items() if words}
+
+
+def history_of(run: Run) -> History:
+    """The history of a run, with everything in memory."""
+    if isinstance(run, (str, PathLike)):
+        return load_run(str(run))
+    return (run if isinstance(run, History) else run.history).whole()
+
+
+def findings(evidence: Evidence, rules: Sequence[Rule] = RULES) -> list[Finding]:
+    """What the rules find, ordered by cause."""
+    return ordered([found for rule in rules for found in rule.findings(evidence)], rules)
+
+
+def ordered(found: Sequence[Finding], rules: Sequence[Rule]) -> list[Finding]:
+    """Findings, which are in the order of their rules, so that each follows its cause."""
+    explains = {rule.fault: {*rule.explains} for rule in rules}
+    causes = [_cause(place, found, explains) for place in range(len(found))]
+    roots = [place for place, cause in enumerate(causes) if cause is None]
+    roots.sort(key=lambda place: _rank(found[place]))
+    return [
+        found[place] if cause is None else replace(found[place], explained_by=found[cause].fault)
+        for place in _trees(roots, causes)
+        for cause in (causes[place],)
+    ]
+
+
+def _rank(finding: Finding) -> tuple[bool, int]:
+    """Alarms come first, and of these what is certain."""
+    return not finding.is_alarm, CERTAINTIES.index(finding.certainty)
+
+
+def _cause(place: int, found: Sequence[Finding], explains: Mapping[str, set[str]]) -> int | None:
+    """The place of the first finding that explains another one; ``None`` if there is none.
+
+    A cause can be seen no later than what it causes, and a notice is no cause of an alarm.
+    """
+    finding = found[place]
+    causes = (
+        at
+        for at, each in enumerate(found[:place])
+        if finding.fault in explains[each.fault]
+        and each.step <= finding.step
+        and (each.is_alarm or not finding.is_alarm)
+    )
+    return next(causes, None)
+
+
+def _trees(places: Iterable[int], causes: Sequence[int | None]) -> Iterator[int]:
+    """Places, each followed by the places of what it causes."""
+    for place in places:
+        yield place
+        yield from _trees([at for at, cause in enumerate(causes) if cause == place], causes)

@@ -1,0 +1,288 @@
+"""What rules read of a run: its facts and its series, and what follows from them directly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradlens.diagnosis.numbers import finite, first, largest, median, ratio
+from gradlens.history.history import History
+from gradlens.history.lines import Floats, Line, entry, field_line, line, lines
+from gradlens.history.setup import Layer, Setup
+
+Steps = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ByName:
+    """Floats of layers or parameters at some steps: ``values`` ``[K]`` by name."""
+
+    steps: Steps
+    values: Mapping[str, Floats]
+
+    def matrix(self, names: tuple[str, ...]) -> Floats:
+        """``[len(names), K]``, NaN where there is no number."""
+        nothing = np.full(len(self.steps), np.nan)
+        rows = [self.values.get(name, nothing) for name in names]
+        return np.array(rows, dtype=np.float64).reshape(len(names), len(self.steps))
+
+    def __bool__(self) -> bool:
+        return bool(self.values) and bool(len(self.steps))
+
+
+SERIES = {"gradient_rms": "GradNorm", "weight_rms": "ParameterNorm", "update_rms": "UpdateSize"}
+"""Quantities whose norms stand in for a column of the facts where there are no facts."""
+
+VALIDATION = ("valid_loss", "val_loss", "validation_loss", "eval_loss")
+"""Names under which training loops log a validation loss."""
+
+LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
+
+LATE = 0.75
+"""The last quarter of a run is late."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A run as rules read it: what wasn't recorded is NaN or empty."""
+
+    history: History
+    _columns: dict[str, Floats] = field(default_factory=dict, repr=False)
+    _kinds: dict[str, ByName] = field(default_factory=dict, repr=False)
+
+    # What the run consists of ------------------------------------------------------------------
+
+    @cached_property
+    def setup(self) -> Setup:
+        """The latest one; one without anything if none was recorded."""
+        setups = self.history.facts.setups
+        return setups[max(setups)] if setups else Setup()
+
+    def since(self, holds: Callable[[Setup], bool]) -> int | None:
+        """The step from which on something has held of all setups; ``None`` if it doesn't now."""
+        found = None
+        for step, setup in sorted(self.history.facts.setups.items()):
+            if not holds(setup):
+                found = None
+            elif found is None:
+                found = step
+        return found
+
+    def option(self, name: str) -> float:
+        """The largest value of an option in the optimizer's groups; NaN if none has it."""
+        return largest([group.options.get(name, math.nan) for group in self.setup.groups])
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether the optimizer's updates hardly depend on the scale of the gradients."""
+        by_options = any({"eps", "beta2"} & group.options.keys() for group in self.setup.groups)
+        return by_options or self.setup.optimizer in ("Adafactor", "Rprop", "Lion")
+
+    def layer_of(self, parameter: str) -> Layer | None:
+        """The layer that a parameter belongs to; ``None`` if it isn't known."""
+        return self.setup.layers.get(parameter.rpartition(".")[0])
+
+    def is_lookup(self, parameter: str) -> bool:
+        """Whether it is the table of an embedding, of which a batch uses some rows only."""
+        layer = self.layer_of(parameter)
+        return layer is not None and bool(LOOKUPS & {*layer.classes})
+
+    @cached_property
+    def weights(self) -> tuple[str, ...]:
+        """Parameters with two axes or more, from input to output, that are no embeddings."""
+        shapes = self.history.parameters
+        names = dict.fromkeys([*self.setup.order, *shapes])
+        return tuple(n for n in names if len(shapes.get(n, ())) > 1 and not self.is_lookup(n))
+
+    @cached_property
+    def trained(self) -> tuple[str, ...]:
+        """The weights that the optimizer has."""
+        left_out = {*self.setup.missed, *self.setup.frozen}
+        return tuple(name for name in self.weights if name not in left_out)
+
+    # The table of steps ------------------------------------------------------------------------
+
+    @cached_property
+    def steps(self) -> Steps:
+        """Of the table of steps ``[K]``."""
+        return self.history.facts.steps.steps
+
+    def column(self, name: str) -> Floats:
+        """A column of the table of steps ``[K]``."""
+        if name not in self._columns:
+            self._columns[name] = self.history.facts.steps[name].astype(np.float64)
+        return self._columns[name]
+
+    def typical(self, name: str) -> float:
+        """The median of a column."""
+        return median(self.column(name))
+
+    @cached_property
+    def length(self) -> int:
+        """The number of steps from the first to the last that was recorded."""
+        steps = self.loss.steps if self.loss.steps.size else self.steps
+        return int(steps[-1] - steps[0]) + 1 if len(steps) else 0
+
+    # The loss ----------------------------------------------------------------------------------
+
+    @cached_property
+    def is_sum(self) -> bool:
+        """Whether the loss is a sum over the samples."""
+        return (self.setup.loss_reduction or self.setup.declared_reduction) == "sum"
+
+    @cached_property
+    def loss(self) -> Line:
+        """The loss of a sample, on average over the batch, at each step."""
+        values = self.column("loss")
+        if not np.isfinite(values).any():
+            return self.series("Loss")
+        if self.is_sum:
+            counts = self.column("labels")
+            counts = np.where(np.isfinite(counts), counts, self.column("samples"))
+            values = np.where(np.isfinite(values), ratio(values, counts), values)
+        return Line(self.steps.astype(np.float64), values)
+
+    @cached_property
+    def labels(self) -> Floats:
+        """How often each class was a label so far, in descending order."""
+        counts = [largest(each) for each in self.by_name("labels").values.values()]
+        return np.sort(finite(counts))[::-1]
+
+    @cached_property
+    def label_entropy(self) -> float:
+        """That of all labels so far, in nats; NaN if they aren't known."""
+        if not self.labels.size:
+            return math.nan
+        shares = self.labels / self.labels.sum()
+        shares = shares[shares > 0]
+        return float(-(shares * np.log(shares)).sum())
+
+    @cached_property
+    def chance(self) -> float:
+        """The loss without any information about the sample; NaN if it isn't known.
+
+        It is the entropy of the labels, but no less than half of log C, so that it isn't zero where
+        one class alone was seen; and the variance of the targets, of squared errors.
+        """
+        if self.setup.loss.startswith("Mse"):
+            return self.typical("target_variance")
+        classes = self.typical("classes")
+        if not classes > 1:
+            return math.nan
+        uniform = math.log(classes)
+        entropy = self.label_entropy
+        return uniform if math.isnan(entropy) else max(entropy, uniform / 2)
+
+    @cached_property
+    def start(self) -> float:
+        """The loss that rises are compared with: the first one, or chance if that is more."""
+        found = finite(self.loss.values[:FIRST_LOSSES])
+        known = [each for each in (*found[:1], self.chance) if math.isfinite(each)]
+        return max(known) if known else math.nan
+
+    @cached_property
+    def first_loss(self) -> float:
+        """NaN if it isn't finite."""
+        return float(self.loss.values[0]) if self.loss.finite[:1].any() else math.nan
+
+    @cached_property
+    def late_loss(self) -> float:
+        """The median over the last quarter."""
+        return median(self.loss.values[self.is_late(self.loss.steps)])
+
+    @cached_property
+    def progress(self) -> float:
+        """The late loss over the first one: below 1 if the loss fell."""
+        return self.late_loss / self.first_loss if self.first_loss > 0 else math.nan
+
+    @cached_property
+    def ends_badly(self) -> bool:
+        """Whether the loss ends as a number that isn't finite."""
+        return bool(self.loss.values.size) and not bool(self.loss.finite[-1])
+
+    @cached_property
+    def has_bad_rows(self) -> bool:
+        """Whether a sample had a NaN or infinite input."""
+        return bool((self.column("bad_rows") > 0).any())
+
+    def is_late(self, steps: NDArray[np.generic]) -> NDArray[np.bool_]:
+        """Which steps are in the last quarter of those."""
+        if not len(steps):
+            return np.zeros(0, dtype=np.bool_)
+        found: NDArray[np.bool_] = steps >= steps[0] + LATE * (steps[-1] - steps[0])
+        return found
+
+    def first_rise(self, factor: float) -> int | None:
+        """The first step at which the loss is so many times that of the start, or not finite."""
+        with np.errstate(invalid="ignore"):
+            place = first((self.loss.values > factor * self.start) | ~self.loss.finite)
+        return None if place is None else int(self.loss.steps[place])
+
+    # Layers and parameters ---------------------------------------------------------------------
+
+    def by_name(self, kind: str) -> ByName:
+        """The columns of a kind of the layers' table; of the history's norms where it has none."""
+        if kind not in self._kinds:
+            self._kinds[kind] = self._by_name(kind)
+        return self._kinds[kind]
+
+    def _by_name(self, kind: str) -> ByName:
+        table = self.history.facts.layers
+        found = table.under(kind)
+        if found or kind not in SERIES:
+            return ByName(table.steps, {n: v.astype(np.float64) for n, v in found.items()})
+        return self._norms(SERIES[kind])
+
+    def _norms(self, kind: str) -> ByName:
+        """Root mean squares from the norms in a series, where the shapes are known."""
+        names = self.history.of_kind(kind)
+        if not names:
+            return ByName(np.zeros(0, dtype=np.int64), {})
+        records = self.history[names[0]]
+        nested = entry(records, "parameters")
+        found = lines(nested or records)
+        shapes = self.history.parameters
+        roots = {n: math.sqrt(max(math.prod(shapes[n]), 1)) for n in found if n in shapes}
+        if not roots:
+            return ByName(np.zeros(0, dtype=np.int64), {})
+        steps = next(iter(found.values())).steps.astype(np.int64)
+        return ByName(steps, {n: found[n].values / root for n, root in roots.items()})
+
+    @cached_property
+    def update_ratio(self) -> Line:
+        """The median over weights of the update's rms over that of the weight, at some steps."""
+        names = self.trained or tuple(self.history.parameters)
+        updates, weights = self.by_name("update_rms"), self.by_name("weight_rms")
+        steps, ours, theirs = np.intersect1d(updates.steps, weights.steps, return_indices=True)
+        found = ratio(updates.matrix(names)[:, ours], weights.matrix(names)[:, theirs])
+        medians = np.array([median(each) for each in found.T])
+        return Line(steps.astype(np.float64), medians.reshape(len(steps)))
+
+    # Series ------------------------------------------------------------------------------------
+
+    def series(self, kind: str) -> Line:
+        """The numbers of the first series of a kind of quantity; an empty line if there is none."""
+        for name in self.history.of_kind(kind):
+            return line(self.history[name])
+        return Line(np.zeros(0), np.zeros(0))
+
+    def part(self, kind: str, name: str) -> Line:
+        """An entry of the first series of a kind of quantity whose values are dicts."""
+        for series in self.history.of_kind(kind):
+            return field_line(self.history[series], name)
+        return Line(np.zeros(0), np.zeros(0))
+
+    @cached_property
+    def valid_loss(self) -> Line:
+        """The validation loss that the training loop has logged; an empty line without one."""
+        name = next((n for n in VALIDATION if n in self.history.names), None)
+        return Line(np.zeros(0), np.zeros(0)) if name is None else line(self.history[name])
+
+
+FIRST_LOSSES = 1
+"""The loss of the first step alone: one that is too high a rate raises the second."""

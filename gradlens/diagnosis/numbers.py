@@ -1,0 +1,53 @@
+"""Medians and shares of numbers of which some are NaN."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gradlens.history.lines import Floats
+
+Truths = NDArray[np.bool_]
+
+
+def finite(values: ArrayLike) -> Floats:
+    """Those that are neither NaN nor infinite."""
+    found = np.asarray(values, dtype=np.float64)
+    return found[np.isfinite(found)]
+
+
+def median(values: ArrayLike) -> float:
+    """The median of the finite values; NaN if there are none."""
+    found = finite(values)
+    return float(np.median(found)) if found.size else float("nan")
+
+
+def largest(values: ArrayLike) -> float:
+    """The largest finite value; NaN if there is none."""
+    found = finite(values)
+    return float(found.max()) if found.size else float("nan")
+
+
+def share(holds: Truths, known: Truths | None = None) -> float:
+    """The share of places where something holds, of those where it is known; NaN without any."""
+    chosen = holds if known is None else holds[known]
+    return float(chosen.mean()) if chosen.size else float("nan")
+
+
+def first(holds: Truths) -> int | None:
+    """The first place where something holds; ``None`` if there is none."""
+    places = np.flatnonzero(holds)
+    return int(places[0]) if places.size else None
+
+
+def ratio(one: Floats, other: Floats) -> Floats:
+    """Quotients; NaN where there is none."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        found = np.asarray(one, dtype=np.float64) / np.asarray(other, dtype=np.float64)
+    return np.where(np.isfinite(found), found, np.nan)
+
+
+def smooth(values: Floats, width: int) -> Floats:
+    """Medians of so many consecutive values each ``[K // width]``; of fewer at the end."""
+    pieces = [values[start : start + width] for start in range(0, len(values), max(width, 1))]
+    return np.array([median(piece) for piece in pieces])

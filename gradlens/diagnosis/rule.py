@@ -1,0 +1,80 @@
+"""What a rule is: it finds the signs of one fault in what was recorded of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import Need
+from gradlens.history.finding import Certainty, Finding, Measured
+
+
+@dataclass(frozen=True)
+class Sign:
+    """That a run has a fault: the entries of a finding that differ between runs.
+
+    ``title`` and ``advice`` are those of the rule if they are empty.
+    """
+
+    step: int
+    numbers: tuple[Measured, ...] = ()
+    certainty: Certainty = "fact"
+    is_alarm: bool = True
+    where: tuple[str, ...] = ()
+    samples: tuple[str, ...] = ()
+    title: str = ""
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A fault, and how it is found.
+
+    ``find`` is called if all ``needs`` are met. ``advice`` says what to do, ``others`` are faults
+    that look the same, and ``explains`` are faults that this one may cause. ``sources`` say where
+    the limits come from.
+    """
+
+    fault: str
+    title: str
+    find: Callable[[Evidence], Iterable[Sign]]
+    advice: str
+    needs: tuple[Need, ...] = ()
+    others: tuple[str, ...] = ()
+    explains: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    def lacks(self, evidence: Evidence) -> tuple[str, ...]:
+        """What was not recorded and is needed."""
+        return tuple(need.words for need in self.needs if not need.is_met(evidence))
+
+    def findings(self, evidence: Evidence) -> tuple[Finding, ...]:
+        """What it finds; nothing if something is lacking."""
+        if self.lacks(evidence):
+            return ()
+        return tuple(self._finding(sign) for sign in self.find(evidence))
+
+    def _finding(self, sign: Sign) -> Finding:
+        return Finding(
+            self.fault,
+            sign.title or self.title,
+            int(sign.step),
+            sign.certainty,
+            bool(sign.is_alarm),
+            sign.where,
+            sign.samples,
+            sign.numbers,
+            sign.advice or self.advice,
+            self.others,
+        )
+
+
+def above(name: str, value: float, limit: float) -> Measured:
+    """A number that shows a fault because it is above its limit."""
+    return Measured(name, float(value), float(limit))
+
+
+def below(name: str, value: float, limit: float) -> Measured:
+    """A number that shows a fault because it is below its limit."""
+    return Measured(name, float(value), float(limit), is_above=False)

@@ -1,0 +1,91 @@
+"""The rules: one module for each fault."""
+
+from __future__ import annotations
+
+from gradlens.diagnosis.rule import Rule
+from gradlens.diagnosis.rules import (
+    adam_epsilon,
+    batch_of_one,
+    batch_repeated,
+    batch_too_small,
+    batchnorm_eval,
+    class_imbalance,
+    clipping_always,
+    corrupt_batch,
+    data_order,
+    dead_units,
+    expert_unused,
+    exploding_gradients,
+    frozen_layer,
+    input_constant,
+    input_offset,
+    input_scale,
+    label_noise,
+    labels_random,
+    loss_sum,
+    lr_edge,
+    lr_too_high,
+    lr_too_low,
+    momentum_high,
+    no_nonlinearity,
+    no_step,
+    nonfinite_input,
+    optimizer_misses,
+    outlier_sample,
+    overfitting,
+    precision_underflow,
+    samples_duplicated,
+    saturated_units,
+    softmax_twice,
+    symmetric_init,
+    vanishing_gradients,
+    weight_decay_high,
+    zero_grad_missing,
+)
+
+RULES: tuple[Rule, ...] = tuple(
+    module.RULE
+    for module in (
+        # the data
+        nonfinite_input,
+        input_constant,
+        batch_repeated,
+        samples_duplicated,
+        input_offset,
+        input_scale,
+        data_order,
+        class_imbalance,
+        outlier_sample,
+        # the network, the loss and the loop
+        optimizer_misses,
+        no_step,
+        frozen_layer,
+        zero_grad_missing,
+        softmax_twice,
+        no_nonlinearity,
+        batchnorm_eval,
+        batch_of_one,
+        batch_too_small,
+        adam_epsilon,
+        weight_decay_high,
+        momentum_high,
+        symmetric_init,
+        exploding_gradients,
+        loss_sum,
+        precision_underflow,
+        clipping_always,
+        # what training leads to
+        lr_too_high,
+        lr_edge,
+        corrupt_batch,
+        saturated_units,
+        dead_units,
+        vanishing_gradients,
+        expert_unused,
+        lr_too_low,
+        label_noise,
+        overfitting,
+        labels_random,
+    )
+)
+"""All rules, so that causes come before what they cause."""

@@ -1,0 +1,46 @@
+"""Adam's epsilon is larger than what it divides by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import OPTIMIZER, SECOND_MOMENTS
+from gradlens.diagnosis.numbers import median, ratio, share
+from gradlens.diagnosis.rule import Rule, Sign, above
+
+TIMES = 10.0
+"""Epsilon over the median of √v: measured at most 1e-3 in healthy runs, and 300 to 7e4 in faulty
+ones."""
+USUAL = 1e-6
+"""Below this, epsilon isn't what is wrong if gradients are even smaller."""
+SHARE = 0.5
+"""Of the recorded steps."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    epsilon = evidence.option("eps")
+    moments = evidence.by_name("root_second_moment")
+    names = tuple(name for name in evidence.trained if name in moments.values)
+    if not epsilon > USUAL or not names:
+        return
+    typical = np.array([median(each) for each in moments.matrix(names).T])
+    found = ratio(np.full(len(typical), epsilon), typical)
+    known = np.isfinite(found)
+    if share(found > TIMES, known) > SHARE:
+        numbers = (above("epsilon over the median of the root of v", median(found), TIMES),)
+        yield Sign(int(moments.steps[known][0]), numbers)
+
+
+RULE = Rule(
+    fault="adam_epsilon",
+    title="Adam's epsilon is larger than the root of its second moments",
+    needs=(OPTIMIZER, SECOND_MOMENTS),
+    find=find,
+    advice="Use eps=1e-8, which is the default. With a large one, Adam is gradient descent with a "
+    "very small learning rate.",
+    others=("lr_too_low",),
+    explains=("lr_too_low", "labels_random"),
+)

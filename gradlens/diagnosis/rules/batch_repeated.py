@@ -1,0 +1,38 @@
+"""The same batch at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import INPUTS
+from gradlens.diagnosis.numbers import share
+from gradlens.diagnosis.rule import Rule, Sign, above
+
+SHARE = 0.9
+"""Of neighbouring steps."""
+FEWEST = 8
+"""Neighbours."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    sums = evidence.column("checksum")
+    known = np.isfinite(sums[1:]) & np.isfinite(sums[:-1]) & (np.diff(evidence.steps) == 1)
+    same = known & (sums[1:] == sums[:-1])
+    found = share(same, known)
+    if known.sum() >= FEWEST and found > SHARE:
+        numbers = (above("share of steps with the batch of the step before", found, SHARE),)
+        yield Sign(int(evidence.steps[1:][same][0]), numbers)
+
+
+RULE = Rule(
+    fault="batch_repeated",
+    title="Every step has the same batch",
+    needs=(INPUTS,),
+    find=find,
+    advice="Make the loader's iterator once for each epoch: next(iter(loader)) restarts it. "
+    "Training on the whole data set in one batch, or on one batch as a test, is so on purpose.",
+    explains=("class_imbalance", "data_order", "overfitting", "label_noise"),
+)

@@ -1,0 +1,55 @@
+"""Batches whose gradients are almost only noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import SAMPLES
+from gradlens.diagnosis.numbers import median, share
+from gradlens.diagnosis.rule import Rule, Sign, above, below
+
+SHARE = 0.5
+"""Of the steps: the last batch of an epoch may be small."""
+FEWEST = 4
+"""Steps, which a first look at a network need not have."""
+NOISE = 10.0
+"""The noise scale over the batch size in the first half of a run. Later it grows in all healthy
+runs (measured up to 1e30), and it has not been tested as a rule: a notice."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    samples = evidence.column("samples")
+    known = samples > 0
+    if known.sum() >= FEWEST and share(samples == 1, known) > SHARE:
+        has_one_label = not evidence.typical("labels") > 1
+        numbers = (below("samples in a batch", 1.0, 2.0),)
+        yield Sign(int(evidence.steps[samples == 1][0]), numbers, is_alarm=has_one_label)
+        return
+    noise = evidence.series("GradNoiseScale")
+    early = noise.steps <= noise.steps.mean() if noise.steps.size else np.zeros(0, dtype=np.bool_)
+    found = median(noise.values[early]) / evidence.typical("samples")
+    if early.sum() >= FEWEST and found > NOISE:
+        numbers = (above("noise scale over the batch size, first half of the run", found, NOISE),)
+        yield Sign(
+            int(noise.steps[0]),
+            numbers,
+            "consistent with",
+            is_alarm=False,
+            title="Gradients are mostly noise: batches are small",
+        )
+
+
+RULE = Rule(
+    fault="batch_too_small",
+    title="Batches have one sample",
+    needs=(SAMPLES,),
+    find=find,
+    advice="Use larger batches, or accumulate the gradients of several before each step; with the "
+    "batch as it is, a smaller learning rate averages over more of them.",
+    others=("lr_edge",),
+    explains=("lr_edge", "lr_too_high", "clipping_always"),
+    sources=("McCandlish et al. (2018), arXiv:1812.06162: the noise scale",),
+)

@@ -1,0 +1,66 @@
+"""A whole batch that is out of scale, or whose loss is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.course import OVER_CHANCE, jumps
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import LOSS
+from gradlens.diagnosis.numbers import first, median, ratio, share
+from gradlens.diagnosis.rule import Rule, Sign, above, below
+from gradlens.diagnosis.rules.outlier_sample import MOST_STEPS, SHARE, out_of_scale
+
+TIMES = 5.0
+"""The batch's rms over the run's median."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    if evidence.setup.input_kind != "integers":
+        yield from _of_inputs(evidence)
+    yield from _of_losses(evidence)
+
+
+def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
+    sizes = evidence.column("input_rms")
+    found = ratio(sizes, np.full(len(sizes), median(sizes)))
+    with np.errstate(invalid="ignore"):
+        holds = (found > TIMES) & np.isnan(out_of_scale(evidence))
+    place = first(holds)
+    if place is not None and share(holds, np.isfinite(found)) < MOST_STEPS:
+        numbers = (
+            above("rms of the batch, over that of the median one", found[place], TIMES),
+            above("steps with such a batch", holds.sum(), 0),
+        )
+        yield Sign(int(evidence.steps[place]), numbers, where=("the inputs",))
+
+
+def _of_losses(evidence: Evidence) -> Iterator[Sign]:
+    found = [jump for jump in jumps(evidence) if jump.share < SHARE]
+    if not found:
+        return
+    highest = max(found, key=lambda jump: jump.height)
+    numbers = (
+        above("loss over that by chance", highest.height, OVER_CHANCE),
+        below("largest share of one sample in the batch's loss", highest.share, SHARE),
+        above("steps with such a jump", len(found), 0),
+    )
+    yield Sign(
+        highest.step,
+        numbers,
+        "consistent with",
+        title="The loss of one batch is far above that of all others",
+    )
+
+
+RULE = Rule(
+    fault="corrupt_batch",
+    title="The inputs of one batch are far larger than those of all others",
+    needs=(LOSS,),
+    find=find,
+    advice="Look at the inputs and targets of this batch.",
+    others=("outlier_sample", "lr_edge"),
+    explains=("dead_units", "lr_too_high", "lr_edge"),
+)

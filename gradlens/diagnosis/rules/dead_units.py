@@ -1,0 +1,63 @@
+"""Units of a ReLU that are zero for all samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.course import is_stuck
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import DEAD
+from gradlens.diagnosis.numbers import first, largest, median
+from gradlens.diagnosis.rule import Rule, Sign, above
+
+SHARE = 0.6
+"""Of a layer's units: measured at most 0.5 at the start of healthy runs (inputs in 0 to 1 that
+learn nothing), and 0.75 and more in faulty ones."""
+RECORDS = 3
+"""At the start, which must agree."""
+SMALLEST = 8
+"""Samples of a batch: in smaller ones, a unit that lives is often zero for all of them."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    if evidence.typical("samples") < SMALLEST:
+        return
+    yield from inactive(
+        evidence, "dead", "units of a ReLU that are zero for the whole batch", SHARE
+    )
+
+
+def inactive(evidence: Evidence, kind: str, words: str, limit: float) -> Iterator[Sign]:
+    """Layers with inactive units from the start, or at the end of a run that learns nothing."""
+    found = evidence.by_name(kind)
+    start = {n: found.values[n][:1].sum() for n in found.values}
+    early = tuple(
+        n for n in found.values if start[n] > limit and median(found.values[n][:RECORDS]) > limit
+    )
+    if early:
+        numbers = (above(words, largest([start[n] for n in early]), limit),)
+        yield Sign(int(found.steps[0]), numbers, "very likely", where=early)
+    late = tuple(
+        n for n in found.values if n not in early and median(found.values[n][-RECORDS:]) > limit
+    )
+    if late and is_stuck(evidence) and len(found.steps) > RECORDS:
+        table = found.matrix(late)
+        with np.errstate(invalid="ignore"):
+            place = first(np.asarray((table > limit).any(axis=0)))
+        assert place is not None
+        numbers = (above(words, largest(table[:, -RECORDS:]), limit),)
+        yield Sign(int(found.steps[place]), numbers, "very likely", where=late)
+
+
+RULE = Rule(
+    fault="dead_units",
+    title="Most units of a ReLU are dead",
+    needs=(DEAD,),
+    find=find,
+    advice="Start with biases of zero and He initialisation; if units die while training, use a "
+    "lower learning rate; or use GELU or leaky ReLU.",
+    others=("lr_too_high", "input_offset", "symmetric_init"),
+    explains=("vanishing_gradients", "lr_too_low", "labels_random"),
+)

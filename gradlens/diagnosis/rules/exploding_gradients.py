@@ -1,0 +1,92 @@
+"""Weights that are so large at the start that each layer magnifies what it gets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import WEIGHTS
+from gradlens.diagnosis.numbers import largest
+from gradlens.diagnosis.rule import Rule, Sign, above
+
+GAIN = 3.0
+"""rms(W)·√fan-in at the start: measured 0.58 to 0.71 (PyTorch's defaults) and 1.41 (He) in healthy
+runs, and 2.3 to 7 in faulty ones."""
+LOSS = 3.0
+"""The first loss over log C."""
+RISEN = 1.5
+"""The first loss over chance, which a large gain alone needs besides to be an alarm where layers
+are normalised."""
+PRETRAINED = 0.9
+"""The first loss over chance, of a network that has been trained before."""
+GOOD_INPUTS = 20.0
+"""The inputs' rms; of larger ones, the first loss is no sign of weights."""
+NORMALISATIONS = frozenset({"_NormBase", "LayerNorm", "GroupNorm", "RMSNorm"})
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    gains = _gains(evidence)
+    where = tuple(name for name, gain in gains.items() if gain > GAIN)
+    loss = evidence.first_loss / evidence.chance
+    is_good = not evidence.typical("input_rms") > GOOD_INPUTS
+    is_classified = evidence.typical("classes") > 1
+    if loss < PRETRAINED or not (where or (is_good and is_classified and loss > LOSS)):
+        return
+    numbers = [above("rms(W) x root of fan-in", largest([*gains.values()]), GAIN)] if where else []
+    numbers += [above("first loss, over that by chance", loss, LOSS)] if loss > LOSS else []
+    classes = {each for layer in evidence.setup.layers.values() for each in layer.classes}
+    is_alarm = loss > RISEN or (len(where) > 1 and not classes & NORMALISATIONS)
+    step = int(evidence.by_name("weight_rms").steps[0])
+    yield Sign(step, tuple(numbers), "very likely", is_alarm, where)
+
+
+def _gains(evidence: Evidence) -> dict[str, float]:
+    """What each weight multiplies the size of its inputs by, at the start."""
+    sizes = evidence.by_name("weight_rms")
+    shapes = evidence.history.parameters
+    found = {}
+    for name in evidence.weights:
+        layer = evidence.layer_of(name)
+        known = sizes.values.get(name, np.zeros(0))
+        if (
+            len(known)
+            and sizes.steps[0] == evidence.loss.steps[:1].sum()
+            and not _is_of_inputs(name)
+        ):
+            fan_in = (layer.fan_in if layer is not None else 0) or math.prod(shapes[name][1:])
+            found[name] = float(known[0]) * math.sqrt(fan_in)
+    return found
+
+
+def _is_of_inputs(name: str) -> bool:
+    """Whether it is an input weight of a recurrent layer.
+
+    PyTorch draws these by the number of hidden units rather than by that of inputs.
+    """
+    return name.rpartition(".")[2].startswith("weight_ih")
+
+
+RULE = Rule(
+    fault="exploding_gradients",
+    title="Weights are large at the start",
+    needs=(WEIGHTS,),
+    find=find,
+    advice="Use He, Glorot or orthogonal initialisation, which keep the size of what flows through "
+    "a layer; clip gradients in recurrent networks.",
+    others=("input_scale", "lr_too_high"),
+    explains=(
+        "clipping_always",
+        "saturated_units",
+        "dead_units",
+        "vanishing_gradients",
+        "corrupt_batch",
+        "lr_too_high",
+        "lr_edge",
+        "lr_too_low",
+        "labels_random",
+    ),
+    sources=("Glorot and Bengio (2010)", "He et al. (2015), arXiv:1502.01852"),
+)

@@ -1,0 +1,44 @@
+"""All samples of a batch are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import INPUTS
+from gradlens.diagnosis.numbers import median, share
+from gradlens.diagnosis.rule import Rule, Sign, below
+
+SPREAD = 1e-3
+"""The rms of the samples' difference from their mean, over that of the samples. In single precision
+it is about 1e-4 where samples are equal, and it is 0.1 to 1 of images and texts."""
+SHARE = 0.9
+"""Of the steps."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    spread = np.where(evidence.column("input_rms") == 0, 0, evidence.column("input_spread"))
+    known = np.isfinite(spread) & (evidence.column("samples") > 1)
+    if share(spread < SPREAD, known) > SHARE:
+        numbers = (below("spread of the samples, over their size", median(spread[known]), SPREAD),)
+        yield Sign(int(evidence.steps[known][0]), numbers)
+
+
+RULE = Rule(
+    fault="input_constant",
+    title="All samples of a batch have the same input",
+    needs=(INPUTS,),
+    find=find,
+    advice="Look at what the loader returns: the inputs have no information about the targets.",
+    explains=(
+        "samples_duplicated",
+        "batch_repeated",
+        "input_offset",
+        "dead_units",
+        "symmetric_init",
+        "lr_too_low",
+        "labels_random",
+    ),
+)

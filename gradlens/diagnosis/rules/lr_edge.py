@@ -1,0 +1,75 @@
+"""A learning rate at which training is barely stable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradlens.diagnosis.course import (
+    LARGE_UPDATE,
+    PERSISTENT,
+    STUCK,
+    is_stuck,
+    rise,
+    update_ratio,
+)
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import LOSS
+from gradlens.diagnosis.numbers import largest, share
+from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.rules.lr_too_high import signs as diverges
+from gradlens.history.finding import Measured
+
+RISE = 1.3
+"""The loss over that at the start at three steps, with large updates besides."""
+HIGH, PEAK = 1.5, 2.2
+"""The loss over that at the start: what it is at three steps, and its peak."""
+SHARPNESS = 1.2
+"""The sharpness over its threshold. By itself, it is no fault: measured 2.2 (SGD) and up to 11
+(Adam) in healthy runs."""
+SHARE = 0.5
+"""Of the records of sharpness."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    if diverges(evidence):
+        return
+    numbers = [*_rises(evidence)]
+    if numbers:
+        step = evidence.first_rise(RISE)
+        start = int(evidence.loss.steps[0])
+        yield Sign(start if step is None else step, (*numbers, *_sharp(evidence)), "very likely")
+
+
+def _rises(evidence: Evidence) -> Iterator[Measured]:
+    highest, update = rise(evidence), update_ratio(evidence)
+    peak = largest(evidence.loss.values) / evidence.start
+    is_sharp = bool([*_sharp(evidence)])
+    if highest > RISE and (update > LARGE_UPDATE or is_sharp):
+        yield above("loss over that at the start, at three steps", highest, RISE)
+    elif highest > HIGH and peak > PEAK:
+        yield above("loss at its peak, over that at the start", peak, PEAK)
+    elif is_stuck(evidence) and update > LARGE_UPDATE:
+        yield above("late loss, over the first one", evidence.progress, STUCK)
+    else:
+        return
+    if update > LARGE_UPDATE:
+        yield above("size of updates, over that of weights", update, LARGE_UPDATE)
+
+
+def _sharp(evidence: Evidence) -> Iterator[Measured]:
+    ratios = evidence.part("Stability", "ratio")
+    known = ratios.finite
+    if known.sum() >= PERSISTENT and share(ratios.values > SHARPNESS, known) > SHARE:
+        yield above("sharpness over its threshold", largest(ratios.values), SHARPNESS)
+
+
+RULE = Rule(
+    fault="lr_edge",
+    title="The learning rate is at the edge of stability, or above it",
+    needs=(LOSS,),
+    find=find,
+    advice="Divide the learning rate by 3.",
+    others=("momentum_high", "zero_grad_missing", "batch_too_small"),
+    explains=("labels_random", "dead_units", "saturated_units"),
+    sources=("Cohen et al. (2021), arXiv:2103.00065: sharpness and 2/(learning rate)",),
+)

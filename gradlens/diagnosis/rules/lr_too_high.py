@@ -1,0 +1,75 @@
+"""A learning rate at which training diverges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.course import is_stuck, update_ratio
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import LOSS
+from gradlens.diagnosis.numbers import largest, median, ratio, share
+from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.history.finding import Measured
+
+PEAK, HIGH, SHARE, FEWEST = 5.0, 3.0, 0.03, 3
+"""The loss over that at the start: its peak, and what it is at 3 % of the steps and at three steps.
+The peak was measured to be 1 to 1.8 in healthy runs, and 8 to 700 in faulty ones."""
+GROWTH = 20.0
+"""The size of weights over that at the start: measured 1 to 9 in healthy runs, and 46 and more in
+faulty ones."""
+UPDATE = 0.1
+"""‖update‖/‖θ‖. It says nothing by itself: after the loss has blown up, weights are huge."""
+SEEN = 1.5
+"""A rise over the start that can be seen."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    numbers = signs(evidence)
+    if numbers:
+        step = evidence.first_rise(SEEN)
+        start = int(evidence.loss.steps[0])
+        yield Sign(start if step is None else step, numbers, "very likely")
+
+
+def signs(evidence: Evidence) -> tuple[Measured, ...]:
+    """The numbers that show it; none if nothing does."""
+    losses = evidence.loss.values / evidence.start
+    found = []
+    with np.errstate(invalid="ignore"):
+        high = losses > HIGH
+        peak = largest(losses)
+    if peak > PEAK and high.sum() >= FEWEST and share(high) >= SHARE:
+        found.append(above("loss at its peak, over that at the start", peak, PEAK))
+    if evidence.ends_badly and np.isfinite(evidence.start) and not evidence.has_bad_rows:
+        found.append(
+            above("steps at which the loss is not finite", (~evidence.loss.finite).sum(), 0)
+        )
+    if is_stuck(evidence):
+        growth, update = _growth(evidence), update_ratio(evidence)
+        if growth > GROWTH:
+            found.append(above("size of the weights, over that at the start", growth, GROWTH))
+        if update > UPDATE:
+            found.append(above("size of updates, over that of weights", update, UPDATE))
+    return tuple(found)
+
+
+def _growth(evidence: Evidence) -> float:
+    sizes = evidence.by_name("weight_rms")
+    if not len(sizes.steps):
+        return float("nan")
+    table = sizes.matrix(evidence.trained)
+    return median(ratio(table[:, -1], table[:, 0]))
+
+
+RULE = Rule(
+    fault="lr_too_high",
+    title="The learning rate is too high: training diverges",
+    needs=(LOSS,),
+    find=find,
+    advice="Divide the learning rate by 10.",
+    others=("loss_sum", "momentum_high", "exploding_gradients"),
+    explains=("clipping_always", "saturated_units", "dead_units", "vanishing_gradients",
+              "corrupt_batch", "lr_edge", "labels_random"),
+)  # fmt: skip

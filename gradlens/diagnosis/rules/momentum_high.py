@@ -1,0 +1,43 @@
+"""Momentum that averages over more steps than it should."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradlens.diagnosis.course import is_stuck, rise
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import LOSS, OPTIMIZER
+from gradlens.diagnosis.numbers import largest
+from gradlens.diagnosis.rule import Rule, Sign, above
+
+HIGHEST = 0.98
+"""Above the usual 0.9 and 0.95; 0.99 is used with large batches and long runs."""
+RISE = 1.3
+"""The loss over that at the start, after the first steps: measured at most 1.3 in healthy runs."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    momentum = largest([evidence.option("momentum"), evidence.option("beta1")])
+    if not momentum > HIGHEST:
+        return
+    memory = 1 / max(1 - momentum, 1e-6)
+    highest = rise(evidence)
+    numbers = [
+        above("momentum", momentum, HIGHEST),
+        above("steps that it averages over", memory, 1 / (1 - HIGHEST)),
+    ]
+    if highest > RISE:
+        numbers.append(above("loss over that at the start, at three steps", highest, RISE))
+    is_alarm = highest > RISE or is_stuck(evidence)
+    yield Sign(int(evidence.loss.steps[0]), tuple(numbers), is_alarm=is_alarm)
+
+
+RULE = Rule(
+    fault="momentum_high",
+    title="Momentum averages over very many steps",
+    needs=(OPTIMIZER, LOSS),
+    find=find,
+    advice="Use 0.9, or less of a learning rate: a step of momentum b goes 1/(1 - b) times as far.",
+    others=("lr_edge", "zero_grad_missing"),
+    explains=("saturated_units", "dead_units", "lr_too_high", "lr_edge", "labels_random"),
+)

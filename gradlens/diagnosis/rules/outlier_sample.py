@@ -1,0 +1,86 @@
+"""A single sample that is far out of scale, or whose loss is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.course import OVER_CHANCE, jumps
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import ROWS
+from gradlens.diagnosis.numbers import first, median, ratio, share
+from gradlens.diagnosis.rule import Rule, Sign, above
+
+TIMES = 10.0
+"""The largest sample's rms over the median one's: measured 1 to 2.4 in healthy runs, and 79 to 118
+in faulty ones."""
+USUAL_TIMES = 4.0
+"""The same over its median of the run, which heavy tails make large at most steps."""
+MOST_STEPS = 0.25
+"""Of the run: what happens more often is how the data are."""
+SHARE = 0.5
+"""Of one sample in the loss of the batch, at a jump of the loss: measured 0.999 and more of the
+squared gradient norms with one bad sample, and 0.06 to 0.49 with a bad batch."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    if evidence.setup.input_kind != "integers":
+        yield from _of_inputs(evidence)
+    yield from _of_losses(evidence)
+
+
+def out_of_scale(evidence: Evidence) -> np.ndarray:
+    """``[K]``, the largest sample's rms over the median one's where it is an outlier; else NaN."""
+    found = ratio(evidence.column("row_rms_max"), evidence.column("row_rms_median"))
+    known = np.isfinite(found)
+    with np.errstate(invalid="ignore"):
+        holds = found > max(TIMES, USUAL_TIMES * median(found))
+    return np.where(holds & (share(holds, known) < MOST_STEPS), found, np.nan)
+
+
+def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
+    found = out_of_scale(evidence)
+    place = first(np.isfinite(found))
+    if place is not None:
+        sample = evidence.column("row_largest")[place]
+        numbers = (
+            above("rms of this sample, over that of the median one", found[place], TIMES),
+            above("steps with such a sample", np.isfinite(found).sum(), 0),
+        )
+        yield Sign(int(evidence.steps[place]), numbers, samples=_name(sample))
+
+
+def _of_losses(evidence: Evidence) -> Iterator[Sign]:
+    found = [jump for jump in jumps(evidence) if jump.share > SHARE]
+    if not found:
+        return
+    highest = max(found, key=lambda jump: jump.height)
+    numbers = (
+        above("loss over that by chance", highest.height, OVER_CHANCE),
+        above("share of one sample in the batch's loss", highest.share, SHARE),
+        above("steps with such a jump", len(found), 0),
+    )
+    sample = evidence.column("loss_largest")[highest.place]
+    yield Sign(
+        highest.step,
+        numbers,
+        "very likely",
+        samples=_name(sample),
+        title="The loss of one sample is far above that of all others",
+    )
+
+
+def _name(sample: float) -> tuple[str, ...]:
+    return (str(int(sample)),) if sample >= 0 else ()
+
+
+RULE = Rule(
+    fault="outlier_sample",
+    title="The input of one sample is far larger than that of all others",
+    needs=(ROWS,),
+    find=find,
+    advice="Look at this sample of the batch, and correct it or leave it out.",
+    others=("corrupt_batch", "lr_edge"),
+    explains=("corrupt_batch", "dead_units", "lr_too_high", "lr_edge"),
+)

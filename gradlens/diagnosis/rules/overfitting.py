@@ -1,0 +1,55 @@
+"""A validation loss that rises while the training loss falls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import LOSS, VALIDATION
+from gradlens.diagnosis.numbers import finite, median
+from gradlens.diagnosis.rule import Rule, Sign, above
+
+TIMES, CERTAIN = 1.1, 1.25
+"""The latest validation losses over the lowest one. Healthy runs rise a little late, so that up to
+the larger limit it is a notice."""
+RISE = 0.05
+"""The same rise, over the loss by chance: measured up to 0.06, once 0.18, in healthy runs, and 0.03
+to 0.11 in faulty ones."""
+GAP = 2.0
+"""The validation loss over the training loss."""
+EVALUATIONS = 2
+"""In a row, at the end."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    valid = evidence.valid_loss
+    values, steps = valid.values[valid.finite], valid.steps[valid.finite]
+    if len(values) <= EVALUATIONS:
+        return
+    place = int(values.argmin())
+    lowest, latest = float(values[place]), float(values[-EVALUATIONS:].min())
+    train = evidence.loss
+    present = median(train.values[train.steps >= steps[-EVALUATIONS]])
+    present = present if np.isfinite(present) else median(finite(train.values)[-10:])
+    reference = evidence.chance if np.isfinite(evidence.chance) else values[0]
+    rises = latest > TIMES * lowest > 0 and latest - lowest > RISE * reference
+    if rises and place < len(values) - EVALUATIONS and latest > GAP * present:
+        numbers = (
+            above("validation loss, over its minimum", latest / lowest, CERTAIN),
+            above("validation loss, over the training loss", latest / present, GAP),
+        )
+        is_alarm = latest > CERTAIN * lowest
+        yield Sign(int(steps[place]), numbers, "very likely", is_alarm)
+
+
+RULE = Rule(
+    fault="overfitting",
+    title="The validation loss rises while the training loss falls",
+    needs=(LOSS, VALIDATION),
+    find=find,
+    advice="Stop at the step of the minimum, which this finding has; or use more data, "
+    "augmentation, weight decay or dropout.",
+    others=("label_noise",),
+)

@@ -1,0 +1,36 @@
+"""The loss makes probabilities of what are probabilities already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import GRAPH
+from gradlens.diagnosis.rule import Rule, Sign
+
+HARMLESS = "log_softmax"
+"""Of log-probabilities, the log-softmax is what they are themselves."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    step = evidence.since(lambda setup: bool(setup.before_loss))
+    if step is None:
+        return
+    kind = evidence.setup.before_loss
+    if kind == HARMLESS:
+        advice = "This changes nothing but the time it takes: pass the scores before log_softmax."
+        title = "The loss gets the output of a log_softmax and computes it once more"
+        yield Sign(step, is_alarm=False, title=title, advice=advice)
+    else:
+        yield Sign(step, title=f"The loss gets the output of a {kind}, and computes one itself")
+
+
+RULE = Rule(
+    fault="softmax_twice",
+    title="The loss gets probabilities, and makes probabilities of them",
+    needs=(GRAPH,),
+    find=find,
+    advice="Pass the scores before it (logits): cross-entropy and BCE with logits contain the "
+    "softmax or sigmoid. Applied twice, it keeps the loss high and gradients small.",
+    explains=("vanishing_gradients", "lr_too_low", "labels_random"),
+)

@@ -1,0 +1,47 @@
+"""Units that are all the same, and stay so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import ROW_SPREAD
+from gradlens.diagnosis.numbers import largest
+from gradlens.diagnosis.rule import Rule, Sign, below
+
+SPREAD = 1e-5
+"""The spread of a weight's rows over its size: measured 0.7 and more in healthy runs, and 0 in
+faulty ones."""
+STEPS = 10
+"""Last layers and residual branches may be zero at the start, but not after some updates."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    spreads, sizes = evidence.by_name("row_spread"), evidence.by_name("weight_rms")
+    names = tuple(n for n in evidence.trained if n in spreads.values)
+    if not names or not len(spreads.steps):
+        return
+    # Of a weight that is zero, the spread is 0/0.
+    table = np.where(sizes.matrix(names) == 0, 0.0, spreads.matrix(names))
+    late = spreads.steps >= spreads.steps[0] + STEPS
+    if not late.any():
+        return
+    equal = np.asarray((table[:, late] < SPREAD).all(axis=1))
+    where = tuple(name for name, is_equal in zip(names, equal, strict=True) if is_equal)
+    if where:
+        numbers = (below("spread of rows, over the weight's size", largest(table[equal][:, late]),
+                         SPREAD),)  # fmt: skip
+        yield Sign(int(spreads.steps[0]), numbers, where=where)
+
+
+RULE = Rule(
+    fault="symmetric_init",
+    title="All units of a layer have the same weights",
+    needs=(ROW_SPREAD,),
+    find=find,
+    advice="Draw the weights at random: units that begin as equals have equal gradients, and stay "
+    "equal.",
+    explains=("vanishing_gradients", "dead_units", "lr_too_low", "labels_random"),
+)

@@ -1,0 +1,58 @@
+"""Gradients that become smaller from layer to layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+
+import numpy as np
+
+from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.needs import GRADIENTS
+from gradlens.diagnosis.numbers import median, ratio
+from gradlens.diagnosis.rule import Rule, Sign, below
+
+SMALLEST = 3e-4
+"""Gradient rms of a weight over the largest of all: measured 0.07 and more in healthy runs, and at
+most 4e-7 in faulty ones. (Their geometric mean is 2e-4.)"""
+LAYERS = 2
+"""From the input on: single weights may have small gradients, as those of queries and keys."""
+
+
+def find(evidence: Evidence) -> Iterator[Sign]:
+    gradients = evidence.by_name("gradient_rms")
+    names = tuple(n for n in evidence.trained if n in gradients.values)
+    if len(names) <= LAYERS or not len(gradients.steps):
+        return
+    sizes = gradients.matrix(names)
+    most = np.array([np.nanmax(each, initial=0.0) for each in sizes.T])
+    found = [median(row) for row in ratio(sizes, np.broadcast_to(most, sizes.shape))]
+    shrunk = dict(takewhile(lambda each: each[1] < SMALLEST, zip(names, found, strict=True)))
+    layers = {name.rpartition(".")[0] for name in shrunk}
+    if len(layers) >= LAYERS and min(shrunk.values()) > 0:
+        numbers = (below("gradient of a weight, over the largest of all",
+                         min(shrunk.values()), SMALLEST),)  # fmt: skip
+        yield Sign(int(gradients.steps[0]), numbers, "very likely", where=tuple(shrunk),
+                   advice=_advice(evidence))  # fmt: skip
+
+
+def _advice(evidence: Evidence) -> str:
+    kinds = sorted({"tanh", "sigmoid"} & {*evidence.setup.activations.values()})
+    return f"Activations are {' and '.join(kinds)}. {ADVICE}" if kinds else ""
+
+
+ADVICE = (
+    "Use ReLU or GELU, residual connections, normalisation, or an initialisation that keeps the "
+    "size of gradients."
+)
+
+RULE = Rule(
+    fault="vanishing_gradients",
+    title="Gradients vanish towards the input",
+    needs=(GRADIENTS,),
+    find=find,
+    advice=ADVICE,
+    others=("precision_underflow", "saturated_units"),
+    explains=("lr_too_low", "labels_random"),
+    sources=("Glorot and Bengio (2010)",),
+)

@@ -1,0 +1,416 @@
+"""Each rule on runs made by hand: healthy ones, and ones with a fault in several strengths."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gradlens.diagnosis.diagnose import diagnose, unasked
+from gradlens.diagnosis.rules import RULES
+from gradlens.history.finding import Finding
+from gradlens.history.history import History
+from gradlens.history.setup import Layer, ParameterGroup
+from tests.diagnosis.runs import (
+    CLASSES,
+    SETUP,
+    SHAPES,
+    STEPS,
+    WEIGHTS,
+    at,
+    changed,
+    layer_columns,
+    run,
+    step_columns,
+    with_options,
+)
+
+S, L = step_columns(), layer_columns()
+ROWS = len(L["dead/0"])
+RISE = np.where(np.arange(STEPS) > 3, 40.0, 2.3)
+STUCK = np.full(STEPS, 2.3)
+EVERY_16TH = np.arange(STEPS) % 16 == 15
+
+
+def layers(**changes: object) -> dict[str, np.ndarray]:
+    """``kind__name`` stands for ``kind/name``."""
+    return changed(
+        L, **{k.replace("__", "/").replace("_w", ".weight"): v for k, v in changes.items()}
+    )
+
+
+def batchnorm(training: bool, samples: float = 32) -> History:
+    norm = Layer(("BatchNorm1d", "_BatchNorm", "_NormBase"), training)
+    setup = replace(SETUP, layers={**SETUP.layers, "1": norm})
+    return run(changed(S, samples=samples, labels=samples), setup=setup)
+
+
+def by_weight(kind: str, *values: object) -> dict[str, np.ndarray]:
+    return changed(L, **{f"{kind}/{name}": v for name, v in zip(WEIGHTS, values, strict=True)})
+
+
+def by_weight_update(size: float) -> dict[str, np.ndarray]:
+    return {f"update_rms/{name}": np.full(ROWS, size) for name in WEIGHTS}
+
+
+def adam(**options: float) -> object:
+    found = with_options(**{"beta1": 0.9, "beta2": 0.999, "eps": 1e-8} | options)
+    return replace(found, optimizer="Adam")
+
+
+def moments(value: float) -> dict[str, np.ndarray]:
+    return {**L, **{f"root_second_moment/{name}": np.full(ROWS, value) for name in WEIGHTS}}
+
+
+def labels(*counts: float) -> dict[str, np.ndarray]:
+    found = {name: each for name, each in L.items() if not name.startswith("labels/")}
+    return {
+        **found,
+        **{f"labels/{n}": np.linspace(count / 9, count, ROWS) for n, count in enumerate(counts)},
+    }
+
+
+def spikes(share: float, height: float = 8.0) -> dict[str, np.ndarray]:
+    loss = np.where(np.arange(STEPS) == 100, height, S["loss"])
+    most = np.where(np.arange(STEPS) == 100, share * height * 32, S["loss_max"])
+    return changed(S, loss=loss, loss_max=most, loss_largest=at(100, 7))
+
+
+def experts(*sizes: float) -> History:
+    table = {
+        f"gradient_rms/experts.{n}.weight": np.full(ROWS, size) for n, size in enumerate(sizes)
+    }
+    return run(layers={**L, **table})
+
+
+def valid(*losses: float) -> History:
+    steps = np.linspace(STEPS // len(losses), STEPS - 1, len(losses)).astype(int).tolist()
+    return run(series={"valid_loss": dict(zip(steps, losses, strict=True))})
+
+
+SUM = replace(SETUP, loss_reduction="sum", declared_reduction="sum")
+TANH = {**L, "saturated/0": np.full(ROWS, 0.95)}
+DYING = {**L, "dead/0": np.linspace(0.2, 1, ROWS)}
+
+FAULTY: dict[str, list[History]] = {
+    "optimizer_misses": [run(setup=replace(SETUP, missed=("4.weight",)))],
+    "zero_grad_missing": [
+        run(changed(S, stale=1.0)),
+        run(changed(S, stale=(np.arange(STEPS) % 4 > 0).astype(float))),
+    ],
+    "no_step": [run(changed(S, updates=0.0)), run(changed(S, lr=0.0))],
+    "softmax_twice": [
+        run(setup=replace(SETUP, before_loss=kind)) for kind in ("softmax", "sigmoid")
+    ],
+    "no_nonlinearity": [
+        run(setup=replace(SETUP, linear_pairs=(("0", "2"), ("2", "4")), is_linear=True))
+    ],
+    "batchnorm_eval": [batchnorm(training=False)],
+    "batch_of_one": [batchnorm(training=True, samples=1)],
+    "batch_too_small": [run(changed(S, samples=1.0, labels=1.0))],
+    "adam_epsilon": [
+        run(layers=moments(1e-3), setup=adam(eps=epsilon)) for epsilon in (0.1, 1.0, 10.0)
+    ],
+    "weight_decay_high": [
+        run(
+            changed(S, loss=STUCK, lr=0.1),
+            by_weight("weight_rms", *[0.07 * np.exp(-np.arange(ROWS) / fall)] * 3),
+            with_options(momentum=0.9, weight_decay=decay),
+        )
+        for fall, decay in ((20, 0.02), (10, 0.1), (4, 0.5))
+    ],
+    "momentum_high": [
+        run(
+            changed(S, loss=np.where(np.arange(STEPS) > 20, 4.0, S["loss"])),
+            setup=with_options(momentum=m),
+        )
+        for m in (0.99, 0.999)
+    ],
+    "clipping_always": [run(changed(S, grad_norm_at_step=kept)) for kept in (0.05, 0.005, 0.0005)],
+    "loss_sum": [run(changed(S, loss=32 * RISE), setup=SUM)],
+    "nonfinite_input": [run(changed(S, bad_rows=at(50, 1.0), bad_row_unused=0.0))],
+    "input_constant": [run(changed(S, input_spread=s)) for s in (0.0, 4e-4)],
+    "input_scale": [run(changed(S, input_rms=s)) for s in (30.0, 128.0)],
+    "input_offset": [run(changed(S, input_mean=m)) for m in (10.0, -30.0)],
+    "batch_repeated": [run(changed(S, checksum=0.25))],
+    "samples_duplicated": [run(changed(S, distinct_rows=d)) for d in (1.0, 4.0, 14.0)],
+    "class_imbalance": [
+        run(layers=labels(900.0, *[100.0] * 9)),
+        run(layers=labels(2000.0, *[20.0] * 9)),
+    ],
+    "data_order": [run(changed(S, label_entropy=e)) for e in (0.0, 0.5, 0.9)],
+    "outlier_sample": [
+        *(run(changed(S, row_rms_max=at(70, size))) for size in (15.0, 100.0)),
+        run(spikes(share=0.9)),
+        run(spikes(share=0.7, height=4.5)),
+    ],
+    "corrupt_batch": [
+        run(changed(S, input_rms=at(70, 30.0), row_rms_max=at(70, 50), row_rms_median=at(70, 30))),
+        run(spikes(share=0.2)),
+    ],
+    "symmetric_init": [run(layers=by_weight("row_spread", 0.95, s, 0.9)) for s in (0.0, 1e-6)],
+    "exploding_gradients": [
+        run(changed(S, loss=S["loss"] * 4), by_weight("weight_rms", *[gain / 8] * 3))
+        for gain in (6.5, 30.0)
+    ],
+    "vanishing_gradients": [
+        run(layers=by_weight("gradient_rms", shrunk**2, shrunk, 0.01)) for shrunk in (1e-6, 1e-9)
+    ],
+    "precision_underflow": [
+        run(
+            layers=by_weight("zero_gradients", zeros, zeros, 0.1),
+            setup=replace(SETUP, half=True),
+        )
+        for zeros in (0.3, 1.0)
+    ],
+    "dead_units": [
+        *(run(layers={**L, "dead/2": np.full(ROWS, share)}) for share in (0.75, 1.0)),
+        run(changed(S, loss=STUCK), DYING),
+    ],
+    "saturated_units": [run(layers=TANH)],
+    "expert_unused": [experts(0.01, 0.02, 0.0, 0.01), experts(0.01, 0.02, 1e-8, 0.01)],
+    "lr_too_high": [
+        run(changed(S, loss=RISE)),
+        run(changed(S, loss=np.where(np.arange(STEPS) > 60, np.nan, S["loss"]))),
+        run(changed(S, loss=np.where(np.arange(STEPS) > 60, np.inf, S["loss"]))),
+        run(
+            changed(S, loss=STUCK),
+            {
+                **by_weight("weight_rms", *[0.07 * np.linspace(1, 50, ROWS)] * 3),
+                **by_weight_update(1.0),
+            },
+        ),
+    ],
+    "lr_edge": [
+        run(changed(S, loss=np.where(np.arange(STEPS) % 9 == 8, 6.0, S["loss"]))),
+        run(changed(S, loss=STUCK), by_weight("update_rms", *[0.005] * 3)),
+    ],
+    "lr_too_low": [
+        run(changed(S, loss=STUCK), by_weight("update_rms", *[size] * 3)) for size in (1e-5, 1e-8)
+    ],
+    "labels_random": [run(changed(S, loss=STUCK)), run(changed(S, loss=STUCK * 0.99))],
+    "label_noise": [run(changed(S, loss_over=share)) for share in (0.08, 0.2)],
+    "overfitting": [valid(2, 1, 0.8, 1.2, 1.5), valid(2, 1.0, 0.5, 0.6, 0.7, 0.8)],
+}
+"""Runs with each fault, from weak to strong."""
+
+NOTICED: dict[str, list[History]] = {
+    "frozen_layer": [run(setup=replace(SETUP, frozen=("0.weight",)))],
+    "no_nonlinearity": [run(setup=replace(SETUP, linear_pairs=(("0", "2"),)))],
+    "softmax_twice": [run(setup=replace(SETUP, before_loss="log_softmax"))],
+    "batchnorm_eval": [
+        run(
+            setup=replace(
+                SETUP,
+                layers={"1": Layer(("BatchNorm2d", "_BatchNorm"), False)},
+                frozen=("1.weight", "1.bias"),
+            )
+        )
+    ],
+    "input_scale": [run(changed(S, input_rms=128.0), setup=replace(SETUP, input_normalised=True))],
+    "input_offset": [run(changed(S, input_mean=30.0), setup=replace(SETUP, input_normalised=True))],
+    "clipping_always": [run(changed(S, grad_norm_at_step=0.005), setup=adam())],
+    "loss_sum": [run(changed(S, loss=32 * S["loss"]), setup=SUM)],
+    "momentum_high": [run(setup=with_options(momentum=0.99))],
+    "label_noise": [run(changed(S, loss_over=0.04))],
+    "overfitting": [valid(2, 1, 0.8, 0.95, 0.95)],
+    "weight_decay_high": [
+        run(
+            changed(S, lr=0.1),
+            by_weight("weight_rms", *[0.07 * np.exp(-np.arange(ROWS) / 5)] * 3),
+            with_options(momentum=0.9, weight_decay=0.1),
+        )
+    ],
+    "batch_too_small": [
+        run(changed(S, samples=1.0, labels=128.0)),
+        run(series={"GradNoiseScale": dict.fromkeys(range(STEPS), 1e4)}),
+    ],
+}
+"""Runs with what may be intended or harmless."""
+
+
+def cosine(loss: np.ndarray) -> dict[str, np.ndarray]:
+    return changed(S, loss=loss, lr=0.1 * np.cos(np.linspace(0, math.pi / 2, STEPS)))
+
+
+FROM_ZERO = np.r_[np.nan, 0.8 * np.ones(ROWS - 1)]
+
+HEALTHY: dict[str, History] = {
+    "plain": run(),
+    **{f"seed {seed}": run(step_columns(seed=seed), layer_columns(seed=seed)) for seed in (1, 2)},
+    "cosine": run(cosine(S["loss"])),
+    "a first rise": run(changed(S, loss=np.where(np.arange(STEPS) < 4, 3.5, S["loss"]))),
+    "one late spike": run(changed(S, loss=at(130, 2.5))),
+    "He": run(layers=by_weight("weight_rms", *[1.41 / 8] * 3)),
+    "inputs in 0 to 1": run(changed(S, input_mean=0.3, input_std=0.1, input_rms=0.32)),
+    "zero last layer": run(layers=by_weight("row_spread", 0.9, 0.9, FROM_ZERO)),
+    "weights of queries": run(layers=by_weight("gradient_rms", 1e-5, 0.01, 0.01)),
+    "accumulation": run(changed(S, updates=(np.arange(STEPS) % 4 == 3).astype(float))),
+    "some clipping": run(changed(S, grad_norm_at_step=np.minimum(S["grad_norm"], 1.0))),
+    "a scaler's units": run(changed(S, grad_norm_at_step=S["grad_norm"] / 65536)),
+    "hard samples": run(changed(S, loss_over=0.02)),
+    "many classes": run(changed(S, classes=100.0, label_entropy=3.3, loss=S["loss"] * 2)),
+    "texts": run(
+        changed(S, input_rms=3000.0, labels=4096.0), setup=replace(SETUP, input_kind="integers")
+    ),
+    "rarely used expert": experts(0.01, 0.02, 1e-4, 0.01),
+    "warm-up": run(
+        changed(S, loss=STUCK - 0.15, lr=np.linspace(0, 1e-3, STEPS)),
+        by_weight("update_rms", *[1e-6] * 3),
+    ),
+    "validation": valid(2, 1, 0.8, 0.7, 0.72),
+    "saturates late": run(layers={**L, "saturated/0": np.linspace(0, 0.9, ROWS)}),
+    "sum with Adam": run(
+        changed(S, loss=32 * S["loss"]), setup=replace(adam(), loss_reduction="sum")
+    ),
+    "decay": run(setup=with_options(momentum=0.9, weight_decay=5e-4)),
+    "fine-tuning": run(
+        changed(S, loss=0.4 + 0 * S["loss"]), by_weight("update_rms", *[1e-6] * 3)
+    ),
+    "regression": run(
+        changed(S, classes=np.nan, target_variance=1.0, label_entropy=np.nan),
+        setup=replace(SETUP, loss="MseLossBackward"),
+    ),
+    "one step": run(step_columns(1)),
+    "two steps": run(step_columns(2)),
+}  # fmt: skip
+
+
+def alarms(history: History) -> list[Finding]:
+    return [finding for finding in diagnose(history) if finding.is_alarm]
+
+
+def test_every_rule_has_runs() -> None:
+    assert {rule.fault for rule in RULES} == FAULTY.keys() | NOTICED.keys()
+    assert len(RULES) == 37
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_silence_on_healthy_runs(name: str) -> None:
+    assert not alarms(HEALTHY[name])
+
+
+@pytest.mark.parametrize(
+    ("fault", "place"), [(fault, n) for fault, runs in FAULTY.items() for n in range(len(runs))]
+)
+def test_a_fault_is_named_first(fault: str, place: int) -> None:
+    found = alarms(FAULTY[fault][place])
+    assert found
+    assert found[0].fault == fault
+    assert all(each.explained_by for each in found if each.fault != fault)
+
+
+@pytest.mark.parametrize(
+    ("fault", "place"), [(fault, n) for fault, runs in NOTICED.items() for n in range(len(runs))]
+)
+def test_a_notice_is_no_alarm(fault: str, place: int) -> None:
+    found = diagnose(NOTICED[fault][place])
+    assert fault in [each.fault for each in found]
+    assert not any(each.is_alarm for each in found)
+
+
+EVERY_FINDING = [
+    finding for runs in (FAULTY, NOTICED) for each in runs.values() for one in each
+    for finding in diagnose(one)
+]  # fmt: skip
+
+
+def test_what_findings_say() -> None:
+    faults = {rule.fault for rule in RULES}
+    for finding in EVERY_FINDING:
+        assert finding.advice.endswith(".")
+        assert not finding.title.endswith(".")
+        assert {*finding.others} <= faults
+        assert 0 <= finding.step < STEPS
+        assert finding == Finding.from_plain(finding.plain())
+        for one in finding.evidence:
+            assert one.value > one.limit if one.is_above else one.value < one.limit, finding
+
+
+PLACES = {
+    "optimizer_misses": ("4.weight",),
+    "dead_units": ("2",),
+    "saturated_units": ("0",),
+    "symmetric_init": ("2.weight",),
+    "vanishing_gradients": ("0.weight", "2.weight"),
+    "exploding_gradients": WEIGHTS,
+    "expert_unused": ("experts.2",),
+    "batchnorm_eval": ("1",),
+    "no_nonlinearity": ("0 -> 2", "2 -> 4"),
+}
+
+
+@pytest.mark.parametrize("fault", PLACES)
+def test_layers(fault: str) -> None:
+    assert alarms(FAULTY[fault][0])[0].where == PLACES[fault]
+
+
+@pytest.mark.parametrize(
+    ("fault", "place", "step"),
+    [
+        ("nonfinite_input", 0, 50),
+        ("outlier_sample", 0, 70),
+        ("outlier_sample", 2, 100),
+        ("corrupt_batch", 0, 70),
+        ("corrupt_batch", 1, 100),
+        ("lr_too_high", 0, 4),
+        ("lr_too_high", 1, 61),
+        ("zero_grad_missing", 0, 1),
+    ],
+)
+def test_first_steps(fault: str, place: int, step: int) -> None:
+    assert alarms(FAULTY[fault][place])[0].step == step
+
+
+def test_samples() -> None:
+    bad = run(
+        changed(S, bad_rows=at(50, 2.0))
+        | {"bad_row": np.where(np.arange(STEPS) == 50, 5.0, np.nan)}
+    )
+    assert alarms(bad)[0].samples == ("5",)
+    largest = str(int(S["row_largest"][70]))
+    assert alarms(FAULTY["outlier_sample"][0])[0].samples == (largest,)
+    assert alarms(FAULTY["outlier_sample"][2])[0].samples == ("7",)
+
+
+def test_causes_and_consequences() -> None:
+    table = {**L, "dead/0": np.full(ROWS, 0.9)}
+    found = alarms(run(changed(S, loss=STUCK, input_rms=200.0), table))
+    assert [(each.fault, each.explained_by) for each in found] == [
+        ("input_scale", ""),
+        ("dead_units", "input_scale"),
+        ("labels_random", "input_scale"),
+    ]
+
+
+def test_what_is_needed() -> None:
+    assert not diagnose(History())
+    lacking = unasked(History())
+    assert lacking.keys() == {rule.fault for rule in RULES}
+    assert "optimizer" in lacking["optimizer_misses"][0]
+    known = unasked(run())
+    assert known.keys() == {"overfitting", "adam_epsilon", "saturated_units"}
+    assert "valid_loss" in known["overfitting"][0]
+
+
+def test_groups_of_the_setup() -> None:
+    groups = (
+        ParameterGroup({"momentum": 0.5}, ()),
+        ParameterGroup({"momentum": 0.999}, tuple(SHAPES)),
+    )
+    found = diagnose(run(setup=replace(SETUP, groups=groups)))
+    assert [each.fault for each in found] == ["momentum_high"]
+
+
+def test_what_holds_no_longer_is_no_fault() -> None:
+    history = run(setup=replace(SETUP, missed=("0.weight",)))
+    history.facts.setups[40] = SETUP
+    assert not alarms(history)
+    history.facts.setups[80] = replace(SETUP, missed=("2.weight",))
+    assert [(each.step, each.where) for each in alarms(history)] == [(80, ("2.weight",))]
+
+
+def test_classes() -> None:
+    assert math.isclose(CLASSES, S["classes"][0])
