@@ -139,7 +139,7 @@ class _Page:
             unknown.setdefault(one.reason, []).append(one.name)
         what = ranking.label if ranking.large_is_noisy else f"{ranking.label}; small is noisy"
         of = f"noisiest of {len(ranking.layers)} {ranking.noun}s by {ranking.series}"
-        rows = [(one.name, _number(one.last), _number(one.median)) for one in known[:NOISIEST]]
+        rows = [(one.name, shown(one.last), shown(one.median)) for one in known[:NOISIEST]]
         gaps = [f"no number for {few(names)}: {reason}" for reason, names in unknown.items()]
         return [
             *self.wrapped(f"{of} ({what})"),
