@@ -12,7 +12,13 @@ author = "The gradlens developers"
 copyright = "2026, the gradlens developers"
 version = release = gradlens.__version__
 
-extensions = ["run_gallery", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.mathjax"]
+extensions = [
+    "fault_pages",
+    "run_gallery",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.mathjax",
+]
 html_theme = "furo"
 html_title = "gradlens"
 html_static_path = ["_static"]

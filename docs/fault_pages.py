@@ -1,0 +1,214 @@
+"""Sphinx extension: what the rules of diagnosis say of themselves, on the pages of faults.
+
+``diagnosis/FAULT.rst`` is what is written by hand about a fault. The rule's title and advice come
+before it, and after it what the rule needs, its limits, and the faults that look alike, that it may
+cause and that may cause it. ``.. rates::`` is the table of ``diagnosis/rates.csv``, which
+``python -m benchmarks.diagnosis --unseen --write`` makes; without the file, a sentence says so.
+"""
+
+import ast
+import csv
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from inspect import getsource
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+from gradlens.diagnosis.rule import Rule
+from gradlens.diagnosis.rules import RULES
+
+FOLDER = Path(__file__).parent / "diagnosis"
+RATES = FOLDER / "rates.csv"
+OWN = "gradlens.diagnosis."
+LEVELS = ("weak", "middle", "strong")
+
+
+def complete(app: Sphinx, name: str, source: list[str]) -> None:
+    """Put what a rule says of itself around the text about its fault."""
+    folder, _, fault = name.rpartition("/")
+    rule = next((each for each in RULES if each.fault == fault), None)
+    if folder == FOLDER.name and rule is not None:
+        app.env.note_dependency(str(sys.modules[rule.find.__module__].__file__))
+        source[0] = page(rule, source[0])
+
+
+def page(rule: Rule, text: str) -> str:
+    """The page of a fault, of which a text is written by hand."""
+    title = heading(rule.title, "=")
+    advice = f".. admonition:: What to do, in short\n\n   {escaped(rule.advice)}"
+    return "\n\n".join([title, f"``{rule.fault}``", advice, text.strip(), *after(rule)])
+
+
+def after(rule: Rule) -> Iterator[str]:
+    """What follows the text, which ends with how the fault is found."""
+    needs = dict.fromkeys(escaped(need.words) for need in rule.needs)
+    if needs:
+        yield f"The rule needs {'; and '.join(needs)}."
+    found = limits(rule.find)
+    if found:
+        yield f"Its limits are constants of ``{rule.find.__module__}`` and of what that imports:"
+        yield table(("limit", "value", "what it is, and where it comes from"), found)
+    counts = named().get(rule.fault)
+    if counts:
+        yield f"It was named in {counts} on networks that are new to the rules (:ref:`rates`)."
+    yield from others(rule)
+    if rule.sources:
+        yield heading("Sources", "-")
+        yield "\n".join(f"- {linked(each)}" for each in rule.sources)
+
+
+def others(rule: Rule) -> Iterator[str]:
+    """The faults that one is connected with."""
+    causes = [each.fault for each in RULES if rule.fault in each.explains]
+    connected = {
+        "What else it may be": rule.others,
+        "What it may cause": rule.explains,
+        "What may cause it": causes,
+    }
+    yield heading("Other faults", "-")
+    for words, faults in connected.items():
+        links = ", ".join(f":doc:`{fault} <{fault}>`" for fault in faults)
+        yield f":{words}: {links or 'no other fault'}"
+
+
+def heading(title: str, line: str) -> str:
+    """A heading."""
+    return f"{title}\n{line * len(title)}"
+
+
+def escaped(text: str) -> str:
+    """A text in which no character is markup."""
+    return "".join(f"\\{sign}" if sign in "*`|_\\" else sign for sign in text)
+
+
+def linked(source: str) -> str:
+    """A source, whose number at arXiv is a link."""
+    return re.sub(r"arXiv:([\d.]+\d)", r"`arXiv:\1 <https://arxiv.org/abs/\1>`__", escaped(source))
+
+
+def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table in which each cell is a line of markup."""
+    lines = [".. list-table::", "   :header-rows: 1", ""]
+    for row in (heads, *rows):
+        lines += [f"   {'*' if not place else ' '} - {cell}" for place, cell in enumerate(row)]
+    return "\n".join(lines)
+
+
+# Limits: the constants that a rule uses, and the sentences under them.
+
+
+def limits(find: Callable[..., Any]) -> list[tuple[str, str, str]]:
+    """Name, value and meaning of each limit that a function and those that it calls use."""
+    found: dict[str, tuple[str, str, str]] = {}
+    for function in called(find):
+        for name in used(function.__code__):
+            names, values, words = described(function.__module__).get(name, ("", "", ""))
+            if names:
+                found.setdefault(f"{names} {words}", (names, values, words))
+    return [*found.values()]
+
+
+def called(function: Callable[..., Any]) -> list[FunctionType]:
+    """A function, and those of the diagnosis that it calls, each once."""
+    found: dict[FunctionType, None] = {}
+    waiting: list[Any] = [function]
+    while waiting:
+        each = waiting.pop(0)
+        if isinstance(each, FunctionType) and each.__module__.startswith(OWN) and each not in found:
+            found[each] = None
+            waiting += [each.__globals__.get(name) for name in used(each.__code__)]
+    return [*found]
+
+
+def used(code: CodeType) -> list[str]:
+    """The names of what code uses from its module, in their order."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return list(dict.fromkeys([*code.co_names, *(name for each in inner for name in used(each))]))
+
+
+@cache
+def described(module: str) -> Mapping[str, tuple[str, str, str]]:
+    """By the name of each constant of a module: the names, values and meaning of its statement.
+
+    A constant that is imported from another module is described there.
+    """
+    tree = ast.parse(getsource(sys.modules[module])).body
+    found: dict[str, tuple[str, str, str]] = {}
+    for statement, following in zip(tree, [*tree[1:], ast.Pass()], strict=True):
+        if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(OWN):
+            theirs = described(str(statement.module))
+            names = {each.asname or each.name: each.name for each in statement.names}
+            found |= {ours: theirs[name] for ours, name in names.items() if name in theirs}
+        if isinstance(statement, ast.Assign) and isinstance(following, ast.Expr):
+            targets = ast.unparse(statement.targets[0]).strip("()")
+            values = ast.unparse(statement.value).strip("()")
+            words = " ".join(str(ast.literal_eval(following.value)).split())
+            entry = f"``{targets}``", f"``{values}``", words.replace("‖", "\\‖")
+            found |= dict.fromkeys(targets.split(", "), entry)
+    return found
+
+
+# Rates, which a benchmark has measured.
+
+
+class Rates(SphinxDirective):
+    """``.. rates::``: how often each fault is named."""
+
+    def run(self) -> list[nodes.Node]:
+        """The table, or a sentence if nothing has been measured."""
+        self.env.note_dependency(str(RATES))
+        return self.parse_text_to_nodes(rates())
+
+
+def rates() -> str:
+    """The table of rates, and the false alarms below it."""
+    rows = measured()
+    if not rows:
+        return "The rates of this version have not been measured yet."
+    faults = [rule.fault for rule in RULES]
+    cells = [
+        (f":doc:`{fault}`", *(hits(of_fault, level) for level in "012"), hits(of_fault))
+        for fault in faults
+        if (of_fault := [row for row in rows if row["fault"] == fault])
+    ]
+    healthy = [row for row in rows if row["level"] == "-1"]
+    alarmed = sum(bool(row["alarms"]) for row in healthy)
+    injected = [row for row in rows if row["level"] != "-1"]
+    cells.append(("all", *(hits(injected, level) for level in "012"), hits(injected)))
+    heads = ("fault", *(f"named, {level}" for level in LEVELS), "named")
+    return f"{table(heads, cells)}\n\nFalse alarms: in {alarmed} of {len(healthy)} healthy runs."
+
+
+def measured() -> list[dict[str, str]]:
+    """The runs of the benchmark that count; none if it has not been run."""
+    if not RATES.exists():
+        return []
+    with RATES.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if not row["left_out"]]
+
+
+def hits(rows: list[dict[str, str]], level: str = "") -> str:
+    """In how many of the runs with a fault of this strength it was named."""
+    chosen = [row for row in rows if row["level"] == level or not level]
+    return f"{sum(row['is_named'] == 'True' for row in chosen)} of {len(chosen)}"
+
+
+def named() -> dict[str, str]:
+    """By fault: in how many runs it was named."""
+    rows = measured()
+    faults = {row["fault"] for row in rows if row["fault"]}
+    return {fault: f"{hits([r for r in rows if r['fault'] == fault])} runs" for fault in faults}
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Called by Sphinx."""
+    app.add_directive("rates", Rates)
+    app.connect("source-read", complete)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
