@@ -127,8 +127,11 @@ class _Page:
                 "  ",
             )
         lines += self.lines("Could not be looked for:")
-        for fault, needs in unasked.items():
-            lines += self.lines(f"{fault} needs {'; and '.join(needs)}", "  ", "  ")
+        for needs in dict.fromkeys(tuple(each) for each in unasked.values()):
+            faults = [fault for fault, each in unasked.items() if tuple(each) == needs]
+            verb = "needs" if len(faults) == 1 else "need"
+            text = f"{', '.join(faults)} {verb} {'; and '.join(needs)}"
+            lines += self.lines(text, "  ", "  ")
         return lines
 
 

@@ -18,8 +18,9 @@ STUCK = 0.95
 """The late loss over the first one, of a network that has learnt nothing."""
 LONG_ENOUGH = 50
 """Steps after which a network should have learnt something."""
-RISE = 1.5
-"""The loss over that at the start: measured 1 to 1.8 for single steps of healthy runs."""
+RISE, SMALL_RISE = 1.5, 1.3
+"""The loss over that at the start: measured 1 to 1.8 for single steps of healthy runs. The small one
+counts with large updates besides."""
 LARGE_UPDATE = 0.03
 """‖update‖/‖θ‖: about 1e-3 is usual, and 1e-2 is common early in training."""
 
@@ -45,7 +46,10 @@ def update_ratio(evidence: Evidence) -> float:
 
 def is_high(evidence: Evidence) -> bool:
     """Whether there are signs of a learning rate that is too high for this loss."""
-    return rise(evidence) > RISE or (is_stuck(evidence) and update_ratio(evidence) > LARGE_UPDATE)
+    highest, update = rise(evidence), update_ratio(evidence)
+    return highest > RISE or (
+        update > LARGE_UPDATE and (highest > SMALL_RISE or is_stuck(evidence))
+    )
 
 
 # Jumps -----------------------------------------------------------------------------------------
@@ -83,7 +87,7 @@ def jumps(evidence: Evidence) -> tuple[Jump, ...]:
         return ()
     return tuple(
         Jump(place, int(evidence.loss.steps[place]), values[place] / reference,
-             _share(evidence, place))
+             largest_share(evidence, place))
         for place in map(int, places)
         if _is_jump(values, place)
     )  # fmt: skip
@@ -99,7 +103,8 @@ def _is_jump(values: np.ndarray, place: int) -> bool:
     return comes_back and bool(values[place] > middle + DEVIATIONS * deviation)
 
 
-def _share(evidence: Evidence, place: int) -> float:
+def largest_share(evidence: Evidence, place: int) -> float:
+    """The share of one sample in the loss of the batch at this place; NaN if it isn't known."""
     if len(evidence.steps) != len(evidence.loss.steps):
         return math.nan
     most, count = evidence.column("loss_max")[place], evidence.column("samples")[place]

@@ -170,7 +170,8 @@ class Evidence:
         one class alone was seen; and the variance of the targets, of squared errors.
         """
         if self.setup.loss.startswith("Mse"):
-            return self.typical("target_variance")
+            variance = self.typical("target_variance")
+            return variance if variance > 0 else math.nan
         classes = self.typical("classes")
         if not classes > 1:
             return math.nan

@@ -142,7 +142,7 @@ FAULTY: dict[str, list[History]] = {
     ],
     "data_order": [run(changed(S, label_entropy=e)) for e in (0.0, 0.5, 0.9)],
     "outlier_sample": [
-        *(run(changed(S, row_rms_max=at(70, size))) for size in (15.0, 100.0)),
+        *(run(changed(S, row_rms_max=at(70, size))) for size in (40.0, 100.0)),
         run(spikes(share=0.9)),
         run(spikes(share=0.7, height=4.5)),
     ],
@@ -224,7 +224,7 @@ NOTICED: dict[str, list[History]] = {
         )
     ],
     "batch_too_small": [
-        run(changed(S, samples=1.0, labels=128.0)),
+        run(changed(S, samples=4.0, labels=4.0, distinct_rows=4.0)),
         run(series={"GradNoiseScale": dict.fromkeys(range(STEPS), 1e4)}),
     ],
 }
@@ -338,7 +338,7 @@ PLACES = {
     "exploding_gradients": WEIGHTS,
     "expert_unused": ("experts.2",),
     "batchnorm_eval": ("1",),
-    "no_nonlinearity": ("0 -> 2", "2 -> 4"),
+    "no_nonlinearity": ("0", "2", "4"),
 }
 
 

@@ -11,7 +11,7 @@ from gradlens.diagnosis.needs import OPTIMIZER, SECOND_MOMENTS
 from gradlens.diagnosis.numbers import median, ratio, share
 from gradlens.diagnosis.rule import Rule, Sign, above
 
-TIMES = 10.0
+TIMES = 1.0
 """Epsilon over the median of √v: measured at most 1e-3 in healthy runs, and 300 to 7e4 in faulty
 ones."""
 USUAL = 1e-6

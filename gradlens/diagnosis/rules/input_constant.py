@@ -11,9 +11,9 @@ from gradlens.diagnosis.needs import INPUTS
 from gradlens.diagnosis.numbers import median, share
 from gradlens.diagnosis.rule import Rule, Sign, below
 
-SPREAD = 1e-3
-"""The rms of the samples' difference from their mean, over that of the samples. In single precision
-it is about 1e-4 where samples are equal, and it is 0.1 to 1 of images and texts."""
+SPREAD = 0.02
+"""The rms of the samples' difference from their mean, over that of the samples: 0.3 and more of
+images, and in single precision about 1e-4 where samples are equal."""
 SHARE = 0.9
 """Of the steps."""
 
