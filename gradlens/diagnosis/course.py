@@ -19,8 +19,8 @@ STUCK = 0.95
 LONG_ENOUGH = 50
 """Steps after which a network should have learnt something."""
 RISE, SMALL_RISE = 1.5, 1.3
-"""The loss over that at the start: measured 1 to 1.8 for single steps of healthy runs. The small one
-counts with large updates besides."""
+"""The loss over that at the start: measured 1 to 1.8 for single steps of healthy runs. The small
+one counts with large updates besides."""
 LARGE_UPDATE = 0.03
 """‖update‖/‖θ‖: about 1e-3 is usual, and 1e-2 is common early in training."""
 

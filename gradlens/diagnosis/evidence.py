@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from gradlens.diagnosis.numbers import finite, first, largest, median, ratio
+from gradlens.diagnosis.numbers import finite, first, largest, median, medians, ratio
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line, entry, field_line, line, lines
 from gradlens.history.setup import Layer, Setup
@@ -261,8 +261,7 @@ class Evidence:
         updates, weights = self.by_name("update_rms"), self.by_name("weight_rms")
         steps, ours, theirs = np.intersect1d(updates.steps, weights.steps, return_indices=True)
         found = ratio(updates.matrix(names)[:, ours], weights.matrix(names)[:, theirs])
-        medians = np.array([median(each) for each in found.T])
-        return Line(steps.astype(np.float64), medians.reshape(len(steps)))
+        return Line(steps.astype(np.float64), medians(found))
 
     # Series ------------------------------------------------------------------------------------
 

@@ -131,7 +131,10 @@ FAULTY: dict[str, list[History]] = {
     "clipping_always": [run(changed(S, grad_norm_at_step=kept)) for kept in (0.05, 0.005, 0.0005)],
     "loss_sum": [run(changed(S, loss=32 * RISE), setup=SUM)],
     "nonfinite_input": [run(changed(S, bad_rows=at(50, 1.0), bad_row_unused=0.0))],
-    "input_constant": [run(changed(S, input_spread=s)) for s in (0.0, 4e-4)],
+    "input_constant": [
+        run(changed(S, input_rms=0.01, loss=STUCK)),
+        *(run(changed(S, input_spread=spread)) for spread in (4e-4, 0.0)),
+    ],
     "input_scale": [run(changed(S, input_rms=s)) for s in (30.0, 128.0)],
     "input_offset": [run(changed(S, input_mean=m)) for m in (10.0, -30.0)],
     "batch_repeated": [run(changed(S, checksum=0.25))],

@@ -25,7 +25,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     if len(names) <= LAYERS or not len(gradients.steps):
         return
     sizes = gradients.matrix(names)
-    most = np.array([np.nanmax(each, initial=0.0) for each in sizes.T])
+    most = np.nan_to_num(sizes, posinf=0.0).max(axis=0)
     found = [median(row) for row in ratio(sizes, np.broadcast_to(most, sizes.shape))]
     shrunk = dict(takewhile(lambda each: each[1] < SMALLEST, zip(names, found, strict=True)))
     layers = {name.rpartition(".")[0] for name in shrunk}
