@@ -109,4 +109,4 @@ def largest_share(evidence: Evidence, place: int) -> float:
         return math.nan
     most, count = evidence.column("loss_max")[place], evidence.column("samples")[place]
     total = evidence.loss.values[place] * count
-    return float(most / total) if total > 0 and count > 1 else math.nan
+    return float(most / total) if 0 < total < math.inf and count > 1 else math.nan

@@ -9,7 +9,7 @@ import numpy as np
 from gradlens.diagnosis.course import OVER_CHANCE, jumps, largest_share
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import ROWS
-from gradlens.diagnosis.numbers import first, largest, median, ratio, share
+from gradlens.diagnosis.numbers import first, median, ratio, share
 from gradlens.diagnosis.rule import Rule, Sign, above
 
 TIMES, CERTAIN = 6.0, 20.0
@@ -41,7 +41,8 @@ def out_of_scale(evidence: Evidence) -> np.ndarray:
 
 def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
     found = out_of_scale(evidence)
-    place = first(found == largest(found))
+    certain = first(found > CERTAIN)
+    place = first(np.isfinite(found)) if certain is None else certain
     if place is not None:
         sample = evidence.column("row_largest")[place]
         has_loss = (
