@@ -40,6 +40,7 @@ def as_json(summary: Summary, run: str) -> str:
         "truncated": summary.truncated,
         "series": [_entries(row) for row in summary.rows],
         "without_single_numbers": dict(summary.others),
+        "noise": [asdict(ranking) for ranking in summary.noise],
         "coverage": None if table is None else {"share": table.share, **table.coverage.plain()},
         "spending": None if summary.spending is None else summary.spending.plain(),
         "notes": [asdict(note) for note in summary.notes],

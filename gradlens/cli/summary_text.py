@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradlens.history.coverage import CoverageTable
+from gradlens.history.coverage import CoverageTable, few
 from gradlens.history.lines import Line
 from gradlens.history.records import Note
 from gradlens.history.spending import Spending
 from gradlens.instruments.scales import number_label
+from gradlens.plotting.noise_ranking import NoiseRanking
 from gradlens.plotting.summary import Extreme, Row, Summary
 
 HEADINGS = ("last", "change", "min", "step", "max", "step", "steps")
@@ -27,6 +28,8 @@ CHOICES = ((0, 1, 2, 3, 4, 5, 6), (0, 1, 2, 3, 4, 5), (0, 1, 2, 4), (0, 1), (0,)
 Where none do, it is the last value alone."""
 FLAT = 0.005
 """Relative change below which a series counts as constant."""
+NOISIEST = 5
+"""So many of the noisiest layers are shown."""
 NOTES = 20
 """So many of the latest notes are shown."""
 
@@ -48,6 +51,7 @@ def render(summary: Summary, width: int = 80, title: str = "", plain: bool = Fal
             _series_without("single numbers", [n for n, count in summary.others if count])
         ),
         page.wrapped(_series_without("records", [n for n, count in summary.others if not count])),
+        *map(page.noise, summary.noise),
         page.coverage(summary.coverage),
         page.spending(summary.spending),
         page.notes(summary.notes),
@@ -126,6 +130,38 @@ class _Page:
         """Characters for name and trend beside some columns."""
         taken = sum(widths[column] + len(GAPS[column]) for column in columns)
         return self.width - taken - len(TREND_GAP)
+
+    def noise(self, ranking: NoiseRanking) -> list[str]:
+        """The noisiest layers, and those without a number."""
+        known = [one for one in ranking.layers if not math.isnan(one.median)]
+        unknown: dict[str, list[str]] = {}
+        for one in ranking.layers[len(known) :]:
+            unknown.setdefault(one.reason, []).append(one.name)
+        what = ranking.label if ranking.large_is_noisy else f"{ranking.label}; small is noisy"
+        of = f"noisiest of {len(ranking.layers)} {ranking.noun}s by {ranking.series}"
+        rows = [(one.name, shown(one.last), shown(one.median)) for one in known[:NOISIEST]]
+        gaps = [f"no number for {few(names)}: {reason}" for reason, names in unknown.items()]
+        return [
+            *self.wrapped(f"{of} ({what})"),
+            *(self._columns([(ranking.noun, "last", "median"), *rows]) if rows else ()),
+            *(line for gap in gaps for line in self.wrapped(gap.removesuffix(": "), "    ")),
+        ]
+
+    def _columns(self, rows: Sequence[tuple[str, str, str]]) -> list[str]:
+        """A name and two numbers in each row, or the second number alone where there is no room."""
+        cells = [tuple(map(self.text, row)) for row in rows]
+        longest, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
+        shown = slice(0 if sum(widths) + 6 < self.width else 1, None)
+        room = self.width - sum(width + 2 for width in widths[shown]) - 2
+        lines = []
+        for name, *numbers in cells:
+            # As in the table, a name that is too long has lines of its own.
+            is_short = len(name) <= room
+            lines += [] if is_short else self.wrapped(name, "  ")
+            start = f"  {name if is_short else ''}".ljust(2 + min(longest, room))
+            columns = zip(numbers[shown], widths[shown], strict=True)
+            lines.append(_line(start, "", [(text, width, "  ") for text, width in columns]))
+        return lines
 
     def coverage(self, table: CoverageTable | None) -> list[str]:
         if table is None:

@@ -44,6 +44,7 @@ from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
+from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.facts.recorder import FactRecorder
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import LATEST, History
@@ -86,7 +87,8 @@ class Cockpit:
     the per-sample gradients of earlier micro-batches may take, where quantities need those of the
     whole batch; if it isn't enough, they are computed from samples drawn at random, or are NaN.
     ``facts`` are recorded at each step, whatever is scheduled: numbers of the batch, of the loss
-    and of gradients, from which ``gradlens.diagnose`` finds what is wrong.
+    and of gradients, from which ``gradlens.diagnose`` finds what is wrong. With ``diagnose``, this
+    is done while training runs: each finding is a warning, once, and is stored in the run.
 
     The context is entered at each step, around the backward pass::
 
@@ -110,6 +112,7 @@ class Cockpit:
         strict: bool = False,
         max_bytes: int = MAX_BYTES,
         facts: bool = True,
+        diagnose: bool = False,
     ) -> None:
         check_max_bytes(max_bytes)
         check_loss_reduction(loss_reduction)
@@ -175,6 +178,7 @@ class Cockpit:
             LayerTracking(self.model, self.quantities, forecast, boundary),
             StaleGradient(self.parameters.values()),
             FactRecorder(setting, self._run) if facts else None,
+            LiveDiagnosis(self._run.history) if diagnose else None,
             self.budget,
             boundary,
         )

@@ -158,7 +158,7 @@ class StepGradients:
                 {k: reducer.failed[r] for k, r in self._of_part.items() if r in reducer.failed},
             ),
             frozenset(reducer.covered),
-            self._missing,
+            self.missing,
             self._gradients.coupling,
             projections=None if self._accumulating else self._projections,
         )
@@ -184,7 +184,7 @@ class StepGradients:
         return self._projections if self.whole is None else self.whole.part.projections
 
     @property
-    def _missing(self) -> Mapping[str, str]:
+    def missing(self) -> Mapping[str, str]:
         """Why parameters have no per-sample gradients."""
         if self.whole is not None:
             return self.whole.part.missing
@@ -202,16 +202,16 @@ class StepGradients:
     def uncovered(self) -> str:
         """Why no parameter has per-sample gradients; empty if one has."""
         covered = self._reducer.covered if self.whole is None else self.whole.part.covered
-        if covered or not self._missing:
+        if covered or not self.missing:
             return ""
         frozen = self._frozen
-        name, reason = min(self._missing.items(), key=lambda each: each[0] in frozen)
+        name, reason = min(self.missing.items(), key=lambda each: each[0] in frozen)
         return f"no parameter has per-sample gradients; of {name}: {reason}"
 
     @property
     def lacking(self) -> frozenset[str]:
         """Parameters that have a gradient, but none of single samples."""
-        missing = [(name, self._setting.parameters[name].grad) for name in self._missing]
+        missing = [(name, self._setting.parameters[name].grad) for name in self.missing]
         return frozenset(n for n, grad in missing if grad is not None and has_nonzero(grad))
 
     @property
@@ -220,7 +220,7 @@ class StepGradients:
         coupling = self._gradients.coupling if self.whole is None else self.whole.part.coupling
         frozen = self._frozen
         return Coverage(
-            {name: reason for name, reason in self._missing.items() if name not in frozen},
+            {name: reason for name, reason in self.missing.items() if name not in frozen},
             tuple(sorted(coupling)),
             self._setting.batchnorm,
             self.batch.samples,

@@ -16,7 +16,8 @@ from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.metrics import PUSHED, pushable
 from gradlens.cockpit.plain import recordable
 from gradlens.history.coverage import Coverage
-from gradlens.history.facts import rows_record, setup_record
+from gradlens.history.facts import finding_record, rows_record, setup_record
+from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.json_lines import Value
 from gradlens.history.records import (
@@ -175,6 +176,14 @@ class Run:
         """Record numbers of some steps in a table of the facts."""
         self.history.facts.table(table).add(steps, columns)
         self._write(rows_record(table, steps, columns))
+
+    def record_finding(self, finding: Finding) -> None:
+        """Record what is wrong with the run, and warn of it."""
+        self.history.facts.findings.append(finding)
+        self._write(finding_record(finding))
+        self._publisher.note(finding.step, finding.sentence)
+        text = f"gradlens, step {finding.step}: {finding.sentence}"
+        warnings.warn(text, GradlensWarning, _users_level())
 
     def log(self, global_step: int, values: Mapping[str, Any]) -> None:
         """Record values of the training loop; ``ValueError`` for names that others have."""

@@ -512,6 +512,7 @@ class TrackedStep:
             without_losses,
             changed.untracked,
             frozenset() if gradients is None else gradients.lacking,
+            {} if gradients is None else gradients.missing,
         )
 
     def _why_no_losses(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,9 @@ from gradlens.cockpit.model import processes_apart
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.updates import Updates
+from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.facts.recorder import FactRecorder
+from gradlens.history.finding import Finding
 from gradlens.hooks.data_parallel import may_end_alone
 from gradlens.hooks.eager_calls import EagerCalls, uncompiled_calls
 from gradlens.hooks.layer_hooks import HookInstaller
@@ -48,6 +50,7 @@ class Tracking:
     layers: LayerTracking
     stale_gradient: StaleGradient
     facts: FactRecorder | None
+    diagnosis: LiveDiagnosis | None
     budget: Budget | None
     boundary: Boundary
 
@@ -64,9 +67,6 @@ class Tracking:
 
     def begin_step(self, global_step: int, info: Mapping[str, Any]) -> None:
         """A step's context is entered: what waited for the update is over."""
-        if self.facts is not None:
-            with self.boundary.contain("recording the facts of a step"):
-                self.facts.begin(global_step, info)
         if self.budget is not None:
             self.budget.begin_step(global_step)
             if self.budget.is_settled:
@@ -91,6 +91,9 @@ class Tracking:
         left_over = self.assembly.begin_step(global_step)
         if left_over:
             self.run.note(global_step, left_over)
+        if self.facts is not None:
+            with self.boundary.contain("recording the facts of a step"):
+                self.facts.begin(global_step, info)
 
     def _compare_processes(self) -> None:
         if self.assembly.is_compared or self.may_end_alone:
@@ -121,9 +124,17 @@ class Tracking:
                     self.facts.abandon()
         if is_complete:
             self.updates.close_interval()
+            self._diagnose(LiveDiagnosis.after_step)
         if not goes_on:
             self.eager_calls.end_step()
             self.expect(self.forecast.next_steps)
+
+    def _diagnose(self, find: Callable[[LiveDiagnosis], Sequence[Finding]]) -> None:
+        """Record what is newly found wrong with the run."""
+        if self.diagnosis is not None:
+            with self.boundary.contain("diagnosing the run"):
+                for finding in find(self.diagnosis):
+                    self.run.record_finding(finding)
 
     def expect(self, steps: Sequence[int]) -> None:
         """Let later forward passes run with hooks on layers, and uncompiled, if a step needs that.
@@ -166,6 +177,7 @@ class Tracking:
         if self.facts is not None:
             with self.boundary.contain("recording the last facts"):
                 self.facts.close()
+        self._diagnose(LiveDiagnosis.now)
         with self.boundary.contain("closing the run"):
             if self.budget is not None:
                 self._record_spending(self.budget)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from gradlens.facts.batch import median
 from gradlens.hooks.node_kinds import VIEWS, Node, kind
 from gradlens.hooks.torch_private import saved
 from gradlens.numerics.precision import accumulable
@@ -154,7 +155,7 @@ def loss_columns(losses: Floats, classes: int) -> dict[str, float]:
     found = {
         "loss_max": float(known.max()),
         "loss_largest": float(np.nanargmax(losses)),
-        "loss_median": float(np.median(known)),
+        "loss_median": median(known),
     }
     if classes > 1:
         found["loss_over"] = float((known > 2 * math.log(classes)).mean())
@@ -163,40 +164,48 @@ def loss_columns(losses: Floats, classes: int) -> dict[str, float]:
 
 def label_columns(labels: Floats) -> dict[str, float]:
     """Columns of the steps' table, from the labels of single samples ``[N]``; −1 is none."""
-    _, counts = np.unique(labels[labels >= 0], return_counts=True)
+    counts = counts_of(labels)
     if not counts.size:
         return {}
-    shares = counts / counts.sum()
+    shares = counts[counts > 0] / counts.sum()
     return {"label_entropy": float(-(shares * np.log(shares)).sum())}
+
+
+def counts_of(labels: Floats) -> NDArray[np.int64]:
+    """How often each class is a label; none if some labels are no classes."""
+    known = labels[labels >= 0]
+    classes = known.astype(np.int64)
+    if not known.size or classes.max() >= MOST_CLASSES or (classes != known).any():
+        return np.zeros(0, dtype=np.int64)
+    return np.bincount(classes)
 
 
 class LabelCounts:
     """How often each class was a label so far."""
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
+        self._counts = np.zeros(0, dtype=np.int64)
 
     def add(self, labels: Floats) -> None:
-        """Count the labels of a batch; those that are no whole numbers are none."""
-        whole = labels[(labels >= 0) & (labels == np.floor(labels))]
-        found, counts = np.unique(whole, return_counts=True)
-        for label, count in zip(found.tolist(), counts.tolist(), strict=True):
-            self._counts[int(label)] = self._counts.get(int(label), 0) + count
+        """Count the labels of a batch."""
+        found = counts_of(labels)
+        most = max(len(found), len(self._counts))
+        before = self._counts
+        self._counts = np.pad(found, (0, most - len(found)))
+        self._counts[: len(before)] += before
 
     def state_dict(self) -> State:
         """The counts."""
-        return {"counts": dict(self._counts)}
+        return {"counts": self._counts.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
-        self._counts = dict(state["counts"])
+        self._counts = np.array(state["counts"], dtype=np.int64)
 
     def columns(self) -> dict[str, float]:
-        """Columns of the layers' table, if there are few classes."""
-        if len(self._counts) > MOST_CLASSES:
-            return {}
-        return {f"labels/{label}": float(count) for label, count in sorted(self._counts.items())}
+        """Columns of the layers' table."""
+        return {f"labels/{label}": float(n) for label, n in enumerate(self._counts) if n}
 
 
 MOST_CLASSES = 1000
-"""Labels are counted by class if there are no more classes."""
+"""Labels are counted by class if their numbers are below this."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from gradlens.facts.parameters import norm, own_gradients, some_elements
 from gradlens.history.setup import ParameterGroup
-from gradlens.hooks.module_hooks import HookOwner, OwnedHook
+from gradlens.hooks.module_hooks import HookOwner, OwnedHook, removal
 from gradlens.hooks.torch_private import version
 
 
@@ -67,8 +66,9 @@ class OptimizerSteps(HookOwner):
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
         self._optimizer: Optimizer | None = None
-        self._handle: RemovableHandle | None = None
+        self._remove_hook: Callable[[], object] | None = None
         self._versions: list[int] = []
+        self._needs_norm = False
         self.count = 0
         self.norm: Tensor | None = None
 
@@ -78,21 +78,22 @@ class OptimizerSteps(HookOwner):
             self.close()
             self._optimizer = optimizer
             hook = OwnedHook(self, OptimizerSteps._before_step)
-            self._handle = optimizer.register_step_pre_hook(hook)
+            self._remove_hook = removal(self, [optimizer.register_step_pre_hook(hook)])
 
     @property
     def is_following(self) -> bool:
         """Whether the steps of an optimizer are counted."""
         return self._optimizer is not None
 
-    def begin(self) -> None:
+    def begin(self, needs_norm: bool) -> None:
         """The backward pass is over, and the optimizer's step comes next."""
         self.count, self.norm = 0, None
-        self._versions = self._present_versions()
+        self._needs_norm = needs_norm
+        self._versions = self._present_versions() if needs_norm else []
 
     def _before_step(self, *arguments: Any) -> None:
         self.count += 1
-        if self.count == 1 and self._versions != self._present_versions():
+        if self._needs_norm and self.count == 1 and self._versions != self._present_versions():
             self.norm = norm(own_gradients(self._parameters))
 
     def failed(self, error: Exception) -> None:
@@ -103,6 +104,6 @@ class OptimizerSteps(HookOwner):
 
     def close(self) -> None:
         """Remove the hook."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = self._optimizer = None
+        if self._remove_hook is not None:
+            self._remove_hook()
+        self._remove_hook = self._optimizer = None

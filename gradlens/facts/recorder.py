@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradlens.facts.batch import BatchRows, Rows, batch_columns
-from gradlens.facts.loss import LabelCounts, label_columns, loss_columns, loss_node, loss_rows
+from gradlens.facts.loss import (
+    LabelCounts,
+    LossRows,
+    label_columns,
+    loss_columns,
+    loss_node,
+    loss_rows,
+)
 from gradlens.facts.network import Network, activation_share, by_layer
 from gradlens.facts.optimizers import OptimizerSteps, learning_rate, second_moments
 from gradlens.facts.parameters import (
@@ -37,6 +44,10 @@ LAYER_INTERVAL = 20
 """Layers and parameters are recorded at the first steps and then at every 20th, which divides the
 price of reading all parameters by 20."""
 
+NORM_INTERVAL = 4
+"""The norm of all gradients is computed at the first steps and then at every fourth, since reading
+all gradients takes up to 5 % of a step of a network of large matrix products."""
+
 FLUSHED = 8
 """So many steps are read from the device together, which costs one synchronisation."""
 
@@ -58,12 +69,14 @@ class StepFacts:
     """What is recorded of one step, on the device.
 
     ``numbers`` are columns of the steps' table, and ``of_layers`` those of the layers' table, where
-    the step has a row there. Of several micro-batches, there are the ``rows`` of each.
+    the step has a row there. Of several micro-batches, there are the ``rows`` of each, and its
+    ``parts`` of the loss: the loss, whether it is that of the micro-batch alone, and its labels.
     """
 
     step: int
     numbers: dict[str, Tensor | float] = field(default_factory=dict)
     of_layers: dict[str, Tensor] | None = None
+    parts: list[tuple[Tensor, bool, int]] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
@@ -119,19 +132,15 @@ class FactRecorder:
             facts.rows.append(rows)
 
     def _read_loss(self, facts: StepFacts, loss: Tensor, info: Mapping[str, Any]) -> None:
-        """Losses of micro-batches add up, since their gradients do."""
-        value = loss.detach().reshape(()).float().clone()
-        scale = loss_scale(info)
-        if self._goes_on and "loss" in facts.numbers:
-            value = value + facts.numbers["loss"]
-        facts.numbers["loss"] = value if scale == 1 else value / scale
         node = loss_node(loss)
+        found = LossRows() if node is None else loss_rows(node)
+        scale = loss_scale(info)
+        value = loss.detach().reshape(()).float().clone()
+        facts.parts.append((value / scale, scale != 1, found.count or _count(facts.rows)))
         if node is None:
             return
-        found = loss_rows(node)
         facts.classes = found.classes
-        labels = facts.numbers.get("labels", 0.0)
-        facts.numbers["labels"] = float(labels) + found.count
+        facts.numbers["labels"] = found.count + float(facts.numbers.get("labels", 0.0))
         facts.numbers["classes"] = float(found.classes)
         if found.losses is not None:
             facts.losses.append(found.losses)
@@ -166,9 +175,12 @@ class FactRecorder:
         self._goes_on = accumulating
         if facts is None or accumulating:
             return
+        if facts.parts:
+            is_mean = self._setting.loss_reduction == "mean"
+            facts.numbers["loss"] = joined_loss(facts.parts, is_mean)
         gradients = own_gradients(self._setting.parameters)
         scale = gradient_scale(info)
-        total = norm(gradients)
+        total = norm(gradients) if self._is_norm_step else None
         if total is not None:
             facts.numbers["grad_norm"] = total / scale
         facts.numbers["stale"] = float(is_stale)
@@ -177,7 +189,11 @@ class FactRecorder:
             if info.get("optimizer") is not None:
                 facts.of_layers |= second_moments(info["optimizer"], self._parameters)
             self._before = {name: some_elements(p) for name, p in self._parameters.items()}
-        self._optimizer.begin()
+        self._optimizer.begin(self._is_norm_step)
+
+    @property
+    def _is_norm_step(self) -> bool:
+        return self._steps <= NORM_INTERVAL or self._steps % NORM_INTERVAL == 0
 
     def abandon(self) -> None:
         """An exception has left the context: its step isn't recorded, and those before are."""
@@ -193,7 +209,7 @@ class FactRecorder:
         if self._optimizer.is_following:
             facts.numbers["updates"] = float(self._optimizer.count)
             at_step = self._optimizer.norm
-            if self._optimizer.count:
+            if self._optimizer.count == 1:
                 found = facts.numbers.get("grad_norm") if at_step is None else at_step
                 if found is not None:
                     facts.numbers["grad_norm_at_step"] = found
@@ -260,6 +276,23 @@ class FactRecorder:
         self.flush()
         self._optimizer.close()
         self._batch.close()
+
+
+def joined_loss(parts: Sequence[tuple[Tensor, bool, int]], is_mean: bool) -> Tensor:
+    """The loss of a step, from those of its micro-batches.
+
+    They add up as their gradients do, unless each is the mean over a micro-batch alone.
+    """
+    losses = torch.stack([loss for loss, _, _ in parts])
+    if len(parts) == 1 or not is_mean or not all(alone for _, alone, _ in parts):
+        return losses.sum()
+    counts = losses.new_tensor([count or 1 for _, _, count in parts])
+    return (losses * counts).sum() / counts.sum()
+
+
+def _count(rows: Sequence[Rows]) -> int:
+    """The number of rows of the latest micro-batch; 0 if it isn't known."""
+    return rows[-1].numbers.shape[1] if rows else 0
 
 
 def _read(steps: Sequence[StepFacts]) -> list[tuple[StepFacts, list[Floats]]]:

@@ -84,8 +84,9 @@ def _classes(module: nn.Module) -> tuple[str, ...]:
 
 def _fan_in(module: nn.Module) -> int:
     """The number of inputs of one output of a layer; 0 without a weight of rows."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, nn.Parameter) or weight.dim() < 2 or isinstance(module, LOOKUPS):
+    # Reading a parametrised weight would compute it, and may change the layer's buffers.
+    weight = dict(module.named_parameters(recurse=False)).get("weight")
+    if weight is None or weight.dim() < 2 or not len(weight) or isinstance(module, LOOKUPS):
         return 0
     return weight[0].numel()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from gradlens.history.coverage import few
 from gradlens.history.schema import Fields, Is, ListOf, OneOf, Whole
 
 Certainty = Literal["fact", "very likely", "consistent with"]
@@ -46,6 +47,12 @@ class Finding:
     advice: str = ""
     others: tuple[str, ...] = ()
     explained_by: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What was found, where, and what to do."""
+        where = f" ({few(self.where)})" if self.where else ""
+        return f"{self.title}{where}: {self.certainty}. {self.advice}".strip()
 
     def plain(self) -> dict[str, Any]:
         """For a file."""

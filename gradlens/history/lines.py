@@ -73,6 +73,11 @@ def field_line(records: Records, name: str) -> Line:
     return line_through(_array(found), column(found.values(), name))
 
 
+def network_line(records: Records) -> Line:
+    """The number of the whole network: a record itself, or its entry ``"value"`` if it has more."""
+    return field_line(records, "value")
+
+
 def lines(records: Records, field: str = "") -> dict[str, Line]:
     """A series of dicts of numbers as one line per key; steps without the key are NaN.
 

@@ -242,6 +242,8 @@ KNOWN: Mapping[str, tuple[Part, ...]] = {
     "HessEigenvalues": (Part("λ1", "eigenvalues", _first_eigenvalue),),
     "SpectralDensity": (),
     "Stability": (Part("sharpness", "sharpness"), Part("ratio", "ratio")),
-    "GradNoiseScale": (Part("", "value"),),
+    **dict.fromkeys(
+        ("GradNoiseScale", "NormTest", "InnerTest", "OrthoTest", "MeanGSNR"), (Part("", "value"),)
+    ),
 }
 """What is worth telling of the records of known quantities."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
@@ -76,6 +76,18 @@ class OwnedHook(Generic[Owner]):
 
     def __reduce__(self) -> tuple[type[OwnedHook[Owner]], tuple[()]]:
         return type(self), ()
+
+
+def removal(owner: HookOwner, handles: Iterable[RemovableHandle]) -> Callable[[], object]:
+    """A function that removes an owner's hooks, which is also called when the owner is deleted."""
+    found = weakref.finalize(owner, _remove, tuple(handles))
+    found.atexit = False
+    return found
+
+
+def _remove(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def hook_owners(model: nn.Module) -> set[HookOwner]:

@@ -95,10 +95,20 @@ def saved_where_they_are(node: Any) -> list[Tensor]:
 
     Reading the latter by ``saved`` would run these hooks, such as those of a checkpoint.
     """
+    slots = _saved_tensors(node)
+    return [one.data for one in slots if one.unpack_hook is None and one.data is not None]
+
+
+def is_saved_elsewhere(node: Any) -> bool:
+    """Whether hooks store tensors that a node has saved elsewhere, or recompute them."""
+    return any(one.unpack_hook is not None for one in _saved_tensors(node))
+
+
+def _saved_tensors(node: Any) -> list[Any]:
+    """torch's objects that hold the tensors, each with the hook that gives it back."""
     node_type: Any = type(node)
     slots = [getattr(node, name) for name in _slots(node_type)]
-    flat = [one for slot in slots for one in (slot if isinstance(slot, tuple) else [slot])]
-    return [one.data for one in flat if one.unpack_hook is None and one.data is not None]
+    return [one for slot in slots for one in (slot if isinstance(slot, tuple) else [slot])]
 
 
 @cache

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
 from gradlens.history.history import History
-from gradlens.history.lines import Line, line
+from gradlens.history.lines import Line, network_line
 from gradlens.instruments.drawing import Artists, any_finite, curves, explain_empty
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.numbers import short_labels
@@ -65,7 +65,7 @@ class GradientTestsInstrument(Instrument):
     width: ClassVar[float] = 1.5
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        found = {name: line(history[name]) for name in self.names}
+        found = {name: network_line(history[name]) for name in self.names}
         if not any_finite(list(found.values())):
             axis.apply(ax)
             return explain_empty(ax, list(found.values()))

@@ -27,7 +27,15 @@ from gradlens.instruments.drawing import (
     row_stride,
 )
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.layers import LayerTable, Layout, are_shares, columns, layout, table
+from gradlens.instruments.layers import (
+    LayerTable,
+    Layout,
+    are_shares,
+    columns,
+    layout,
+    table,
+    words,
+)
 from gradlens.instruments.scales import (
     LogTicks,
     NumberLabels,
@@ -94,17 +102,17 @@ class LayerMapInstrument(Instrument):
         edges = axis.unwarp(places)
         mesh = _mesh(inner, edges, thinned, norm)
         artists = _undefined(inner, edges, thinned)
-        words = _words(found, view, norm, bool(artists))
+        text = _words(found, view, norm, bool(artists))
         artists |= {
             "map": mesh,
             "colours": _colours(bar, mesh, norm, PercentLabels() if shares else NumberLabels()),
-            "subtitle": subtitle(ax, words),
+            "subtitle": subtitle(ax, text),
         }
         return artists | missing(inner, axis, [_worst(whole)])
 
 
 def _words(found: Layout, view: View, norm: Normalize, undefined: bool) -> str:
-    what = found.field or view.label or "value"
+    what = words(found, view)
     scale = ", log" if isinstance(norm, (LogNorm, SymLogNorm)) else ""
     hatched = " · hatched: no finite number" if undefined else ""
     return f"colour: {what}{scale} · from input (top) to output{hatched}"

@@ -13,6 +13,7 @@ from gradlens.history.history import History
 from gradlens.history.lines import (
     PLAIN,
     Floats,
+    Line,
     Records,
     column,
     keys,
@@ -74,6 +75,12 @@ def layout(records: Records, history: History) -> Layout | None:
     return None if field is None else Layout(part, field, NOUNS[part])
 
 
+def words(found: Layout, view: View) -> str:
+    """What the numbers of a layout are."""
+    field = "" if found.field == "value" else found.field
+    return field or view.label or "value"
+
+
 def are_shares(values: Floats, view: View) -> bool:
     """Whether the view's label begins with "share" and all numbers are between 0 and 1."""
     called = view.label.split()[:1] == ["share"]
@@ -107,12 +114,16 @@ def row_names(records: Records, found: Layout) -> tuple[str, ...]:
     return keys(_parts(records, found))
 
 
+def row_lines(records: Records, found: Layout, history: History) -> dict[str, Line]:
+    """The numbers of each parameter or layer, from input to output."""
+    by_name = lines(_parts(records, found), found.field)
+    return {name: by_name[name] for name in in_order(tuple(by_name), history)}
+
+
 def table(records: Records, found: Layout, history: History) -> LayerTable:
     """The numbers of a series by parameter or layer."""
-    parts = _parts(records, found)
-    by_name = lines(parts, found.field)
-    names = in_order(tuple(by_name), history)
-    rows = [by_name[name] for name in names]
+    by_name = row_lines(records, found, history)
+    names, rows, parts = tuple(by_name), [*by_name.values()], _parts(records, found)
     values = np.array([one.values for one in rows]).reshape(len(names), len(parts))
     return LayerTable(
         names,

@@ -8,7 +8,7 @@ from typing import ClassVar, final
 from matplotlib.axes import Axes
 
 from gradlens.history.history import History
-from gradlens.history.lines import line
+from gradlens.history.lines import network_line
 from gradlens.history.view import GROUPS_OF_LOGGED, Group
 from gradlens.instruments.drawing import Artists, curves, readout
 from gradlens.instruments.instrument import Instrument
@@ -34,7 +34,8 @@ class _NumbersInstrument(Instrument):
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         kinds = [self.kind(history, name) or name for name in self.names]
         labels = short_labels(self.names, kinds, self.labels)
-        lines = {label: line(history[n]) for label, n in zip(labels, self.names, strict=True)}
+        named = zip(labels, self.names, strict=True)
+        lines = {label: network_line(history[name]) for label, name in named}
         scale = self.scale or log_if_wide([one.values for one in lines.values()])
         artists = curves(ax, axis, lines, categorical_colors(len(lines)), scale)
         text, alarm = readout(lines[labels[-1]])

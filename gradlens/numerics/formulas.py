@@ -92,12 +92,38 @@ def _relative_error(spread: Tensor, found: SampleDeviations, rounding: Tensor) -
     return math.sqrt(float(spread) / ((n - 1) * n * float(found.squared_mean)))
 
 
-def gradient_signal_to_noise(parts: Sequence[ElementDeviations], n: int, eps: float) -> float:
+@dataclass(frozen=True)
+class ElementRatios:
+    """ḡⱼ²/(vⱼ + ε) of the elements j of one parameter, summed over each of C pieces.
+
+    The columns of ``sums`` ``[C, 3]``, in float64 on the host, are those of Σₙ(gₙⱼ − ḡⱼ)², of the
+    ratios, and of bounds for the ratios' errors.
+    """
+
+    sums: Tensor
+    elements: int
+
+
+def element_ratios(found: ElementDeviations, divisor: int, eps: float) -> ElementRatios:
+    """Of one parameter, with vⱼ = Σₙ(gₙⱼ − ḡⱼ)²/divisor."""
+    sums = [torch.zeros(0, 3, dtype=torch.float64)]
+    # As many at once as stay in a processor's cache.
+    pieces = (each.flatten().split(CHUNK) for each in (found.mean, found.squares))
+    for mean, squares in zip(*pieces, strict=True):
+        ratios = mean.to(squares.dtype).square().div_((squares / divisor).add_(eps))
+        # An error of noise·ḡⱼ² in a denominator is one of noise·ratio relative to it.
+        errors = found.noise * double(torch.linalg.vecdot(ratios, ratios))
+        sums.append(torch.stack([double(squares.sum()), double(ratios.sum()), errors]).cpu()[None])
+    return ElementRatios(torch.cat(sums), found.mean.numel())
+
+
+def gradient_signal_to_noise(parts: Sequence[ElementRatios]) -> float:
     """Mean over all elements j of ḡⱼ²/(vⱼ + ε), vⱼ the population variance of gₙⱼ.
 
-    Liu et al., 2020, arXiv:2001.07384.
+    Liu et al., 2020, arXiv:2001.07384. The ``parts`` are those of ``element_ratios`` with N as the
+    divisor.
     """
-    return _mean_ratio(parts, n, eps)
+    return _mean_ratio(parts)
 
 
 def early_stopping(parts: Sequence[ElementDeviations], n: int, eps: float) -> float:
@@ -106,27 +132,21 @@ def early_stopping(parts: Sequence[ElementDeviations], n: int, eps: float) -> fl
     It is positive where gradients can't be distinguished from noise (Mahsereci et al., 2017,
     arXiv:1703.09580, Eq. 7).
     """
-    ratio = _mean_ratio(parts, n - 1, eps)
+    ratio = _mean_ratio([element_ratios(part, n - 1, eps) for part in parts])
     return ratio if isinstance(ratio, Undefined) else 1 - n * ratio
 
 
-def _mean_ratio(parts: Sequence[ElementDeviations], divisor: int, eps: float) -> float:
-    """Mean over all elements of ḡⱼ²/(Σₙ(gₙⱼ − ḡⱼ)²/divisor + ε)."""
-    sums = []
-    for part in parts:
-        # As many at once as stay in a processor's cache.
-        pieces = (each.flatten().split(CHUNK) for each in (part.mean, part.squares))
-        for mean, squares in zip(*pieces, strict=True):
-            ratios = mean.to(squares.dtype).square().div_((squares / divisor).add_(eps))
-            # An error of noise·ḡⱼ² in a denominator is one of noise·ratio relative to it.
-            errors = part.noise * double(torch.linalg.vecdot(ratios, ratios))
-            sums.append(torch.stack([double(squares.sum()), double(ratios.sum()), errors]).cpu())
-    spread, total, error = torch.stack(sums).sum(0).tolist() if sums else (0.0, 0.0, 0.0)
+def _mean_ratio(parts: Sequence[ElementRatios]) -> float:
+    """Mean over all elements of all ``parts``."""
+    elements = sum(part.elements for part in parts)
+    if not elements:
+        return Undefined("the parameter has no elements")
+    spread, total, error = torch.cat([part.sums for part in parts]).sum(0).tolist()
     if not math.isfinite(spread):
         return Undefined(NOT_FINITE)
     if not error <= TOLERATED * total < math.inf:
         return Undefined(f"{EQUAL}, or a larger epsilon")
-    return total / sum(part.mean.numel() for part in parts)
+    return total / elements
 
 
 def batch_size_rule(found: SampleDeviations, learning_rate: float, mean_loss: float) -> float:

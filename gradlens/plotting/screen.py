@@ -31,8 +31,8 @@ class Screen:
             return found
         if self.layers and main_panels(history, self.instruments):
             raise ValueError(
-                "there is nothing by layer or parameter: track GradNorm, GradCovariance, or "
-                "GradHist1d(keep_individual=True)"
+                "there is nothing by layer or parameter: track GradNorm, GradCovariance, "
+                "NormTest(by='layer'), or GradHist1d(keep_individual=True)"
             )
         raise ValueError(nothing(history))
 

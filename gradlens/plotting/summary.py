@@ -14,6 +14,7 @@ from gradlens.history.lines import Floats, Line
 from gradlens.history.records import Note
 from gradlens.history.scalars import Scalar
 from gradlens.history.spending import Spending
+from gradlens.plotting.noise_ranking import NoiseRanking, noise_rankings
 
 RECENT = 0.2
 """Share of a series whose median is compared with that of the same share before it."""
@@ -53,7 +54,8 @@ class Summary:
 
     ``others`` gives these series with their numbers of records. ``coverage`` is the latest, or
     ``None`` if nothing was made of per-sample gradients. ``spending`` is what tracking has taken of
-    the time, if it had a budget.
+    the time, if it had a budget. ``noise`` ranks layers or parameters, where their noise was
+    recorded.
     """
 
     steps: tuple[int, ...]
@@ -63,6 +65,7 @@ class Summary:
     notes: tuple[Note, ...]
     coverage: CoverageTable | None = None
     spending: Spending | None = None
+    noise: tuple[NoiseRanking, ...] = ()
 
 
 def summarize(history: History) -> Summary:
@@ -75,7 +78,14 @@ def summarize(history: History) -> Summary:
     coverage = None if latest is None else CoverageTable(latest, history.parameters)
     notes = tuple(history.notes)
     return Summary(
-        history.steps, history.truncated, rows, others, notes, coverage, history.spending
+        history.steps,
+        history.truncated,
+        rows,
+        others,
+        notes,
+        coverage,
+        history.spending,
+        noise_rankings(history),
     )
 
 

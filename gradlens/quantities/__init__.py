@@ -26,6 +26,7 @@ from gradlens.quantities.kinds import (
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.quantities.loss import Loss
 from gradlens.quantities.mean_gsnr import MeanGSNR
+from gradlens.quantities.noise_quantity import NoiseQuantity
 from gradlens.quantities.output_activation import DeadNeurons, OutputActivation
 from gradlens.quantities.output_norm import InputNorm, OutputNorm
 from gradlens.quantities.parameter_norm import ConditionNumber, ParameterNorm, WeightSignFlips
@@ -71,6 +72,7 @@ __all__ = [
     "Loss",
     "MeanGSNR",
     "MeanTID",
+    "NoiseQuantity",
     "NormTest",
     "OrthoTest",
     "OutputActivation",

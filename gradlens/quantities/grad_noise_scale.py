@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+
 from gradlens.history.view import View
-from gradlens.numerics.formulas import NoiseScale, noise_scale
-from gradlens.quantities.kinds import SingleStepQuantity
-from gradlens.quantities.step import Step
+from gradlens.numerics.deviations import SampleDeviations
+from gradlens.numerics.formulas import noise_scale
+from gradlens.quantities.gradient_tests import DeviationsQuantity
 from gradlens.reductions import Deviations
 
 
-class GradNoiseScale(SingleStepQuantity):
+class GradNoiseScale(DeviationsQuantity):
     """Simple gradient noise scale tr(Σ)/‖G‖² (McCandlish et al., 2018, arXiv:1812.06162).
 
     A value holds the ``"value"``, the ends ``"low"`` and ``"high"`` of its 95 % confidence
@@ -18,8 +21,7 @@ class GradNoiseScale(SingleStepQuantity):
     if one sample has more than 15 % of the estimates' spread: other batches may have more noise.
     """
 
-    reductions = (Deviations(),)
     view = View("Gradient noise scale", group="noise", yscale="log", label="samples")
 
-    def compute(self, step: Step) -> NoiseScale:
-        return noise_scale(step.total(Deviations()))
+    def value(self, parts: Sequence[SampleDeviations]) -> dict[str, float]:
+        return asdict(noise_scale(Deviations().total(parts)))

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.numerics.formulas import ONE_SAMPLE, gradient_signal_to_noise
-from gradlens.quantities.kinds import SingleStepQuantity
+from gradlens.numerics.formulas import (
+    ONE_SAMPLE,
+    ElementRatios,
+    element_ratios,
+    gradient_signal_to_noise,
+)
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.quantities.noise_quantity import NoiseQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import ElementDeviations
 
 
 @dataclass(eq=False)
-class MeanGSNR(SingleStepQuantity):
+class MeanGSNR(NoiseQuantity):
     """Mean over all elements j of ḡⱼ² / (variance of gₙⱼ over samples + ε).
 
     Liu et al., 2020, arXiv:2001.07384, with the population variance as there; ε is ``epsilon``.
@@ -24,8 +30,11 @@ class MeanGSNR(SingleStepQuantity):
 
     epsilon: float = 1e-5  # as in cockpit-for-pytorch
 
-    def compute(self, step: Step) -> float:
+    def parts(self, step: Step) -> Mapping[str, ElementRatios]:
         if step.samples < 2:
-            return Undefined(ONE_SAMPLE)
-        parts = list(step.by_parameter(ElementDeviations()).values())
-        return gradient_signal_to_noise(parts, step.samples, self.epsilon)
+            raise UnavailableError(ONE_SAMPLE)
+        found = step.by_parameter(ElementDeviations())
+        return {n: element_ratios(each, step.samples, self.epsilon) for n, each in found.items()}
+
+    def value(self, parts: Sequence[ElementRatios]) -> float:
+        return gradient_signal_to_noise(parts)

@@ -32,6 +32,7 @@ class Step:
     the model doesn't have any more. ``without_losses`` is the reason why ``individual_losses`` are
     unknown. ``untracked`` names the model's trained parameters besides ``parameters``, and
     ``lacking`` those of ``parameters`` that have a gradient, but none of single samples.
+    ``missing`` says of parameters why they have no gradients of single samples.
     """
 
     global_step: int
@@ -51,6 +52,7 @@ class Step:
     without_losses: str = ""
     untracked: Sequence[str] = ()
     lacking: frozenset[str] = frozenset()
+    missing: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def without_gradients(self) -> Step:
         """The step without reductions, signals and graph, to be kept until the next step."""

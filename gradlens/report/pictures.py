@@ -18,7 +18,7 @@ from gradlens.instruments import (
     SpectralDensityInstrument,
 )
 from gradlens.instruments.layer_map import colour_norm
-from gradlens.instruments.layers import are_shares, layout, table
+from gradlens.instruments.layers import are_shares, layout, table, words
 from gradlens.instruments.scales import step_label
 from gradlens.instruments.spectral_density import FLOOR, densities
 from gradlens.instruments.style import BLUE, MUTED
@@ -48,7 +48,7 @@ def layer_map(history: History, instrument: Instrument) -> Card:
         return _nothing(title, Line(whole.steps, whole.values[0], whole.reason), "layers", records)
     norm = colour_norm(known, "linear" if are_shares(known, view) else view.yscale)
     log = ", log" if isinstance(norm, (LogNorm, SymLogNorm)) else ""
-    return MapCard(title, "layers", f"{found.field or view.label or 'value'}{log}", whole, norm)
+    return MapCard(title, "layers", f"{words(found, view)}{log}", whole, norm)
 
 
 def _nothing(title: str, one: Line, group: Group, records: Records) -> Card:

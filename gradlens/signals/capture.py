@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.hooks.module_hooks import HookOwner, OwnedHook, on_gradient
+from gradlens.hooks.module_hooks import HookOwner, OwnedHook, on_gradient, removal
 from gradlens.hooks.torch_private import backward_pass_id, has_numbers, in_backward_pass
 from gradlens.signals.axes import find_axes
 from gradlens.signals.layer_signals import LayerSignals
@@ -90,8 +89,7 @@ class SignalCapture(HookOwner):
         self._scale = 1.0
         self._evaluating = False
         handles = list(self._register(model, wanted))
-        self._remove_hooks = weakref.finalize(self, _remove, handles)
-        self._remove_hooks.atexit = False
+        self._remove_hooks = removal(self, handles)
 
     def _register(self, model: nn.Module, wanted: Requests) -> Iterator[RemovableHandle]:
         def hook(function: Callable[..., None], **known: str) -> OwnedHook[SignalCapture]:
@@ -330,11 +328,6 @@ class SignalCapture(HookOwner):
             axes = replace(axes, channel_last=request.channel_last)
         with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
             call.add(request, request.reduction.reduce(axes.samples(tensor.detach())))
-
-
-def _remove(handles: Iterable[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 # Hooks on modules.

@@ -21,7 +21,13 @@ from torch import Tensor, distributed, multiprocessing, nn
 import gradlens
 from gradlens.quantities import GradHist1d, GradHist2d, Loss, MeanGSNR, NormTest
 from gradlens.reductions import SquaredNorms, SumOfSquares
-from tests.cockpit.test_training_loops import assert_same_histories, data, network, tracked
+from tests.cockpit.test_training_loops import (
+    assert_same_histories,
+    data,
+    network,
+    noise_by_part,
+    tracked,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +96,8 @@ NETWORKS = {"factors": network, "recomputed": with_recomputed_layers}
 
 
 def quantities() -> list[Any]:
-    return [*tracked(), GradHist2d(), GradHist1d(keep_individual=True, name="by parameter")]
+    histograms = [GradHist2d(), GradHist1d(keep_individual=True, name="by parameter")]
+    return [*tracked(), *noise_by_part(), *histograms]
 
 
 def free_port() -> int:

@@ -30,7 +30,11 @@ from gradlens.reductions import (
     Reduction,
     ReductionAboutMean,
 )
-from tests.cockpit.test_training_loops import assert_same_histories, assert_same_records
+from tests.cockpit.test_training_loops import (
+    assert_same_histories,
+    assert_same_records,
+    noise_by_part,
+)
 
 N = 20
 KINDS = [
@@ -93,7 +97,7 @@ def tracked() -> list[Quantity]:
     found = [getattr(quantities, name)() for name in [*names.split(), "Alpha", "Loss"]]
     adapt = quantities.bin_adaptation.GradAbsMax()
     found += [quantities.GradHist1d(adapt=adapt), quantities.GradHist2d(keep_individual=True)]
-    return [*found, Own(), SumsOfSquares()]
+    return [*found, *noise_by_part(), Own(), SumsOfSquares()]
 
 
 Loop = Callable[..., None]
@@ -300,7 +304,8 @@ def test_what_does_not_fit_is_estimated_or_says_so() -> None:
         found = train((4,) * 5, max_bytes=0)
     exact = train((N,))
     assert any("4 of 20 samples, drawn at random" in str(each.message) for each in said)
-    for name in ("NormTest", "MeanGSNR", "EarlyStopping", "CABS", "GradHist1d", "SumsOfSquares"):
+    for name in ("NormTest", "MeanGSNR", "EarlyStopping", "CABS", "GradHist1d", "SumsOfSquares",
+                 "NormTest by part", "MeanGSNR by part"):  # fmt: skip
         assert_same_records(found[name][0], exact[name][0])
     noise, exact_noise = found["GradNoiseScale"][0], exact["GradNoiseScale"][0]
     for key in ("trace", "squared_norm"):

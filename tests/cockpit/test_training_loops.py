@@ -70,6 +70,15 @@ def tracked() -> list[Quantity]:
     ]
 
 
+def noise_by_part() -> list[Quantity]:
+    """Noise by layer and by parameter, of every kind."""
+    kinds = (NormTest, InnerTest, OrthoTest, MeanGSNR, GradNoiseScale)
+    return [
+        kind(by="layer" if place % 2 else "parameter", name=f"{kind.__name__} by part")
+        for place, kind in enumerate(kinds)
+    ]
+
+
 def leaves(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return [leaf for key in sorted(value) for leaf in leaves(value[key])]

@@ -74,6 +74,10 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, list[float]]]] = {
         {"Stability sharpness": [3.0], "Stability ratio": [1.5]},
     ),
     "GradNoiseScale": (({"value": math.inf, "low": 1.0},), {"GradNoiseScale": [math.inf]}),
+    **{
+        kind: (({"value": 1.5, "layers": {"in": 1.0, "out": 2.0}}, 3.0), {kind: [1.5, 3.0]})
+        for kind in ("NormTest", "InnerTest", "OrthoTest", "MeanGSNR")
+    },
     "Few": (({"a": 1.0, "b": np.array([3.0, -3.0]), "c": "word"}, {"a": 2.0}),
             {"Few a": [1.0, 2.0], "Few b": [3.0, NAN]}),
     "Many": (({f"p{n}": float(n) for n in range(9)},), {"Many least": [0.0], "Many most": [8.0]}),

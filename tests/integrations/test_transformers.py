@@ -27,8 +27,8 @@ from gradlens.quantities import (
     OutputNorm,
     Quantity,
     UpdateSize,
-    configuration,
 )
+from gradlens.quantities.presets import configuration
 from tests.cases.whole_networks import gpt2
 
 pytestmark = [

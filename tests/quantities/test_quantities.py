@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -131,6 +133,21 @@ def grad_noise_scale(truth: Truth) -> dict[str, float]:
     return {"trace": trace, "squared_norm": squared_norm}
 
 
+def by_part(reference: Callable[[Truth], Any], by: str) -> Callable[[Truth], Any]:
+    """The same for the network, and for each layer or parameter from its own columns."""
+
+    def reference_by_part(truth: Truth) -> dict[str, Any]:
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, gradient in truth.gradients.items():
+            layer = name.rpartition(".")[0] or name
+            parts.setdefault(layer if by == "layer" else name, {})[name] = gradient
+        found = {name: reference(replace(truth, gradients=part)) for name, part in parts.items()}
+        whole = reference(truth)
+        return {**(whole if isinstance(whole, dict) else {"value": whole}), f"{by}s": found}
+
+    return reference_by_part
+
+
 def grad_norm(truth: Truth) -> dict[str, float]:
     return {n: p.grad.norm().item() for n, p in truth.model.named_parameters()}
 
@@ -166,6 +183,12 @@ CASES: dict[str, tuple[Callable[[], Quantity], Callable[[Truth], Any]]] = {
         grad_hist_2d((7, 300), NARROW),
     ),
 }
+OF_NOISE = ("NormTest", "InnerTest", "OrthoTest", "MeanGSNR", "GradNoiseScale")
+CASES |= {
+    f"{name} by {by}": (partial(getattr(quantities, name), by=by), by_part(CASES[name][1], by))
+    for name in OF_NOISE
+    for by in ("layer", "parameter")
+}
 WITHOUT_FORMULA = {"Time"}
 IN_UPDATES = {"Alpha", "CABS", "Distance", "EarlyStopping", "UpdateSize"}
 """Tested in test_update_quantities.py."""
@@ -177,7 +200,8 @@ ABSTRACT = {name for name in quantities.__all__ if name.endswith("Quantity")} | 
 OF_LAYERS = {
     n
     for n in set(quantities.__all__) - {"Phase"}
-    if getattr(quantities, n).choose is not quantities.Quantity.choose
+    if getattr(quantities, n).choose
+    not in (quantities.Quantity.choose, quantities.NoiseQuantity.choose)
 }
 """Tested in test_layer_quantities.py."""
 SOME_NETWORKS = ["mlp", "conv2d", "linear, sequence", "tied weights", "module used twice", "lstm"]
@@ -224,13 +248,130 @@ def test_quantity(case: str, network: str, reduction: str, steps: int) -> None:
     build, reference = CASES[case]
     found, truth = track(build(), network, reduction, steps=steps)
     expected = reference(truth)
-    if case == "GradNoiseScale":
-        ratio = expected["trace"] / expected["squared_norm"]
-        value = found.pop("value")
-        assert value == pytest.approx(ratio) if ratio > 0 else "zero" in value.reason
-        assert 0 <= found.pop("low") <= max(ratio, 0) <= found.pop("high") or ratio < 0
-        found.pop("high", None)
+    if case.startswith("GradNoiseScale"):
+        found = estimates(found)
     assert_same(found, expected)
+
+
+def estimates(scale: dict[str, Any]) -> dict[str, Any]:
+    """Those of a noise scale, and of its parts, whose value and interval are checked."""
+    ratio = scale["trace"] / scale["squared_norm"]
+    assert scale["value"] == pytest.approx(ratio) if ratio > 0 else "zero" in scale["value"].reason
+    assert ratio < 0 or 0 <= scale["low"] <= ratio <= scale["high"]
+    parts = {noun: scale[noun] for noun in ("layers", "parameters") if noun in scale}
+    return {
+        "trace": scale["trace"],
+        "squared_norm": scale["squared_norm"],
+        **{noun: {n: estimates(each) for n, each in part.items()} for noun, part in parts.items()},
+    }
+
+
+@pytest.mark.parametrize("name", OF_NOISE)
+def test_the_networks_value_is_the_same_by_layer_and_by_parameter(name: str) -> None:
+    whole, _ = track(getattr(quantities, name)(), "conv2d", "mean")
+    for by in ("layer", "parameter"):
+        found, _ = track(getattr(quantities, name)(by=by), "conv2d", "mean")
+        del found[f"{by}s"]
+        assert found == (whole if isinstance(whole, dict) else {"value": whole})
+
+
+class Nested(nn.Module):
+    """A parameter of its own, and layers of which one has a part without per-sample gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.one, self.two = nn.Linear(4, 3), nn.Linear(3, 2)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.two(torch.tanh(self.one(x) * self.scale))
+        return y
+
+
+def layers_of_nested(name: str, change: Callable[[Nested], None], step: int = 1) -> dict[str, Any]:
+    """The last values by layer, after a change of the network before the last step."""
+    torch.manual_seed(0)
+    model = Nested()
+    cockpit = gradlens.Cockpit(model, [getattr(quantities, name)(by="layer")])
+    for number in range(step + 1):
+        model.zero_grad()
+        if number == step:
+            change(model)
+        loss = model(torch.randn(8, 4)).square().mean()
+        with warnings.catch_warnings(), cockpit(number, loss=loss):
+            warnings.simplefilter("ignore")
+            loss.backward()
+    layers: dict[str, Any] = cockpit.history[name][step]["layers"]
+    return layers
+
+
+def why(value: Any) -> str:
+    """The reason of a NaN, which all numbers of a dict have in common; empty without any."""
+    numbers = [*value.values()] if isinstance(value, dict) else [value]
+    reasons = {getattr(number, "reason", "") for number in numbers}
+    return reasons.pop() if len(reasons) == 1 else ""
+
+
+def freeze_bias(model: Nested) -> None:
+    model.one.bias.requires_grad_(False)
+
+
+def freeze_layer(model: Nested) -> None:
+    model.one.requires_grad_(False)
+
+
+def replace_weight(model: Nested) -> None:
+    model.one.weight = nn.Parameter(torch.randn(3, 4))
+
+
+def add_bias_scale(model: Nested) -> None:
+    model.one.extra = nn.Parameter(torch.ones(3))
+
+
+def couple(model: Nested) -> None:
+    """Let the samples meet in front of a layer."""
+    model.one.register_forward_hook(lambda module, args, out: out / out.detach().norm() * out.sum())
+
+
+@pytest.mark.parametrize("name", OF_NOISE)
+def test_layers_without_per_sample_gradients_say_why(name: str) -> None:
+    found = layers_of_nested(name, lambda model: None)
+    assert [*found] == ["scale", "one", "two", "unused"]
+    assert not any(why(found[layer]) for layer in ("scale", "one", "two"))
+    assert "unused.weight has no per-sample gradients" in why(found["unused"])
+
+
+@pytest.mark.parametrize("name", OF_NOISE)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (freeze_bias, ""),
+        (freeze_layer, "one.weight has no per-sample gradients: .*frozen"),
+        (replace_weight, "one.weight is trained and not tracked: close the cockpit"),
+        (add_bias_scale, "one.extra is trained and not tracked: close the cockpit"),
+        (couple, "one.weight has no per-sample gradients: "),
+    ],
+)
+def test_a_layer_is_not_described_by_a_part_of_it(
+    name: str, change: Callable[[Nested], None], reason: str
+) -> None:
+    found = layers_of_nested(name, change)
+    assert re.match(reason or "$", why(found["one"]))
+    assert not why(found["two"])
+
+
+@pytest.mark.parametrize("by", ["layers", "Layer", "", None, 3])
+def test_unknown_parts_are_refused(by: Any) -> None:
+    with pytest.raises(ValueError, match=r"NormTest: by=.* is none of 'network', 'layer', 'para"):
+        quantities.NormTest(by=by)
+
+
+def test_layers_need_the_model() -> None:
+    parameters = [*nn.Linear(2, 2).parameters()]
+    with pytest.raises(ValueError, match=r"NormTest: .*pass the model, as in Cockpit\(model"):
+        gradlens.Cockpit(parameters, [quantities.NormTest(by="layer")])
+    gradlens.Cockpit(parameters, [quantities.NormTest(by="parameter")])
 
 
 def test_every_public_quantity_has_a_reference() -> None:

@@ -1,0 +1,263 @@
+"""Faults of layers: how weights start, which units are alive, how gradients get through."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from benchmarks.diagnosis.faults.fault import Fault, Injected, with_problem
+from benchmarks.diagnosis.faults.presence import hurts, stalls
+from benchmarks.diagnosis.faults.structure import (
+    ACTIVATIONS,
+    NORMS,
+    SATURATING,
+    affine,
+    before,
+    chain,
+    consecutive,
+    fan_in,
+    gain,
+    of_type,
+    scale,
+)
+from benchmarks.diagnosis.training import Training, model_of
+
+EQUAL = 0.5
+"""Times 1/sqrt(fan-in): the value of all weights of a layer whose units are equal."""
+FAR_BELOW = -100.0
+"""A bias under which a ReLU is zero for any standardised input."""
+
+
+def chosen(names: list[Any], share: float) -> list[Any]:
+    """The last ones of a list, at least one."""
+    return names[-math.ceil(share * len(names)) :]
+
+
+# How weights start.
+
+
+def equalise(model: nn.Module, names: Iterable[str]) -> None:
+    """All weights of a layer get the same value, and its biases zero."""
+    for name in names:
+        layer: Any = model.get_submodule(name)
+        with torch.no_grad():
+            layer.weight.fill_(EQUAL / math.sqrt(fan_in(layer.weight)))
+            if layer.bias is not None:
+                layer.bias.zero_()
+
+
+def symmetric_init(training: Training, strength: float, seed: int) -> Injected | None:
+    pairs = chosen(consecutive(model_of(training, seed)), strength)
+    if not pairs:
+        return None
+    names = [*dict.fromkeys(name for pair in pairs for name, _ in pair)]
+    symmetric = frozenset(first[0] for first, _ in pairs)
+    prepared = replace(training, prepare=partial(equalise, names=names))
+    return Injected(prepared, symmetric, 10)
+
+
+def equalise_units(model: nn.Module, names: Iterable[str], spread: float) -> None:
+    """Recurrent weights get one value, but for a share of what they were.
+
+    Layers weigh all units equally, else their gradients would make the units different.
+    """
+    with torch.no_grad():
+        for name in names:
+            for weight in model.get_submodule(name).parameters():
+                weight.mul_(spread).add_(EQUAL / math.sqrt(fan_in(weight)))
+        for _, layer in of_type(model, nn.Linear):
+            layer.weight.copy_(layer.weight[:, :1].expand_as(layer.weight))
+
+
+def symmetric_units(training: Training, strength: float, seed: int) -> Injected | None:
+    names = [name for name, _ in of_type(model_of(training, seed), nn.RNNBase)]
+    if not names:
+        return None
+    prepare = partial(equalise_units, names=names, spread=1 / strength)
+    return Injected(replace(training, prepare=prepare), frozenset(names), 10)
+
+
+def set_gains(model: nn.Module, names: Iterable[str], value: float) -> None:
+    """Weights get a root mean square of so many times 1/sqrt(fan-in)."""
+    for name in names:
+        weight = model.get_parameter(name)
+        scale([weight], value / gain(weight))
+
+
+def weights_of(model: nn.Module) -> list[str]:
+    """The names of weights with two axes or more, without embeddings."""
+    embedded = {f"{name}.weight" for name, _ in of_type(model, nn.Embedding)}
+    named = model.named_parameters()
+    return [n for n, p in named if p.ndim > 1 and n not in embedded and "weight" in n]
+
+
+def exploding_gradients(
+    training: Training, strength: float, seed: int, share: float
+) -> Injected | None:
+    names = chosen(weights_of(model_of(training, seed)), share)
+    prepare = partial(set_gains, names=names, value=strength)
+    return Injected(replace(training, prepare=prepare), frozenset(names), 0)
+
+
+def exploding_recurrence(training: Training, strength: float, seed: int) -> Injected | None:
+    names = [n for n in weights_of(model_of(training, seed)) if "weight_hh" in n]
+    if not names:
+        return None
+    prepare = partial(set_gains, names=names, value=strength)
+    return Injected(replace(training, prepare=prepare), frozenset(names), 0)
+
+
+def scale_weights(model: nn.Module, names: Iterable[str], factor: float) -> None:
+    """Multiply the weights of layers."""
+    scale([model.get_parameter(f"{name}.weight") for name in names], factor)
+
+
+def small_weights(training: Training, strength: float, seed: int) -> Injected | None:
+    model = model_of(training, seed)
+    names = [name for name, module in chain(model) if isinstance(module, (nn.Linear, nn.Conv2d))]
+    if len(names) < 3 or of_type(model, *NORMS):
+        return None
+    prepare = partial(scale_weights, names=names, factor=1 / strength)
+    return Injected(replace(training, prepare=prepare), frozenset(names[:-1]), 0)
+
+
+# How gradients get through.
+
+
+def deepened(build: Callable[[], nn.Module], extra: int) -> nn.Module:
+    """All activations are sigmoids, and more layers stand behind the first."""
+    layers: list[nn.Module] = []
+    for _, layer in chain(build()):
+        is_first = not any(isinstance(each, nn.Sigmoid) for each in layers)
+        if not isinstance(layer, ACTIVATIONS):
+            layers.append(layer)
+            continue
+        layers.append(nn.Sigmoid())
+        if is_first:
+            for _ in range(extra):
+                layers += [_square(layers), nn.Sigmoid()]
+    return nn.Sequential(*layers)
+
+
+def _square(layers: list[nn.Module]) -> nn.Module:
+    """A layer with as many outputs as the latest has."""
+    latest = next(each for each in layers[::-1] if isinstance(each, (nn.Linear, nn.Conv2d)))
+    if isinstance(latest, nn.Linear):
+        return nn.Linear(latest.out_features, latest.out_features)
+    return nn.Conv2d(latest.out_channels, latest.out_channels, 3, padding=1)
+
+
+def many_sigmoids(training: Training, strength: float, seed: int) -> Injected | None:
+    model = model_of(training, seed)
+    if len(affine(model)) < 2 or not chain(model) or of_type(model, *NORMS):
+        return None
+    build = partial(deepened, training.problem.build, int(strength))
+    deep = with_problem(training, build=build)
+    names = [name for name, _ in affine(model_of(deep, seed))]
+    # From the input on: which of the first layers are named is a matter of degree.
+    return Injected(deep, frozenset(names[: len(names) // 2]), 0)
+
+
+def scaled_loss(
+    loss: Callable[..., Tensor], factor: float, outputs: Tensor, targets: Tensor
+) -> Tensor:
+    """The loss times a factor."""
+    return factor * loss(outputs, targets)
+
+
+def precision_underflow(training: Training, strength: float, seed: int) -> Injected | None:
+    problem = training.problem
+    if of_type(model_of(training, seed), nn.RNNBase, nn.TransformerEncoderLayer):
+        return None  # They have no float16 on a CPU.
+    loss = partial(scaled_loss, problem.loss, 1 / strength)
+    rate = problem.rate * (strength if problem.optimizer is SGD else 1.0)
+    half = replace(training, precision=torch.float16, valid_loss=problem.loss)
+    return Injected(with_problem(half, loss=loss, rate=rate))
+
+
+# Which units are alive.
+
+
+def lower(model: nn.Module, names: Iterable[str], share: float) -> None:
+    """A share of a layer's biases are set far below zero."""
+    for name in names:
+        bias = model.get_parameter(f"{name}.bias")
+        with torch.no_grad():
+            bias[: math.ceil(share * len(bias))] = FAR_BELOW
+
+
+def dead_units(training: Training, strength: float, seed: int, share: float) -> Injected | None:
+    pairs = chosen(before(model_of(training, seed), nn.ReLU), share)
+    if not pairs:
+        return None
+    layers = [layer for (layer, _), _ in pairs]
+    named = frozenset(name for pair in pairs for name, _ in pair)
+    prepare = partial(lower, names=layers, share=strength)
+    return Injected(replace(training, prepare=prepare), named, 0)
+
+
+def saturated_units(training: Training, strength: float, seed: int) -> Injected | None:
+    pairs = before(model_of(training, seed), *SATURATING)
+    if not pairs:
+        return None
+    layers = [layer for (layer, _), _ in pairs]
+    named = frozenset(name for pair in pairs for name, _ in pair)
+    prepare = partial(scale_weights, names=layers, factor=strength)
+    return Injected(replace(training, prepare=prepare), named, 0)
+
+
+def close_gates(model: nn.Module, count: int, below: float) -> None:
+    """The gate's biases for the first experts are lowered."""
+    for name, gate in of_type(model, nn.Linear):
+        if name.rpartition(".")[2] == "gate":
+            assert isinstance(gate, nn.Linear)
+            with torch.no_grad():
+                gate.bias[:count] -= below
+
+
+def expert_unused(training: Training, strength: float, seed: int, count: int) -> Injected | None:
+    model = model_of(training, seed)
+    lists = [n for n, _ in of_type(model, nn.ModuleList) if n.rpartition(".")[2] == "experts"]
+    if not lists:
+        return None
+    unused = frozenset(f"{name}.{number}" for name in lists for number in range(count))
+    prepare = partial(close_gates, count=count, below=strength)
+    return Injected(replace(training, prepare=prepare), unused)
+
+
+OF_LAYERS = (
+    Fault("symmetric_init", "share of pairs of layers", (0.01, 0.5, 1.0), symmetric_init),
+    Fault("symmetric_init", "recurrent, 1 over spread", (1e5, 1e7, math.inf), symmetric_units),
+    Fault(
+        "exploding_gradients",
+        "gain of all weights",
+        (3, 5, 10),
+        partial(exploding_gradients, share=1.0),
+        hurts,
+    ),
+    Fault(
+        "exploding_gradients",
+        "gain of the last weight",
+        (5, 10, 30),
+        partial(exploding_gradients, share=0.01),
+        hurts,
+    ),
+    Fault(
+        "exploding_gradients", "gain of recurrent weights", (3, 6, 12), exploding_recurrence, hurts
+    ),
+    Fault("vanishing_gradients", "so many more sigmoids", (3, 5, 9), many_sigmoids, stalls),
+    Fault("vanishing_gradients", "1 over factor of weights", (10, 30, 100), small_weights, hurts),
+    Fault("precision_underflow", "1 over factor of the loss", (1e3, 1e5, 1e7), precision_underflow),
+    Fault("dead_units", "share, one layer", (0.6, 0.8, 1.0), partial(dead_units, share=0.01)),
+    Fault("dead_units", "share, all layers", (0.6, 0.8, 0.95), partial(dead_units, share=1.0)),
+    Fault("saturated_units", "factor of weights", (10, 30, 100), saturated_units, hurts),
+    Fault("expert_unused", "one, bias lowered by", (15, 30, 1000), partial(expert_unused, count=1)),
+    Fault("expert_unused", "two, bias lowered by", (15, 30, 1000), partial(expert_unused, count=2)),
+)

@@ -1,0 +1,120 @@
+"""Faults of the learning rate, of the labels, and of how much data there is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.diagnosis.faults.fault import Fault, Injected, with_problem
+from benchmarks.diagnosis.faults.of_the_batch import labels_of
+from benchmarks.diagnosis.faults.presence import diverges, overfits, stalls, swings
+from benchmarks.diagnosis.loop import train
+from benchmarks.diagnosis.problem import Problem, Split
+from benchmarks.diagnosis.training import Training
+
+DOUBLINGS = 12
+"""A rate that is 4096 times the problem's own and doesn't diverge never does."""
+
+
+@cache
+def largest_rate(problem: Problem, seed: int) -> float | None:
+    """The largest of ``rate`` times 1, 2, 4, ... that doesn't diverge; ``None`` if none does."""
+    plain = Training(problem)
+    healthy = train(plain, seed)
+    for doubling in range(1, DOUBLINGS + 1):
+        rate = problem.rate * 2**doubling
+        if diverges(train(with_problem(plain, rate=rate), seed), healthy):
+            return rate / 2
+    return None
+
+
+def lr_too_high(training: Training, strength: float, seed: int) -> Injected | None:
+    rate = largest_rate(training.problem, seed)
+    return None if rate is None else Injected(with_problem(training, rate=2 * strength * rate))
+
+
+def lr_edge(training: Training, strength: float, seed: int) -> Injected | None:
+    rate = largest_rate(training.problem, seed)
+    return None if rate is None else Injected(with_problem(training, rate=strength * rate))
+
+
+def lr_too_low(training: Training, strength: float, seed: int) -> Injected:
+    return Injected(with_problem(training, rate=training.problem.rate / strength))
+
+
+def permuted(targets: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """A share of the targets change places."""
+    chosen = torch.randperm(len(targets), generator=generator)[: int(share * len(targets))]
+    changed = targets.clone()
+    changed[chosen] = targets[chosen[torch.randperm(len(chosen), generator=generator)]]
+    return changed
+
+
+def with_random_targets(data: Callable[[int], Split], share: float, seed: int) -> Split:
+    """A share of all targets belong to other samples."""
+    split, generator = data(seed), torch.Generator().manual_seed(seed)
+    targets = permuted(split.targets, share, generator)
+    return replace(
+        split, targets=targets, valid_targets=permuted(split.valid_targets, share, generator)
+    )
+
+
+def labels_random(training: Training, strength: float, seed: int) -> Injected:
+    data = partial(with_random_targets, training.problem.data, strength)
+    return Injected(with_problem(training, data=data))
+
+
+def wrong_samples(split: Split, share: float, seed: int) -> Tensor:
+    """The samples whose labels are wrong."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(split.targets), generator=generator)
+    return order[: math.ceil(share * len(order))]
+
+
+def with_noise(data: Callable[[int], Split], share: float, seed: int) -> Split:
+    """A share of the labels that are trained on are replaced by another class."""
+    split, generator = data(seed), torch.Generator().manual_seed(seed)
+    wrong, targets = wrong_samples(split, share, seed), split.targets.clone()
+    classes = int(targets.max()) + 1
+    shift = torch.randint(1, classes, targets[wrong].shape, generator=generator)
+    targets[wrong] = ((targets[wrong] + shift) % classes).to(targets.dtype)
+    return replace(split, targets=targets)
+
+
+def label_noise(training: Training, strength: float, seed: int) -> Injected | None:
+    problem = training.problem
+    split = problem.data(seed)
+    if labels_of(split) is None:
+        return None
+    samples = frozenset(wrong_samples(split, strength, seed).tolist())
+    data = partial(with_noise, problem.data, strength)
+    return Injected(with_problem(training, data=data), samples=samples)
+
+
+def first_samples(data: Callable[[int], Split], count: int, seed: int) -> Split:
+    """Only some of the samples are trained on."""
+    split = data(seed)
+    return replace(split, inputs=split.inputs[:count], targets=split.targets[:count])
+
+
+def overfitting(training: Training, strength: float, seed: int) -> Injected:
+    problem, count = training.problem, round(1 / strength)
+    few = partial(first_samples, problem.data, count)
+    batch_size = min(problem.batch_size, count // 2)
+    steps = 2 * problem.steps
+    return Injected(with_problem(training, data=few, batch_size=batch_size, steps=steps))
+
+
+OF_LEARNING = (
+    Fault("lr_too_high", "times a rate that diverges", (1, 4, 30), lr_too_high, diverges),
+    Fault("lr_edge", "times the largest rate that does not", (0.5, 0.75, 1.0), lr_edge, swings),
+    Fault("lr_too_low", "1 over factor", (1e2, 1e3, 1e4), lr_too_low, stalls),
+    Fault("labels_random", "share of targets", (0.8, 0.95, 1.0), labels_random, stalls),
+    Fault("label_noise", "share of labels", (0.05, 0.1, 0.2), label_noise),
+    Fault("overfitting", "1 over samples", (1 / 128, 1 / 64, 1 / 32), overfitting, overfits),
+)

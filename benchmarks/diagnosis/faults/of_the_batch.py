@@ -1,0 +1,330 @@
+"""Faults of the data and of the batches that are made of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import cycle, islice
+
+import torch
+from torch import Tensor
+
+from benchmarks.diagnosis.faults.fault import Fault, Injected, Notice, with_problem
+from benchmarks.diagnosis.faults.presence import jumps_at
+from benchmarks.diagnosis.loop import Outcome
+from benchmarks.diagnosis.problem import Split
+from benchmarks.diagnosis.training import Batch, Order, Training, batches, shuffled
+
+LATE = 0.6
+"""When something happens once, it is after this share of the steps."""
+
+
+def has_real_inputs(split: Split) -> bool:
+    """Whether inputs are numbers that can be scaled, not words."""
+    return split.inputs.is_floating_point()
+
+
+def labels_of(split: Split) -> Tensor | None:
+    """One label for each sample that is trained on, or ``None`` if there are no labels."""
+    targets = split.targets
+    if targets.ndim == 1 and not targets.is_floating_point():
+        return targets
+    is_binary = targets.is_floating_point() and bool(((targets == 0) | (targets == 1)).all())
+    return targets[:, 0].long() if is_binary and targets.shape[1:] == (1,) else None
+
+
+def late_step(training: Training) -> int:
+    """The step at which something happens once."""
+    return int(LATE * training.problem.steps)
+
+
+def batch_at(training: Training, step: int, seed: int) -> Batch:
+    """The batch of a step."""
+    found = islice(batches(training, training.problem.data(seed), seed), step, None)
+    return next(found)[1]
+
+
+# What changes one batch.
+
+
+def with_bad_number(at: int, number: float, share: float, step: int, batch: Batch) -> Batch:
+    """NaN or infinity in a share of the rows of one step, or in one element if that is zero."""
+    if step != at:
+        return batch
+    inputs = batch.inputs.clone()
+    if share:
+        inputs[: math.ceil(share * len(inputs))] = number
+    else:
+        inputs[0].view(-1)[0] = number
+    return replace(batch, inputs=inputs)
+
+
+def nonfinite_input(
+    training: Training, strength: float, seed: int, number: float
+) -> Injected | None:
+    if not has_real_inputs(training.problem.data(seed)):
+        return None
+    step = late_step(training)
+    ids = batch_at(training, step, seed).ids
+    rows = max(1, math.ceil(strength * len(ids)))
+    change = partial(with_bad_number, step, number, strength)
+    samples = frozenset(ids[:rows].tolist())
+    return Injected(replace(training, change=change), step=step, samples=samples)
+
+
+def with_scaled_rows(at: int, factor: float, rows: int, step: int, batch: Batch) -> Batch:
+    """The first rows of one step's inputs times a factor."""
+    if step != at:
+        return batch
+    inputs = batch.inputs.clone()
+    inputs[:rows] *= factor
+    return replace(batch, inputs=inputs)
+
+
+def outlier_in_batch(training: Training, strength: float, seed: int) -> Injected | None:
+    if not has_real_inputs(training.problem.data(seed)):
+        return None
+    step = late_step(training)
+    change = partial(with_scaled_rows, step, -strength, 1)
+    samples = frozenset(batch_at(training, step, seed).ids[:1].tolist())
+    return Injected(replace(training, change=change), step=step, samples=samples)
+
+
+def scaled_sample(data: Callable[[int], Split], sample: int, factor: float, seed: int) -> Split:
+    """The data with one sample's input times a factor."""
+    split = data(seed)
+    inputs = split.inputs.clone()
+    inputs[sample] *= factor
+    return replace(split, inputs=inputs)
+
+
+def outlier_in_data(training: Training, strength: float, seed: int) -> Injected | None:
+    problem = training.problem
+    if not has_real_inputs(problem.data(seed)):
+        return None
+    sample = int(batch_at(training, late_step(training), seed).ids[0])
+    every_batch = batches(training, problem.data(seed), seed)
+    first = next(step for step, batch in every_batch if sample in batch.ids)
+    data = partial(scaled_sample, problem.data, sample, -strength)
+    return Injected(with_problem(training, data=data), step=first, samples=frozenset({sample}))
+
+
+def with_shifted_target(at: int, shift: float, step: int, batch: Batch) -> Batch:
+    """The first target of one step, shifted."""
+    if step != at:
+        return batch
+    targets = batch.targets.clone()
+    targets[0] += shift
+    return replace(batch, targets=targets)
+
+
+def outlying_target(training: Training, strength: float, seed: int) -> Injected | None:
+    split = training.problem.data(seed)
+    if not split.targets.is_floating_point() or labels_of(split) is not None:
+        return None
+    step = late_step(training)
+    change = partial(with_shifted_target, step, strength * split.targets.std().item())
+    samples = frozenset(batch_at(training, step, seed).ids[:1].tolist())
+    return Injected(replace(training, change=change), step=step, samples=samples)
+
+
+def corrupt_inputs(training: Training, strength: float, seed: int) -> Injected | None:
+    if not has_real_inputs(training.problem.data(seed)):
+        return None
+    step = late_step(training)
+    change = partial(with_scaled_rows, step, -strength, training.problem.batch_size)
+    return Injected(replace(training, change=change), step=step)
+
+
+def with_wrong_labels(at: int, share: float, step: int, batch: Batch) -> Batch:
+    """A share of one step's labels are replaced by the next larger label of the batch."""
+    if step != at:
+        return batch
+    targets, kinds = batch.targets.clone(), batch.targets.unique()
+    chosen = slice(math.ceil(share * len(targets)))
+    places = torch.searchsorted(kinds, targets[chosen].contiguous())
+    targets[chosen] = kinds[(places + 1) % len(kinds)]
+    return replace(batch, targets=targets)
+
+
+def corrupt_labels(training: Training, strength: float, seed: int) -> Injected | None:
+    if labels_of(training.problem.data(seed)) is None:
+        return None
+    step = late_step(training)
+    change = partial(with_wrong_labels, step, strength)
+    return Injected(replace(training, change=change), step=step)
+
+
+def jumps(faulty: Outcome, healthy: Outcome) -> bool:
+    """The loss jumps at the first step that differs from the healthy run's."""
+    pairs = enumerate(zip(faulty.losses, healthy.losses, strict=True))
+    return jumps_at(next((n for n, (a, b) in pairs if a != b), 0), faulty)
+
+
+# What changes all of the data.
+
+
+def mapped(
+    data: Callable[[int], Split], function: Callable[[Tensor, Tensor], Tensor], seed: int
+) -> Split:
+    """The data with inputs mapped by a function of these and of those that are trained on."""
+    split = data(seed)
+    inputs, valid = (function(x, split.inputs) for x in (split.inputs, split.valid_inputs))
+    return replace(split, inputs=inputs, valid_inputs=valid)
+
+
+def flattened(share: float, inputs: Tensor, all_inputs: Tensor) -> Tensor:
+    """What is left of the differences between samples is a share."""
+    mean = all_inputs.mean(0)
+    return mean + share * (inputs - mean)
+
+
+def scaled(factor: float, inputs: Tensor, all_inputs: Tensor) -> Tensor:
+    """Inputs times a factor."""
+    return factor * inputs
+
+
+def shifted(offset: float, inputs: Tensor, all_inputs: Tensor) -> Tensor:
+    """Inputs with an offset in standard deviations of all of them."""
+    return inputs + offset * all_inputs.std()
+
+
+def mapped_inputs(
+    training: Training,
+    strength: float,
+    seed: int,
+    function: Callable[[float, Tensor, Tensor], Tensor],
+    can_be_harmless: bool = False,
+) -> Injected | None:
+    problem = training.problem
+    if not has_real_inputs(problem.data(seed)):
+        return None
+    data = partial(mapped, problem.data, partial(function, strength))
+    notice: Notice = "harmless" if can_be_harmless else "never"
+    return Injected(with_problem(training, data=data), step=0, notice=notice)
+
+
+# What changes the order.
+
+
+def repeated(
+    interval: float, split: Split, batch_size: int, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """Each batch is used for so many steps, which may be infinitely many."""
+    for ids in shuffled(split, batch_size, generator):
+        while not math.isfinite(interval):
+            yield ids
+        yield from [ids] * int(interval)
+
+
+def duplicated(
+    share: float, split: Split, batch_size: int, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """A share of each batch's samples, repeated until the batch is full."""
+    for ids in shuffled(split, batch_size, generator):
+        yield torch.stack([*islice(cycle(ids[: math.ceil(share * batch_size)]), batch_size)])
+
+
+def reordered(
+    training: Training, strength: float, seed: int, order: Callable[..., Iterator[Tensor]]
+) -> Injected:
+    """Another order, with a strength."""
+    return Injected(replace(training, order=partial(order, strength)))
+
+
+def sorted_by_label(
+    noise: float, split: Split, batch_size: int, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """Always in the order of the labels; noise is in numbers of classes."""
+    labels = labels_of(split)
+    assert labels is not None
+    drawn = torch.randn(len(labels), generator=generator)
+    ids = (labels + noise * (labels.max() + 1) * drawn).argsort(stable=True)
+    return cycle(ids[: len(ids) - len(ids) % batch_size].split(batch_size))
+
+
+def imbalanced(
+    ratio: float, split: Split, batch_size: int, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """Samples of the first class are drawn so many times as often as those of another one."""
+    labels = labels_of(split)
+    assert labels is not None
+    weights = 1 / labels.bincount()[labels]
+    weights[labels == labels.min()] *= ratio
+    while True:
+        yield torch.multinomial(weights, batch_size, replacement=True, generator=generator)
+
+
+def reordered_by_label(
+    training: Training, strength: float, seed: int, order: Callable[..., Iterator[Tensor]]
+) -> Injected | None:
+    """Another order, which needs labels."""
+    if labels_of(training.problem.data(seed)) is None:
+        return None
+    by_label: Order = partial(order, strength)
+    return Injected(replace(training, order=by_label))
+
+
+OF_THE_BATCH = (
+    Fault(
+        "nonfinite_input",
+        "NaN in a share of one batch",
+        (0.0, 0.01, 1.0),
+        partial(nonfinite_input, number=math.nan),
+    ),
+    Fault(
+        "nonfinite_input",
+        "infinity in a share of one batch",
+        (0.0, 0.01, 1.0),
+        partial(nonfinite_input, number=math.inf),
+    ),
+    Fault(
+        "input_constant",
+        "1 over the spread that is left",
+        (1e2, 1e4, math.inf),
+        partial(mapped_inputs, function=lambda s, x, every: flattened(1 / s, x, every)),
+    ),
+    Fault(
+        "input_scale",
+        "factor",
+        (10, 50, 255),
+        partial(mapped_inputs, function=scaled, can_be_harmless=True),
+    ),
+    Fault(
+        "input_offset",
+        "standard deviations",
+        (4, 10, 30),
+        partial(mapped_inputs, function=shifted, can_be_harmless=True),
+    ),
+    Fault(
+        "batch_repeated",
+        "steps with one batch",
+        (10, 30, math.inf),
+        partial(reordered, order=repeated),
+    ),
+    Fault(
+        "samples_duplicated",
+        "share that is distinct",
+        (0.4, 0.2, 0.07),
+        partial(reordered, order=duplicated),
+    ),
+    Fault(
+        "class_imbalance",
+        "times as frequent",
+        (10, 20, 50),
+        partial(reordered_by_label, order=imbalanced),
+    ),
+    Fault(
+        "data_order",
+        "sorted but for a noise",
+        (0.15, 0.05, 0.0),
+        partial(reordered_by_label, order=sorted_by_label),
+    ),
+    Fault("outlier_sample", "one row of one batch times", (10, 30, 100), outlier_in_batch),
+    Fault("outlier_sample", "one row of the data times", (10, 30, 100), outlier_in_data),
+    Fault("outlier_sample", "one target of one batch plus", (5, 20, 100), outlying_target, jumps),
+    Fault("corrupt_batch", "inputs times", (5, 20, 100), corrupt_inputs),
+    Fault("corrupt_batch", "share of wrong labels", (0.5, 0.75, 1.0), corrupt_labels, jumps),
+)

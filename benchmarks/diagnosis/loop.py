@@ -1,0 +1,241 @@
+"""The training loop of the suite, under a cockpit or without."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.diagnosis.problem import Split
+from benchmarks.diagnosis.training import Batch, Training, batches, model_of
+from gradlens import Cockpit, GradlensWarning, configuration
+from gradlens.schedules import linear
+
+TRACKED_EVERY = 10
+"""Steps from one tracked step to the next."""
+VALIDATED_EVERY = 10
+"""Steps from one validation to the next."""
+ENDS = 10
+"""Steps that the loss at the start and at the end is a mean over."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run: its loss at each step, and the validation loss by step.
+
+    ``alarmed`` is the step at which the first alarm was given while the run went on.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    validated: dict[int, float] = field(default_factory=dict)
+    alarmed: int | None = None
+
+    @property
+    def start(self) -> float:
+        """The loss of the first step, before anything is learnt."""
+        return self.losses[0]
+
+    @property
+    def end(self) -> float:
+        """The mean loss of the last steps."""
+        return fmean(self.losses[-ENDS:])
+
+    @property
+    def peak(self) -> float:
+        """The largest loss, infinite if one isn't finite."""
+        return max(loss if math.isfinite(loss) else math.inf for loss in self.losses)
+
+    @property
+    def valid_end(self) -> float:
+        """The mean of the last two validation losses, infinite if one isn't finite."""
+        loss = fmean([*self.validated.values()][-2:])
+        return loss if math.isfinite(loss) else math.inf
+
+    @property
+    def valid_start(self) -> float:
+        """The validation loss before the first step."""
+        return self.validated[0]
+
+    @property
+    def valid_least(self) -> float:
+        """The smallest validation loss."""
+        return min(self.validated.values())
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of a batch a backward pass is for, and of how many."""
+
+    number: int
+    count: int
+
+
+class Tracking(ABC):
+    """How the loop's steps are tracked; ``alarmed`` is the step of the first live alarm."""
+
+    alarmed: int | None = None
+
+    @abstractmethod
+    def step(
+        self, step: int, loss: Tensor, optimizer: torch.optim.Optimizer, ids: Tensor, part: Part
+    ) -> AbstractContextManager[Any]:
+        """The context of a backward pass."""
+
+    @abstractmethod
+    def validated(self, step: int, loss: float) -> None:
+        """A validation loss is known."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The run is over."""
+
+
+class Untracked(Tracking):
+    """A plain run."""
+
+    def step(
+        self, step: int, loss: Tensor, optimizer: torch.optim.Optimizer, ids: Tensor, part: Part
+    ) -> AbstractContextManager[Any]:
+        """Nothing."""
+        return nullcontext()
+
+    def validated(self, step: int, loss: float) -> None:
+        """It isn't logged."""
+
+    def close(self) -> None:
+        """There is no file."""
+
+
+class UnderCockpit(Tracking):
+    """Tracks the economy preset every few steps, with the run's file at ``path``."""
+
+    def __init__(self, model: nn.Module, training: Training, path: Path, **options: Any) -> None:
+        self._cockpit = Cockpit(
+            model,
+            configuration("economy", linear(TRACKED_EVERY)),
+            run=path,
+            loss_reduction=training.declared,
+            **options,
+        )
+        self._is_live = bool(options.get("diagnose"))
+
+    def step(
+        self, step: int, loss: Tensor, optimizer: torch.optim.Optimizer, ids: Tensor, part: Part
+    ) -> AbstractContextManager[Any]:
+        """The cockpit's context."""
+        if self._is_live and self.alarmed is None:
+            findings = self._cockpit.history.facts.findings
+            if any(finding.is_alarm for finding in findings):
+                self.alarmed = step - 1
+        return self._cockpit(
+            step,
+            loss=loss,
+            loss_scale=1 / part.count,
+            optimizer=optimizer,
+            accumulating=part.number < part.count - 1,
+            info={"ids": ids},
+        )
+
+    def validated(self, step: int, loss: float) -> None:
+        """Log it."""
+        self._cockpit.log(step, valid_loss=loss)
+
+    def close(self) -> None:
+        """Close the run's file."""
+        self._cockpit.close()
+
+
+def train(
+    training: Training, seed: int, path: Path | None = None, diagnose: bool = False
+) -> Outcome:
+    """Run it, under a cockpit with the run's file at ``path`` if there is one.
+
+    Weights, batches and what the network draws depend on the seed alone.
+    """
+    split = training.problem.data(seed)
+    model = model_of(training, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GradlensWarning)
+        live = {"diagnose": True} if diagnose else {}
+        tracking: Tracking = (
+            Untracked() if path is None else UnderCockpit(model, training, path, **live)
+        )
+        outcome = _train(training, seed, split, model, tracking)
+        tracking.close()
+    return Outcome(outcome.losses, outcome.validated, tracking.alarmed)
+
+
+def _train(
+    training: Training, seed: int, split: Split, model: nn.Module, tracking: Tracking
+) -> Outcome:
+    problem, outcome = training.problem, Outcome()
+    make_optimizer: Any = problem.optimizer  # torch's base class has no rate
+    optimizer = make_optimizer([*training.trained(model)], lr=problem.rate, **problem.options)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for step, batch in batches(training, split, seed):
+            if step % VALIDATED_EVERY == 0 or step == problem.steps - 1:
+                outcome.validated[step] = validation_loss(training, model, split)
+                tracking.validated(step, outcome.validated[step])
+            for group in optimizer.param_groups:
+                group["lr"] = problem.rate * training.schedule(step, problem.steps)
+            if training.zeroed(step):
+                optimizer.zero_grad()
+            outcome.losses.append(backward(training, model, optimizer, step, batch, tracking))
+            if training.clip < math.inf:
+                nn.utils.clip_grad_norm_(model.parameters(), training.clip)
+            if training.updated(step):
+                optimizer.step()
+    return outcome
+
+
+def backward(
+    training: Training,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    batch: Batch,
+    tracking: Tracking,
+) -> float:
+    """Forward and backward passes of a batch, in as many parts as it has; the batch's loss."""
+    total, count = 0.0, training.micro_batches
+    for number, part in enumerate(parts(batch, count)):
+        training.mode(model)
+        outputs = outputs_of(training, model, part.inputs)
+        loss = training.problem.loss(outputs, part.targets) / count
+        with tracking.step(step, loss, optimizer, part.ids, Part(number, count)):
+            loss.backward()
+        total += loss.item()
+    return total
+
+
+def parts(batch: Batch, count: int) -> Iterator[Batch]:
+    """Equal parts of a batch, each with samples."""
+    columns = (batch.ids.chunk(count), batch.inputs.chunk(count), batch.targets.chunk(count))
+    return (Batch(*part) for part in zip(*columns, strict=True))
+
+
+def outputs_of(training: Training, model: nn.Module, inputs: Tensor) -> Tensor:
+    """The network's outputs, in the precision of the training."""
+    if training.precision is None:
+        return model(inputs)
+    with torch.autocast("cpu", training.precision):
+        outputs: Tensor = model(inputs)
+    return outputs.float()
+
+
+def validation_loss(training: Training, model: nn.Module, split: Split) -> float:
+    """In evaluation mode, over all samples that aren't trained on."""
+    loss = training.valid_loss or training.problem.loss
+    model.eval()
+    with torch.no_grad():
+        return loss(outputs_of(training, model, split.valid_inputs), split.valid_targets).item()

@@ -1,0 +1,212 @@
+"""Run problems with faults and healthy controls, and compare the findings with the truth."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+
+from benchmarks.diagnosis.controls import CONTROLS, has_learnt
+from benchmarks.diagnosis.faults.catalogue import FAULTS
+from benchmarks.diagnosis.faults.fault import Fault
+from benchmarks.diagnosis.faults.presence import hurts
+from benchmarks.diagnosis.loop import Outcome, train
+from benchmarks.diagnosis.problem import Problem
+from benchmarks.diagnosis.scoring import Finding, Score, score
+from benchmarks.diagnosis.training import Training
+
+PROBLEMS_OF = {
+    "development": "benchmarks.diagnosis.problems",
+    "unseen": "benchmarks.diagnosis.unseen",
+}
+Which: TypeAlias = Literal["development", "unseen"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run and what was found. ``left_out`` says why it doesn't count, or is empty.
+
+    ``level`` is 0 to 2 for weak to strong, and -1 for a control. ``alarms`` and ``notices`` are
+    the names of the findings in their order. ``alarmed_at`` is the step of the first live alarm.
+    """
+
+    fault: str
+    way: str
+    level: int
+    strength: float
+    problem: str
+    seed: int
+    steps: int
+    left_out: str = ""
+    is_harmful: bool = False
+    score: Score | None = None
+    alarms: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()
+    alarmed_at: int | None = None
+
+    @property
+    def is_control(self) -> bool:
+        """Whether any alarm is false."""
+        return self.level < 0
+
+
+@dataclass(frozen=True)
+class Options:
+    """Which problems, whether findings are asked for while the run goes on, and its seed."""
+
+    which: Which
+    seed: int
+    is_live: bool = False
+
+
+def problems(which: Which) -> tuple[Problem, ...]:
+    """The problems of a kind."""
+    found: tuple[Problem, ...] = import_module(PROBLEMS_OF[which]).PROBLEMS
+    return found
+
+
+def diagnosed(path: Path) -> list[Finding]:
+    """The findings of a run's file; none as long as there is no diagnosis."""
+    if not has_diagnosis():
+        return []
+    found: list[Finding] = import_module("gradlens.diagnosis.diagnose").diagnose(path)
+    return found
+
+
+def has_diagnosis() -> bool:
+    """Whether gradlens has a package for it yet."""
+    return find_spec("gradlens.diagnosis") is not None
+
+
+@cache
+def healthy(which: Which, name: str, seed: int) -> Outcome:
+    """The outcome of a problem as it is."""
+    problem = next(problem for problem in problems(which) if problem.name == name)
+    return train(Training(problem), seed)
+
+
+def tracked(training: Training, options: Options) -> tuple[Outcome, list[Finding]]:
+    """The outcome of a run under a cockpit, and its findings."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.jsonl"
+        outcome = train(training, options.seed, path, options.is_live)
+        return outcome, diagnosed(path)
+
+
+def names(findings: Iterable[Finding], are_alarms: bool) -> tuple[str, ...]:
+    """The faults that findings name, as alarms or as notices."""
+    return tuple(finding.fault for finding in findings if finding.is_alarm == are_alarms)
+
+
+# Faults.
+
+
+def fitting(fault: Fault, which: Which, seed: int) -> Iterator[Problem]:
+    """Problems that the fault can be injected into; others come first with another seed."""
+    known, first = problems(which), 5 * FAULTS.index(fault) + 7 * seed
+    for place in range(len(known)):
+        problem = known[(first + place) % len(known)]
+        if fault.name not in problem.unfit and _fits(fault, problem, seed):
+            yield problem
+
+
+def _fits(fault: Fault, problem: Problem, seed: int) -> bool:
+    return fault.apply(Training(problem), fault.strengths[-1], seed) is not None
+
+
+def fault_rows(number: int, networks: int, options: Options) -> list[Row]:
+    """A fault on some networks, at all of its strengths."""
+    fault = FAULTS[number]
+    chosen = islice(fitting(fault, options.which, options.seed), networks)
+    return [
+        _fault_row(fault, level, problem, options)
+        for problem in chosen
+        for level in range(len(fault.strengths))
+    ]
+
+
+def _fault_row(fault: Fault, level: int, problem: Problem, options: Options) -> Row:
+    strength = fault.strengths[level]
+    row = partial(Row, fault.name, fault.way, level, strength, problem.name, options.seed)
+    injected = fault.apply(Training(problem), strength, options.seed)
+    if injected is None:
+        return row(problem.steps, "can't be injected at this strength")
+    steps = injected.training.problem.steps
+    reference = healthy(options.which, problem.name, options.seed)
+    outcome, findings = tracked(injected.training, options)
+    if not fault.present(outcome, reference):
+        return row(steps, "absent")
+    is_harmful = hurts(outcome, reference)
+    return row(
+        steps,
+        is_harmful=is_harmful,
+        score=score(findings, fault.name, injected, is_harmful),
+        alarms=names(findings, True),
+        notices=names(findings, False),
+        alarmed_at=outcome.alarmed,
+    )
+
+
+# Controls.
+
+
+def control_row(way: str, name: str, options: Options) -> Row | None:
+    """A control on a problem, or nothing where it isn't possible."""
+    problem = next(problem for problem in problems(options.which) if problem.name == name)
+    control = next(control for control in CONTROLS if control.way == way)
+    training = control.apply(Training(problem), options.seed)
+    if training is None:
+        return None
+    row = partial(Row, "", way, -1, 0.0, name, options.seed, training.problem.steps)
+    outcome, findings = tracked(training, options)
+    if not has_learnt(outcome):
+        return row("has not learnt")
+    return row(
+        alarms=names(findings, True),
+        notices=names(findings, False),
+        alarmed_at=outcome.alarmed,
+    )
+
+
+# All of them.
+
+
+@dataclass(frozen=True)
+class Task:
+    """A fault by its number, or a control's way, on a problem of this name."""
+
+    options: Options
+    networks: int = 1
+    fault: int = -1
+    way: str = ""
+    problem: str = ""
+
+    def __call__(self) -> list[Row]:
+        torch.set_num_threads(1)
+        if self.fault >= 0:
+            return fault_rows(self.fault, self.networks, self.options)
+        row = control_row(self.way, self.problem, self.options)
+        return [] if row is None else [row]
+
+
+def done(tasks: Sequence[Task], jobs: int) -> Iterator[list[Row]]:
+    """The rows of each task, in order."""
+    if jobs == 1:
+        yield from (task() for task in tasks)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        yield from pool.map(_run, tasks)
+
+
+def _run(task: Task) -> list[Row]:
+    return task()

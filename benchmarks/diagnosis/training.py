@@ -1,0 +1,111 @@
+"""All that a training run consists of; faults and controls replace parts of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.diagnosis.problem import Problem, Split
+from gradlens.per_sample.labelling.batch import LossReduction
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some samples: their indices among those that are trained on, inputs and targets."""
+
+    ids: Tensor
+    inputs: Tensor
+    targets: Tensor
+
+
+Order: TypeAlias = Callable[[Split, int, torch.Generator], Iterator[Tensor]]
+"""Endless batches of indices, from the samples, the batch size and a source of random numbers."""
+
+
+def shuffled(split: Split, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Epochs in random order, without the last batch if it isn't full."""
+    samples = len(split.inputs)
+    while True:
+        order = torch.randperm(samples, generator=generator)
+        yield from order[: samples - samples % batch_size].split(batch_size)
+
+
+def unchanged(step: int, batch: Batch) -> Batch:
+    """The batch as it is."""
+    return batch
+
+
+def nothing(model: nn.Module) -> None:
+    """The network stays as it is."""
+
+
+def training_mode(model: nn.Module) -> None:
+    """All of the network is in training mode."""
+    model.train()
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """What the optimizer is passed: all parameters that need a gradient."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def always(step: int) -> bool:
+    """At every step."""
+    return True
+
+
+def constant(step: int, steps: int) -> float:
+    """The rate stays what it is."""
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """A problem and the loop that trains it.
+
+    ``prepare`` changes the new network, ``mode`` sets its modules' modes before each forward pass,
+    and ``trained`` gives the optimizer's parameters. ``order`` gives the batches' indices and
+    ``change`` what becomes of a batch. ``schedule`` is the factor of the rate by step and number
+    of steps. Gradients are zeroed before the steps for which ``zeroed`` says so, and the optimizer
+    takes a step where ``updated`` says so. ``micro_batches`` is in how many parts a batch is
+    passed through the network; ``precision`` is that of autocast. ``declared`` is the reduction
+    that the cockpit is given. ``valid_loss`` is the loss of the validation, where it is another.
+    """
+
+    problem: Problem
+    prepare: Callable[[nn.Module], None] = nothing
+    mode: Callable[[nn.Module], None] = training_mode
+    trained: Callable[[nn.Module], Iterable[nn.Parameter]] = trainable
+    order: Order = shuffled
+    change: Callable[[int, Batch], Batch] = unchanged
+    schedule: Callable[[int, int], float] = constant
+    zeroed: Callable[[int], bool] = always
+    updated: Callable[[int], bool] = always
+    clip: float = math.inf
+    micro_batches: int = 1
+    precision: torch.dtype | None = None
+    declared: LossReduction = "mean"
+    valid_loss: Callable[..., Tensor] | None = None
+
+
+def model_of(training: Training, seed: int) -> nn.Module:
+    """The network as it is before the first step."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = training.problem.build()
+        training.prepare(model)
+    return model
+
+
+def batches(training: Training, split: Split, seed: int) -> Iterator[tuple[int, Batch]]:
+    """The batches of the run with their steps."""
+    generator = torch.Generator().manual_seed(seed)
+    order = training.order(split, training.problem.batch_size, generator)
+    for step, ids in zip(range(training.problem.steps), order, strict=False):
+        batch = Batch(ids, split.inputs[ids], split.targets[ids])
+        yield step, training.change(step, batch)

@@ -1,0 +1,418 @@
+"""The suite's faults are there, by what is measured in the network and the batches themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from benchmarks.diagnosis.faults.catalogue import FAULTS, LIKES, NAMES, SYMPTOMS
+from benchmarks.diagnosis.faults.fault import Fault, Injected
+from benchmarks.diagnosis.faults.of_the_batch import labels_of
+from benchmarks.diagnosis.faults.presence import diverges, gained
+from benchmarks.diagnosis.loop import Outcome, train
+from benchmarks.diagnosis.problem import Problem
+from benchmarks.diagnosis.problems import PROBLEMS
+from benchmarks.diagnosis.training import Batch, Training, batches, model_of
+
+BY_NAME = {problem.name: problem for problem in PROBLEMS}
+WAYS = {(fault.name, fault.way): fault for fault in FAULTS}
+
+
+def injected(name: str, way: str, problem: str, level: int = 2) -> Injected:
+    """The strongest injection."""
+    fault = WAYS[name, way]
+    found = fault.apply(Training(BY_NAME[problem]), fault.strengths[level], 0)
+    assert found is not None
+    return found
+
+
+def run_batches(found: Injected) -> list[Batch]:
+    """All batches of a run."""
+    training = found.training
+    return [batch for _, batch in batches(training, training.problem.data(0), 0)]
+
+
+def first_batch_gradients(found: Injected) -> dict[str, Tensor]:
+    """The gradients of the first batch by parameter."""
+    model = model_of(found.training, 0)
+    batch = run_batches(found)[0]
+    found.training.problem.loss(model(batch.inputs), batch.targets).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def outputs(found: Injected) -> dict[str, Tensor]:
+    """What each leaf module gives for the first batch."""
+    model, taken = model_of(found.training, 0), dict[str, Tensor]()
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: taken.update({name: output})
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(keep(name))
+    model(run_batches(found)[0].inputs)
+    return taken
+
+
+# All of them.
+
+
+def test_there_are_all_faults_of_the_catalogue() -> None:
+    assert len(NAMES) == 37
+    assert len(WAYS) == len(FAULTS) >= 41
+    assert LIKES.keys() <= {*NAMES}
+    assert {*NAMES} >= SYMPTOMS
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.name}, {fault.way}")
+def test_each_fault_can_be_injected_at_each_strength(fault: Fault) -> None:
+    assert len(set(fault.strengths)) == 3
+    # The rates that diverge are searched for by training.
+    names = ["tanh"] if fault.name in ("lr_too_high", "lr_edge") else [*BY_NAME]
+    strengths = {
+        strength
+        for name in names
+        for strength in fault.strengths
+        if fault.apply(Training(BY_NAME[name]), strength, 0) is not None
+    }
+    assert strengths == {*fault.strengths}
+
+
+def _strongest() -> Iterator[tuple[str, Injected]]:
+    for fault in FAULTS:
+        if fault.name not in ("lr_too_high", "lr_edge"):
+            found = (fault.apply(Training(p), fault.strengths[2], 0) for p in PROBLEMS)
+            yield fault.name, next(each for each in found if each is not None)
+
+
+def test_layers_with_a_fault_are_those_of_the_network() -> None:
+    for name, found in _strongest():
+        model = model_of(found.training, 0)
+        modules = {*dict(model.named_modules()), *dict(model.named_parameters())}
+        assert found.layers <= modules, name
+
+
+def test_samples_with_a_fault_are_in_the_batch_of_its_step() -> None:
+    for name, found in _strongest():
+        if found.samples and found.step is not None:
+            ids = {*run_batches(found)[found.step].ids.tolist()}
+            assert found.samples <= ids, name
+
+
+# What a network does.
+
+
+def test_equal_units_stay_equal() -> None:
+    found = injected("symmetric_init", "share of pairs of layers", "MLP", 0)
+    model = model_of(found.training, 0)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for batch in run_batches(found)[:5]:
+        optimizer.zero_grad()
+        found.training.problem.loss(model(batch.inputs), batch.targets).backward()
+        optimizer.step()
+    for name in found.layers:
+        weight = model.get_submodule(name).get_parameter("weight")
+        assert (weight - weight.mean(0)).abs().max() < 1e-6
+
+
+def test_equal_recurrent_units_stay_equal() -> None:
+    found = injected("symmetric_init", "recurrent, 1 over spread", "LSTM")
+    model = model_of(found.training, 0)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for batch in run_batches(found)[:5]:
+        optimizer.zero_grad()
+        found.training.problem.loss(model(batch.inputs), batch.targets).backward()
+        optimizer.step()
+    weight = model.get_parameter("recurrent.weight_hh_l0")
+    gates = weight.view(4, -1, weight.shape[1])
+    assert (gates - gates.mean(1, keepdim=True)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("way", "problem"),
+    [("so many more sigmoids", "tanh"), ("1 over factor of weights", "MLP")],
+)
+def test_gradients_vanish_towards_the_input(way: str, problem: str) -> None:
+    gradients = first_batch_gradients(injected("vanishing_gradients", way, problem))
+    sizes = [
+        gradient.square().mean().sqrt() for gradient in gradients.values() if gradient.ndim > 1
+    ]
+    assert sizes[0] < 1e-3 * max(sizes)
+
+
+def test_weights_explode() -> None:
+    found = injected("exploding_gradients", "gain of all weights", "CNN")
+    healthy = model_of(Training(BY_NAME["CNN"]), 0)
+    for name, weight in model_of(found.training, 0).named_parameters():
+        if name in found.layers:
+            assert weight.norm() > 3 * healthy.get_parameter(name).norm()
+
+
+def test_units_are_dead() -> None:
+    found = injected("dead_units", "share, all layers", "CNN")
+    taken = outputs(found)
+    for name in found.layers:
+        if isinstance(model_of(found.training, 0).get_submodule(name), nn.ReLU):
+            dead = (taken[name].transpose(0, 1).flatten(1) == 0).all(1)
+            assert dead.float().mean() >= 0.9
+
+
+def test_units_are_saturated() -> None:
+    found = injected("saturated_units", "factor of weights", "tanh")
+    taken = outputs(found)
+    shares = [
+        (taken[name].abs() > 0.98).float().mean()
+        for name in found.layers
+        if isinstance(model_of(found.training, 0).get_submodule(name), nn.Tanh)
+    ]
+    assert min(shares) > 0.5
+
+
+def test_an_expert_has_no_gradient() -> None:
+    gradients = first_batch_gradients(injected("expert_unused", "one, bias lowered by", "mixture"))
+    assert gradients["experts.0.0.weight"].norm() < 1e-6 * gradients["experts.1.0.weight"].norm()
+
+
+def test_gradients_underflow() -> None:
+    found = injected("precision_underflow", "1 over factor of the loss", "MLP")
+    model, batch = model_of(found.training, 0), run_batches(found)[0]
+    with torch.autocast("cpu", torch.float16):
+        logits = model(batch.inputs)
+    found.training.problem.loss(logits.float(), batch.targets).backward()
+    weights = [p.grad for p in model.parameters() if p.grad is not None and p.ndim > 1]
+    assert all((weight == 0).float().mean() > 0.9 for weight in weights)
+
+
+def test_a_linear_network_is_linear() -> None:
+    found = injected("no_nonlinearity", "share of the activations", "MLP")
+    model = model_of(found.training, 0)
+    x = run_batches(found)[0].inputs
+    torch.testing.assert_close(model(3 * x) - model(0 * x), 3 * (model(x) - model(0 * x)))
+    assert found.notice == "never"
+
+
+def test_batch_normalisation_is_in_evaluation_mode() -> None:
+    found = injected("batchnorm_eval", "share of the layers", "ResNet")
+    model = model_of(found.training, 0)
+    found.training.mode(model)
+    kinds = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert kinds
+    assert not any(m.training for m in kinds)
+    assert model.training
+
+
+# What the optimizer does.
+
+
+@pytest.mark.parametrize("way", ["from the input on", "from the output on"])
+def test_the_optimizer_lacks_parameters(way: str) -> None:
+    found = injected("optimizer_misses", way, "CNN")
+    model = model_of(found.training, 0)
+    passed = {id(parameter) for parameter in found.training.trained(model)}
+    missed = {name for name, p in model.named_parameters() if id(p) not in passed}
+    assert missed == found.layers
+    assert missed
+
+
+def test_layers_are_frozen() -> None:
+    found = injected("frozen_layer", "from the input on", "CNN")
+    frozen = {n for n, p in model_of(found.training, 0).named_parameters() if not p.requires_grad}
+    assert frozen == found.layers
+    assert frozen
+
+
+@pytest.mark.parametrize(
+    "way", ["share of the steps, at the end", "share of the steps with a rate of 0"]
+)
+def test_without_steps_nothing_is_learnt(way: str) -> None:
+    validated = train(injected("no_step", way, "tanh").training, 0).validated
+    assert len(set(validated.values())) == 1
+
+
+def test_a_clipped_gradient_is_far_smaller() -> None:
+    found = injected("clipping_always", "of the first norm", "tanh")
+    norm = math.hypot(*(g.norm().item() for g in first_batch_gradients(found).values()))
+    assert found.training.clip == pytest.approx(0.001 * norm, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("zero_grad_missing", "zeroed every so many steps"),
+        ("weight_decay_high", "steps over memory"),
+        ("lr_too_low", "1 over factor"),
+        ("labels_random", "share of targets"),
+        ("input_constant", "1 over the spread that is left"),
+    ],
+)
+def test_hardly_anything_is_learnt(name: str, way: str) -> None:
+    healthy = train(Training(BY_NAME["tanh"]), 0)
+    assert gained(train(injected(name, way, "tanh").training, 0), healthy) < 0.3
+
+
+def test_a_rate_that_is_too_high_diverges() -> None:
+    healthy = train(Training(BY_NAME["regression"]), 0)
+    found = injected("lr_too_high", "times a rate that diverges", "regression")
+    assert diverges(train(found.training, 0), healthy)
+
+
+def test_few_samples_are_overfitted() -> None:
+    outcome = train(injected("overfitting", "1 over samples", "regression").training, 0)
+    assert outcome.valid_end > 1.1 * outcome.valid_least
+
+
+def test_a_sum_is_as_many_times_the_mean_as_there_are_samples() -> None:
+    found, problem = injected("loss_sum", "of the rate", "tanh"), BY_NAME["tanh"]
+    model, batch = model_of(found.training, 0), run_batches(found)[0]
+    args = model(batch.inputs), batch.targets
+    assert found.training.problem.loss(*args).item() == pytest.approx(
+        problem.batch_size * problem.loss(*args).item(), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_the_loss_of_probabilities_has_a_floor(kind: str) -> None:
+    found = injected("softmax_twice", f"{kind} of so many times the logits", "MLP")
+    perfect = 1e4 * nn.functional.one_hot(torch.arange(10), 10).float()
+    assert found.training.problem.loss(perfect, torch.arange(10)) > 1.4
+
+
+# What the batches are.
+
+
+@pytest.mark.parametrize("kind", ["NaN", "infinity"])
+def test_rows_have_bad_numbers(kind: str) -> None:
+    found = injected("nonfinite_input", f"{kind} in a share of one batch", "tanh", 1)
+    bad = [
+        (step, int(sample))
+        for step, batch in enumerate(run_batches(found))
+        for sample, row in zip(batch.ids, batch.inputs, strict=True)
+        if not row.isfinite().all()
+    ]
+    assert bad == [(found.step, sample) for sample in found.samples]
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "level", "low"),
+    [("input_scale", "factor", 2, 100), ("input_offset", "standard deviations", 2, 25)],
+)
+def test_inputs_are_far_from_standard(name: str, way: str, level: int, low: float) -> None:
+    found = injected(name, way, "tanh", level)
+    assert run_batches(found)[0].inputs.square().mean().sqrt() > low
+
+
+def test_the_same_batch_comes_again() -> None:
+    found = injected("batch_repeated", "steps with one batch", "MLP")
+    assert len({tuple(batch.ids.tolist()) for batch in run_batches(found)}) == 1
+
+
+def test_samples_are_duplicated() -> None:
+    found = injected("samples_duplicated", "share that is distinct", "MLP")
+    assert all(len(batch.ids.unique()) == 3 for batch in run_batches(found))
+
+
+def test_a_class_is_frequent() -> None:
+    found = injected("class_imbalance", "times as frequent", "MLP")
+    counts = torch.cat([batch.targets for batch in run_batches(found)]).bincount(minlength=10)
+    assert counts.max() > 30 * counts.median()
+
+
+def test_labels_come_in_order() -> None:
+    found = injected("data_order", "sorted but for a noise", "MLP")
+    assert max(len(batch.targets.unique()) for batch in run_batches(found)) == 2
+
+
+@pytest.mark.parametrize(
+    ("way", "problem"),
+    [("one row of one batch times", "tanh"), ("one row of the data times", "tanh")],
+)
+def test_one_row_is_large(way: str, problem: str) -> None:
+    found = injected("outlier_sample", way, problem)
+    assert found.step is not None
+    first = run_batches(found)[found.step]
+    sizes = first.inputs.square().mean(1).sqrt()
+    assert {int(first.ids[sizes.argmax()])} == found.samples
+    assert sizes.max() > 20 * sizes.median()
+    before = [batch.inputs.abs().max() for batch in run_batches(found)[: found.step]]
+    assert max(before, default=torch.zeros(())) < 20
+
+
+def test_one_target_is_large() -> None:
+    found = injected("outlier_sample", "one target of one batch plus", "regression")
+    assert found.step is not None
+    batch = run_batches(found)[found.step]
+    assert {int(batch.ids[batch.targets.abs().argmax()])} == found.samples
+
+
+def test_a_batch_is_large() -> None:
+    found = injected("corrupt_batch", "inputs times", "tanh")
+    sizes = [batch.inputs.abs().median().item() for batch in run_batches(found)]
+    assert sizes.index(max(sizes)) == found.step
+
+
+def test_all_labels_of_a_batch_are_wrong() -> None:
+    found, split = injected("corrupt_batch", "share of wrong labels", "tanh"), None
+    split = BY_NAME["tanh"].data(0)
+    wrong = [int((b.targets != split.targets[b.ids]).sum()) for b in run_batches(found)]
+    assert [step for step, count in enumerate(wrong) if count] == [found.step]
+    assert max(wrong) == BY_NAME["tanh"].batch_size
+
+
+def test_some_labels_are_wrong() -> None:
+    found, split = injected("label_noise", "share of labels", "MLP"), BY_NAME["MLP"].data(0)
+    noisy = found.training.problem.data(0)
+    wrong = (noisy.targets != split.targets).nonzero()[:, 0]
+    assert {*wrong.tolist()} == found.samples
+    assert torch.equal(noisy.valid_targets, split.valid_targets)
+
+
+def test_batches_of_one() -> None:
+    small = injected("batch_too_small", "over batch size", "tanh")
+    normalised = injected("batch_of_one", "share of the steps", "ResNet")
+    for found in (small, normalised):
+        assert {len(batch.ids) for batch in islice(run_batches(found), 10)} == {1}
+
+
+def test_binary_targets_are_labels() -> None:
+    labels = labels_of(BY_NAME["sigmoid"].data(0))
+    assert labels is not None
+    assert {*labels.tolist()} == {0, 1}
+
+
+# Options that are read off the optimizer.
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "problem", "option", "value"),
+    [
+        ("adam_epsilon", "epsilon", "encoder", "eps", 1.0),
+        ("momentum_high", "momentum", "MLP", "momentum", 0.999),
+        ("momentum_high", "momentum", "LSTM", "betas", (0.999, 0.999)),
+    ],
+)
+def test_options_of_the_optimizer(
+    name: str, way: str, problem: str, option: str, value: object
+) -> None:
+    assert injected(name, way, problem).training.problem.options[option] == value
+
+
+def outcome(*losses: float) -> Outcome:
+    """A run of these losses, whose validation losses are the same."""
+    return Outcome([*losses], dict(enumerate(losses)))
+
+
+def test_divergence_is_a_peak_or_an_end_above_the_start() -> None:
+    healthy = outcome(1.0, 0.5, 0.1)
+    assert diverges(outcome(1.0, 6.0, 0.1), healthy)
+    assert diverges(outcome(1.0, 0.9, math.nan), healthy)
+    assert not diverges(outcome(1.0, 0.9, 0.8), healthy)
+
+
+def test_problem_is_hashed_without_its_options() -> None:
+    assert len({hash(problem) for problem in PROBLEMS}) == len(PROBLEMS)
+    assert all(isinstance(problem, Problem) for problem in PROBLEMS)

@@ -1,0 +1,212 @@
+"""Numbers of batches and of losses of single samples, against plain formulas in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradlens.facts.batch import batch_columns, distinct, row_numbers
+from gradlens.facts.loss import LabelCounts, label_columns, loss_columns, loss_node, loss_rows
+
+SHAPES = [(1, 4), (2, 1), (16, 20), (5, 3, 7, 7), (8, 1)]
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def columns(rows: Tensor) -> dict[str, float]:
+    return batch_columns(row_numbers(rows).double().numpy(), rows[0].numel())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_numbers_of_a_batch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    rows = (3 * torch.randn(shape) + 1).to(dtype)
+    found, flat = columns(rows), rows.double().flatten(1).numpy()
+    rms = np.sqrt(np.square(flat).mean(1))
+    spread = np.sqrt(np.square(flat - flat.mean(0)).mean() / np.square(flat).mean())
+    expected = {
+        "samples": len(flat),
+        "bad_rows": 0,
+        "input_rms": np.sqrt(np.square(flat).mean()),
+        "input_mean": flat.mean(),
+        "input_std": flat.std(),
+        "input_spread": spread,
+        "row_rms_max": rms.max(),
+        "row_rms_median": np.sort(rms)[len(rms) // 2],
+        "row_largest": rms.argmax(),
+        "distinct_rows": len(flat),
+    }
+    checksum = found.pop("checksum")
+    assert math.isfinite(checksum)
+    assert found == pytest.approx(expected, rel=1e-4, abs=2e-3)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("row", [0, 2, 4])
+def test_rows_that_are_not_finite(row: int, bad: float) -> None:
+    rows = torch.randn(5, 6)
+    rows[row, 3] = bad
+    assert columns(rows) == {"samples": 5, "bad_rows": 1, "bad_row": row}
+
+
+@pytest.mark.parametrize("kind", ["normal", "one-hot", "words", "images"])
+@pytest.mark.parametrize("copies", [1, 2, 8])
+def test_rows_that_occur_repeatedly(kind: str, copies: int) -> None:
+    torch.manual_seed(0)
+    several = {
+        "normal": torch.randn(8, 300),
+        "one-hot": torch.eye(8, 20),
+        "words": torch.randint(50, (8, 12)),
+        "images": torch.rand(8, 3, 16, 16),
+    }[kind]
+    batch = several.repeat(copies, *[1] * (several.dim() - 1))[torch.randperm(8 * copies)]
+    assert columns(batch)["distinct_rows"] == 8
+    again = columns(batch.flip(0))["checksum"]
+    assert again == pytest.approx(columns(batch)["checksum"], rel=1e-4)
+
+
+def test_rows_without_a_difference() -> None:
+    found = columns(torch.ones(4, 9) * 5)
+    assert found["input_spread"] == pytest.approx(0, abs=1e-3)
+    assert found["distinct_rows"] == 1
+    assert distinct(np.zeros(4), np.zeros(4)) == 1
+
+
+CLASSES = torch.tensor([0, 2, 1, 2, 2, 0])
+
+
+def scores(*shape: int) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(shape, requires_grad=True)
+
+
+@pytest.mark.parametrize("wrap", ["none", "sum of none", "scaled", "viewed"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_losses_of_a_classification(reduction: str, wrap: str) -> None:
+    x = scores(6, 3)
+    single = functional.cross_entropy(x, CLASSES, reduction="none")
+    loss = {
+        "none": lambda: functional.cross_entropy(x, CLASSES, reduction=reduction),
+        "sum of none": lambda: single.mean() if reduction == "mean" else single.sum(),
+        "scaled": lambda: 3 * functional.cross_entropy(x, CLASSES, reduction=reduction) / 7,
+        "viewed": lambda: functional.cross_entropy(x, CLASSES, reduction=reduction).reshape(1),
+    }[wrap]()
+    node = loss_node(loss)
+    assert node is not None
+    assert (node.kind, node.reduction) == ("NllLossBackward", reduction)
+    found = loss_rows(node)
+    assert found.classes == 3
+    assert found.count == 6
+    assert found.losses is not None
+    assert found.labels is not None
+    torch.testing.assert_close(found.losses, single.detach())
+    assert found.labels.tolist() == CLASSES.tolist()
+
+
+def test_ignored_labels_have_neither_loss_nor_class() -> None:
+    targets = CLASSES.clone()
+    targets[1] = targets[4] = -100
+    node = loss_node(functional.cross_entropy(scores(6, 3), targets))
+    assert node is not None
+    found = loss_rows(node)
+    assert found.losses is not None
+    assert found.labels is not None
+    assert found.losses.isnan().tolist() == [False, True, False, False, True, False]
+    assert found.labels.tolist() == [0, -1, 1, 2, -1, 0]
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1)])
+@pytest.mark.parametrize("with_logits", [True, False])
+def test_losses_of_two_classes(with_logits: bool, shape: tuple[int, ...]) -> None:
+    x, targets = scores(*shape), (CLASSES > 0).float().reshape(shape)
+    function = (
+        functional.binary_cross_entropy_with_logits
+        if with_logits
+        else functional.binary_cross_entropy
+    )
+    x = x if with_logits else x.sigmoid()
+    node = loss_node(function(x, targets))
+    assert node is not None
+    found = loss_rows(node)
+    assert found.losses is not None
+    assert found.labels is not None
+    expected = function(x, targets, reduction="none").reshape(6)
+    torch.testing.assert_close(found.losses, expected.detach())
+    assert found.labels.tolist() == (CLASSES > 0).float().tolist()
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1), (6, 4), (6, 2, 3)])
+def test_losses_of_a_regression(shape: tuple[int, ...]) -> None:
+    x, targets = scores(*shape), torch.randn(shape)
+    node = loss_node(functional.mse_loss(x, targets))
+    assert node is not None
+    found = loss_rows(node)
+    assert found.losses is not None
+    assert found.variance is not None
+    expected = (x - targets).square().reshape(6, -1).mean(1)
+    torch.testing.assert_close(found.losses, expected.detach())
+    torch.testing.assert_close(found.variance, targets.var(correction=0))
+
+
+@pytest.mark.parametrize("loss", ["two", "its own", "no graph", "of probabilities"])
+def test_other_losses_have_no_rows(loss: str) -> None:
+    x = scores(6, 3)
+    other = {
+        "two": lambda: (
+            functional.cross_entropy(x, CLASSES) + functional.mse_loss(x, torch.zeros(6, 3))
+        ),
+        "its own": lambda: x.square().exp().mean(),
+        "no graph": lambda: x.detach().sum(),
+        "of probabilities": lambda: functional.cross_entropy(x, torch.full((6, 3), 1 / 3)),
+    }[loss]()
+    assert loss_node(other) is None
+
+
+@pytest.mark.parametrize("labels", [[0], [0, 0, 1], [3, 1, 2, 2], [-1, 1, 0]])
+def test_numbers_of_labels(labels: list[int]) -> None:
+    known = [each for each in labels if each >= 0]
+    shares = [known.count(each) / len(known) for each in {*known}]
+    entropy = -sum(share * math.log(share) for share in shares)
+    found = label_columns(np.array(labels, dtype=float))
+    assert found["label_entropy"] == pytest.approx(entropy)
+    counts = LabelCounts()
+    counts.add(np.array(labels, dtype=float))
+    counts.add(np.array(labels, dtype=float))
+    assert counts.columns() == {f"labels/{e}": 2 * known.count(e) for e in sorted({*known})}
+
+
+@pytest.mark.parametrize("labels", [[], [-1, -1], [0.5, 1], [1e9]])
+def test_labels_that_are_no_classes(labels: list[float]) -> None:
+    assert label_columns(np.array(labels)) == {}
+    counts = LabelCounts()
+    counts.add(np.array(labels))
+    assert counts.columns() == {}
+
+
+def test_numbers_of_losses() -> None:
+    found = loss_columns(np.array([0.1, math.nan, 4.0, 0.3, 0.2]), 3)
+    assert found == {"loss_max": 4, "loss_largest": 2, "loss_median": 0.3, "loss_over": 0.25}
+    assert loss_columns(np.array([math.nan]), 3) == {}
+    assert "loss_over" not in loss_columns(np.array([1.0]), 0)
+
+
+def test_parameters_in_train_mode_only() -> None:
+    """Forward passes without a graph are no part of a step."""
+    from gradlens.facts.batch import BatchRows
+
+    model = nn.Linear(3, 2)
+    rows = BatchRows(model)
+    with torch.no_grad():
+        model(torch.randn(4, 3))
+    assert rows.take() is None
+    model(torch.randn(4, 3))
+    assert rows.take() is not None
+    assert rows.take() is None
+    rows.close()
+    model(torch.randn(4, 3))
+    assert rows.take() is None

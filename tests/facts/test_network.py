@@ -1,0 +1,163 @@
+"""What is read off a loss's graph, on networks whose structure is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradlens.facts.loss import loss_node
+from gradlens.facts.network import Network, activation_share
+from gradlens.per_sample.labelling.graph import Graph
+
+
+def network(model: nn.Module, loss: Tensor) -> tuple[Network, int | None]:
+    found = Network(Graph(loss), {id(p): name for name, p in model.named_parameters()})
+    node = loss_node(loss)
+    return found, None if node is None else found.number_of(node.node)
+
+
+def classified(model: nn.Module, *shape: int) -> Tensor:
+    torch.manual_seed(0)
+    outputs = model(torch.randn(6, *shape))
+    return functional.cross_entropy(outputs, torch.randint(outputs.shape[1], (6,)))
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid, "gelu": nn.GELU, "silu": nn.SiLU,
+    "elu": nn.ELU, "leaky_relu": nn.LeakyReLU, "softplus": nn.Softplus, "mish": nn.Mish,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations_have_the_names_of_the_layers_before(kind: str) -> None:
+    layers = [nn.Linear(5, 4), ACTIVATIONS[kind](), nn.Linear(4, 4), nn.LayerNorm(4)]
+    model = nn.Sequential(*layers, ACTIVATIONS[kind](), nn.Linear(4, 3))
+    found, _ = network(model, classified(model, 5))
+    assert [(each.layer, each.kind) for each in found.activations()] == [("0", kind), ("3", kind)]
+    names = ["0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias", "5.weight", "5.bias"]
+    assert {*found.order} == {*names}
+    assert [n.partition(".")[0] for n in found.order] == [n.partition(".")[0] for n in names]
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        last: Tensor = self.last(x + self.inner(torch.relu(x)))
+        return last
+
+
+PAIRS: dict[str, tuple[nn.Module, tuple[int, ...], list[tuple[str, str]], bool]] = {
+    "none": (nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), (5,), [], False),
+    "one": (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), (5,), [("0", "1")], True),
+    "one layer": (nn.Sequential(nn.Linear(5, 3)), (5,), [], True),
+    "behind a view": (
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(18, 3)),
+        (1, 5, 5), [("0", "2")], True,
+    ),
+    "behind an average": (
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.AvgPool2d(3), nn.Flatten(), nn.Linear(2, 3)),
+        (1, 5, 5), [("0", "3")], True,
+    ),
+    "behind a maximum": (
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(2, 3)),
+        (1, 5, 5), [], False,
+    ),
+    "in a part": (
+        nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 3)),
+        (5,), [("2", "3")], False,
+    ),
+    "a residual branch": (Residual(), (5,), [], False),
+    "a normalisation": (
+        nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)), (5,), [], False
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_linear_pairs(name: str) -> None:
+    model, shape, pairs, is_linear = PAIRS[name]
+    found, loss = network(model, classified(model, *shape))
+    assert [*found.linear_pairs] == pairs
+    assert found.is_linear(loss) == is_linear
+
+
+BEFORE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "nothing": (lambda x: x, ""),
+    "softmax": (lambda x: x.softmax(1), "softmax"),
+    "log_softmax": (lambda x: x.log_softmax(1), "log_softmax"),
+    "sigmoid": (lambda x: x.sigmoid(), "sigmoid"),
+    "a softmax and a view": (lambda x: x.softmax(1)[:, :3], "softmax"),
+    "a softmax and a product": (lambda x: 5 * x.softmax(1) + x, ""),
+    "relu": (lambda x: x.relu(), ""),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+@pytest.mark.parametrize("two_classes", [False, True])
+def test_what_comes_before_the_loss(name: str, two_classes: bool) -> None:
+    function, expected = BEFORE[name]
+    model = nn.Linear(5, 4)
+    outputs = function(model(torch.randn(6, 5)))
+    if two_classes:
+        loss = functional.binary_cross_entropy_with_logits(outputs, torch.ones_like(outputs))
+    else:
+        loss = functional.cross_entropy(outputs, torch.zeros(6, dtype=torch.int64))
+    found, number = network(model, loss)
+    assert found.before_loss(number) == expected
+
+
+def test_a_softmax_that_belongs_there() -> None:
+    """Of attention, and before a loss that takes probabilities."""
+    model = nn.Linear(5, 4)
+    outputs = model(torch.randn(6, 5))
+    attended = (outputs.softmax(1) @ outputs.T).tanh()
+    for loss in (
+        functional.nll_loss(outputs.softmax(1).log(), torch.zeros(6, dtype=torch.int64)),
+        functional.nll_loss(outputs.log_softmax(1), torch.zeros(6, dtype=torch.int64)),
+        functional.binary_cross_entropy(outputs.sigmoid(), torch.ones(6, 4)),
+        functional.cross_entropy(attended, torch.zeros(6, dtype=torch.int64)),
+    ):
+        found, number = network(model, loss)
+        assert found.before_loss(number) == ""
+
+
+def test_half_precision() -> None:
+    model = nn.Linear(5, 4)
+    found, _ = network(model, classified(model, 5))
+    assert not found.has_half
+    half = model.to(torch.float16)
+    found, _ = network(half, half(torch.randn(6, 5).half()).float().sum())
+    assert found.has_half
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (4, 5, 6), (4, 6, 3, 3)])
+@pytest.mark.parametrize("dead", [0, 2, 6])
+def test_dead_units(shape: tuple[int, ...], dead: int) -> None:
+    torch.manual_seed(0)
+    output = torch.rand(shape) + 0.1
+    output[..., 0, 0] = 0  # one sample's zero is no death
+    unit = 1 if len(shape) == 4 else len(shape) - 1
+    output.index_fill_(unit, torch.arange(dead), 0.0)
+    found = activation_share("relu", output)
+    assert found is not None
+    assert found[0] == "dead"
+    assert float(found[1]) == pytest.approx(dead / 6)
+
+
+@pytest.mark.parametrize("kind", ["tanh", "sigmoid"])
+def test_saturated_units(kind: str) -> None:
+    inputs = torch.tensor([[-100.0, -0.1, 0.0, 0.1], [100.0, 9.0, 1.0, -1.0]])
+    found = activation_share(kind, torch.tanh(inputs) if kind == "tanh" else inputs.sigmoid())
+    assert found is not None
+    assert found[0] == "saturated"
+    assert float(found[1]) == pytest.approx(3 / 8)
+    assert activation_share("gelu", inputs) is None
+    assert activation_share(kind, inputs[:0]) is None

@@ -1,0 +1,393 @@
+"""Facts of whole runs: against the loop's own numbers, in the file, and after a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import Optimizer
+
+import gradlens
+from gradlens import Cockpit, History
+from gradlens.history.facts import Facts
+from gradlens.quantities import NormTest
+
+N, STEPS = 6, 45
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)
+    ).to(dtype)
+
+
+def batch(step: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(N, 5, generator=generator).to(dtype)
+    return x, torch.randint(3, (N,), generator=generator)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1),
+    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-3),
+    "Adam": lambda p: torch.optim.Adam(p, 1e-2),
+    "AdamW, fused": lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 1e-2),
+}
+
+
+def norm(tensors: list[Tensor]) -> float:
+    return math.sqrt(sum(float(each.double().square().sum()) for each in tensors))
+
+
+def rms(tensor: Tensor) -> float:
+    return float(tensor.detach().double().square().mean().sqrt())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_numbers_are_those_of_the_loop(optimizer: str, clip: float | None) -> None:
+    model = network()
+    opt = OPTIMIZERS[optimizer](model.parameters())
+    cockpit = Cockpit(model, [], strict=True)
+    expected: dict[str, list[float]] = {}
+    layers: dict[str, list[float]] = {}
+    for step in range(STEPS):
+        x, y = batch(step)
+        opt.zero_grad()
+        loss = functional.cross_entropy(model(x), y)
+        with cockpit(step, loss=loss, optimizer=opt):
+            loss.backward()
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        before = [p.detach().clone() for p in model.parameters()]
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        at_step = norm([p.grad for p in model.parameters() if p.grad is not None])
+        opt.step()
+        row = {
+            "loss": float(loss.detach()),
+            "samples": N,
+            "grad_norm": norm(gradients),
+            "grad_norm_at_step": at_step,
+            "lr": opt.param_groups[0]["lr"],
+            "updates": 1.0,
+            "input_rms": rms(x),
+        }
+        for name, value in row.items():
+            expected.setdefault(name, []).append(value)
+        for (name, p), old, gradient in zip(
+            model.named_parameters(), before, gradients, strict=True
+        ):
+            found = {"weight": rms(old), "gradient": rms(gradient), "update": rms(p - old)}
+            for kind, value in found.items():
+                layers.setdefault(f"{kind}_rms/{name}", []).append(value)
+    cockpit.close()
+    facts = cockpit.history.facts
+    assert facts.steps.steps.tolist() == [*range(STEPS)]
+    for name, values in expected.items():
+        known = ~np.isnan(facts.steps[name])
+        assert known.sum() >= (STEPS if "grad" not in name else STEPS // 4)
+        assert facts.steps[name][known] == pytest.approx(np.array(values)[known], rel=1e-5)
+    assert facts.layers.steps.tolist() == [0, 1, 2, 4, 8, 16, 20, 40]
+    for name, values in layers.items():
+        at = facts.layers.steps
+        assert facts.layers[name] == pytest.approx(np.array(values)[at], rel=1e-3, abs=1e-9)
+    setup = facts.setups[0]
+    assert setup.optimizer == type(opt).__name__
+    assert setup.activations == {"0": "relu", "2": "tanh"}
+    assert {name for group in setup.groups for name in group.parameters} == {
+        name for name, _ in model.named_parameters()
+    }
+    has_moments = any(name.startswith("root_second_moment/") for name in facts.layers.names)
+    assert has_moments == optimizer.startswith("Adam")
+
+
+LOOPS: dict[str, Callable[[nn.Module, Optimizer], None]] = {
+    "zero_grad": lambda model, opt: opt.zero_grad(),
+    "zero_grad to zeros": lambda model, opt: opt.zero_grad(set_to_none=False),
+    "nothing": lambda model, opt: None,
+}
+
+
+@pytest.mark.filterwarnings("ignore:gradlens.*sum over steps")
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("stepping", [1, 0, 2])
+def test_loops_without_zero_grad_or_step(loop: str, stepping: int) -> None:
+    model = network()
+    opt = torch.optim.SGD(model.parameters(), 0.01)
+    cockpit = Cockpit(model, [], strict=True)
+    for step in range(6):
+        x, y = batch(step)
+        LOOPS[loop](model, opt)
+        loss = functional.cross_entropy(model(x), y)
+        with cockpit(step, loss=loss, optimizer=opt):
+            loss.backward()
+        for _ in range(stepping):
+            opt.step()
+    cockpit.close()
+    facts = cockpit.history.facts.steps
+    assert facts["updates"].tolist() == [stepping] * 6
+    stale = loop == "nothing" and stepping > 0
+    assert facts["stale"].tolist() == [0, *[float(stale)] * 5]
+
+
+@pytest.mark.parametrize("parts", [(6,), (3, 3), (1, 2, 3)])
+@pytest.mark.parametrize("how", ["divided", "loss_scale"])
+def test_micro_batches_are_one_step(parts: tuple[int, ...], how: str) -> None:
+    model = network()
+    opt = torch.optim.SGD(model.parameters(), 0.01)
+    cockpit = Cockpit(model, [], strict=True)
+    expected = []
+    for step in range(4):
+        x, y = batch(step)
+        opt.zero_grad()
+        expected.append(float(functional.cross_entropy(model(x), y).detach()))
+        start = 0
+        for number, count in enumerate(parts):
+            rows = slice(start, start + count)
+            start += count
+            share = count / N
+            loss = functional.cross_entropy(model(x[rows]), y[rows]) * share
+            scale = {"loss_scale": share} if how == "loss_scale" else {}
+            with cockpit(
+                step, loss=loss, optimizer=opt, accumulating=number < len(parts) - 1, **scale
+            ):
+                loss.backward()
+        opt.step()
+    cockpit.close()
+    facts = cockpit.history.facts.steps
+    assert facts.steps.tolist() == [0, 1, 2, 3]
+    assert facts["samples"].tolist() == [N] * 4
+    assert facts["labels"].tolist() == [N] * 4
+    assert facts["loss"] == pytest.approx(expected, rel=1e-5)
+    assert not np.isnan(facts["loss_max"]).any()
+
+
+def test_exceptions_leave_their_step_out() -> None:
+    model = network()
+    cockpit = Cockpit(model, [], strict=True)
+    for step in range(4):
+        loss = model(batch(step)[0]).square().mean()
+        try:
+            with cockpit(step, loss=loss):
+                if step == 2:
+                    raise KeyError
+                loss.backward()
+        except KeyError:
+            pass
+    cockpit.close()
+    assert cockpit.history.facts.steps.steps.tolist() == [0, 1, 3]
+
+
+@pytest.mark.parametrize("facts", [True, False])
+def test_training_is_the_same(facts: bool) -> None:
+    trained = []
+    for tracked in (True, False):
+        model = network(torch.float64)
+        opt = torch.optim.Adam(model.parameters(), 1e-2)
+        cockpit = Cockpit(model, [], facts=facts)
+        state = torch.get_rng_state()
+        for step in range(25):
+            x, y = batch(step, torch.float64)
+            opt.zero_grad()
+            loss = functional.cross_entropy(model(x), y)
+            if tracked:
+                with cockpit(step, loss=loss, optimizer=opt):
+                    loss.backward()
+            else:
+                loss.backward()
+            opt.step()
+        assert torch.equal(state, torch.get_rng_state())
+        trained.append([p.detach().clone() for p in model.parameters()])
+        assert bool(cockpit.history.facts.setups) == (facts and tracked)
+    assert all(map(torch.equal, *trained))
+
+
+def hooks(model: nn.Module, opt: Optimizer) -> int:
+    return sum(len(m._forward_hooks) for m in model.modules()) + len(opt._optimizer_step_pre_hooks)
+
+
+@pytest.mark.parametrize("end", ["close", "delete"])
+def test_nothing_is_left_behind(end: str) -> None:
+    model = network()
+    opt = torch.optim.SGD(model.parameters(), 0.01)
+    before = hooks(model, opt)
+    cockpit = Cockpit(model, [], strict=True)
+    loss = model(batch(0)[0]).square().mean()
+    with cockpit(0, loss=loss, optimizer=opt):
+        loss.backward()
+    if end == "close":
+        cockpit.close()
+        assert hooks(model, opt) == before
+    del cockpit
+    gc.collect()
+    assert len(opt._optimizer_step_pre_hooks) == 0
+    copy.deepcopy(model)(batch(0)[0])
+
+
+def tables(facts: Facts) -> dict[str, Any]:
+    return {
+        f"{table}/{name}": facts.table(table)[name].tolist()
+        for table in ("steps", "layers")
+        for name in sorted(facts.table(table).names)
+    } | {"steps": facts.steps.steps.tolist(), "layers": facts.layers.steps.tolist()}
+
+
+def assert_same(one: Facts, other: Facts) -> None:
+    found, expected = tables(one), tables(other)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(np.array(found[name]), np.array(values), err_msg=name)
+    assert one.setups == other.setups
+    assert one.findings == other.findings
+
+
+def run(steps: range, path: Path | None, state: Mapping[str, Any] | None = None) -> Any:
+    model = network()
+    opt = torch.optim.Adam(model.parameters(), 1e-2)
+    cockpit = Cockpit(model, [NormTest()], run=path, resume=state is not None, strict=True)
+    if state is not None:
+        model.load_state_dict(state["model"])
+        opt.load_state_dict(state["opt"])
+        cockpit.load_state_dict(state["cockpit"])
+    for step in steps:
+        x, y = batch(step)
+        opt.zero_grad()
+        loss = functional.cross_entropy(model(x), y)
+        with cockpit(step, loss=loss, optimizer=opt):
+            loss.backward()
+        opt.step()
+    return cockpit, model, opt
+
+
+def test_a_file_has_the_same_facts(tmp_path: Path) -> None:
+    cockpit, _, _ = run(range(30), tmp_path / "run.jsonl")
+    cockpit.close()
+    assert_same(History.load(tmp_path / "run.jsonl").facts, cockpit.history.facts)
+    cockpit.write(tmp_path / "again")
+    assert_same(History.load(tmp_path / "again.json").facts, cockpit.history.facts)
+    part = cockpit.history[10:20].facts
+    assert part.steps.steps.tolist() == [*range(10, 20)]
+
+
+@pytest.mark.parametrize("at", [1, 7, 20, 21])
+@pytest.mark.parametrize("further", [0, 5])
+def test_a_run_that_is_resumed(tmp_path: Path, at: int, further: int) -> None:
+    whole, _, _ = run(range(30), None)
+    whole.close()
+    cockpit, model, opt = run(range(at), tmp_path / "run.jsonl")
+    state = copy.deepcopy(
+        {"model": model.state_dict(), "opt": opt.state_dict(), "cockpit": cockpit.state_dict()}
+    )
+    for step in range(at, at + further):  # lost, as the checkpoint was saved before
+        opt.zero_grad()
+        x, y = batch(step + 100)
+        loss = functional.cross_entropy(model(x), y)
+        with cockpit(step, loss=loss, optimizer=opt):
+            loss.backward()
+    cockpit.close()
+    resumed, _, _ = run(range(at, 30), tmp_path / "run.jsonl", state)
+    resumed.close()
+    assert_same(resumed.history.facts, whole.history.facts)
+    assert_same(History.load(tmp_path / "run.jsonl").facts, whole.history.facts)
+
+
+def test_memory_is_bounded() -> None:
+    facts = Facts()
+    for step in range(0, 40_000, 100):
+        rows = [*range(step, step + 100)]
+        facts.steps.add(rows, {"loss": [1.0 * row for row in rows]})
+    steps = facts.steps.steps
+    assert len(steps) <= 8192
+    assert steps[0] == 0
+    assert steps[-1] == 39_999
+    assert (np.diff(steps)[-1000:] == 1).all()
+    assert facts.steps["loss"].tolist() == steps.tolist()
+
+
+def test_a_table_takes_in_rows_in_any_order() -> None:
+    facts = Facts().steps
+    facts.add([3, 4], {"a": [3.0, 4.0]})
+    facts.add([1], {"b": [1.0]})
+    facts.add([4], {"a": [40.0], "b": [4.0]})
+    assert facts.steps.tolist() == [1, 3, 4]
+    np.testing.assert_array_equal(facts["a"], [math.nan, 3, 40])
+    np.testing.assert_array_equal(facts["b"], [1, math.nan, 4])
+    assert np.isnan(facts["c"]).all()
+    facts.rewind(3)
+    assert facts.steps.tolist() == [1, 3]
+
+
+def broken(record: Mapping[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    found = copy.deepcopy(dict(record))
+    part: Any = found
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("facts", ("facts", "table"), "others"),
+        ("facts", ("facts", "names"), ["loss"] * 3),
+        ("facts", ("facts", "steps"), ["0"]),
+        ("facts", ("facts", "steps"), [2**60]),
+        ("facts", ("facts", "numbers"), 5),
+        ("facts", ("facts", "numbers"), np.zeros(3)),
+        ("facts", ("facts",), []),
+        ("setup", ("setup",), None),
+        ("setup", ("setup", "layers"), {"0": 1}),
+        ("setup", ("setup", "groups"), [{}]),
+        ("setup", ("step",), "first"),
+        ("finding", ("finding",), {}),
+    ],
+)
+def test_records_of_another_form_are_refused(kind: str, path: tuple[Any, ...], value: Any) -> None:
+    cockpit, _, _ = run(range(3), None)
+    records = {
+        kind: record
+        for record in cockpit.history.facts.records()
+        for kind in ("facts", "setup")
+        if kind in record
+    }
+    records["finding"] = {"step": 0, "finding": {}}
+    with pytest.raises(ValueError):  # noqa: PT011 - any reason
+        Facts().take_in(broken(records[kind], path, value))
+
+
+@pytest.mark.parametrize("kind", ["compiled", "no loss", "no optimizer", "parameters", "no graph"])
+def test_what_isnt_there_is_left_out(kind: str) -> None:
+    model = network()
+    params: Any = list(model.parameters()) if kind == "parameters" else model
+    if kind == "parameters":
+        gradlens.extend(model)
+    cockpit = Cockpit(params, [], strict=True)
+    opt = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(3):
+        x, y = batch(step)
+        loss = functional.cross_entropy(model(x), y)
+        given: dict[str, Any] = {} if kind == "no loss" else {"loss": loss}
+        if kind != "no optimizer":
+            given["optimizer"] = opt
+        with cockpit(step, **given):
+            loss.backward()
+        opt.step()
+        opt.zero_grad()
+    cockpit.close()
+    facts = cockpit.history.facts
+    assert len(facts.steps) == 3
+    assert np.isnan(facts.steps["loss"]).any() == (kind == "no loss")
+    assert np.isnan(facts.steps["updates"]).any() == (kind == "no optimizer")
+    assert np.isnan(facts.steps["samples"]).any() == (kind == "parameters")
