@@ -189,8 +189,9 @@ class Highway(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.change = nn.Sequential(nn.Linear(width, width), nn.ReLU())
-        self.carry = nn.Sequential(nn.Linear(width, width), nn.Sigmoid())
-        nn.init.constant_(self.carry[0].bias, 1.0)
+        carrying = nn.Linear(width, width)
+        nn.init.constant_(carrying.bias, 1.0)
+        self.carry = nn.Sequential(carrying, nn.Sigmoid())
 
     def forward(self, x: Tensor) -> Tensor:
         carried = self.carry(x)
