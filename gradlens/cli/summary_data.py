@@ -44,7 +44,7 @@ def as_json(summary: Summary, run: str) -> str:
         "spending": None if summary.spending is None else summary.spending.plain(),
         "notes": [asdict(note) for note in summary.notes],
     }
-    return json.dumps(_strict(found), allow_nan=False)
+    return json.dumps(strict(found), allow_nan=False)
 
 
 def as_csv(summary: Summary, run: str, heading: bool = True) -> str:
@@ -57,7 +57,7 @@ def as_csv(summary: Summary, run: str, heading: bool = True) -> str:
     if heading:
         table.writeheader()
     for row in summary.rows:
-        table.writerow({"run": run, "step": _latest(summary), **_strict(_entries(row))})
+        table.writerow({"run": run, "step": _latest(summary), **strict(_entries(row))})
     return text.getvalue().rstrip("\n")
 
 
@@ -82,12 +82,12 @@ def _entries(row: Row) -> dict[str, Any]:
     }
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
     """The same with ``None`` for a NaN, and ``"inf"`` for an infinity, as ``float`` reads it."""
     if isinstance(value, dict):
-        return {key: _strict(entry) for key, entry in value.items()}
+        return {key: strict(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(entry) for entry in value]
+        return [strict(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value

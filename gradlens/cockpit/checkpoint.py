@@ -39,6 +39,7 @@ def state_of_tracking(tracking: Tracking) -> State:
         "forecast": tracking.forecast.state_dict(),
         "layer_hooks": tracking.layer_hooks.state_dict(),
         "budget": state_of(tracking.budget),
+        "autopsies": state_of(tracking.autopsies),
     }
 
 
@@ -59,6 +60,7 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
     tracking.forecast.load_state_dict(state["forecast"])
     tracking.layer_hooks.load_state_dict(state["layer_hooks"])
     load_state(tracking.budget, state["budget"])
+    load_state(tracking.autopsies, state["autopsies"])
     tracking.layers.expect_next()
     tracking.expect(tracking.forecast.next_steps)
     new = [name for name in own if name not in saved]

@@ -30,6 +30,7 @@ from gradlens.cockpit.arguments import (
     notes_on,
     step_number,
 )
+from gradlens.cockpit.autopsy import Autopsies
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
@@ -37,9 +38,15 @@ from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
 from gradlens.cockpit.forecast import Forecast, is_scheduled
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.metrics import loggable
-from gradlens.cockpit.model import process_group_of, trainable_parameters, unwrapped
+from gradlens.cockpit.model import (
+    process_group_of,
+    processes_apart,
+    trainable_parameters,
+    unwrapped,
+)
 from gradlens.cockpit.processes import Processes
 from gradlens.cockpit.run import Run
+from gradlens.cockpit.sample_log import SampleLog
 from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import Tracking
@@ -84,6 +91,10 @@ class Cockpit:
     raises exceptions instead, for those who develop quantities. ``max_bytes`` is the memory that
     the per-sample gradients of earlier micro-batches may take, where quantities need those of the
     whole batch; if it isn't enough, they are computed from samples drawn at random, or are NaN.
+    ``autopsy`` says whether the loss that is passed to the context is read at each step, and the
+    samples and layers behind a jump of it are found (``History.spikes``). By default, that is so on
+    the CPU, since reading the loss waits for any other device. It is left out where several
+    processes train: each would see its own samples alone.
 
     The context is entered at each step, around the backward pass::
 
@@ -106,6 +117,7 @@ class Cockpit:
         sinks: Iterable[Sink] = (),
         strict: bool = False,
         max_bytes: int = MAX_BYTES,
+        autopsy: bool | None = None,
     ) -> None:
         check_max_bytes(max_bytes)
         check_loss_reduction(loss_reduction)
@@ -157,6 +169,9 @@ class Cockpit:
             sinks,
         )
         boundary = Boundary(self._run.note, strict)
+        alone = processes.count == 1 and not processes_apart(setting)
+        wants_autopsy = device.type == "cpu" if autopsy is None else autopsy
+        autopsies = Autopsies(setting, self._run.record_spike) if wants_autopsy and alone else None
         self._tracking = Tracking(
             self.quantities,
             setting,
@@ -171,6 +186,8 @@ class Cockpit:
             LayerTracking(self.model, self.quantities, forecast, boundary),
             StaleGradient(self.parameters.values()),
             self.budget,
+            autopsies,
+            SampleLog(loss_reduction, self._run),
             boundary,
         )
         for quantity in self.quantities:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from gradlens.cockpit.autopsy import Autopsies
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
@@ -14,6 +15,7 @@ from gradlens.cockpit.forecast import Forecast
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.model import processes_apart
 from gradlens.cockpit.run import Run
+from gradlens.cockpit.sample_log import SampleLog
 from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.updates import Updates
 from gradlens.hooks.data_parallel import may_end_alone
@@ -46,6 +48,8 @@ class Tracking:
     layers: LayerTracking
     stale_gradient: StaleGradient
     budget: Budget | None
+    autopsies: Autopsies | None
+    sample_log: SampleLog
     boundary: Boundary
 
     @property
@@ -142,6 +146,8 @@ class Tracking:
         with self.boundary.contain("the last update"):
             self.updates.resolve_and_close()
             self.updates.close_interval()
+        with self.boundary.contain("what is known of single samples"):
+            self.sample_log.close()
         with self.boundary.contain("closing the run"):
             if self.budget is not None:
                 self._record_spending(self.budget)

@@ -27,12 +27,16 @@ from gradlens.history.records import (
     Source,
     coverage_record,
     note_record,
+    samples_record,
     spending_record,
+    spike_record,
     step_record,
 )
+from gradlens.history.samples import Samples
 from gradlens.history.scalars import Scalar, scalars_of
 from gradlens.history.series import Series
 from gradlens.history.spending import Spending
+from gradlens.history.spikes import Spike
 
 if TYPE_CHECKING:
     import pandas
@@ -58,7 +62,9 @@ class History:
     ``sources`` gives what recorded each series, by its name; ``parameters`` gives the shapes of the
     network's parameters, from input to output; ``notes`` are messages for the user. ``coverages``
     gives the per-sample gradients that exist, by each step from which on that has changed.
-    ``spending`` is what tracking has taken of the time, if it has a budget. A number
+    ``spending`` is what tracking has taken of the time, if it has a budget. ``spikes`` are the
+    steps whose loss has jumped, and ``samples`` what is known of single samples by their ids,
+    ``None`` if they have none. A number
     that could not be computed is a NaN, and an ``Undefined`` if its reason is known. A later value
     for the same name and step replaces the earlier one. Of a file, ``truncated`` says that its last
     line was cut off, and ``broken_lines`` gives the numbers of lines that could not be read, with
@@ -76,6 +82,8 @@ class History:
     broken_lines: dict[int, str] = field(default_factory=dict)
     coverages: dict[int, Coverage] = field(default_factory=dict)
     spending: Spending | None = None
+    spikes: dict[int, Spike] = field(default_factory=dict)
+    samples: Samples | None = None
     _values: dict[str, dict[int, Value]] = field(default_factory=dict, repr=False)
     """What was appended."""
     _stored: dict[str, Series] = field(default_factory=dict, repr=False)
@@ -255,6 +263,7 @@ class History:
         return replace(
             self,
             notes=[note for note in self.notes if first <= note.step < end],
+            spikes={at: each for at, each in self.spikes.items() if first <= at < end},
             _values={
                 name: {at: value for at, value in series.items() if at in chosen}
                 for name, series in self._values.items()
@@ -304,6 +313,7 @@ class History:
                 del series[at]
         self._stored = {n: s.until(ends[n]) for n, s in self._stored.items() if n in ends}
         self.coverages = {at: each for at, each in self.coverages.items() if at <= step}
+        self.spikes = {at: each for at, each in self.spikes.items() if at <= step}
 
     def write(self, path: str | Path) -> None:
         """Write everything as a new run file; ``FileExistsError`` if there is one already.
@@ -327,6 +337,10 @@ class History:
             yield coverage_record(step, coverage)
         if self.spending is not None:
             yield spending_record(self.steps[-1] if self.steps else 0, self.spending)
+        for step, spike in self.spikes.items():
+            yield spike_record(step, spike)
+        if self.samples is not None:
+            yield samples_record(self.samples.step, self.samples)
         whole = replace(self, _archive=None)
         series = {name: whole[name] for name in self.names}
         for step in whole.steps:

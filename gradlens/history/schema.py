@@ -29,7 +29,7 @@ class Is(Schema):
     def check(self, value: Any, where: str) -> None:
         """``ValueError`` if the value has another type."""
         if type(value) is not self.type:
-            raise _wrong(value, where, WORDS[self.type])
+            raise _wrong(value, where, WORDS.get(self.type, "an array"))
 
 
 @final
@@ -70,6 +70,24 @@ class Either(Schema):
         """``ValueError`` if the value is neither."""
         if value is not None:
             self.schema.check(value, where)
+
+
+@final
+@dataclass(frozen=True)
+class AnyOf(Schema):
+    """A value of one of several forms."""
+
+    schemas: tuple[Schema, ...]
+
+    def check(self, value: Any, where: str) -> None:
+        """``ValueError`` of the last form if the value has none of them."""
+        for schema in self.schemas[:-1]:
+            try:
+                schema.check(value, where)
+            except ValueError:
+                continue
+            return
+        self.schemas[-1].check(value, where)
 
 
 @final
@@ -120,7 +138,12 @@ class Fields(Schema):
             schema.check(value[key], f"{where}.{key}")
 
 
-WORDS = {str: "a text", float: "a number", bool: "true or false", dict: "an object"}
+WORDS: Mapping[type[Any], str] = {
+    str: "a text",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+}
 
 
 def _wrong(value: Any, where: str, expected: str) -> ValueError:

@@ -101,6 +101,22 @@ def saved_where_they_are(node: Any) -> list[Tensor]:
     return [one.data for one in flat if one.unpack_hook is None and one.data is not None]
 
 
+def saved_by_name(node: Any) -> Iterator[tuple[str, Tensor]]:
+    """The single tensors of ``saved_where_they_are``, with the names that ``saved`` takes."""
+    node_type: Any = type(node)
+    for name in _slots(node_type):
+        slot = getattr(node, name)
+        if not isinstance(slot, tuple) and slot.unpack_hook is None and slot.data is not None:
+            yield name.removeprefix("_raw_saved_"), slot.data
+
+
+def is_saved_elsewhere(node: Any) -> bool:
+    """Whether hooks store or recompute some of the tensors that a node has saved."""
+    node_type: Any = type(node)
+    slots = [getattr(node, name) for name in _slots(node_type)]
+    return any(isinstance(slot, tuple) or slot.unpack_hook is not None for slot in slots)
+
+
 @cache
 def _slots(node_type: Hashable) -> tuple[str, ...]:
     return tuple(name for name in dir(node_type) if name.startswith("_raw_saved_"))

@@ -1,0 +1,1 @@
+"""Rates of what gradlens says about runs."""
