@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.numbers import finite, median
+from gradlens.diagnosis.numbers import finite, largest, median
+from gradlens.history.lines import Floats
 
 SETTLING = 5
 """Steps at the start, in which losses of healthy runs rise as well."""
@@ -60,6 +61,9 @@ DEVIATIONS = 9.0
 """A jump is so many median absolute deviations above the median of the steps before."""
 OVER_CHANCE = 1.5
 """A jump is to so many times the loss by chance, which healthy runs don't come back to."""
+SUDDEN, JUST_BEFORE = 0.25, 2
+"""The share of a jump that the two steps before it may have: a bad sample or batch comes suddenly
+(measured at most 0.1), and an instability builds up (0.5)."""
 MOST_JUMPS = 0.05
 """Of the steps: what happens more often is no jump."""
 
@@ -93,14 +97,16 @@ def jumps(evidence: Evidence) -> tuple[Jump, ...]:
     )  # fmt: skip
 
 
-def _is_jump(values: np.ndarray, place: int) -> bool:
+def _is_jump(values: Floats, place: int) -> bool:
     before, after = values[max(place - WINDOW, 0) : place], finite(values[place + 1 :][:WINDOW])
     if len(before) < WINDOW:
         return False
     middle = median(before)
     deviation = median(np.abs(before - middle))
-    comes_back = not after.size or float(after.min()) < (middle + values[place]) / 2
-    return comes_back and bool(values[place] > middle + DEVIATIONS * deviation)
+    height = values[place] - middle
+    is_sudden = largest(before[-JUST_BEFORE:]) < middle + SUDDEN * height
+    comes_back = not after.size or float(after.min()) < middle + height / 2
+    return is_sudden and comes_back and bool(height > DEVIATIONS * deviation)
 
 
 def largest_share(evidence: Evidence, place: int) -> float:

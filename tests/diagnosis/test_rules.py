@@ -159,7 +159,14 @@ FAULTY: dict[str, list[History]] = {
         for gain in (6.5, 30.0)
     ],
     "vanishing_gradients": [
-        run(layers=by_weight("gradient_rms", shrunk**2, shrunk, 0.01)) for shrunk in (1e-6, 1e-9)
+        run(
+            changed(S, loss=STUCK),
+            {**by_weight("weight_rms", 0.006, 0.006, 0.07), **by_weight_update(1e-5)},
+        ),
+        *(
+            run(layers=by_weight("gradient_rms", shrunk**2, shrunk, 0.01))
+            for shrunk in (1e-6, 1e-9)
+        ),
     ],
     "precision_underflow": [
         run(

@@ -35,7 +35,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     if where:
         numbers = (below("spread of rows, over the weight's size", largest(table[equal][:, late]),
                          SPREAD),)  # fmt: skip
-        yield Sign(int(spreads.steps[0]), numbers, where=where)
+        yield Sign(int(spreads.steps[0]) + STEPS, numbers, where=where)
 
 
 RULE = Rule(
