@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from gradlens.cli.columns import aligned, printable
+from gradlens.cli.columns import aligned, in_short, printable
 from gradlens.cli.summary_data import strict
 from gradlens.diagnosis.autopsy import autopsy
 from gradlens.history.spikes import NEVER, SampleId, Spike
@@ -31,12 +31,16 @@ def spikes_text(spikes: Mapping[int, Spike], name: str) -> str:
     rows += [_row(step, spikes[step]) for step in sorted(spikes)[-LISTED:]]
     numbers = aligned([row[:-1] for row in rows])
     lines += [f"{each}  {row[-1]}" for each, row in zip(numbers, rows, strict=True)]
-    return "\n".join([*lines, "", *_whole(largest(spikes), spikes)])
+    return _joined([*lines, "", *_whole(largest(spikes), spikes)])
 
 
 def spike_text(spikes: Mapping[int, Spike], step: int, name: str) -> str:
     """One spike in full."""
-    return "\n".join([f"{name}:", *_whole(step, spikes)])
+    return _joined([f"{name}:", *_whole(step, spikes)])
+
+
+def _joined(lines: Iterable[str]) -> str:
+    return "\n".join(map(printable, lines))
 
 
 def spikes_json(spikes: Mapping[int, Spike], name: str) -> str:
@@ -129,7 +133,7 @@ def _table(spike: Spike) -> Iterator[str]:
              "input over median", "target over median"),
             *(
                 (
-                    "" if each.id is None else printable(str(each.id)),
+                    "" if each.id is None else in_short(str(each.id)),
                     str(each.index),
                     _percent(each.share),
                     _number(each.loss),

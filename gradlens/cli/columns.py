@@ -19,6 +19,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """A text from a file, in one line and not too long."""
-    shown = "".join(sign if sign.isprintable() else "?" for sign in text[:LONGEST])
-    return shown + ("..." if len(text) > LONGEST else "")
+    """A text from a file in one line, without control signs."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def in_short(text: str) -> str:
+    """The same in few characters."""
+    return printable(text[:LONGEST]) + ("..." if len(text) > LONGEST else "")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gradlens.cli.columns import aligned, printable
+from gradlens.cli.columns import aligned, in_short
 from gradlens.cli.summary_data import strict
 from gradlens.diagnosis.samples import Ranked
 from gradlens.history.samples import Samples
@@ -41,7 +41,7 @@ def _row(ranked: Ranked) -> tuple[str, ...]:
     numbers = (ranked.mean_loss, ranked.last_loss, ranked.norm)
     said = ranked.predicted if ranked.is_contradicted else None
     return (
-        printable(str(ranked.id)),
+        in_short(str(ranked.id)),
         _number(ranked.score),
         str(ranked.visits),
         *map(_number, numbers),

@@ -301,13 +301,13 @@ def _individual_losses(losses: Any) -> Tensor:
 
 def _ids(given: Any) -> tuple[SampleId, ...]:
     listed = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
-    if isinstance(listed, (list, tuple)) and {*map(type, listed)} <= {int, str}:
-        return tuple(listed)
     if isinstance(listed, (list, tuple)):
-        plain = tuple(each.item() if isinstance(each, np.generic | Tensor) else each
-                      for each in listed)  # fmt: skip
-        if {*map(type, plain)} <= {int, str}:
-            return plain
+        kinds = {*map(type, listed)}
+        if not kinds <= {int, str}:
+            listed = [e.item() if isinstance(e, (np.generic, Tensor)) else e for e in listed]
+            kinds = {*map(type, listed)}
+        if kinds <= {int, str}:
+            return tuple(listed)
     raise TypeError(
         f"info={{'ids': {_short(given)}}} are no ids of samples: pass a whole number or a text for "
         "each sample, such as its number in the data set"

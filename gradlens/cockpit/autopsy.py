@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.hooks import RemovableHandle
 
@@ -57,6 +57,7 @@ class Autopsies:
         self._rates: deque[float] = deque(maxlen=RATES)
         self._latest: tuple[int, Spike] | None = None
         self._gradient_was_finite = True
+        self._front = _smallest_in_front(setting.parameters)
         self._step: int | None = None
         self.part = 0
         """The number of the micro-batch in its step."""
@@ -88,7 +89,7 @@ class Autopsies:
 
         A gradient scaler's steps have infinite ones, which it leaves out.
         """
-        gradient = next((p.grad for p in self.setting.parameters.values()), None)
+        gradient = self._front.grad
         if gradient is None or type(gradient) is not Tensor or gradient.layout != torch.strided:
             return
         is_finite = math.isfinite(gradient.detach().sum().item())
@@ -101,8 +102,8 @@ class Autopsies:
         bad = bad_gradients(self.setting.parameters)
         if bad:
             self._trigger.expect_not_finite()
-            found = values.get(SquaredNorms()) or {}
-            norms = sum(squared_norms(each) for each in found.values()) if found else None
+            found = {r: v for r, v in values.items() if r == SquaredNorms()}
+            norms = norms_of(found)
             samples = 0 if norms is None else len(norms)
             evidence = Evidence(origin="backward")
             self.add(
@@ -114,7 +115,7 @@ class Autopsies:
                     part=self.part,
                     samples=samples,
                     suspects=evidence.suspects(norms, samples, info.get("ids")),
-                    without_norms="" if found else UNSCHEDULED,
+                    without_norms=UNSCHEDULED if norms is None else "",
                 ),
             )
 
@@ -208,7 +209,7 @@ class Autopsy:
         """What was found, after the backward pass."""
         norms = self._norms()
         evidence = self._evidence
-        total = sum(norms.values()) if norms else None
+        total = torch.stack([*norms.values()]).sum(0) if norms else None
         samples = len(total) if total is not None else evidence.samples
         if self._gradients is not None and self._gradients.batch.samples is not None:
             samples = self._gradients.batch.samples
@@ -347,7 +348,8 @@ def _evidence(setting: Setting, info: Mapping[str, Any], is_finite: bool) -> Evi
     weights = bad_parameters(setting.leaves)
     if weights:
         return replace(found, origin="weights", place=_layers(weights))
-    for origin, tensor in (("input", inputs), ("target", targets)):
+    given: tuple[tuple[Origin, Tensor | None], ...] = (("input", inputs), ("target", targets))
+    for origin, tensor in given:
         bad = None if tensor is None else bad_rows(tensor)
         if bad is not None and bool(bad.any()):
             return replace(found, origin=origin, bad=bad.cpu())
@@ -388,6 +390,13 @@ def _on_host(tensor: Tensor | None) -> Tensor | None:
 
 def _layers(parameters: Iterable[str]) -> str:
     return next(iter(dict.fromkeys(map(layer_of, parameters))))
+
+
+def _smallest_in_front(parameters: Mapping[str, nn.Parameter]) -> nn.Parameter:
+    """The smallest parameter of the first layer, which all backward passes end at."""
+    first = layer_of(next(iter(parameters)))
+    own = (each for name, each in parameters.items() if layer_of(name) == first)
+    return min(own, key=nn.Parameter.numel)
 
 
 def squared_norms(value: Any) -> Tensor:

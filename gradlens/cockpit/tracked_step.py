@@ -210,13 +210,15 @@ class TrackedStep:
                 tracking.sample_log.add_norms(self._info["ids"], values)
         if tracking.autopsies is None or not isinstance(error, Exception | None):
             return
-        with tracking.boundary.contain("an autopsy"):
+        try:
             if self._autopsy is not None:
                 spike = self._autopsy.finish(tracking.autopsies, tracking.run.history)
                 tracking.autopsies.add(step, spike)
             else:
                 tracking.autopsies.end_step(step, self._info, values)
                 tracking.autopsies.keep(values)
+        except Exception as failed:
+            tracking.boundary.report("an autopsy", failed)
 
     def _release(self) -> None:
         if self._autopsy is not None:
