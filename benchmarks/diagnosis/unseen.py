@@ -54,6 +54,14 @@ def one_cycle(step: int, steps: int) -> float:
     return 1.02 - progress
 
 
+OF_INPUTS = frozenset(
+    (
+        *("input_scale", "input_offset", "input_constant"),
+        *("outlier_sample", "corrupt_batch", "nonfinite_input"),
+    )
+)
+"""Faults that change the numbers that a network is given."""
+
 IMAGES = (
     Training(
         Problem(
@@ -304,6 +312,7 @@ ROWS = (
             options={"weight_decay": 5e-4},
             batch_size=4,
             steps=200,
+            unfit=OF_INPUTS,  # which have the edges of the graph, too
         )
     ),
     Training(
@@ -316,6 +325,7 @@ ROWS = (
             rate=0.05,
             batch_size=256,
             steps=200,
+            unfit=OF_INPUTS,  # which have the numbers of categories, too
         )
     ),
     Training(
@@ -398,6 +408,3 @@ ROWS = (
 
 TRAININGS = IMAGES + SEQUENCES + ROWS
 """All of them, with the schedule and clipping that they are usually trained with."""
-
-PROBLEMS = tuple(training.problem for training in TRAININGS)
-"""The problems alone, with a constant rate and without clipping."""
