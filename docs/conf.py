@@ -5,7 +5,7 @@ from pathlib import Path
 
 import gradlens
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(folder) for folder in (Path(__file__).parent, Path(__file__).parents[1])]
 
 project = "gradlens"
 author = "The gradlens developers"

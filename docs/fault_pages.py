@@ -21,13 +21,14 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
+from benchmarks.diagnosis.faults.catalogue import SYMPTOMS
+from benchmarks.diagnosis.report import LEVELS, rate
 from gradlens.diagnosis.rule import Rule
 from gradlens.diagnosis.rules import RULES
 
 FOLDER = Path(__file__).parent / "diagnosis"
 RATES = FOLDER / "rates.csv"
 OWN = "gradlens.diagnosis."
-LEVELS = ("weak", "middle", "strong")
 
 
 def complete(app: Sphinx, name: str, source: list[str]) -> None:
@@ -55,9 +56,9 @@ def after(rule: Rule) -> Iterator[str]:
     if found:
         yield f"Its limits are constants of ``{rule.find.__module__}`` and of what that imports:"
         yield table(("limit", "value", "what it is, and where it comes from"), found)
-    counts = named().get(rule.fault)
-    if counts:
-        yield f"It was named in {counts} on networks that are new to the rules (:ref:`rates`)."
+    runs = of_fault(rule.fault)
+    if runs:
+        yield f"It was named in {hits(runs)} runs on networks new to the rules (:ref:`rates`)."
     yield from others(rule)
     if rule.sources:
         yield heading("Sources", "-")
@@ -172,20 +173,26 @@ def rates() -> str:
     rows = measured()
     if not rows:
         return "The rates of this version have not been measured yet."
-    faults = [rule.fault for rule in RULES]
+    faulty, healthy = [r for r in rows if r["fault"]], [r for r in rows if not r["fault"]]
+    groups = {f":doc:`{each.fault} <{each.fault}>`": of_fault(each.fault) for each in RULES}
+    groups["all facts"] = [row for row in faulty if row["fault"] not in SYMPTOMS]
+    groups["all symptoms"] = [row for row in faulty if row["fault"] in SYMPTOMS]
+    groups["all"] = faulty
     cells = [
-        (f":doc:`{fault}`", *(hits(of_fault, level) for level in "012"), hits(of_fault))
-        for fault in faults
-        if (of_fault := [row for row in rows if row["fault"] == fault])
+        (
+            name,
+            *(hits([row for row in chosen if row["level"] == level]) for level in "012"),
+            rate(named(chosen)),
+        )
+        for name, chosen in groups.items()
+        if chosen
     ]
-    healthy = [row for row in rows if row["level"] == "-1"]
-    alarmed = sum(bool(row["alarms"]) for row in healthy)
-    injected = [row for row in rows if row["level"] != "-1"]
-    cells.append(("all", *(hits(injected, level) for level in "012"), hits(injected)))
-    heads = ("fault", *(f"named, {level}" for level in LEVELS), "named")
-    return f"{table(heads, cells)}\n\nFalse alarms: in {alarmed} of {len(healthy)} healthy runs."
+    heads = ("fault", *LEVELS, "named, with the interval of 95 %")
+    false_alarms = rate([bool(row["alarms"]) for row in healthy])
+    return f"{table(heads, cells)}\n\nFalse alarms in healthy runs: {false_alarms}."
 
 
+@cache
 def measured() -> list[dict[str, str]]:
     """The runs of the benchmark that count; none if it has not been run."""
     if not RATES.exists():
@@ -194,17 +201,19 @@ def measured() -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if not row["left_out"]]
 
 
-def hits(rows: list[dict[str, str]], level: str = "") -> str:
-    """In how many of the runs with a fault of this strength it was named."""
-    chosen = [row for row in rows if row["level"] == level or not level]
-    return f"{sum(row['is_named'] == 'True' for row in chosen)} of {len(chosen)}"
+def of_fault(fault: str) -> list[dict[str, str]]:
+    """The runs with a fault."""
+    return [row for row in measured() if row["fault"] == fault]
 
 
-def named() -> dict[str, str]:
-    """By fault: in how many runs it was named."""
-    rows = measured()
-    faults = {row["fault"] for row in rows if row["fault"]}
-    return {fault: f"{hits([r for r in rows if r['fault'] == fault])} runs" for fault in faults}
+def named(rows: list[dict[str, str]]) -> list[bool]:
+    """In which runs the fault was named."""
+    return [row["is_named"] == "True" for row in rows]
+
+
+def hits(rows: list[dict[str, str]]) -> str:
+    """In how many of the runs the fault was named."""
+    return f"{sum(named(rows))} of {len(rows)}"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
