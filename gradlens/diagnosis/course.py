@@ -16,7 +16,7 @@ SETTLING = 5
 PERSISTENT = 3
 """Steps that a rise takes, so that it isn't one batch."""
 STUCK = 0.95
-"""The late loss over the first one, of a network that has learnt nothing."""
+"""The late loss over that without learning, of a network that has learnt nothing."""
 LONG_ENOUGH = 50
 """Steps after which a network should have learnt something."""
 RISE, SMALL_RISE = 1.5, 1.3

@@ -200,8 +200,12 @@ class Evidence:
 
     @cached_property
     def progress(self) -> float:
-        """The late loss over the first one: below 1 if the loss fell."""
-        return self.late_loss / self.first_loss if self.first_loss > 0 else math.nan
+        """The late loss over that without any learning: below 1 if something was learnt.
+
+        That is chance, or the first loss if chance isn't known; single batches vary.
+        """
+        reference = self.chance if math.isfinite(self.chance) else self.first_loss
+        return self.late_loss / reference if reference > 0 else math.nan
 
     @cached_property
     def ends_badly(self) -> bool:
