@@ -13,6 +13,11 @@ from gradlens.history.records import Source
 from tests.diagnosis.test_rules import FAULTY, HEALTHY, NOTICED
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 def written(history: History, path: Path) -> str:
     history.write(path)
     return str(path)
