@@ -13,6 +13,7 @@ from gradlens.diagnosis.rules import RULES
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.setup import Layer, ParameterGroup
+from gradlens.history.spikes import Spike, Suspect
 from tests.diagnosis.runs import (
     SETUP,
     SHAPES,
@@ -385,6 +386,19 @@ def test_samples() -> None:
     largest = str(int(S["row_largest"][70]))
     assert alarms(FAULTY["outlier_sample"][0])[0].samples == (largest,)
     assert alarms(FAULTY["outlier_sample"][2])[0].samples == ("7",)
+
+
+def test_samples_by_the_names_of_the_user() -> None:
+    history = run(spikes(share=0.3))
+    history.spikes[100] = Spike(18.0, suspects=(Suspect(3, "cat.png", 0.99), Suspect(7, "dog.png")))
+    found = alarms(history)[0]
+    assert (found.fault, found.samples) == ("outlier_sample", ("cat.png",))
+    assert found.evidence[1].value == 0.99
+    history.spikes[70] = Spike(1.0, suspects=(Suspect(3, "cat.png"), Suspect(7, "dog.png")))
+    history.facts.steps = run(
+        changed(S, row_rms_max=at(70, 50.0), row_largest=at(70, 7.0))
+    ).facts.steps
+    assert alarms(history)[0].samples == ("dog.png",)
 
 
 def test_causes_and_consequences() -> None:
