@@ -42,6 +42,9 @@ SERIES = {"gradient_rms": "GradNorm", "weight_rms": "ParameterNorm", "update_rms
 VALIDATION = ("valid_loss", "val_loss", "validation_loss", "eval_loss")
 """Names under which training loops log a validation loss."""
 
+OF_SAMPLES = ("row_largest", "bad_row", "loss_largest")
+"""Columns with places of samples in the batch; beside each, there is one with their ids."""
+
 LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
 
 LATE = 0.75
@@ -246,11 +249,20 @@ class Evidence:
         return () if spike is None else spike.suspects
 
     def sample(self, step: int, index: float) -> tuple[str, ...]:
-        """What a sample of a step's batch is called: by the user, or otherwise by its index."""
+        """What a sample of a step's batch is called: by the user, or otherwise by its place."""
         if not index >= 0:
             return ()
-        names = (str(each.name) for each in self.suspects(step) if each.index == index)
-        return (next(names, str(int(index))),)
+        at_step = self.steps == step
+        own = [
+            str(int(number))
+            for name in OF_SAMPLES
+            for place, number in zip(
+                self.column(name)[at_step], self.column(f"{name}_id")[at_step], strict=True
+            )
+            if place == index and np.isfinite(number)
+        ]
+        names = [str(each.name) for each in self.suspects(step) if each.index == index]
+        return (*own, *names, f"{int(index)} of the batch")[:1]
 
     # Layers and parameters ---------------------------------------------------------------------
 

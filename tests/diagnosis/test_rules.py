@@ -382,10 +382,10 @@ def test_samples() -> None:
         changed(S, bad_rows=at(50, 2.0))
         | {"bad_row": np.where(np.arange(STEPS) == 50, 5.0, np.nan)}
     )
-    assert alarms(bad)[0].samples == ("5",)
-    largest = str(int(S["row_largest"][70]))
+    assert alarms(bad)[0].samples == ("5 of the batch",)
+    largest = f"{int(S['row_largest'][70])} of the batch"
     assert alarms(FAULTY["outlier_sample"][0])[0].samples == (largest,)
-    assert alarms(FAULTY["outlier_sample"][2])[0].samples == ("7",)
+    assert alarms(FAULTY["outlier_sample"][2])[0].samples == ("7 of the batch",)
 
 
 def test_samples_by_the_names_of_the_user() -> None:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 import gradlens
 from gradlens import Cockpit, History
+from gradlens.facts.parameters import parameter_numbers
 from gradlens.history.facts import Facts
 from gradlens.quantities import NormTest
 
@@ -410,3 +411,22 @@ def test_what_isnt_there_is_left_out(kind: str) -> None:
     assert np.isnan(facts.steps["loss"]).any() == (kind == "no loss")
     assert np.isnan(facts.steps["updates"]).any() == (kind == "no optimizer")
     assert np.isnan(facts.steps["samples"]).any() == (kind == "parameters")
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("hidden", [1, 2, 40])
+def test_equal_units_of_recurrent_layers(kind: type[nn.RNNBase], hidden: int) -> None:
+    """Weights of different gates differ, though the units of each have the same ones."""
+    torch.manual_seed(0)
+    layer = kind(3, hidden, bidirectional=True)
+    gates = len(layer.weight_ih_l0) // hidden
+    for equal in (False, True):
+        if equal:
+            with torch.no_grad():
+                for weight in layer.parameters():
+                    rows = weight.reshape(gates, hidden, *weight.shape[1:])
+                    rows.copy_(rows[:, :1].clone().expand_as(rows))
+        found = parameter_numbers(dict(layer.named_parameters()), {}, 1.0)
+        spreads = [float(v) for name, v in found.items() if name.startswith("row_spread")]
+        assert len(spreads) == (4 if hidden > 1 else 0)
+        assert all((spread < 1e-6) == equal for spread in spreads)
