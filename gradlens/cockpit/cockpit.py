@@ -98,8 +98,8 @@ class Cockpit:
     is done while training runs: each finding is a warning, once, and is stored in the run.
     ``autopsy`` says whether the loss that is passed to the context is read at each step, and the
     samples and layers behind a jump of it are found (``History.spikes``). By default, that is so on
-    the CPU, since reading the loss waits for any other device. It is left out where several
-    processes train: each would see its own samples alone.
+    the CPU, and elsewhere with ``diagnose``, since reading the loss waits for any other device. It
+    is left out where several processes train: each would see its own samples alone.
 
     The context is entered at each step, around the backward pass::
 
@@ -177,7 +177,7 @@ class Cockpit:
         )
         boundary = Boundary(self._run.note, strict)
         alone = processes.count == 1 and not processes_apart(setting)
-        wants_autopsy = device.type == "cpu" if autopsy is None else autopsy
+        wants_autopsy = (diagnose or device.type == "cpu") if autopsy is None else autopsy
         autopsies = Autopsies(setting, self._run.record_spike) if wants_autopsy and alone else None
         self._tracking = Tracking(
             self.quantities,
