@@ -47,13 +47,14 @@ def missing_values(
 def wrong_values(
     recipe: Recipe, history: gradlens.History, references: References
 ) -> Iterator[str]:
-    """Values that differ from their references."""
+    """Values that differ from their references, unless a whole value is a NaN with its reason."""
     for step, facts in references.facts.items():
         samples = SampleFacts.of(recipe, history, step, facts)
         for kind, check in CHECKS.items():
             for name in history.of_kind(kind):
-                if step in history[name] and not history.sources[name].kind.startswith("Agg"):
-                    found = history[name][step]
+                found = history[name].get(step)
+                aggregated = history.sources[name].kind.startswith("Agg")
+                if not (found is None or aggregated or isinstance(found, Undefined)):
                     yield from (f"wrong {kind}: {p}" for p in check(found, facts, samples))
         known = history.coverages.get(step)
         found_samples = None if known is None else known.samples
@@ -140,8 +141,7 @@ def differs(found: Any, expected: Any, relative: float, floor: float = 0.0) -> b
 
 def norms(found: Any, expected: Mapping[str, Tensor | None]) -> Iterator[str]:
     """Norms by parameter."""
-    by_name = found.get("parameters", found) if isinstance(found, Mapping) else {}
-    for name, value in by_name.items():
+    for name, value in found.get("parameters", found).items():
         reference = expected.get(name)
         if reference is None:
             if not isinstance(value, Undefined):
@@ -219,8 +219,6 @@ def ortho_test(found: Any, facts: Facts, samples: SampleFacts | None) -> Iterato
 
 def squares(found: Any, expected: float, samples: SampleFacts, floor: Tensor) -> Iterator[str]:
     """Compared as squares, whose rounding errors are those of a difference."""
-    if isinstance(found, Undefined):
-        return
     if differs(found**2, expected**2, 10 * samples.tolerance, 10 * float(floor)):
         yield f"{found} instead of {expected}"
 
