@@ -53,7 +53,12 @@ BELOW = {
     "gradlens.plotting": ("gradlens.instruments", "gradlens.plotting.loading"),
     "gradlens.integrations": ("gradlens.cockpit", "gradlens.plotting"),
     "gradlens.report": ("gradlens.plotting",),
-    "gradlens.cli": ("gradlens._version", "gradlens.cockpit", "gradlens.report"),
+    "gradlens.cli": (
+        "gradlens._version",
+        "gradlens.cockpit",
+        "gradlens.diagnosis",
+        "gradlens.report",
+    ),
     "gradlens": (
         "gradlens.cli",
         "gradlens.compat.taiyi",
@@ -74,6 +79,7 @@ WITHOUT_TORCH = (
     "gradlens.diagnosis.*",
     "gradlens.sinks.*",
     "gradlens.compat.cockpit_log",
+    "gradlens.diagnosis.*",
     "gradlens.instruments.*",
     "gradlens.plotting.*",
     "gradlens.report.*",

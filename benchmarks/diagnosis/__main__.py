@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.diagnosis import controls, cost
 from benchmarks.diagnosis.faults.catalogue import FAULTS, NAMES
-from benchmarks.diagnosis.measure import Options, Row, Task, Which, done, has_diagnosis, problems
+from benchmarks.diagnosis.measure import Options, Row, Task, Which, done, problems
 from benchmarks.diagnosis.report import report, write
 
 
@@ -51,8 +51,6 @@ def main() -> None:
         if options.write:
             write(rows, options.write)
     print(*report(rows), sep="\n")
-    if not has_diagnosis():
-        print("\nNothing is named, for there is no gradlens.diagnosis yet.")
     seconds = time.perf_counter() - started
     print(f"\n{len(rows)} runs on {which} networks in {seconds:.0f} s")
 

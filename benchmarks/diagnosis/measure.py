@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,20 +14,24 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from benchmarks.diagnosis import unseen
 from benchmarks.diagnosis.controls import CONTROLS, has_learnt
 from benchmarks.diagnosis.faults.catalogue import FAULTS
 from benchmarks.diagnosis.faults.fault import Fault
 from benchmarks.diagnosis.faults.presence import hurts
 from benchmarks.diagnosis.loop import Outcome, train
 from benchmarks.diagnosis.problem import Problem
+from benchmarks.diagnosis.problems import PROBLEMS
 from benchmarks.diagnosis.scoring import Finding, Score, score
 from benchmarks.diagnosis.training import Training
+from gradlens.diagnosis.diagnose import diagnose
 
-PROBLEMS_OF = {
-    "development": "benchmarks.diagnosis.problems",
-    "unseen": "benchmarks.diagnosis.unseen",
-}
 Which: TypeAlias = Literal["development", "unseen"]
+TRAININGS: Mapping[Which, tuple[Training, ...]] = {
+    "development": tuple(map(Training, PROBLEMS)),
+    "unseen": unseen.TRAININGS,
+}
+"""How problems are usually trained."""
 
 
 @dataclass(frozen=True)
@@ -71,28 +73,18 @@ class Options:
 
 def problems(which: Which) -> tuple[Problem, ...]:
     """The problems of a kind."""
-    found: tuple[Problem, ...] = import_module(PROBLEMS_OF[which]).PROBLEMS
-    return found
+    return tuple(training.problem for training in TRAININGS[which])
 
 
-def diagnosed(path: Path) -> list[Finding]:
-    """The findings of a run's file; none as long as there is no diagnosis."""
-    if not has_diagnosis():
-        return []
-    found: list[Finding] = import_module("gradlens.diagnosis.diagnose").diagnose(path)
-    return found
-
-
-def has_diagnosis() -> bool:
-    """Whether gradlens has a package for it yet."""
-    return find_spec("gradlens.diagnosis") is not None
+def usual(which: Which, name: str) -> Training:
+    """The usual training of a problem."""
+    return next(training for training in TRAININGS[which] if training.problem.name == name)
 
 
 @cache
 def healthy(which: Which, name: str, seed: int) -> Outcome:
     """The outcome of a problem as it is."""
-    problem = next(problem for problem in problems(which) if problem.name == name)
-    return train(Training(problem), seed)
+    return train(usual(which, name), seed)
 
 
 def tracked(training: Training, options: Options) -> tuple[Outcome, list[Finding]]:
@@ -100,7 +92,7 @@ def tracked(training: Training, options: Options) -> tuple[Outcome, list[Finding
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.jsonl"
         outcome = train(training, options.seed, path, options.is_live)
-        return outcome, diagnosed(path)
+        return outcome, diagnose(path)
 
 
 def names(findings: Iterable[Finding], are_alarms: bool) -> tuple[str, ...]:
@@ -111,17 +103,17 @@ def names(findings: Iterable[Finding], are_alarms: bool) -> tuple[str, ...]:
 # Faults.
 
 
-def fitting(fault: Fault, which: Which, seed: int) -> Iterator[Problem]:
-    """Problems that the fault can be injected into; others come first with another seed."""
-    known, first = problems(which), 5 * FAULTS.index(fault) + 7 * seed
+def fitting(fault: Fault, which: Which, seed: int) -> Iterator[Training]:
+    """Trainings that the fault can be injected into; others come first with another seed."""
+    known, first = TRAININGS[which], 5 * FAULTS.index(fault) + 7 * seed
     for place in range(len(known)):
-        problem = known[(first + place) % len(known)]
-        if fault.name not in problem.unfit and _fits(fault, problem, seed):
-            yield problem
+        training = known[(first + place) % len(known)]
+        if fault.name not in training.problem.unfit and _fits(fault, training, seed):
+            yield training
 
 
-def _fits(fault: Fault, problem: Problem, seed: int) -> bool:
-    return fault.apply(Training(problem), fault.strengths[-1], seed) is not None
+def _fits(fault: Fault, training: Training, seed: int) -> bool:
+    return fault.apply(training, fault.strengths[-1], seed) is not None
 
 
 def fault_rows(number: int, networks: int, options: Options) -> list[Row]:
@@ -129,16 +121,16 @@ def fault_rows(number: int, networks: int, options: Options) -> list[Row]:
     fault = FAULTS[number]
     chosen = islice(fitting(fault, options.which, options.seed), networks)
     return [
-        _fault_row(fault, level, problem, options)
-        for problem in chosen
+        _fault_row(fault, level, training, options)
+        for training in chosen
         for level in range(len(fault.strengths))
     ]
 
 
-def _fault_row(fault: Fault, level: int, problem: Problem, options: Options) -> Row:
-    strength = fault.strengths[level]
+def _fault_row(fault: Fault, level: int, training: Training, options: Options) -> Row:
+    problem, strength = training.problem, fault.strengths[level]
     row = partial(Row, fault.name, fault.way, level, strength, problem.name, options.seed)
-    injected = fault.apply(Training(problem), strength, options.seed)
+    injected = fault.apply(training, strength, options.seed)
     if injected is None:
         return row(problem.steps, "can't be injected at this strength")
     steps = injected.training.problem.steps
@@ -162,9 +154,8 @@ def _fault_row(fault: Fault, level: int, problem: Problem, options: Options) -> 
 
 def control_row(way: str, name: str, options: Options) -> Row | None:
     """A control on a problem, or nothing where it isn't possible."""
-    problem = next(problem for problem in problems(options.which) if problem.name == name)
     control = next(control for control in CONTROLS if control.way == way)
-    training = control.apply(Training(problem), options.seed)
+    training = control.apply(usual(options.which, name), options.seed)
     if training is None:
         return None
     row = partial(Row, "", way, -1, 0.0, name, options.seed, training.problem.steps)

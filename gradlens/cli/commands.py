@@ -15,14 +15,17 @@ from typing import NoReturn
 
 from matplotlib.figure import Figure
 
+from gradlens.cli.autopsy_text import spike_text, spikes_json, spikes_text
 from gradlens.cli.diagnosis_text import Diagnosis, as_json, as_text
 from gradlens.cli.export import DESTINATIONS, check_layers
 from gradlens.cli.run_names import run_names
+from gradlens.cli.samples_text import samples_json, samples_text
 from gradlens.cli.text_display import NARROWEST, PrintedText, encodable, text_display, text_format
 from gradlens.cli.watch import Display, FileDisplay, WindowDisplay, watch
 from gradlens.diagnosis.diagnose import findings
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.rules import RULES
+from gradlens.diagnosis.samples import rank
 from gradlens.history.history import History
 from gradlens.instruments.style import PAPER
 from gradlens.numerics.unavailable import first_line
@@ -124,6 +127,39 @@ def _diagnose(options: argparse.Namespace) -> int:
         print("\n" if number and not options.json else "", end="")
         print(encodable(text, sys.stdout))
     return 0
+
+
+def _autopsy(options: argparse.Namespace) -> int:
+    spikes = _load(options.run).spikes
+    name, step = str(options.run), options.step
+    if step is not None and step not in spikes:
+        known = ", ".join(map(str, sorted(spikes)[:20])) or "at none"
+        raise ValueError(f"{name} has no jump of the loss at step {step} (it has: {known})")
+    with _about(options.run):
+        if options.json:
+            chosen = spikes if step is None else {step: spikes[step]}
+            text = spikes_json(chosen, name)
+        else:
+            text = spikes_text(spikes, name) if step is None else spike_text(spikes, step, name)
+        print(encodable(text, sys.stdout))
+    return 0
+
+
+def _samples(options: argparse.Namespace) -> int:
+    samples = _load(options.run).samples
+    if samples is None:
+        raise ValueError(f"{options.run} {NO_SAMPLES}")
+    with _about(options.run):
+        text_of = samples_json if options.json else samples_text
+        text = text_of(samples, rank(samples, options.top), str(options.run))
+        print(encodable(text, sys.stdout))
+    return 0
+
+
+NO_SAMPLES = (
+    'says nothing of single samples: pass their ids to the context, as in info={"ids": numbers}, '
+    "which are written after the first thousand losses and when the cockpit is closed"
+)
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -249,6 +285,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "watch": _watch,
     "summary": _summary,
     "diagnose": _diagnose,
+    "autopsy": _autopsy,
+    "samples": _samples,
     "compare": _compare,
     "export": _export,
     "report": _report,

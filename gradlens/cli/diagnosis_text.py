@@ -67,7 +67,9 @@ def _heading(diagnosis: Diagnosis, alarms: Sequence[Finding], notices: Sequence[
     causes = [each for each in alarms if not each.explained_by]
     faults = "1 fault" if len(causes) == 1 else f"{len(causes)} faults"
     more = len(alarms) - len(causes)
-    return f"{faults}{f' with {more} that follow from it' if more else ''} in {steps}"
+    follows = "follows" if more == 1 else "follow"
+    them = "it" if len(causes) == 1 else "them"
+    return f"{faults} in {steps}{f', and {more} that {follows} from {them}' if more else ''}"
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,15 @@ class _Page:
         inner = f"{indent}  "
         follows = f", follows from {finding.explained_by}" if finding.explained_by else ""
         first = f"{finding.title} ({finding.fault}: {finding.certainty}{follows})"
-        parts = [f"since step {finding.step}"]
+        parts = [f"first seen at step {finding.step}"]
         if finding.where:
-            parts.append(f"in {self._names(finding.where)}")
+            parts.append(f"where: {self._names(finding.where)}")
         if finding.samples:
             noun = "sample" if len(finding.samples) == 1 else "samples"
             parts.append(f"{noun} {self._names(finding.samples)} of the batch")
         lines = self.lines(first, indent, "  ")
-        lines += self.lines(", ".join(parts), inner, "  ")
+        for part in parts:
+            lines += self.lines(part, inner, "  ")
         for one in finding.evidence:
             lines += self.lines(_measured(one), inner, "  ")
         if not finding.explained_by or self.everything:
@@ -127,8 +130,11 @@ class _Page:
                 "  ",
             )
         lines += self.lines("Could not be looked for:")
-        for fault, needs in unasked.items():
-            lines += self.lines(f"{fault} needs {'; and '.join(needs)}", "  ", "  ")
+        for needs in dict.fromkeys(tuple(each) for each in unasked.values()):
+            faults = [fault for fault, each in unasked.items() if tuple(each) == needs]
+            verb = "needs" if len(faults) == 1 else "need"
+            text = f"{', '.join(faults)} {verb} {'; and '.join(needs)}"
+            lines += self.lines(text, "  ", "  ")
         return lines
 
 

@@ -109,6 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_watch(commands)
     _add_summary(commands)
     _add_diagnose(commands)
+    _add_autopsy(commands)
+    _add_samples(commands)
     _add_compare(commands)
     _add_export(commands)
     _add_report(commands)
@@ -227,6 +229,41 @@ def _add_diagnose(commands: Commands) -> None:
         action="store_true",
         help="print all names, and what was looked for, and what could not be",
     )
+
+
+def _add_autopsy(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "autopsy",
+        help="print what jumps of the loss come from",
+        description="Print the steps at which the loss has jumped, or wasn't finite: the samples "
+        "with the largest gradients, what is odd about them, the layers, the learning rate, "
+        "whether the loss was back, and what all this most likely comes from. Without STEP, it is "
+        "a list of all of them, and the largest in full.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
+    parser.add_argument("step", type=int, nargs="?", metavar="STEP", help="one of the steps alone")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead")
+
+
+def _add_samples(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "samples",
+        help="print the samples of a run that are worth a look",
+        description="Rank the samples of a run, whose ids were passed to the context, "
+        'info={"ids": ...}, by their losses, or by their gradient norms where there are no losses: '
+        "mislabelled and outlying ones come first.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
+    parser.add_argument(
+        "--top",
+        type=_positive,
+        default=20,
+        metavar="K",
+        help="how many are printed (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead")
 
 
 def _add_compare(commands: Commands) -> None:

@@ -10,6 +10,7 @@ from os import PathLike
 from types import NoneType
 from typing import Any
 
+import numpy as np
 import torch
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 
 from gradlens import sinks
 from gradlens.cockpit.aggregate import Aggregate
+from gradlens.history.spikes import SampleId
 from gradlens.per_sample.labelling.batch import LossReduction
 from gradlens.per_sample.losses import own_reduction
 from gradlens.quantities.presets import configuration
@@ -25,7 +27,7 @@ from gradlens.sinks.sink import Sink
 from gradlens.spelling import near, similar
 
 READ = (
-    "loss", "loss_scale", "optimizer", "batch_size", "scaler", "individual_losses", "outputs"
+    "loss", "loss_scale", "optimizer", "batch_size", "scaler", "individual_losses", "outputs", "ids"
 )  # fmt: skip
 """What gradlens itself reads from ``info``."""
 
@@ -297,6 +299,21 @@ def _individual_losses(losses: Any) -> Tensor:
     return losses
 
 
+def _ids(given: Any) -> tuple[SampleId, ...]:
+    listed = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
+    if isinstance(listed, (list, tuple)):
+        kinds = {*map(type, listed)}
+        if not kinds <= {int, str}:
+            listed = [e.item() if isinstance(e, (np.generic, Tensor)) else e for e in listed]
+            kinds = {*map(type, listed)}
+        if kinds <= {int, str}:
+            return tuple(listed)
+    raise TypeError(
+        f"info={{'ids': {_short(given)}}} are no ids of samples: pass a whole number or a text for "
+        "each sample, such as its number in the data set"
+    )
+
+
 def _outputs(outputs: Any) -> Any:
     return outputs
 
@@ -309,6 +326,7 @@ _CHECKED = {
     "scaler": _scaler,
     "individual_losses": _individual_losses,
     "outputs": _outputs,
+    "ids": _ids,
 }
 """The function that checks each entry of ``info`` which gradlens reads."""
 

@@ -40,6 +40,7 @@ def state_of_tracking(tracking: Tracking) -> State:
         "forecast": tracking.forecast.state_dict(),
         "layer_hooks": tracking.layer_hooks.state_dict(),
         "budget": state_of(tracking.budget),
+        "autopsies": state_of(tracking.autopsies),
     }
 
 
@@ -61,6 +62,7 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
     tracking.layer_hooks.load_state_dict(state["layer_hooks"])
     load_state(tracking.facts, state["facts"])
     load_state(tracking.budget, state["budget"])
+    load_state(tracking.autopsies, state["autopsies"])
     tracking.layers.expect_next()
     tracking.expect(tracking.forecast.next_steps)
     new = [name for name in own if name not in saved]

@@ -30,6 +30,7 @@ from gradlens.cockpit.arguments import (
     notes_on,
     step_number,
 )
+from gradlens.cockpit.autopsy import Autopsies
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
@@ -37,9 +38,15 @@ from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
 from gradlens.cockpit.forecast import Forecast, is_scheduled
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.metrics import loggable
-from gradlens.cockpit.model import process_group_of, trainable_parameters, unwrapped
+from gradlens.cockpit.model import (
+    process_group_of,
+    processes_apart,
+    trainable_parameters,
+    unwrapped,
+)
 from gradlens.cockpit.processes import Processes
 from gradlens.cockpit.run import Run
+from gradlens.cockpit.sample_log import SampleLog
 from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import Tracking
@@ -89,6 +96,10 @@ class Cockpit:
     ``facts`` are recorded at each step, whatever is scheduled: numbers of the batch, of the loss
     and of gradients, from which ``gradlens.diagnose`` finds what is wrong. With ``diagnose``, this
     is done while training runs: each finding is a warning, once, and is stored in the run.
+    ``autopsy`` says whether the loss that is passed to the context is read at each step, and the
+    samples and layers behind a jump of it are found (``History.spikes``). By default, that is so on
+    the CPU, since reading the loss waits for any other device. It is left out where several
+    processes train: each would see its own samples alone.
 
     The context is entered at each step, around the backward pass::
 
@@ -113,6 +124,7 @@ class Cockpit:
         max_bytes: int = MAX_BYTES,
         facts: bool = True,
         diagnose: bool = False,
+        autopsy: bool | None = None,
     ) -> None:
         check_max_bytes(max_bytes)
         check_loss_reduction(loss_reduction)
@@ -164,6 +176,9 @@ class Cockpit:
             sinks,
         )
         boundary = Boundary(self._run.note, strict)
+        alone = processes.count == 1 and not processes_apart(setting)
+        wants_autopsy = device.type == "cpu" if autopsy is None else autopsy
+        autopsies = Autopsies(setting, self._run.record_spike) if wants_autopsy and alone else None
         self._tracking = Tracking(
             self.quantities,
             setting,
@@ -180,6 +195,8 @@ class Cockpit:
             FactRecorder(setting, self._run) if facts else None,
             LiveDiagnosis(self._run.history) if diagnose else None,
             self.budget,
+            autopsies,
+            SampleLog(loss_reduction, self._run),
             boundary,
         )
         for quantity in self.quantities:

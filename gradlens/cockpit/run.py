@@ -27,12 +27,16 @@ from gradlens.history.records import (
     coverage_record,
     note_record,
     rewind_record,
+    samples_record,
     spending_record,
+    spike_record,
     step_record,
 )
 from gradlens.history.run_file import RunFile, mend
+from gradlens.history.samples import Samples
 from gradlens.history.setup import Setup
 from gradlens.history.spending import Spending
+from gradlens.history.spikes import Spike
 from gradlens.messages import GradlensWarning
 from gradlens.numerics.unavailable import first_line
 from gradlens.quantities.quantity import Quantity, class_names
@@ -93,6 +97,8 @@ class Run:
         self.history.notes.extend(past.notes)
         self.history.coverages |= past.coverages
         self.history.facts = past.facts
+        self.history.spikes |= past.spikes
+        self.history.samples = past.samples
         self.history.hold(past.stored)
         cut = mend(path, past.truncated) if writes else ""
         return "; ".join(filter(None, [cut, past.damage]))
@@ -200,6 +206,16 @@ class Run:
                 )
         self.record(global_step, values)
 
+    def record_spike(self, global_step: int, spike: Spike) -> None:
+        """Record what was found at a step whose loss has jumped."""
+        self.history.spikes[global_step] = spike
+        self._write(spike_record(global_step, spike))
+
+    def record_samples(self, samples: Samples) -> None:
+        """Record what is known of single samples by now."""
+        self.history.samples = samples
+        self._write(samples_record(samples.step, samples))
+
     def push(self, metrics: Mapping[str, Any]) -> None:
         """Add metrics of the training loop to their statistics; all of them or none."""
         values = {name: pushable(name, value) for name, value in metrics.items()}
@@ -241,7 +257,7 @@ class Run:
         ends = state["ends"]
         late = [name for name, end in self._ends.items() if name not in ends or end > ends[name]]
         self._ends = dict(ends)
-        if late:
+        if late or any(step > self._step for step in self.history.spikes):
             self.history.rewind(self._step, ends)
             self._ends = {
                 name: min(end, ends[name]) for name, end in self._ends.items() if name in ends

@@ -12,6 +12,7 @@ import torch
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
+from gradlens.cockpit.autopsy import Autopsy
 from gradlens.cockpit.boundary import Refuse
 from gradlens.cockpit.extensions import StepExtensions, needs_layer_hooks, step_extensions
 from gradlens.cockpit.gradients import StepGradients
@@ -69,6 +70,7 @@ class TrackedStep:
         self._losses: PerSampleLosses | None = None
         self._losses_reason = ""
         self._factor: LossFactor | None = None
+        self._autopsy: Autopsy | None = None
         self._values: dict[str, Any] = {}
         self._earlier: dict[str, Any] = {}
         self._before: dict[str, Tensor] = {}
@@ -95,12 +97,33 @@ class TrackedStep:
             if self._is_tracked and tracking.may_end_alone:
                 tracking.assembly.leave_out()
                 self._refuse_all(MAY_END_ALONE)
+        self._begin_autopsy()
         self._check_user_hooks()
         self._check_needs(tracking.boundary.strict or not tracking.run.has_recorded)
         if self._is_tracked or self._by_user:
             self._prepare_contained()
         if tracking.budget is not None:
             tracking.budget.begin_backward()
+
+    def _begin_autopsy(self) -> None:
+        """Look for a jump of the loss, and for what is behind it."""
+        tracking, step = self._tracking, self._global_step
+        if "ids" in self._info:
+            with tracking.boundary.contain("the losses of single samples"):
+                tracking.sample_log.add(step, self._info)
+        if tracking.autopsies is None:
+            return
+        try:
+            # Without a context of the boundary, which costs more than this.
+            jump = tracking.autopsies.begin_step(step, self._info)
+        except Exception as error:
+            tracking.boundary.report("reading the loss", error)
+            return
+        if jump is not None:
+            contain = tracking.boundary.contain
+            self._autopsy = Autopsy(step, jump, self._info, tracking.autopsies.part, contain)
+            self._global_state.keep_gradients(tracking.setting.leaves.values())
+            self._autopsy.begin(tracking.setting)
 
     @property
     def _is_tracked(self) -> bool:
@@ -172,12 +195,34 @@ class TrackedStep:
             is_complete = not self._accumulating and error is None
             goes_on = self._accumulating and error is None
             with boundary.contain("the end of a step"):
+                self._end_autopsy(error)
                 self._release()
                 tracking.end_step(self._global_step, self._info, is_complete, goes_on)
             if tracking.budget is not None:
                 tracking.budget.end_step(once)
 
+    def _end_autopsy(self, error: BaseException | None) -> None:
+        """Record what is behind a jump of the loss, also if an exception has come of it."""
+        tracking, step, gradients = self._tracking, self._global_step, self._gradients
+        values = {} if gradients is None or gradients.whole is not None else gradients.values
+        if error is None and "ids" in self._info:
+            with tracking.boundary.contain("the gradient norms of single samples"):
+                tracking.sample_log.add_norms(self._info["ids"], values)
+        if tracking.autopsies is None or not isinstance(error, Exception | None):
+            return
+        try:
+            if self._autopsy is not None:
+                spike = self._autopsy.finish(tracking.autopsies, tracking.run.history)
+                tracking.autopsies.add(step, spike)
+            else:
+                tracking.autopsies.end_step(step, self._info, values)
+                tracking.autopsies.keep(values)
+        except Exception as failed:
+            tracking.boundary.report("an autopsy", failed)
+
     def _release(self) -> None:
+        if self._autopsy is not None:
+            self._autopsy.release()
         if self._gradients is not None:
             self._gradients.release()
         self._gradients = self._losses = self._factor = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from gradlens.cockpit.autopsy import Autopsies
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
@@ -15,6 +16,7 @@ from gradlens.cockpit.forecast import Forecast
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.model import processes_apart
 from gradlens.cockpit.run import Run
+from gradlens.cockpit.sample_log import SampleLog
 from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.updates import Updates
 from gradlens.diagnosis.live import LiveDiagnosis
@@ -52,6 +54,8 @@ class Tracking:
     facts: FactRecorder | None
     diagnosis: LiveDiagnosis | None
     budget: Budget | None
+    autopsies: Autopsies | None
+    sample_log: SampleLog
     boundary: Boundary
 
     @property
@@ -178,6 +182,8 @@ class Tracking:
             with self.boundary.contain("recording the last facts"):
                 self.facts.close()
         self._diagnose(LiveDiagnosis.now)
+        with self.boundary.contain("what is known of single samples"):
+            self.sample_log.close()
         with self.boundary.contain("closing the run"):
             if self.budget is not None:
                 self._record_spending(self.budget)

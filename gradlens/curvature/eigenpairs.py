@@ -27,7 +27,7 @@ A search takes ten products at least, and usually more; this is exact, and hardl
 """
 
 EXPLORATION = 8
-"""Directions that a search adds to the start vectors at least.
+"""Directions that an exploring search adds to the start vectors at least.
 
 A trade-off: each takes a product, and a search that starts from good guesses and stops at once
 would miss an eigenvalue further out, whose eigenvector they have no component of.
@@ -65,7 +65,8 @@ class Eigenpairs:
 class RitzPairs:
     """As ``Eigenpairs``, with vectors as they were computed.
 
-    ``vectors`` are k unit tensors ``[D]``; none if a product had NaN or Inf.
+    ``vectors`` are k unit tensors ``[D]``; none if a product had NaN or Inf. ``next_value`` is the
+    next eigenvalue found, and NaN if there is none.
     """
 
     values: NDArray[np.float64]
@@ -74,6 +75,7 @@ class RitzPairs:
     converged: bool
     products: int
     reason: str = ""
+    next_value: float = math.nan
 
 
 def eigenpairs(
@@ -125,12 +127,18 @@ def ritz_pairs(
     max_products: int,
     guesses: Sequence[Tensor],
     seed: Seed,
+    exploration: int = EXPLORATION,
 ) -> RitzPairs:
-    """As ``eigenpairs``, from at most k ``guesses`` ``[D]`` and random vectors for the others."""
+    """As ``eigenpairs``, from at most k ``guesses`` ``[D]`` and random vectors for the others.
+
+    Without ``exploration``, it starts from the k guesses alone, and stops as soon as each pair's
+    residual is within the tolerance: the eigenvalues are the ones nearest to the guesses', and need
+    not be the outermost.
+    """
     products = Products(matrix, own_precision=True)
     k = _checked(k, products.size, which, max_products)
     generator = np.random.default_rng(seed)
-    search = _Search(products, k, which, tolerance, max_products)
+    search = _Search(products, k, which, tolerance, max_products, exploration)
     try:
         search.begin(guesses, generator)
         while not search.finished():
@@ -146,7 +154,7 @@ class _Search:
 
     ``ritz`` are the eigenvalues of H in the subspace, the outermost first, and the columns of
     ``small`` ``[m, m]`` their eigenvectors in the coordinates of the basis. The first k pairs are
-    the result; ``tracked`` pairs, one more if there is one, have their residuals checked. Residuals
+    the result; ``tracked`` pairs, one more in an exploration, have residuals checked. Residuals
     are computed when they are needed: each takes a pass over all of basis and images.
     """
 
@@ -157,13 +165,15 @@ class _Search:
         which: Which,
         tolerance: float,
         max_products: int,
+        exploration: int,
     ) -> None:
         self.products = products
         self.k = k
         self.which = which
         self.tolerance = tolerance
         self.max_products = max_products
-        self.tracked = min(k + 1, products.size)
+        self.exploration = exploration
+        self.tracked = min(k + 1 if exploration else k, products.size)
         fitting = SUBSPACE_BYTES // (2 * products.size * products.dtype.itemsize)
         self.capacity = min(max(3 * self.tracked, min(fitting, 20)), products.size)
         self.dense = products.size <= min(DENSE, max_products)
@@ -209,6 +219,7 @@ class _Search:
             not reason,
             self.products.count,
             reason,
+            float(self.ritz[self.k]) if len(self.ritz) > self.k else math.nan,
         )
 
     def _add(self, vector: Tensor | None, generator: np.random.Generator) -> None:
@@ -223,7 +234,7 @@ class _Search:
 
     def _solve(self) -> None:
         ritz, small = np.linalg.eigh(self._projected)
-        order = np.argsort(-_outwardness(ritz, self.which), kind="stable")
+        order = np.argsort(-outwardness(ritz, self.which), kind="stable")
         self.ritz, self.small = ritz[order], small[:, order]
         self._residuals, self._sizes = {}, {}
 
@@ -274,12 +285,12 @@ class _Search:
     def _searched(self) -> bool:
         if self._complete():
             return True
-        return self.explored >= EXPLORATION and self._next_is_out_of_reach()
+        return self.explored >= self.exploration and self._next_is_out_of_reach()
 
     def _next_is_out_of_reach(self) -> bool:
         if self.tracked == self.k or self._settled(self.k):
             return True
-        last, following = _outwardness(self.ritz[self.k - 1 : self.k + 1], self.which)
+        last, following = outwardness(self.ritz[self.k - 1 : self.k + 1], self.which)
         return bool(following + self._size(self.k) <= last + self.tolerance * abs(last))
 
     def _wanted_residuals(self) -> NDArray[np.float64]:
@@ -306,7 +317,8 @@ def _bordered(matrix: NDArray[Any], column: NDArray[Any]) -> NDArray[Any]:
     return bordered
 
 
-def _outwardness(values: NDArray[Any], which: Which) -> NDArray[Any]:
+def outwardness(values: NDArray[Any], which: Which) -> NDArray[Any]:
+    """Numbers that are larger, the further out an eigenvalue lies."""
     if which == "magnitude":
         return np.abs(values)
     return values if which == "largest" else -values

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.numbers import finite, median
+from gradlens.diagnosis.numbers import finite, largest, median
+from gradlens.history.lines import Floats
 
 SETTLING = 5
 """Steps at the start, in which losses of healthy runs rise as well."""
@@ -18,8 +19,9 @@ STUCK = 0.95
 """The late loss over the first one, of a network that has learnt nothing."""
 LONG_ENOUGH = 50
 """Steps after which a network should have learnt something."""
-RISE = 1.5
-"""The loss over that at the start: measured 1 to 1.8 for single steps of healthy runs."""
+RISE, SMALL_RISE = 1.5, 1.3
+"""The loss over that at the start: measured 1 to 1.8 for single steps of healthy runs. The small
+one counts with large updates besides."""
 LARGE_UPDATE = 0.03
 """‖update‖/‖θ‖: about 1e-3 is usual, and 1e-2 is common early in training."""
 
@@ -45,7 +47,10 @@ def update_ratio(evidence: Evidence) -> float:
 
 def is_high(evidence: Evidence) -> bool:
     """Whether there are signs of a learning rate that is too high for this loss."""
-    return rise(evidence) > RISE or (is_stuck(evidence) and update_ratio(evidence) > LARGE_UPDATE)
+    highest, update = rise(evidence), update_ratio(evidence)
+    return highest > RISE or (
+        update > LARGE_UPDATE and (highest > SMALL_RISE or is_stuck(evidence))
+    )
 
 
 # Jumps -----------------------------------------------------------------------------------------
@@ -56,6 +61,9 @@ DEVIATIONS = 9.0
 """A jump is so many median absolute deviations above the median of the steps before."""
 OVER_CHANCE = 1.5
 """A jump is to so many times the loss by chance, which healthy runs don't come back to."""
+SUDDEN, JUST_BEFORE = 0.25, 2
+"""The share of a jump that the two steps before it may have: a bad sample or batch comes suddenly
+(measured at most 0.1), and an instability builds up (0.5)."""
 MOST_JUMPS = 0.05
 """Of the steps: what happens more often is no jump."""
 
@@ -83,25 +91,28 @@ def jumps(evidence: Evidence) -> tuple[Jump, ...]:
         return ()
     return tuple(
         Jump(place, int(evidence.loss.steps[place]), values[place] / reference,
-             _share(evidence, place))
+             largest_share(evidence, place))
         for place in map(int, places)
         if _is_jump(values, place)
     )  # fmt: skip
 
 
-def _is_jump(values: np.ndarray, place: int) -> bool:
+def _is_jump(values: Floats, place: int) -> bool:
     before, after = values[max(place - WINDOW, 0) : place], finite(values[place + 1 :][:WINDOW])
     if len(before) < WINDOW:
         return False
     middle = median(before)
     deviation = median(np.abs(before - middle))
-    comes_back = not after.size or float(after.min()) < (middle + values[place]) / 2
-    return comes_back and bool(values[place] > middle + DEVIATIONS * deviation)
+    height = values[place] - middle
+    is_sudden = largest(before[-JUST_BEFORE:]) < middle + SUDDEN * height
+    comes_back = not after.size or float(after.min()) < middle + height / 2
+    return is_sudden and comes_back and bool(height > DEVIATIONS * deviation)
 
 
-def _share(evidence: Evidence, place: int) -> float:
+def largest_share(evidence: Evidence, place: int) -> float:
+    """The share of one sample in the loss of the batch at this place; NaN if it isn't known."""
     if len(evidence.steps) != len(evidence.loss.steps):
         return math.nan
     most, count = evidence.column("loss_max")[place], evidence.column("samples")[place]
     total = evidence.loss.values[place] * count
-    return float(most / total) if total > 0 and count > 1 else math.nan
+    return float(most / total) if 0 < total < math.inf and count > 1 else math.nan

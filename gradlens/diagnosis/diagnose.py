@@ -32,9 +32,9 @@ CERTAINTIES: tuple[Certainty, ...] = ("fact", "very likely", "consistent with")
 def diagnose(run: Run, rules: Sequence[Rule] = RULES) -> list[Finding]:
     """What is wrong with a run: each finding is followed by those that it explains.
 
-    Causes that are certain come first. Rules that lack what they need find nothing; see
-    ``unasked``. ``rules`` may hold rules of your own, as in ``[mine, *RULES]``: a rule explains
-    findings of later rules only. ``OSError`` and ``ValueError`` are those of ``load_run``.
+    What is certain comes first. Rules that lack what they need find nothing; see ``unasked``.
+    ``rules`` may hold rules of your own, as in ``[*RULES, mine]``. ``OSError`` and ``ValueError``
+    are those of ``load_run``.
     """
     return findings(Evidence(history_of(run)), rules)
 
@@ -79,14 +79,15 @@ def _rank(finding: Finding) -> tuple[bool, int]:
 def _cause(place: int, found: Sequence[Finding], explains: Mapping[str, set[str]]) -> int | None:
     """The place of the first finding that explains another one; ``None`` if there is none.
 
-    A cause can be seen no later than what it causes, and a notice is no cause of an alarm.
+    A cause can be seen before what it causes, or at the same step by an earlier rule. A notice is
+    no cause of an alarm.
     """
     finding = found[place]
     causes = (
         at
-        for at, each in enumerate(found[:place])
+        for at, each in enumerate(found)
         if finding.fault in explains[each.fault]
-        and each.step <= finding.step
+        and (each.step, at) < (finding.step, place)
         and (each.is_alarm or not finding.is_alarm)
     )
     return next(causes, None)

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from gradlens.diagnosis.numbers import finite, first, largest, median, ratio
+from gradlens.diagnosis.numbers import finite, first, largest, median, medians, ratio
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line, entry, field_line, line, lines
 from gradlens.history.setup import Layer, Setup
@@ -170,7 +170,8 @@ class Evidence:
         one class alone was seen; and the variance of the targets, of squared errors.
         """
         if self.setup.loss.startswith("Mse"):
-            return self.typical("target_variance")
+            variance = self.typical("target_variance")
+            return variance if variance > 0 else math.nan
         classes = self.typical("classes")
         if not classes > 1:
             return math.nan
@@ -180,9 +181,11 @@ class Evidence:
 
     @cached_property
     def start(self) -> float:
-        """The loss that rises are compared with: the first one, or chance if that is more."""
-        found = finite(self.loss.values[:FIRST_LOSSES])
-        known = [each for each in (*found[:1], self.chance) if math.isfinite(each)]
+        """The loss that rises are compared with: the first one, or chance if that is more.
+
+        NaN if neither is known, or is positive.
+        """
+        known = [each for each in (self.first_loss, self.chance) if each > 0]
         return max(known) if known else math.nan
 
     @cached_property
@@ -217,11 +220,18 @@ class Evidence:
         found: NDArray[np.bool_] = steps >= steps[0] + LATE * (steps[-1] - steps[0])
         return found
 
-    def first_rise(self, factor: float) -> int | None:
-        """The first step at which the loss is so many times that of the start, or not finite."""
+    def first_rise(self, low: float, high: float) -> int | None:
+        """The first step of the rise that leads above ``high`` times the loss at the start.
+
+        The rise is of steps above ``low`` times that loss. What isn't finite is above both.
+        """
         with np.errstate(invalid="ignore"):
-            place = first((self.loss.values > factor * self.start) | ~self.loss.finite)
-        return None if place is None else int(self.loss.steps[place])
+            is_low = self.loss.finite & ~(self.loss.values > low * self.start)
+            place = first((self.loss.values > high * self.start) | ~self.loss.finite)
+        if place is None:
+            return None
+        before = np.flatnonzero(is_low[:place])
+        return int(self.loss.steps[before[-1] + 1 if before.size else 0])
 
     # Layers and parameters ---------------------------------------------------------------------
 
@@ -260,8 +270,7 @@ class Evidence:
         updates, weights = self.by_name("update_rms"), self.by_name("weight_rms")
         steps, ours, theirs = np.intersect1d(updates.steps, weights.steps, return_indices=True)
         found = ratio(updates.matrix(names)[:, ours], weights.matrix(names)[:, theirs])
-        medians = np.array([median(each) for each in found.T])
-        return Line(steps.astype(np.float64), medians.reshape(len(steps)))
+        return Line(steps.astype(np.float64), medians(found))
 
     # Series ------------------------------------------------------------------------------------
 
@@ -282,7 +291,3 @@ class Evidence:
         """The validation loss that the training loop has logged; an empty line without one."""
         name = next((n for n in VALIDATION if n in self.history.names), None)
         return Line(np.zeros(0), np.zeros(0)) if name is None else line(self.history[name])
-
-
-FIRST_LOSSES = 1
-"""The loss of the first step alone: one that is too high a rate raises the second."""

@@ -28,12 +28,16 @@ from gradlens.history.records import (
     Source,
     coverage_record,
     note_record,
+    samples_record,
     spending_record,
+    spike_record,
     step_record,
 )
+from gradlens.history.samples import Samples
 from gradlens.history.scalars import Scalar, scalars_of
 from gradlens.history.series import Series
 from gradlens.history.spending import Spending
+from gradlens.history.spikes import Spike
 
 if TYPE_CHECKING:
     import pandas
@@ -60,7 +64,9 @@ class History:
     network's parameters, from input to output; ``notes`` are messages for the user. ``coverages``
     gives the per-sample gradients that exist, by each step from which on that has changed.
     ``spending`` is what tracking has taken of the time, if it has a budget, and ``facts`` is what
-    was recorded at each step whatever was tracked. A number
+    was recorded at each step whatever was tracked. ``spikes`` are the steps whose loss has jumped,
+    and ``samples`` what is known of single samples by their ids, ``None`` if they have none. A
+    number
     that could not be computed is a NaN, and an ``Undefined`` if its reason is known. A later value
     for the same name and step replaces the earlier one. Of a file, ``truncated`` says that its last
     line was cut off, and ``broken_lines`` gives the numbers of lines that could not be read, with
@@ -79,6 +85,8 @@ class History:
     coverages: dict[int, Coverage] = field(default_factory=dict)
     spending: Spending | None = None
     facts: Facts = field(default_factory=Facts, repr=False)
+    spikes: dict[int, Spike] = field(default_factory=dict)
+    samples: Samples | None = None
     _values: dict[str, dict[int, Value]] = field(default_factory=dict, repr=False)
     """What was appended."""
     _stored: dict[str, Series] = field(default_factory=dict, repr=False)
@@ -259,6 +267,7 @@ class History:
             self,
             notes=[note for note in self.notes if first <= note.step < end],
             facts=self.facts.between(first, end),
+            spikes={at: each for at, each in self.spikes.items() if first <= at < end},
             _values={
                 name: {at: value for at, value in series.items() if at in chosen}
                 for name, series in self._values.items()
@@ -309,6 +318,7 @@ class History:
         self._stored = {n: s.until(ends[n]) for n, s in self._stored.items() if n in ends}
         self.coverages = {at: each for at, each in self.coverages.items() if at <= step}
         self.facts.rewind(step)
+        self.spikes = {at: each for at, each in self.spikes.items() if at <= step}
 
     def write(self, path: str | Path) -> None:
         """Write everything as a new run file; ``FileExistsError`` if there is one already.
@@ -333,6 +343,10 @@ class History:
             yield coverage_record(step, coverage)
         if self.spending is not None:
             yield spending_record(self.steps[-1] if self.steps else 0, self.spending)
+        for step, spike in self.spikes.items():
+            yield spike_record(step, spike)
+        if self.samples is not None:
+            yield samples_record(self.samples.step, self.samples)
         whole = replace(self, _archive=None)
         series = {name: whole[name] for name in self.names}
         for step in whole.steps:

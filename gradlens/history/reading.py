@@ -14,9 +14,11 @@ from gradlens.history.facts import Facts
 from gradlens.history.forms import Content
 from gradlens.history.json_lines import Room, from_line, stored_record, unmarked
 from gradlens.history.records import FORMAT, LeftOutWarning, Note, Source
+from gradlens.history.samples import SAMPLES, Samples
 from gradlens.history.schema import Either, Fields, Is, ListOf, MapOf, OneOf, Whole
 from gradlens.history.series import Series
 from gradlens.history.spending import Spending
+from gradlens.history.spikes import SPIKE, Spike
 from gradlens.history.view import Group, View, YScale
 
 BEGINNING = b'{"gradlens_run":'
@@ -25,7 +27,7 @@ BEGINNING = b'{"gradlens_run":'
 OF_FACTS = {"setup", "facts", "finding"}
 """Keys of the records of facts."""
 
-OTHERS = {"gradlens_run", "note", "coverage", "spending", "rewind"} | OF_FACTS
+OTHERS = {"gradlens_run", "note", "coverage", "spending", "rewind", "spike", "samples"} | OF_FACTS
 """Keys of the records that aren't those of a step's values."""
 
 
@@ -40,6 +42,8 @@ class Readable(Protocol):
     coverages: dict[int, Coverage]
     spending: Spending | None
     facts: Facts
+    spikes: dict[int, Spike]
+    samples: Samples | None
 
     @property
     def damage(self) -> str: ...
@@ -162,6 +166,14 @@ class Reading(Generic[H]):
         elif "spending" in record:
             SPENDING.check(record, "the record")
             history.spending = Spending.from_plain(record["spending"])
+        elif "spike" in record:
+            STEPPED.check(record, "the record")
+            SPIKE.check(record["spike"], "the spike")
+            history.spikes[record["step"]] = Spike.from_plain(record["spike"])
+        elif "samples" in record:
+            STEPPED.check(record, "the record")
+            SAMPLES.check(record["samples"], "the samples")
+            history.samples = Samples.from_plain(record["samples"])
         else:
             COVERAGE.check(record, "the record")
             history.coverages[record["step"]] = Coverage.from_plain(record["coverage"])
@@ -193,6 +205,7 @@ HEADER = Fields(
         "parameters": MapOf(ListOf(Whole(0, 2**53), 64)),
     }
 )
+STEPPED = Fields({"step": STEP})
 NOTE = Fields({"step": STEP, "note": Is(str)})
 REWIND = Fields({"step": STEP, "rewind": MapOf(STEP)})
 VALUES = Fields({"step": STEP, "values": Is(dict)})

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from gradlens.history.coverage import Coverage
 from gradlens.history.json_lines import Value
+from gradlens.history.samples import Samples
 from gradlens.history.spending import Spending
+from gradlens.history.spikes import Spike
 from gradlens.history.view import View
 from gradlens.messages import GradlensWarning
 
@@ -61,6 +63,16 @@ def coverage_record(step: int, coverage: Coverage) -> dict[str, Value]:
 def spending_record(step: int, spending: Spending) -> dict[str, Value]:
     """The record of what tracking has taken of the time until a step."""
     return {"step": step, "spending": spending.plain()}
+
+
+def spike_record(step: int, spike: Spike) -> dict[str, Value]:
+    """The record of a step whose loss has jumped; a later one of the same step replaces it."""
+    return {"step": step, "spike": spike.plain()}
+
+
+def samples_record(step: int, samples: Samples) -> dict[str, Value]:
+    """The record of what is known of single samples until a step."""
+    return {"step": step, "samples": samples.plain()}
 
 
 def rewind_record(step: int, ends: Mapping[str, int]) -> dict[str, Value]:

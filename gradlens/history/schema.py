@@ -74,6 +74,24 @@ class Either(Schema):
 
 @final
 @dataclass(frozen=True)
+class AnyOf(Schema):
+    """A value of one of several forms."""
+
+    schemas: tuple[Schema, ...]
+
+    def check(self, value: Any, where: str) -> None:
+        """``ValueError`` of the last form if the value has none of them."""
+        for schema in self.schemas[:-1]:
+            try:
+                schema.check(value, where)
+            except ValueError:
+                continue
+            return
+        self.schemas[-1].check(value, where)
+
+
+@final
+@dataclass(frozen=True)
 class ListOf(Schema):
     """A list of at most ``longest`` values of one form."""
 
@@ -120,7 +138,12 @@ class Fields(Schema):
             schema.check(value[key], f"{where}.{key}")
 
 
-WORDS = {str: "a text", float: "a number", bool: "true or false", dict: "an object"}
+WORDS: Mapping[type[Any], str] = {
+    str: "a text",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+}
 
 
 def _wrong(value: Any, where: str, expected: str) -> ValueError:

@@ -111,6 +111,15 @@ def _saved_tensors(node: Any) -> list[Any]:
     return [one for slot in slots for one in (slot if isinstance(slot, tuple) else [slot])]
 
 
+def saved_by_name(node: Any) -> Iterator[tuple[str, Tensor]]:
+    """The single tensors of ``saved_where_they_are``, with the names that ``saved`` takes."""
+    node_type: Any = type(node)
+    for name in _slots(node_type):
+        slot = getattr(node, name)
+        if not isinstance(slot, tuple) and slot.unpack_hook is None and slot.data is not None:
+            yield name.removeprefix("_raw_saved_"), slot.data
+
+
 @cache
 def _slots(node_type: Hashable) -> tuple[str, ...]:
     return tuple(name for name in dir(node_type) if name.startswith("_raw_saved_"))

@@ -18,10 +18,17 @@ from gradlens.stateful import State
 class HessMaxEV(CurvatureQuantity):
     """Largest (algebraic) eigenvalue of the mini-batch Hessian, by Lanczos' method.
 
-    The method starts from the eigenvector of the last tracked step and from a random vector. It
-    takes at least ten products, so that it finds an eigenvalue that has become larger than that of
-    the last eigenvector. A value that has not converged to the relative ``tolerance`` within
-    ``max_products`` Hessian products is a NaN whose reason states the estimate and its residual.
+    At one of ``search_interval`` tracked steps, the method starts from the eigenvector of the last
+    tracked step and from a random vector. It takes at least ten products, so that it finds an
+    eigenvalue that has become larger than that of the last eigenvector. At the others it follows
+    the last eigenvector alone, in as many products as its residual takes to be within the
+    tolerance, one or more; an eigenvalue that has overtaken it in the meantime is found by the next
+    search. By default, ``search_interval`` is 1 and each step has a search.
+
+    An eigenvalue of the Hessian lies within ``tolerance`` of each value, relatively, and the
+    largest one not below it but for rounding. A value whose residual is not within the tolerance
+    after ``max_products`` Hessian products is a NaN whose reason states the estimate and its
+    residual. ``ValueError`` for a ``search_interval`` below one.
     """
 
     view = View("Largest Hessian eigenvalue", group="curvature", yscale="symlog", label="λ₁")
@@ -29,10 +36,18 @@ class HessMaxEV(CurvatureQuantity):
     # As in cockpit-for-pytorch's power iteration.
     tolerance: float = 1e-3
     max_products: int = 100
+    search_interval: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._eigenpairs = WarmStartedEigenpairs(self.tolerance, self.max_products)
+        if self.search_interval < 1:
+            raise ValueError(
+                f"{self.name}: search_interval is {self.search_interval}: pass 1 for a search at "
+                "every tracked step, or more"
+            )
+        self._eigenpairs = WarmStartedEigenpairs(
+            self.tolerance, self.max_products, self.search_interval
+        )
 
     def compute(self, curvature: LossCurvature) -> float:
         found = self._eigenpairs(curvature.hessian, curvature.seed)

@@ -37,7 +37,7 @@ _BUSINESS: _Builders = (
 # The costs with these options and others are compared in docs/quantities.rst.
 _FULL: _Builders = (
     *_BUSINESS,
-    partial(quantities.HessMaxEV, tolerance=0.03),
+    partial(quantities.HessMaxEV, tolerance=0.03, search_interval=10),
     quantities.GradHist2d,
 )
 

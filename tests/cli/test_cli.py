@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import math
 import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from gradlens import History, __version__
 from gradlens.cli import commands
 from gradlens.cli.main import main
+from gradlens.history.samples import Samples
+from gradlens.history.spikes import Spike, Suspect
 from gradlens.sinks import CSV
 from tests.instruments.test_instruments import realistic
 
@@ -79,6 +85,10 @@ WRONG = (
     "watch a --text --layers",
     "compare",
     "compare a",
+    "autopsy",
+    "autopsy a soon",
+    "samples",
+    "samples a --top 0",
     "export a",
     "export a --to",
     "export a --to sheet b",
@@ -327,7 +337,9 @@ def test_interrupted(
     assert "interrupted" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["demo", "plot", "watch", "summary", "compare"])
+@pytest.mark.parametrize(
+    "command", ["demo", "plot", "watch", "summary", "autopsy", "samples", "compare"]
+)
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main([command, "--help"])
@@ -335,6 +347,71 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert f"usage: gradlens {command}" in text
     assert "None" not in text
+
+
+@pytest.fixture
+def spiked(tmp_path: Path) -> Path:
+    """A run with two spikes, and samples with ids."""
+    path = tmp_path / "spiked.jsonl"
+    history = realistic(20, ("Loss",))
+    suspects = (
+        Suspect(3, "img_\x1b[3", share=0.99, loss=50.0, loss_share=0.9, input_ratio=88.0),
+        Suspect(4, 17, share=0.01, loss=1.0, loss_share=0.02, input_ratio=1.0),
+    )
+    layers = {"layers": {"conv": 80.0, "fc": 3.0}, "layers_before": {"conv": 2.0, "fc": 1.0}}
+    spike = Spike(10.0, 1.0, 0.1, 2.3, samples=32, suspects=suspects, back=1, rate=0.1, **layers)
+    history.spikes = {7: spike, 15: replace(spike, loss=math.nan, origin="input", back=None)}
+    numbers = np.arange(30, dtype=np.float32)
+    whole = np.arange(30, dtype=np.int32)
+    samples = Samples(19, tuple(range(30)), whole, *[numbers] * 4, whole % 3, whole % 2)
+    history.samples = samples
+    history.write(path)
+    return path
+
+
+def test_autopsy(spiked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called("autopsy", spiked) == 0
+    text = capsys.readouterr().out
+    assert "at 2 steps" in text
+    assert "NaN in the input" in text
+    assert "Step 15: the loss was NaN" in text
+    assert "is among those of step 7, too" in text
+    assert "\x1b" not in text
+    assert called("autopsy", spiked, 7) == 0
+    text = capsys.readouterr().out
+    assert "Very likely: Sample 'img_" in text
+    assert "its input is 88 times as large as that of the median sample" in text
+    assert "conv 40, fc 3" in text
+    assert "It was back after 1 step." in text
+    assert "Learning rate: 0.1" in text
+
+
+def test_autopsy_as_json(spiked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called("autopsy", spiked, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["step"] for each in found["spikes"]] == [7, 15]
+    assert found["spikes"][0]["conclusion"]["cause"] == "sample"
+    assert found["spikes"][1]["loss"] is None
+
+
+def test_autopsy_of_a_run_without_spikes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called("autopsy", run) == 0
+    assert "has not jumped" in capsys.readouterr().out
+    assert called("autopsy", run, 3) == 1
+    assert "no jump of the loss at step 3 (it has: at none)" in capsys.readouterr().err
+
+
+def test_samples(spiked: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert called("samples", spiked, "--top", 3) == 0
+    text = capsys.readouterr().out
+    assert "30 samples until step 19" in text
+    assert [line.split()[0] for line in text.splitlines()[3:6]] == ["29", "28", "27"]
+    assert called("samples", spiked, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found["ranked"]) == 20
+    assert found["ranked"][0]["id"] == 29
+    assert called("samples", run) == 1
+    assert "pass their ids to the context" in capsys.readouterr().err
 
 
 @pytest.mark.slow

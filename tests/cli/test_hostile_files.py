@@ -8,10 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from gradlens.cli.main import main
+from gradlens.history.json_lines import to_line
+from gradlens.history.samples import Samples
+from gradlens.history.spikes import Spike
 from tests.cases.mutated_runs import (
     BOMB,
     BOMB_OF_ZEROS,
@@ -29,6 +34,11 @@ SECONDS = 10
 MEGABYTES = 500
 
 HEADER = '{"gradlens_run":1,"sources":{},"parameters":{}}'
+
+
+def stored(plain: dict[str, Any]) -> Any:
+    """What JSON has for the values of a record."""
+    return json.loads(to_line(plain))
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +100,8 @@ def test_figures_of_mutated_files(
         check(command, path, capsys, (seed, name))
 
 
+SPIKE = stored(Spike(9.0, 1.0, 0.1, 2.0).plain())
+SAMPLES = stored(Samples(1, (), *[np.zeros(0)] * 7).plain())
 CRAFTED: dict[str, tuple[str, str]] = {
     "a list for a record": ("[1]", "line 2 is broken (a record is a JSON object)"),
     "a list of values": ('{"step":1,"values":[1]}', "the record.values is a list of 1, not an obj"),
@@ -113,6 +125,34 @@ CRAFTED: dict[str, tuple[str, str]] = {
     "a short array": (dumped({"step": 1, "values": {"a": array("<f8", [9], b"x")}}), "the length"),
     "a note of numbers": ('{"step":1,"note":3}', "the record.note is 3, not a text"),
     "coverage": ('{"step":1,"coverage":{"missing":[]}}', "coverage.missing is a list of 0, not an"),
+    "a spike": ('{"step":1,"spike":{}}', "line 2 is broken (the spike has no 'loss')"),
+    "a spike of a list": ('{"step":1,"spike":[]}', "the spike is a list of 0, not an object"),
+    "a spike without a step": ('{"spike":{}}', "the record has no 'step'"),
+    "a suspect": (
+        dumped({"step": 1, "spike": {**SPIKE, "suspects": [{"index": "a"}]}}),
+        "the spike.suspects[0].index is 'a', not a whole number",
+    ),
+    "an origin": (
+        dumped({"step": 1, "spike": {**SPIKE, "origin": "x"}}),
+        "the spike.origin is 'x', not one of 'jump', 'weights'",
+    ),
+    "samples": ('{"step":1,"samples":{"ids":3}}', "the samples has no 'until'"),
+    "samples of other shapes": (
+        dumped({"step": 1, "samples": {**SAMPLES, "ids": [1, 2]}}),
+        "the samples' visits is no array of 2 int32",
+    ),
+    "samples of a text": (
+        dumped({"step": 1, "samples": {**SAMPLES, "visits": "x"}}),
+        "the samples.visits is 'x', not an array",
+    ),
+    "a sample twice": (
+        dumped({"step": 1, "samples": {**SAMPLES, "ids": [1, 1]}}),
+        "the samples have an id twice",
+    ),
+    "a sample without a name": (
+        dumped({"step": 1, "samples": {**SAMPLES, "ids": [1.5]}}),
+        "the samples.ids[0] is 1.5, not a text",
+    ),
     "a header": ('{"gradlens_run":1,"sources":{"a":1}}', "the header.sources.'a' is 1, not an obj"),
     "another format": (
         '{"gradlens_run":2}',

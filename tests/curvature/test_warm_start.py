@@ -103,3 +103,83 @@ def test_an_eigenvector_of_another_eigenvalue() -> None:
     falling[0], rising[:2] = 8.0, (0.0, 5.0)
     assert search(np.diag(falling), 0).values[0] == pytest.approx(8.0, rel=0.01)
     assert search(np.diag(rising), 1).values[0] == pytest.approx(5.0, rel=0.01)
+
+
+# Following
+
+
+def turned(matrix: Block, angle: float) -> Block:
+    """The matrix in a basis that is turned a little in each plane of neighbouring axes."""
+    sine, cosine = np.sin(angle), np.cos(angle)
+    rotation = np.eye(len(matrix))
+    for i in range(len(matrix) - 1):
+        plane = np.eye(len(matrix))
+        plane[i : i + 2, i : i + 2] = [[cosine, -sine], [sine, cosine]]
+        rotation = rotation @ plane
+    return rotation @ matrix @ rotation.T
+
+
+def test_following_takes_a_few_products() -> None:
+    """The largest eigenvalue of a slowly turning, growing matrix, in a third of the products."""
+    generator = np.random.default_rng(0)
+    matrix = np.diag(np.concatenate([[8.0, 6.0, 4.0], 0.1 * generator.standard_normal(97)]))
+    follow = WarmStartedEigenpairs(0.03, max_products=100, search_interval=10)
+    products = []
+    for step in range(40):
+        found = follow(matrix, step)
+        assert found.converged
+        assert found.values[0] == pytest.approx(np.linalg.eigvalsh(matrix)[-1], rel=0.005)
+        assert found.residuals[0] <= 0.03 * found.values[0]
+        products.append(found.products)
+        matrix = 1.02 * turned(matrix, 0.005)
+    assert all(count >= 10 for count in products[::10])
+    assert max(np.delete(products, range(0, 40, 10))) <= 2
+
+
+def test_what_is_followed_is_an_eigenvalue_whatever_the_jump() -> None:
+    """Within the tolerance of one, and never above the largest, even where another is the largest.
+
+    Those that have become larger are found by the next search: it may take ``search_interval``.
+    """
+    for seed in range(SEQUENCES):
+        follow = WarmStartedEigenpairs(0.03, max_products=100, search_interval=3)
+        for step, matrix in enumerate(changing_matrices(np.random.default_rng(seed))):
+            found = follow(matrix, STEPS * seed + step)
+            values = np.linalg.eigvalsh(matrix)
+            rounding = 1e-9 * np.abs(values).max()
+            if not found.converged:
+                assert found.reason
+                continue
+            assert found.values[0] <= values[-1] + rounding
+            nearest = np.abs(values - found.values[0]).min()
+            assert nearest <= found.residuals[0] + rounding
+            assert found.residuals[0] <= 0.03 * abs(found.values[0]) + rounding
+
+
+def test_a_value_that_falls_behind_the_next_one_is_searched_for_at_once() -> None:
+    follow = WarmStartedEigenpairs(0.03, max_products=100, search_interval=1000)
+    first = np.concatenate([[8.0, 5.0], np.linspace(0, 1, 58)])
+    assert follow(np.diag(first), 0).values[0] == pytest.approx(8.0, rel=0.01)
+    first[0] = 4.0
+    assert follow(np.diag(first), 1).values[0] == pytest.approx(5.0, rel=0.01)
+
+
+def test_an_overtaking_eigenvalue_is_found_by_the_next_search() -> None:
+    follow = WarmStartedEigenpairs(0.03, max_products=100, search_interval=3)
+    values = np.concatenate([[8.0, 5.0], np.linspace(0, 1, 58)])
+    found = [follow(np.diag(values), 0).values[0]]
+    values[1] = 12.0
+    found += [follow(np.diag(values), step).values[0] for step in (1, 2, 3)]
+    assert found == pytest.approx([8.0, 8.0, 8.0, 12.0], rel=0.01)
+
+
+def test_a_search_continues_from_its_state() -> None:
+    matrix = turned(np.diag(np.linspace(0, 3, 60)), 0.1)
+    whole, half = (WarmStartedEigenpairs(0.03, 100, search_interval=4) for _ in range(2))
+    for step in range(2):
+        whole(matrix, step), half(matrix, step)
+    resumed = WarmStartedEigenpairs(0.03, 100, search_interval=4)
+    resumed.load_state_dict(half.state_dict())
+    for step in range(2, 6):
+        one, other = whole(matrix, step), resumed(matrix, step)
+        assert (one.values, one.products) == (other.values, other.products)

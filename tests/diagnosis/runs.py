@@ -122,9 +122,9 @@ def run(
         facts.layers.add(
             layer_steps(count)[:rows], {name: each.tolist() for name, each in table.items()}
         )
-    history = History(parameters=SHAPES, facts=facts)
+    sources = {name: Source((name,)) for name in series or {}}
+    history = History(sources, SHAPES, facts=facts)
     for name, values in (series or {}).items():
-        history.sources[name] = Source((name,))
         for step, value in values.items():
             history.append(step, {name: value})
     return history

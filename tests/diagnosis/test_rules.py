@@ -131,7 +131,10 @@ FAULTY: dict[str, list[History]] = {
     "clipping_always": [run(changed(S, grad_norm_at_step=kept)) for kept in (0.05, 0.005, 0.0005)],
     "loss_sum": [run(changed(S, loss=32 * RISE), setup=SUM)],
     "nonfinite_input": [run(changed(S, bad_rows=at(50, 1.0), bad_row_unused=0.0))],
-    "input_constant": [run(changed(S, input_spread=s)) for s in (0.0, 4e-4)],
+    "input_constant": [
+        run(changed(S, input_rms=0.01, loss=STUCK)),
+        *(run(changed(S, input_spread=spread)) for spread in (4e-4, 0.0)),
+    ],
     "input_scale": [run(changed(S, input_rms=s)) for s in (30.0, 128.0)],
     "input_offset": [run(changed(S, input_mean=m)) for m in (10.0, -30.0)],
     "batch_repeated": [run(changed(S, checksum=0.25))],
@@ -142,7 +145,7 @@ FAULTY: dict[str, list[History]] = {
     ],
     "data_order": [run(changed(S, label_entropy=e)) for e in (0.0, 0.5, 0.9)],
     "outlier_sample": [
-        *(run(changed(S, row_rms_max=at(70, size))) for size in (15.0, 100.0)),
+        *(run(changed(S, row_rms_max=at(70, size))) for size in (40.0, 100.0)),
         run(spikes(share=0.9)),
         run(spikes(share=0.7, height=4.5)),
     ],
@@ -156,7 +159,14 @@ FAULTY: dict[str, list[History]] = {
         for gain in (6.5, 30.0)
     ],
     "vanishing_gradients": [
-        run(layers=by_weight("gradient_rms", shrunk**2, shrunk, 0.01)) for shrunk in (1e-6, 1e-9)
+        run(
+            changed(S, loss=STUCK),
+            {**by_weight("weight_rms", 0.006, 0.006, 0.07), **by_weight_update(1e-5)},
+        ),
+        *(
+            run(layers=by_weight("gradient_rms", shrunk**2, shrunk, 0.01))
+            for shrunk in (1e-6, 1e-9)
+        ),
     ],
     "precision_underflow": [
         run(
@@ -224,7 +234,7 @@ NOTICED: dict[str, list[History]] = {
         )
     ],
     "batch_too_small": [
-        run(changed(S, samples=1.0, labels=128.0)),
+        run(changed(S, samples=4.0, labels=4.0, distinct_rows=4.0)),
         run(series={"GradNoiseScale": dict.fromkeys(range(STEPS), 1e4)}),
     ],
 }
@@ -338,7 +348,7 @@ PLACES = {
     "exploding_gradients": WEIGHTS,
     "expert_unused": ("experts.2",),
     "batchnorm_eval": ("1",),
-    "no_nonlinearity": ("0 -> 2", "2 -> 4"),
+    "no_nonlinearity": ("0", "2", "4"),
 }
 
 

@@ -173,6 +173,25 @@ def test_micro_batches_are_one_step(parts: tuple[int, ...], how: str) -> None:
     assert not np.isnan(facts["loss_max"]).any()
 
 
+@pytest.mark.filterwarnings("ignore:gradlens.*2 ids were passed")
+@pytest.mark.parametrize("ids", [[5, 3, 8, 1, 9, 7], list("abcdef"), [2**30] * 6, [1, 2]])
+@pytest.mark.parametrize("bad", [1e3, math.nan])
+def test_samples_have_the_users_ids(ids: list[Any], bad: float) -> None:
+    model = network()
+    cockpit = Cockpit(model, [], autopsy=False)
+    x, y = batch(0)
+    x[4] = bad
+    loss = functional.cross_entropy(model(x), y)
+    with cockpit(0, loss=loss, info={"ids": ids}):
+        loss.backward()
+    cockpit.close()
+    name = "bad_row" if math.isnan(bad) else "row_largest"
+    facts = cockpit.history.facts.steps
+    assert facts[name].tolist() == [4]
+    expected = [9] if ids[0] == 5 else [math.nan]
+    np.testing.assert_array_equal(facts[f"{name}_id"], expected)
+
+
 def test_exceptions_leave_their_step_out() -> None:
     model = network()
     cockpit = Cockpit(model, [], strict=True)

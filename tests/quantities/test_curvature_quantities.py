@@ -116,6 +116,17 @@ def test_eigenvalues(network: str, reduction: str) -> None:
             assert (found[step]["residuals"] <= 1e-6 * abs(expected)).all()
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_the_largest_eigenvalue_is_followed(network: str) -> None:
+    """From one random batch to the next, with a search at every fifth step."""
+    quantity = quantities.HessMaxEV(tolerance=0.03, search_interval=5)
+    found, hessians, *_ = track(quantity, network, steps=15)
+    for step, hessian in enumerate(hessians):
+        assert found[step] == pytest.approx(np.linalg.eigvalsh(hessian)[-1], rel=0.03)
+    with pytest.raises(ValueError, match="search_interval is 0: pass 1"):
+        quantities.HessMaxEV(search_interval=0)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_eigenvalues_of_the_ggn_are_not_negative(reduction: str) -> None:
     """For a loss whose output Hessian is known: 2 + diag(exp(output))."""

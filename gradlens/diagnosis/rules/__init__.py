@@ -56,6 +56,7 @@ RULES: tuple[Rule, ...] = tuple(
         data_order,
         class_imbalance,
         outlier_sample,
+        corrupt_batch,
         # the network, the loss and the loop
         optimizer_misses,
         no_step,
@@ -77,7 +78,6 @@ RULES: tuple[Rule, ...] = tuple(
         # what training leads to
         lr_too_high,
         lr_edge,
-        corrupt_batch,
         saturated_units,
         dead_units,
         vanishing_gradients,

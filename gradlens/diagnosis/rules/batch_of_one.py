@@ -10,8 +10,8 @@ from gradlens.diagnosis.numbers import share
 from gradlens.diagnosis.rule import Rule, Sign, above
 from gradlens.diagnosis.rules.batchnorm_eval import BASE
 
-SHARE = 0.5
-"""Of the steps: the last batch of an epoch may have one sample."""
+SHARE = 0.01
+"""Of the steps; less often, as at the end of long epochs, it is a notice."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -19,9 +19,10 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     where = tuple(n for n, each in layers if BASE in each.classes and each.training)
     samples = evidence.column("samples")
     found = share(samples == 1, samples > 0)
-    if where and found > SHARE:
-        numbers = (above("share of steps with one sample", found, SHARE),)
-        yield Sign(int(evidence.steps[samples == 1][0]), numbers, where=where)
+    if where and found > 0:
+        is_alarm = found > SHARE
+        numbers = (above("share of steps with one sample", found, SHARE if is_alarm else 0),)
+        yield Sign(int(evidence.steps[samples == 1][0]), numbers, is_alarm=is_alarm, where=where)
 
 
 RULE = Rule(
@@ -29,6 +30,7 @@ RULE = Rule(
     title="Batch normalisation has one sample to normalise with",
     needs=(SETUP, SAMPLES),
     find=find,
-    advice="Use larger batches, or GroupNorm or LayerNorm, which don't depend on the batch.",
+    advice="Use larger batches, and drop_last=True if it is the last one of an epoch; or GroupNorm "
+    "or LayerNorm, which don't depend on the batch.",
     explains=("batch_too_small", "lr_edge", "lr_too_high", "labels_random"),
 )

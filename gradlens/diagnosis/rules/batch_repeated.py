@@ -11,7 +11,7 @@ from gradlens.diagnosis.needs import INPUTS
 from gradlens.diagnosis.numbers import share
 from gradlens.diagnosis.rule import Rule, Sign, above
 
-SHARE = 0.9
+SHARE = 0.5
 """Of neighbouring steps."""
 FEWEST = 8
 """Neighbours."""

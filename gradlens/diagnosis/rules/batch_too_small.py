@@ -6,13 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gradlens.diagnosis.course import is_high
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import SAMPLES
-from gradlens.diagnosis.numbers import median, share
+from gradlens.diagnosis.numbers import median
 from gradlens.diagnosis.rule import Rule, Sign, above, below
 
-SHARE = 0.5
-"""Of the steps: the last batch of an epoch may be small."""
+SMALL = 4
+"""Samples of a small batch. It is an alarm if there is one sample, or if training is unstable."""
+LABELS = 64
+"""Labels of a batch that isn't small, as of texts with a label for each word."""
 FEWEST = 4
 """Steps, which a first look at a network need not have."""
 NOISE = 10.0
@@ -22,15 +25,17 @@ runs (measured up to 1e30), and it has not been tested as a rule: a notice."""
 
 def find(evidence: Evidence) -> Iterator[Sign]:
     samples = evidence.column("samples")
-    known = samples > 0
-    if known.sum() >= FEWEST and share(samples == 1, known) > SHARE:
-        has_one_label = not evidence.typical("labels") > 1
-        numbers = (below("samples in a batch", 1.0, 2.0),)
-        yield Sign(int(evidence.steps[samples == 1][0]), numbers, is_alarm=has_one_label)
+    typical = evidence.typical("samples")
+    if (samples > 0).sum() < FEWEST or evidence.typical("labels") >= LABELS:
+        return
+    if typical <= SMALL:
+        numbers = (below("samples in a batch", typical, SMALL + 1),)
+        is_alarm = typical == 1 or is_high(evidence)
+        yield Sign(int(evidence.steps[samples <= SMALL][0]), numbers, is_alarm=is_alarm)
         return
     noise = evidence.series("GradNoiseScale")
     early = noise.steps <= noise.steps.mean() if noise.steps.size else np.zeros(0, dtype=np.bool_)
-    found = median(noise.values[early]) / evidence.typical("samples")
+    found = median(noise.values[early]) / typical
     if early.sum() >= FEWEST and found > NOISE:
         numbers = (above("noise scale over the batch size, first half of the run", found, NOISE),)
         yield Sign(
@@ -44,7 +49,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
 
 RULE = Rule(
     fault="batch_too_small",
-    title="Batches have one sample",
+    title="Batches have very few samples",
     needs=(SAMPLES,),
     find=find,
     advice="Use larger batches, or accumulate the gradients of several before each step; with the "

@@ -10,7 +10,7 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LABELS
 from gradlens.diagnosis.rule import Rule, Sign, above
 
-TIMES = 8.0
+TIMES = 5.0
 """The most frequent class over the median one: measured at most 1.7 in healthy runs, and 21 to 96
 in faulty ones."""
 FEWEST, FEWEST_PER_CLASS = 300, 20

@@ -13,7 +13,7 @@ from gradlens.diagnosis.numbers import first, median, ratio, share
 from gradlens.diagnosis.rule import Rule, Sign, above, below
 from gradlens.diagnosis.rules.outlier_sample import MOST_STEPS, SHARE, out_of_scale
 
-TIMES = 5.0
+TIMES = 3.0
 """The batch's rms over the run's median."""
 
 

@@ -39,9 +39,8 @@ def find(evidence: Evidence) -> Iterator[Sign]:
 
 def random_entropy(counts: Floats, size: int) -> float:
     """The expected entropy of the labels of a random batch, in nats, given all labels' counts."""
-    shares = counts[counts > 0] / counts.sum()
-    if len(shares) < 2:
-        return 0.0
+    shares = counts / counts.sum()
+    shares = shares[(shares > 0) & (shares < 1)]
     drawn = np.arange(1, size)
     factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, size + 1)))])
     ways = factorials[size] - factorials[drawn] - factorials[size - drawn]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
-import numpy as np
-
 from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.gains import gains
 from gradlens.diagnosis.needs import WEIGHTS
 from gradlens.diagnosis.numbers import largest
 from gradlens.diagnosis.rule import Rule, Sign, above
 
-GAIN = 3.0
+GAIN = 2.5
 """rms(W)·√fan-in at the start: measured 0.58 to 0.71 (PyTorch's defaults) and 1.41 (He) in healthy
 runs, and 2.3 to 7 in faulty ones."""
 LOSS = 3.0
@@ -28,45 +26,25 @@ NORMALISATIONS = frozenset({"_NormBase", "LayerNorm", "GroupNorm", "RMSNorm"})
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
-    gains = _gains(evidence)
-    where = tuple(name for name, gain in gains.items() if gain > GAIN)
+    found = gains(evidence)
+    where = tuple(name for name, gain in found.items() if gain > GAIN)
     loss = evidence.first_loss / evidence.chance
     is_good = not evidence.typical("input_rms") > GOOD_INPUTS
     is_classified = evidence.typical("classes") > 1
     if loss < PRETRAINED or not (where or (is_good and is_classified and loss > LOSS)):
         return
-    numbers = [above("rms(W) x root of fan-in", largest([*gains.values()]), GAIN)] if where else []
+    numbers = [above("rms(W) x root of fan-in", largest([*found.values()]), GAIN)] if where else []
     numbers += [above("first loss, over that by chance", loss, LOSS)] if loss > LOSS else []
     classes = {each for layer in evidence.setup.layers.values() for each in layer.classes}
-    is_alarm = loss > RISEN or (len(where) > 1 and not classes & NORMALISATIONS)
+    repeats = any(_is_repeated(name) for name in where)
+    is_alarm = loss > RISEN or repeats or (len(where) > 1 and not classes & NORMALISATIONS)
     step = int(evidence.by_name("weight_rms").steps[0])
     yield Sign(step, tuple(numbers), "very likely", is_alarm, where)
 
 
-def _gains(evidence: Evidence) -> dict[str, float]:
-    """What each weight multiplies the size of its inputs by, at the start."""
-    sizes = evidence.by_name("weight_rms")
-    shapes = evidence.history.parameters
-    found = {}
-    for name in evidence.weights:
-        layer = evidence.layer_of(name)
-        known = sizes.values.get(name, np.zeros(0))
-        if (
-            len(known)
-            and sizes.steps[0] == evidence.loss.steps[:1].sum()
-            and not _is_of_inputs(name)
-        ):
-            fan_in = (layer.fan_in if layer is not None else 0) or math.prod(shapes[name][1:])
-            found[name] = float(known[0]) * math.sqrt(fan_in)
-    return found
-
-
-def _is_of_inputs(name: str) -> bool:
-    """Whether it is an input weight of a recurrent layer.
-
-    PyTorch draws these by the number of hidden units rather than by that of inputs.
-    """
-    return name.rpartition(".")[2].startswith("weight_ih")
+def _is_repeated(name: str) -> bool:
+    """Whether a recurrent layer applies the weight once for each step of a sequence."""
+    return name.rpartition(".")[2].startswith("weight_hh")
 
 
 RULE = Rule(

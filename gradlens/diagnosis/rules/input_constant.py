@@ -6,14 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import INPUTS
 from gradlens.diagnosis.numbers import median, share
 from gradlens.diagnosis.rule import Rule, Sign, below
 
-SPREAD = 1e-3
-"""The rms of the samples' difference from their mean, over that of the samples. In single precision
-it is about 1e-4 where samples are equal, and it is 0.1 to 1 of images and texts."""
+SPREAD = 0.02
+"""The rms of the samples' difference from their mean, over that of the samples: 0.3 and more of
+images, and in single precision about 1e-4 where samples are equal."""
+SMALL = 0.05
+"""The same without the division: of inputs that are so small, layers with biases learn little."""
 SHARE = 0.9
 """Of the steps."""
 
@@ -24,6 +27,13 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     if share(spread < SPREAD, known) > SHARE:
         numbers = (below("spread of the samples, over their size", median(spread[known]), SPREAD),)
         yield Sign(int(evidence.steps[known][0]), numbers)
+        return
+    size = spread * evidence.column("input_rms")
+    is_real = evidence.setup.input_kind != "integers" and not evidence.setup.input_normalised
+    if is_real and share(size < SMALL, known) > SHARE and is_stuck(evidence):
+        numbers = (below("spread of the samples", median(size[known]), SMALL),)
+        step = int(evidence.steps[known][0])
+        yield Sign(step, numbers, "very likely", title="Inputs hardly differ between samples")
 
 
 RULE = Rule(

@@ -27,13 +27,14 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     usual = median(evidence.column("loss_median")[late]) / evidence.chance
     found = float(over.mean()) if over.size else float("nan")
     if evidence.length >= STEPS and usual < MEDIAN and FEWEST <= found <= MOST:
+        is_alarm = found >= CERTAIN
+        limit = CERTAIN if is_alarm else FEWEST
         numbers = (
-            above("share of samples whose loss is above 2 log C", found, CERTAIN),
+            above("share of samples whose loss is above 2 log C", found, limit),
             below("loss of the median sample, over that by chance", usual, MEDIAN),
         )
         with np.errstate(invalid="ignore"):
             known = evidence.column("loss_median") < MEDIAN * evidence.chance
-        is_alarm = found >= CERTAIN
         yield Sign(int(evidence.steps[known][0]), numbers, "consistent with", is_alarm)
 
 

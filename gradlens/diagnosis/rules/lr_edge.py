@@ -35,7 +35,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         return
     numbers = [*_rises(evidence)]
     if numbers:
-        step = evidence.first_rise(RISE)
+        step = evidence.first_rise(RISE, min(numbers[0].limit, PEAK))
         start = int(evidence.loss.steps[0])
         yield Sign(start if step is None else step, (*numbers, *_sharp(evidence)), "very likely")
 
@@ -70,6 +70,6 @@ RULE = Rule(
     find=find,
     advice="Divide the learning rate by 3.",
     others=("momentum_high", "zero_grad_missing", "batch_too_small"),
-    explains=("labels_random", "dead_units", "saturated_units"),
+    explains=("corrupt_batch", "outlier_sample", "dead_units", "saturated_units", "labels_random"),
     sources=("Cohen et al. (2021), arXiv:2103.00065: sharpness and 2/(learning rate)",),
 )

@@ -28,7 +28,7 @@ SEEN = 1.5
 def find(evidence: Evidence) -> Iterator[Sign]:
     numbers = signs(evidence)
     if numbers:
-        step = evidence.first_rise(SEEN)
+        step = evidence.first_rise(SEEN, HIGH)
         start = int(evidence.loss.steps[0])
         yield Sign(start if step is None else step, numbers, "very likely")
 

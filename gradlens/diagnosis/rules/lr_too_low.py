@@ -9,6 +9,7 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS, UPDATE_SIZES
 from gradlens.diagnosis.numbers import largest, median
 from gradlens.diagnosis.rule import Rule, Sign, above, below
+from gradlens.diagnosis.rules.lr_too_high import signs as diverges
 
 UPDATE = 3e-4
 """‖update‖/‖θ‖: measured 1e-3 and more in healthy runs, and at most 9e-5 in faulty ones."""
@@ -22,6 +23,8 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     updates = evidence.update_ratio
     found = median(updates.values)
     if evidence.length < LONG_ENOUGH or not 0 < found < UPDATE or _is_warming_up(evidence):
+        return
+    if diverges(evidence):
         return
     is_pretrained = evidence.first_loss < PRETRAINED * evidence.chance
     if evidence.progress > STUCK and not evidence.ends_badly and not is_pretrained:

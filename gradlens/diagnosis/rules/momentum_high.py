@@ -20,11 +20,11 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     momentum = largest([evidence.option("momentum"), evidence.option("beta1")])
     if not momentum > HIGHEST:
         return
-    memory = 1 / max(1 - momentum, 1e-6)
+    memory = round(1 / max(1 - momentum, 1e-6))
     highest = rise(evidence)
     numbers = [
         above("momentum", momentum, HIGHEST),
-        above("steps that it averages over", memory, 1 / (1 - HIGHEST)),
+        above("steps that it averages over", memory, round(1 / (1 - HIGHEST))),
     ]
     if highest > RISE:
         numbers.append(above("loss over that at the start, at three steps", highest, RISE))

@@ -18,7 +18,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         step,
         (above("pairs of layers with nothing nonlinear between", len(pairs), 0),),
         is_alarm=is_linear,
-        where=tuple(f"{one} -> {other}" for one, other in pairs),
+        where=tuple(dict.fromkeys(name for pair in pairs for name in pair)),
         title="The whole network is linear" if is_linear else "",
     )
 

@@ -8,33 +8,41 @@ import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import UPDATES
-from gradlens.diagnosis.numbers import largest
-from gradlens.diagnosis.rule import Rule, Sign, below
+from gradlens.diagnosis.numbers import Truths
+from gradlens.diagnosis.rule import Rule, Sign, above
 
 FEWEST = 10
 """Steps without an update; more than micro-batches usually have."""
+SHARE = 0.1
+"""Of the run, without an update at its end."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
-    updates = evidence.column("updates")
+    updates, rates = evidence.column("updates"), evidence.column("lr")
     known = np.isfinite(updates)
-    if known.sum() < FEWEST:
-        return
-    start = int(evidence.steps[known][0])
-    if largest(updates) == 0:
-        yield Sign(start, (below("optimizer steps, of all steps so far", 0.0, 1.0),))
-    elif largest(evidence.column("lr")) == 0:
-        yield Sign(
-            start,
-            (below("largest learning rate so far", 0.0, 1e-30),),
-            title="The learning rate is zero",
-            advice="Set the learning rate, or look at the schedule that has set it to zero.",
-        )
+    steps = evidence.steps[known]
+    for name, idle, title, advice in (
+        ("steps in a row without one of the optimizer", updates[known] == 0, "", ""),
+        ("steps in a row with a learning rate of zero", rates[known] == 0, NO_RATE, SET_RATE),
+    ):
+        count = _at_the_end(idle)
+        if count >= max(FEWEST, SHARE * len(steps)):
+            numbers = (above(name, count, FEWEST - 1),)
+            yield Sign(int(steps[-count]), numbers, title=title, advice=advice)
+            return
 
+
+def _at_the_end(holds: Truths) -> int:
+    """The number of places up to the last one at which it holds without a gap."""
+    return int(np.argmin(np.append(holds[::-1], False)))
+
+
+NO_RATE = "The learning rate is zero"
+SET_RATE = "Set the learning rate, or look at the schedule that has set it to zero."
 
 RULE = Rule(
     fault="no_step",
-    title="The optimizer has made no step",
+    title="The optimizer makes no step",
     needs=(UPDATES,),
     find=find,
     advice="Call optimizer.step() after backward, on the optimizer that has the model's "

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradlens.diagnosis.course import OVER_CHANCE, jumps
+from gradlens.diagnosis.course import OVER_CHANCE, jumps, largest_share
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import ROWS
 from gradlens.diagnosis.numbers import first, median, ratio, share
 from gradlens.diagnosis.rule import Rule, Sign, above
 
-TIMES = 10.0
-"""The largest sample's rms over the median one's: measured 1 to 2.4 in healthy runs, and 79 to 118
-in faulty ones."""
-USUAL_TIMES = 4.0
+TIMES, CERTAIN = 6.0, 20.0
+"""The largest sample's rms over the median one's: measured 1 to 7 in healthy runs, and 79 to 118
+in faulty ones. In between, it is a notice unless the sample has most of the batch's loss, too."""
+USUAL_TIMES = 3.0
 """The same over its median of the run, which heavy tails make large at most steps."""
 MOST_STEPS = 0.25
 """Of the run: what happens more often is how the data are."""
@@ -41,14 +41,20 @@ def out_of_scale(evidence: Evidence) -> np.ndarray:
 
 def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
     found = out_of_scale(evidence)
-    place = first(np.isfinite(found))
+    certain = first(found > CERTAIN)
+    place = first(np.isfinite(found)) if certain is None else certain
     if place is not None:
         sample = evidence.column("row_largest")[place]
+        has_loss = (
+            evidence.column("loss_largest")[place] == sample
+            and largest_share(evidence, place) > SHARE
+        )
         numbers = (
             above("rms of this sample, over that of the median one", found[place], TIMES),
             above("steps with such a sample", np.isfinite(found).sum(), 0),
         )
-        yield Sign(int(evidence.steps[place]), numbers, samples=_name(sample))
+        is_alarm = found[place] > CERTAIN or has_loss
+        yield Sign(int(evidence.steps[place]), numbers, is_alarm=is_alarm, samples=_name(sample))
 
 
 def _of_losses(evidence: Evidence) -> Iterator[Sign]:

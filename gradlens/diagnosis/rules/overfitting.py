@@ -36,11 +36,12 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     reference = evidence.chance if np.isfinite(evidence.chance) else values[0]
     rises = latest > TIMES * lowest > 0 and latest - lowest > RISE * reference
     if rises and place < len(values) - EVALUATIONS and latest > GAP * present:
+        is_alarm = latest > CERTAIN * lowest
+        limit = CERTAIN if is_alarm else TIMES
         numbers = (
-            above("validation loss, over its minimum", latest / lowest, CERTAIN),
+            above("validation loss, over its minimum", latest / lowest, limit),
             above("validation loss, over the training loss", latest / present, GAP),
         )
-        is_alarm = latest > CERTAIN * lowest
         yield Sign(int(steps[place]), numbers, "very likely", is_alarm)
 
 

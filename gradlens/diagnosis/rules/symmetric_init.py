@@ -23,8 +23,10 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     names = tuple(n for n in evidence.trained if n in spreads.values)
     if not names or not len(spreads.steps):
         return
-    # Of a weight that is zero, the spread is 0/0.
-    table = np.where(sizes.matrix(names) == 0, 0.0, spreads.matrix(names))
+    table = spreads.matrix(names)
+    if sizes.steps.shape == spreads.steps.shape:
+        # Of a weight that is zero, the spread is 0/0.
+        table = np.where(sizes.matrix(names) == 0, 0.0, table)
     late = spreads.steps >= spreads.steps[0] + STEPS
     if not late.any():
         return
@@ -33,7 +35,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     if where:
         numbers = (below("spread of rows, over the weight's size", largest(table[equal][:, late]),
                          SPREAD),)  # fmt: skip
-        yield Sign(int(spreads.steps[0]), numbers, where=where)
+        yield Sign(int(spreads.steps[0]) + STEPS, numbers, where=where)
 
 
 RULE = Rule(

@@ -7,7 +7,9 @@ from itertools import takewhile
 
 import numpy as np
 
+from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.gains import gains
 from gradlens.diagnosis.needs import GRADIENTS
 from gradlens.diagnosis.numbers import median, ratio
 from gradlens.diagnosis.rule import Rule, Sign, below
@@ -19,13 +21,32 @@ LAYERS = 2
 """From the input on: single weights may have small gradients, as those of queries and keys."""
 
 
+GAIN = 0.15
+"""rms(W)·√fan-in at the start, of a run that learns nothing: 0.58 and more in healthy runs."""
+
+
 def find(evidence: Evidence) -> Iterator[Sign]:
+    yield from tuple(_of_gradients(evidence)) or _of_weights(evidence)
+
+
+def _of_weights(evidence: Evidence) -> Iterator[Sign]:
+    # The gradients of the last weights don't go through others.
+    others = {*evidence.weights[:-1]}
+    small = {n: gain for n, gain in gains(evidence).items() if n in others and 0 < gain < GAIN}
+    if len(small) >= LAYERS and is_stuck(evidence):
+        numbers = (below("rms(W) x root of fan-in, at the start", max(small.values()), GAIN),)
+        title = "Weights are so small at the start that signals and gradients vanish"
+        step = int(evidence.loss.steps[0])
+        yield Sign(step, numbers, "very likely", where=tuple(small), title=title)
+
+
+def _of_gradients(evidence: Evidence) -> Iterator[Sign]:
     gradients = evidence.by_name("gradient_rms")
     names = tuple(n for n in evidence.trained if n in gradients.values)
     if len(names) <= LAYERS or not len(gradients.steps):
         return
     sizes = gradients.matrix(names)
-    most = np.array([np.nanmax(each, initial=0.0) for each in sizes.T])
+    most = np.nan_to_num(sizes, posinf=0.0).max(axis=0)
     found = [median(row) for row in ratio(sizes, np.broadcast_to(most, sizes.shape))]
     shrunk = dict(takewhile(lambda each: each[1] < SMALLEST, zip(names, found, strict=True)))
     layers = {name.rpartition(".")[0] for name in shrunk}

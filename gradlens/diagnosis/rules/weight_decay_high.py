@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import OPTIMIZER, WEIGHTS
-from gradlens.diagnosis.numbers import first, largest, median, ratio
+from gradlens.diagnosis.numbers import first, largest, medians, ratio
 from gradlens.diagnosis.rule import Rule, Sign, below
 
 SHRUNK = 0.7
@@ -32,7 +30,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     if evidence.length < 2 or not len(weights.steps):
         return
     sizes = weights.matrix(evidence.trained)
-    course = np.array([median(each) for each in ratio(sizes, sizes[:, :1]).T])
+    course = medians(ratio(sizes, sizes[:, :1]))
     if memory < MEMORY * evidence.length and course[-1] < SHRUNK:
         place = first(course < SHRUNK)
         assert place is not None

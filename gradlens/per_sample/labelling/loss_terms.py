@@ -96,6 +96,12 @@ def contributions(node: Node, name: str, gradient: Tensor) -> Tensor:
     return torch.where(weights == 0, 0, weights * values)
 
 
+def errors_of(node: Node, name: str) -> Tensor | None:
+    """The values of a loss function's node before it reduces them; ``None`` of other kinds."""
+    found = _KINDS.get(name.rstrip(digits))
+    return found.values(node) if found is not None and found.reduces else None
+
+
 def _name(graph: Graph, number: int) -> str:
     return graph.kinds[number].rstrip(digits)
 

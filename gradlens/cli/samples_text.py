@@ -1,0 +1,62 @@
+"""Samples worth a look as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gradlens.cli.columns import aligned, in_short
+from gradlens.cli.summary_data import strict
+from gradlens.diagnosis.samples import Ranked
+from gradlens.history.samples import Samples
+from gradlens.instruments.scales import number_label
+
+HEADINGS = ("sample", "score", "visits", "mean loss", "last loss", "norm", "label", "network says")
+
+
+def samples_text(samples: Samples, ranked: Sequence[Ranked], name: str) -> str:
+    """A table of the samples that were ranked highest."""
+    lines = aligned([HEADINGS, *map(_row, ranked)])
+    left_out = f", besides {samples.left_out} without room" if samples.left_out else ""
+    head = f"{name}: {len(samples)} samples until step {samples.step}{left_out}"
+    return "\n".join([head, "", *lines, "", LEGEND])
+
+
+def samples_json(samples: Samples, ranked: Sequence[Ranked], name: str) -> str:
+    """The same as one line of strict JSON."""
+    found: dict[str, Any] = {
+        "run": name,
+        "step": samples.step,
+        "samples": len(samples),
+        "left_out": samples.left_out,
+        "ranked": [asdict(each) for each in ranked],
+    }
+    return json.dumps(strict(found), allow_nan=False)
+
+
+def _row(ranked: Ranked) -> tuple[str, ...]:
+    numbers = (ranked.mean_loss, ranked.last_loss, ranked.norm)
+    said = ranked.predicted if ranked.is_contradicted else None
+    return (
+        in_short(str(ranked.id)),
+        _number(ranked.score),
+        str(ranked.visits),
+        *map(_number, numbers),
+        "" if ranked.label is None else str(ranked.label),
+        "" if said is None else str(said),
+    )
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else number_label(value)
+
+
+LEGEND = (
+    "The score is how far the mean of a sample's losses, above the medians of their batches, is\n"
+    "from that of the median sample, in robust standard deviations. The norm is that of its\n"
+    "gradient over the root mean square of its batch. Mislabelled, ambiguous and merely hard\n"
+    "samples stand at the top together: look at them."
+)

@@ -1,0 +1,191 @@
+"""Accumulates losses and gradient norms of single samples by the user's ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradlens.cockpit.autopsy import Values, norms_of
+from gradlens.cockpit.run import Run
+from gradlens.history.samples import MOST_SAMPLES, Samples
+from gradlens.history.spikes import SampleId
+from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.per_sample.row_losses import Rows, row_losses
+from gradlens.per_sample.scales import loss_scale
+
+WAITING = 16
+"""Batches that are taken in together: on an accelerator, each time waits for the device."""
+GROWTH = 1.5
+"""Everything is written again when there are so many times as many losses as the last time, so that
+a killed run keeps two thirds of them, and a run writes it a few dozen times at most."""
+FIRST = 1000
+"""Losses after which it is written for the first time."""
+
+
+class SampleLog:
+    """What is known of each sample: a sum over its losses, and what was last.
+
+    Losses are those that the user passes as ``individual_losses``, or that the loss function's node
+    shows; norms are those of tracked steps that have some.
+    """
+
+    def __init__(self, loss_reduction: LossReduction, run: Run) -> None:
+        self._loss_reduction = loss_reduction
+        self._run = run
+        self._places: dict[SampleId, int] = {}
+        self._left_out: set[SampleId] = set()
+        self._table = np.zeros((len(_COLUMNS), 0))
+        self._waiting: list[tuple[Sequence[SampleId], Rows]] = []
+        self._step = 0
+        self._losses = 0
+        self._written = 0.0
+        self._has_new = False
+        if run.history.samples is not None:
+            self._continue(run.history.samples)
+
+    def add(self, global_step: int, info: Mapping[str, Any]) -> None:
+        """Take in the losses of a batch, whose graph is whole."""
+        self._step = global_step
+        ids: Sequence[SampleId] = info["ids"]
+        rows = self._rows(info)
+        if rows is None:
+            self._run.note(global_step, NO_LOSSES)
+        elif len(rows.losses) != len(ids):
+            text = OTHER_COUNT.format(ids=len(ids), rows=len(rows.losses))
+            self._run.note(global_step, text)
+        else:
+            self._waiting.append((ids, rows))
+        if len(self._waiting) >= WAITING:
+            self._take_in()
+            if self._losses >= max(FIRST, GROWTH * self._written):
+                self._write()
+
+    def _rows(self, info: Mapping[str, Any]) -> Rows | None:
+        loss: Tensor | None = info.get("loss")
+        scale = loss_scale(info)
+        found = None if loss is None else row_losses(loss, self._loss_reduction, scale)
+        if found is not None:
+            return _of_classes(found)
+        known: Tensor | None = info.get("individual_losses")
+        return None if known is None else Rows(known.detach(), _NOTHING, _NOTHING)
+
+    def add_norms(self, ids: Sequence[SampleId], values: Values) -> None:
+        """Take in the gradient norms of a tracked step."""
+        squared = norms_of(values)
+        if squared is None or len(squared) != len(ids) or not bool(squared.isfinite().all()):
+            return
+        mean = float(squared.mean())
+        if mean > 0:
+            places = self._places_of(ids)
+            known = places >= 0
+            relative = (squared / mean).sqrt().numpy()[known]
+            np.add.at(self._table[_NORMS], places[known], 1)
+            np.add.at(self._table[_NORM_SUM], places[known], relative)
+            self._has_new = True
+
+    def close(self) -> None:
+        """Write what was not yet written."""
+        self._take_in()
+        if self._has_new:
+            self._write()
+
+    def _take_in(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for ids, rows in waiting:
+            losses = rows.losses.double().cpu().numpy()
+            places = self._places_of(ids)
+            known = (places >= 0) & np.isfinite(losses)
+            places, losses = places[known], losses[known]
+            if not len(losses):
+                continue
+            np.add.at(self._table[_VISITS], places, 1)
+            np.add.at(self._table[_LOSS_SUM], places, losses)
+            np.add.at(self._table[_EXCESS_SUM], places, losses - np.median(losses))
+            self._table[_LAST, places] = losses
+            if len(rows.targets):
+                self._table[_LABEL, places] = rows.targets.cpu().numpy()[known]
+                self._table[_PREDICTED, places] = rows.outputs.cpu().numpy()[known]
+            self._losses += len(losses)
+            self._has_new = True
+
+    def _places_of(self, ids: Sequence[SampleId]) -> NDArray[np.int64]:
+        """The column of each sample in the table; -1 if there is no room for it."""
+        places = self._places
+        for each in ids:
+            if each not in places:
+                if len(places) < MOST_SAMPLES:
+                    places[each] = len(places)
+                elif len(self._left_out) < MOST_SAMPLES:
+                    self._left_out.add(each)
+        missing = len(places) - self._table.shape[1]
+        if missing > 0:
+            room = np.zeros((len(_COLUMNS), max(missing, self._table.shape[1])))
+            room[[_LABEL, _PREDICTED]] = -1
+            self._table = np.concatenate([self._table, room], axis=1)
+        return np.fromiter((places.get(each, -1) for each in ids), np.int64, len(ids))
+
+    def _write(self) -> None:
+        table = self._table[:, : len(self._places)]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean_loss = table[_LOSS_SUM] / table[_VISITS]
+            excess = table[_EXCESS_SUM] / table[_VISITS]
+            norm = table[_NORM_SUM] / table[_NORMS]
+        samples = Samples(
+            self._step,
+            tuple(self._places),
+            table[_VISITS],
+            mean_loss,
+            table[_LAST],
+            excess,
+            norm,
+            table[_LABEL],
+            table[_PREDICTED],
+            len(self._left_out),
+        )
+        # As it would be read from a file, with no more digits.
+        self._run.record_samples(Samples.from_plain(samples.plain()))
+        self._written, self._has_new = self._losses, False
+
+    def _continue(self, samples: Samples) -> None:
+        """Go on from what a run's file has; norms count as if each sample had one."""
+        self._places_of(samples.ids)
+        table = self._table[:, : len(samples)]
+        table[_VISITS] = samples.visits
+        table[_LOSS_SUM] = np.nan_to_num(samples.visits * samples.mean_loss)
+        table[_EXCESS_SUM] = np.nan_to_num(samples.visits * samples.excess)
+        table[_LAST], table[_LABEL] = samples.last_loss, samples.label
+        table[_PREDICTED] = samples.predicted
+        table[_NORMS] = np.isfinite(samples.norm)
+        table[_NORM_SUM] = np.nan_to_num(samples.norm)
+        self._losses = int(table[_VISITS].sum())
+        self._written, self._step = self._losses, samples.step
+
+
+_COLUMNS = (
+    _VISITS, _LOSS_SUM, _EXCESS_SUM, _LAST, _NORMS, _NORM_SUM, _LABEL, _PREDICTED
+) = range(8)  # fmt: skip
+_NOTHING = torch.zeros(0)
+
+
+def _of_classes(rows: Rows) -> Rows:
+    """Rows with a class as the target of each, and the most probable one as the output, if any."""
+    targets, outputs = rows.targets, rows.outputs
+    if targets.dim() == 1 and outputs.dim() == 2 and not targets.is_floating_point():
+        return rows._replace(outputs=outputs.argmax(1))
+    return rows._replace(targets=_NOTHING, outputs=_NOTHING)
+
+
+NO_LOSSES = (
+    "the losses of single samples can't be read off this loss at each step, so that nothing is "
+    "known of the ids that were passed but their gradient norms at tracked steps: pass loss=... "
+    "of a loss function such as nn.CrossEntropyLoss, or info={'individual_losses': ..., 'ids': ...}"
+)
+OTHER_COUNT = (
+    "{ids} ids were passed, and the loss function has {rows} rows: losses are known by id only "
+    "where each sample has one row"
+)

@@ -1,0 +1,77 @@
+"""Ranks the samples of a run: mislabelled and outlying ones come first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradlens.history.samples import Samples
+from gradlens.history.spikes import SampleId
+
+NORMAL = 1.4826
+"""Standard deviations of a normal distribution over its median absolute deviation."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A sample worth a look.
+
+    ``score`` is how far its mean loss above those of its batches is from the median sample's, in
+    robust standard deviations of all samples. ``label`` and ``predicted`` are its class and the
+    network's answer, ``None`` where there are no classes; see ``Samples`` for the rest.
+    """
+
+    id: SampleId
+    score: float
+    visits: int
+    mean_loss: float
+    last_loss: float
+    norm: float
+    label: int | None
+    predicted: int | None
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether the network's answer is another class than the sample's."""
+        return self.label is not None and self.label != self.predicted
+
+
+def scores(samples: Samples) -> NDArray[Any]:
+    """The score of each sample ``[K]``; minus infinity without any loss or norm.
+
+    Where there are no losses, it is that of the gradient norms.
+    """
+    excess = samples.excess.astype(float)
+    values = excess if np.isfinite(excess).any() else samples.norm.astype(float)
+    known = values[np.isfinite(values)]
+    if not known.size:
+        return np.full(len(samples), -math.inf)
+    middle = np.median(known)
+    spread = NORMAL * float(np.median(np.abs(known - middle)))
+    found = (values - middle) / (spread or float(known.std()) or 1.0)
+    return np.where(np.isfinite(found), found, -math.inf)
+
+
+def rank(samples: Samples, top: int | None = None) -> list[Ranked]:
+    """The samples with the highest scores first; all of them, or the ``top`` ones."""
+    found = scores(samples)
+    order = np.argsort(-found, kind="stable")[:top]
+    return [_ranked(samples, int(place), float(found[place])) for place in order]
+
+
+def _ranked(samples: Samples, place: int, score: float) -> Ranked:
+    label, predicted = (int(each[place]) for each in (samples.label, samples.predicted))
+    return Ranked(
+        samples.ids[place],
+        score,
+        int(samples.visits[place]),
+        float(samples.mean_loss[place]),
+        float(samples.last_loss[place]),
+        float(samples.norm[place]),
+        label if label >= 0 else None,
+        predicted if predicted >= 0 else None,
+    )

@@ -1,0 +1,459 @@
+"""The sample, the layer and the step behind a jump of the loss are the right ones."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD
+
+import gradlens
+from gradlens import History, quantities
+from gradlens.cockpit.cockpit import Cockpit
+from gradlens.diagnosis.autopsy import Conclusion, autopsy
+from gradlens.history.spikes import NEVER, Spike
+from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.schedules import linear
+from tests.cases.spikes import (
+    AT,
+    BAD,
+    SAMPLES,
+    Damage,
+    Problem,
+    bad_batch,
+    bad_target,
+    classification,
+    images,
+    nan_input,
+    nan_target,
+    nan_weight,
+    outlier,
+    regression,
+    smoothed,
+    train,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*normalisation over the batch")
+
+
+def only_spike(cockpit: Cockpit | None) -> Spike:
+    assert cockpit is not None
+    assert [*cockpit.history.spikes] == [AT]
+    return cockpit.history.spikes[AT]
+
+
+@pytest.mark.parametrize("problem", [classification, regression])
+@pytest.mark.parametrize("scheduled", [(), (quantities.NormTest,)])
+def test_an_outlier(
+    problem: Callable[[], Problem], scheduled: tuple[type[quantities.NormTest], ...]
+) -> None:
+    damage = bad_target if problem is regression else outlier
+    tracked = [quantity(linear(10, offset=3)) for quantity in scheduled]
+    found = train(problem(), damage, tracked)
+    spike = only_spike(found.cockpit)
+    worst = spike.suspects[0]
+    assert (worst.index, worst.id) == (BAD, found.bad_id)
+    assert worst.share > 0.95
+    assert worst.loss_share > 0.5
+    assert spike.samples == SAMPLES
+    assert spike.loss == found.losses[AT]
+    assert spike.back is not None
+    assert set(spike.ratios) == (set(spike.layers) if scheduled else set())
+    assert all(ratio > 5 for ratio in spike.ratios.values())
+    conclusion = autopsy(spike)
+    assert (conclusion.cause, conclusion.certainty) == ("sample", "very likely")
+    assert conclusion.samples == (found.bad_id,)
+
+
+def test_the_numbers_are_those_of_per_sample_gradients() -> None:
+    problem = classification()
+    seen: dict[str, Tensor] = {}
+
+    def keep(inputs: Tensor, targets: Tensor, network: nn.Module) -> None:
+        outlier(inputs, targets, network)
+        loss = functional.cross_entropy(network(inputs), targets)
+        with gradlens.per_sample_gradients(network, loss=loss) as gradients:
+            loss.backward()
+        operators: dict[str, GradientOperator] = dict(gradients)
+        seen.update({name: each.squared_norms() for name, each in operators.items()})
+        losses = functional.cross_entropy(network(inputs), targets, reduction="none")
+        seen["losses"] = losses.detach()
+
+    spike = only_spike(train(problem, keep).cockpit)
+    losses = seen.pop("losses")
+    layers = {
+        layer: sum(float(each.sum()) for name, each in seen.items() if name.startswith(layer))
+        for layer in ("0", "2")
+    }
+    assert spike.layers == pytest.approx(layers, rel=1e-5)
+    total = sum(seen.values())
+    assert isinstance(total, Tensor)
+    for suspect in spike.suspects:
+        assert suspect.share == pytest.approx(float(total[suspect.index] / total.sum()), rel=1e-4)
+        assert suspect.loss == pytest.approx(float(losses[suspect.index]), rel=1e-5)
+    assert [each.index for each in spike.suspects] == total.topk(4).indices.tolist()
+
+
+@pytest.mark.parametrize("problem", [classification, regression])
+def test_a_bad_batch(problem: Callable[[], Problem]) -> None:
+    def damage(inputs: Tensor, targets: Tensor, network: nn.Module) -> None:
+        bad_batch(inputs, targets, network)
+        if targets.is_floating_point():
+            targets += 20
+
+    spike = only_spike(train(problem(), damage, rate=lambda step: 0.001).cockpit)
+    assert spike.suspects[0].share < 0.5
+    assert spike.back == 1
+    assert autopsy(spike).cause == "batch"
+    assert autopsy(spike).certainty == "very likely"
+
+
+@pytest.mark.parametrize(
+    ("problem", "damage", "origin"),
+    [
+        (classification, nan_input, "input"),
+        (images, nan_input, "input"),
+        (regression, nan_target, "target"),
+        (regression, nan_input, "input"),
+    ],
+)
+def test_a_sample_with_a_nan(problem: Callable[[], Problem], damage: Damage, origin: str) -> None:
+    found = train(problem(), damage)
+    spike = only_spike(found.cockpit)
+    assert spike.origin == origin
+    assert [each.id for each in spike.suspects] == [found.bad_id]
+    assert [each.index for each in spike.suspects] == [BAD]
+    conclusion = autopsy(spike)
+    assert (conclusion.cause, conclusion.certainty) == (origin, "fact")
+    assert math.isnan(spike.loss)
+    assert spike.back == NEVER or spike.back is None
+
+
+def test_a_nan_in_a_weight() -> None:
+    spike = only_spike(train(classification(), nan_weight).cockpit)
+    assert (spike.origin, spike.place, spike.suspects) == ("weights", "2", ())
+    assert autopsy(spike).where == "2"
+
+
+class Logarithm(nn.Module):
+    """Its forward pass gives NaN for samples whose first entry is far below zero."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.inner = network
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.cat([self.inner(inputs)[:, :3], (inputs[:, :1] + 9).log()], 1)
+
+
+def test_a_nan_of_the_forward_pass() -> None:
+    problem = classification()
+    problem.network = Logarithm(nn.Linear(20, 4))
+    problem.network.inner = nn.Sequential(nn.Linear(20, 4), _Log())
+
+    def damage(inputs: Tensor, targets: Tensor, network: nn.Module) -> None:
+        with torch.no_grad():
+            inputs[BAD] = 0
+            inputs[BAD, 0] = -50
+
+    found = train(problem, damage)
+    spike = only_spike(found.cockpit)
+    assert spike.origin == "forward"
+    assert [each.id for each in spike.suspects] == [found.bad_id]
+
+
+class _Log(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs * 0 + inputs).tanh()
+
+
+def test_the_first_layer_of_an_overflow() -> None:
+    class Overflow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(20, 8), nn.Linear(8, 8)
+            self.third = nn.Linear(8, 4)
+            self.factor = 1.0
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            hidden = self.second(self.first(inputs).relu() * self.factor).relu()
+            return self.third(hidden)
+
+    problem = classification()
+    problem.network = network = Overflow()
+
+    def damage(inputs: Tensor, targets: Tensor, given: nn.Module) -> None:
+        inputs[BAD] = 3e38
+
+    found = train(problem, damage)
+    spike = only_spike(found.cockpit)
+    assert spike.origin == "forward"
+    assert spike.place == "first"
+    assert [each.index for each in spike.suspects] == [BAD]
+    assert network.factor == 1.0
+
+
+def test_a_nan_of_the_backward_pass() -> None:
+    problem = classification()
+    root = nn.Sequential(nn.Linear(20, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = root
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.network(inputs)
+            # The derivative of the square root at zero is infinite, and zero times it is NaN.
+            return outputs + (inputs[:, :1] * outputs[:, :1] * 0).abs().sqrt() * 0 if (
+                inputs[BAD, 0] == 0
+            ) else outputs  # fmt: skip
+
+    problem.network = Root()
+
+    def damage(inputs: Tensor, targets: Tensor, network: nn.Module) -> None:
+        inputs[BAD] = 0
+
+    spike = only_spike(train(problem, damage).cockpit)
+    assert spike.origin == "backward"
+    assert math.isfinite(spike.loss)
+    assert spike.place == "network.2"
+    assert autopsy(spike).cause == "backward"
+
+
+def test_gradients_that_a_scaler_leaves_out_are_no_spike() -> None:
+    network = nn.Linear(4, 1)
+    cockpit = Cockpit(network, [])
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    loss = network(torch.full((3, 4), 1e38)).mean() * 1e-3
+    with cockpit(0, loss=loss, scaler=scaler):
+        scaler.scale(loss).backward()
+    assert network.weight.grad is not None
+    assert not network.weight.grad.isfinite().all()
+    assert not cockpit.history.spikes
+
+
+@pytest.mark.parametrize("damage", [None, outlier, bad_batch, nan_input, nan_weight])
+@pytest.mark.parametrize("problem", [classification, images])
+def test_training_is_bit_identical(problem: Callable[[], Problem], damage: Damage | None) -> None:
+    plain = train(problem(), damage, None)
+    state = torch.get_rng_state()
+    tracked = train(problem(), damage, [quantities.NormTest(linear(10))])
+    assert torch.equal(torch.get_rng_state(), state)
+    for one, other in zip(plain.weights, tracked.weights, strict=True):
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+def test_nothing_is_left_behind() -> None:
+    problem = classification()
+    train(problem, outlier)
+    for parameter in problem.network.parameters():
+        assert not parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+        assert not parameter._backward_hooks
+        assert set(vars(parameter)) <= {"grad"}
+    for module in problem.network.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    gc.collect()
+
+
+def test_a_healthy_run_has_none() -> None:
+    for problem in (classification, images, regression):
+        found = train(problem(), steps=150)
+        assert found.cockpit is not None
+        assert not found.cockpit.history.spikes
+
+
+def test_nothing_is_read_if_it_is_switched_off() -> None:
+    found = train(classification(), outlier, autopsy=False)
+    assert found.cockpit is not None
+    assert not found.cockpit.history.spikes
+
+
+def test_a_new_level_of_the_loss_is_one_spike() -> None:
+    def damage(inputs: Tensor, targets: Tensor, network: nn.Module) -> None:
+        problem.targets += 20
+
+    problem = regression()
+    found = train(problem, damage, steps=200, rate=lambda step: 1e-5)
+    assert found.cockpit is not None
+    assert [*found.cockpit.history.spikes] == [AT + 1]
+    spike = found.cockpit.history.spikes[AT + 1]
+    assert spike.back == NEVER
+    assert autopsy(spike).certainty == "consistent with"
+
+
+def test_without_a_loss_nothing_happens() -> None:
+    network = nn.Linear(3, 1)
+    cockpit = Cockpit(network, [])
+    for step in range(20):
+        loss = network(torch.full((4, 3), 1.0 if step < 19 else 1e6)).square().mean()
+        with cockpit(step):
+            loss.backward()
+    assert not cockpit.history.spikes
+
+
+def test_micro_batches() -> None:
+    """A spike is that of one micro-batch, and values of the whole step are what they are."""
+    problem = classification()
+    values = []
+    state = nn.Sequential(nn.Linear(20, 4)).state_dict()
+    for wanted in (True, False):
+        network = nn.Sequential(nn.Linear(20, 4))
+        network.load_state_dict(state)
+        cockpit = Cockpit(network, [quantities.NormTest()], autopsy=wanted)
+        for step in range(20):
+            for part in range(3):
+                rows = slice(96 * step % 400 + 8 * part, 96 * step % 400 + 8 * part + 8)
+                inputs, ids = problem.inputs[rows].clone(), range(512)[rows]
+                if (step, part) == (15, 1):
+                    inputs[5] *= -1000
+                loss = functional.cross_entropy(network(inputs), problem.targets[rows])
+                scaled = loss / 3
+                info = {"ids": [*ids]}
+                with cockpit(step, loss=scaled, loss_scale=1 / 3, accumulating=part < 2, info=info):
+                    scaled.backward()
+            network.zero_grad()
+        values.append([*cockpit.history["NormTest"].values()])
+        if wanted:
+            assert [*cockpit.history.spikes] == [15]
+            spike = cockpit.history.spikes[15]
+            assert spike.part == 1
+            assert spike.suspects[0].index == 5
+            assert spike.suspects[0].id == 96 * 15 % 400 + 8 + 5
+            assert spike.suspects[0].share > 0.9
+        cockpit.close()
+    assert values[0] == values[1]
+
+
+def test_a_loss_that_no_single_node_shows() -> None:
+    problem = classification()
+    problem.loss = smoothed
+    found = train(problem, outlier, with_ids=False)
+    worst = only_spike(found.cockpit).suspects[0]
+    assert worst.index == BAD
+    assert worst.share > 0.9
+    assert math.isnan(worst.loss)
+    assert worst.input_ratio > 50
+
+
+def test_without_per_sample_gradients_the_spike_is_recorded_with_the_reason() -> None:
+    network = nn.Linear(3, 2)
+    cockpit = Cockpit(network, [])
+    inputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    for step in range(20):
+        outputs = network(inputs * (1 if step < 19 else 1e4))
+        loss = outputs.mean(0).square().sum()  # samples meet before the loss
+        with cockpit(step, loss=loss):
+            loss.backward()
+        network.zero_grad()
+    spike = cockpit.history.spikes[19]
+    assert spike.without_norms or spike.suspects
+    assert autopsy(spike).certainty == "consistent with"
+
+
+def test_failing_is_contained(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradlens.cockpit import autopsy as module
+
+    def fails(*arguments: object) -> None:
+        raise RuntimeError("a defect")
+
+    expected = train(classification(), outlier, None).weights
+    for name in ("_evidence", "Gradients", "by_layer", "loss_scale"):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, fails)
+            with pytest.warns(gradlens.GradlensWarning, match="a defect"):
+                found = train(classification(), outlier, with_ids=False)
+            for one, other in zip(expected, found.weights, strict=True):
+                assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+def test_an_exception_in_the_context_leaves_nothing() -> None:
+    problem = classification()
+    cockpit = Cockpit(problem.network, [])
+    for step in range(20):
+        inputs = problem.inputs[:8] * (1 if step < 19 else -100)
+        loss = problem.loss(problem.network(inputs), problem.targets[:8])
+        try:
+            with cockpit(step, loss=loss):
+                if step == 19:
+                    raise ValueError("the user's own")
+                loss.backward()
+        except ValueError:
+            pass
+        problem.network.zero_grad()
+    assert [*cockpit.history.spikes] == [19]
+    assert cockpit.history.spikes[19].without_norms
+    for parameter in problem.network.parameters():
+        assert not parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    cockpit.close()
+
+
+def test_rates_and_sharpness() -> None:
+    tracked = [quantities.HessMaxEV(linear(13))]
+    found = train(classification(), None, tracked, rate=lambda step: 200.0 if step >= AT else 0.1)
+    assert found.cockpit is not None
+    first = min(found.cockpit.history.spikes)
+    spike = found.cockpit.history.spikes[first]
+    assert first > AT
+    assert spike.rate == 200
+    assert spike.rate_before in (0.1, 200)
+    assert spike.sharpness_step == 39
+    assert spike.threshold == pytest.approx(2 / 200)
+    assert autopsy(spike).cause == "rate"
+
+
+def test_spikes_survive_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    found = train(classification(), outlier, [quantities.Loss()], run=path)
+    assert found.cockpit is not None
+    read = History.load(path)
+    assert repr(read.spikes) == repr(found.cockpit.history.spikes)
+    assert read[: AT + 1].spikes.keys() == {AT}
+    assert not read[:AT].spikes
+    read.write(tmp_path / "copy.jsonl")
+    assert repr(History.load(tmp_path / "copy.jsonl").spikes) == repr(read.spikes)
+    problem = classification()
+    cockpit = Cockpit(problem.network, [quantities.Loss()], run=path, resume=True)
+    assert cockpit.history.spikes.keys() == {AT}
+    cockpit.close()
+
+
+def test_a_run_that_goes_back_loses_later_spikes(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    network = nn.Linear(2, 1)
+    optimizer = SGD(network.parameters(), lr=1e-9)
+    inputs = torch.randn(16, 2, generator=torch.Generator().manual_seed(0))
+
+    def step(cockpit: Cockpit, number: int, factor: float = 1) -> None:
+        loss = (network(inputs) * factor).square().mean()
+        optimizer.zero_grad()
+        with cockpit(number, loss=loss, optimizer=optimizer):
+            loss.backward()
+
+    cockpit = Cockpit(network, [], run=path)
+    for number in range(20):
+        step(cockpit, number)
+    state = cockpit.state_dict()
+    step(cockpit, 20, 100)
+    assert [*cockpit.history.spikes] == [20]
+    cockpit.close()
+    cockpit = Cockpit(network, [], run=path, resume=True)
+    cockpit.load_state_dict(state)
+    assert not cockpit.history.spikes
+    assert not History.load(path).spikes
+    step(cockpit, 20)
+    step(cockpit, 21, 100)
+    assert [*cockpit.history.spikes] == [21]
+    cockpit.close()
+
+
+def test_conclusions_are_stated_for_any_record() -> None:
+    conclusion = autopsy(Spike(1.0))
+    assert conclusion == Conclusion("unknown", "consistent with", conclusion.text)

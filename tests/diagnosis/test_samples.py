@@ -1,0 +1,190 @@
+"""Samples are followed by their ids, and ranked."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import gradlens
+from gradlens import Cockpit, History, quantities
+from gradlens.cockpit import sample_log
+from gradlens.diagnosis.samples import rank
+from gradlens.history.samples import Samples
+from gradlens.schedules import linear
+from tests.cases.spikes import classification, regression, smoothed, train
+
+
+def samples_of(cockpit: Cockpit | None) -> Samples:
+    assert cockpit is not None
+    assert cockpit.history.samples is not None
+    return cockpit.history.samples
+
+
+@pytest.mark.parametrize("as_ids", ["numbers", "texts", "array"])
+def test_losses_and_norms_of_each_sample(as_ids: str) -> None:
+    network = nn.Linear(5, 3)
+    inputs = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(40) % 3
+    cockpit = Cockpit(network, [quantities.NormTest(linear(2))])
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    losses: dict[Any, list[float]] = {}
+    norms: dict[Any, list[float]] = {}
+    excess: dict[Any, list[float]] = {}
+    for step in range(20):
+        drawn = torch.randperm(40, generator=torch.Generator().manual_seed(step))[:8]
+        outputs = network(inputs[drawn])
+        each = functional.cross_entropy(outputs, labels[drawn], reduction="none").detach()
+        loss = functional.cross_entropy(outputs, labels[drawn])
+        ids = {
+            "numbers": drawn.tolist(),
+            "texts": [f"s{n}" for n in drawn.tolist()],
+            "array": drawn.numpy(),
+        }[as_ids]
+        optimizer.zero_grad()
+        with cockpit(step, loss=loss, info={"ids": ids}):
+            loss.backward()
+        error = outputs.detach().softmax(1) - functional.one_hot(labels[drawn], 3)
+        squared = error.square().sum(1) * (inputs[drawn].square().sum(1) + 1)
+        relative = (squared / squared.mean()).sqrt()
+        for place, name in enumerate(ids):
+            losses.setdefault(name, []).append(float(each[place]))
+            excess.setdefault(name, []).append(float(each[place]) - float(np.median(each)))
+            if step % 2 == 0:
+                norms.setdefault(name, []).append(float(relative[place]))
+        optimizer.step()
+    cockpit.close()
+    samples = samples_of(cockpit)
+    assert {*samples.ids} == {*losses}
+    for place, name in enumerate(samples.ids):
+        known = losses[name]
+        assert samples.visits[place] == len(known)
+        assert samples.mean_loss[place] == pytest.approx(np.mean(known), rel=1e-5)
+        assert samples.excess[place] == pytest.approx(np.mean(excess[name]), abs=1e-5)
+        assert samples.last_loss[place] == pytest.approx(known[-1], rel=1e-5)
+        if name in norms:
+            assert samples.norm[place] == pytest.approx(np.mean(norms[name]), rel=1e-4)
+        else:
+            assert math.isnan(samples.norm[place])
+        number = int(str(name).removeprefix("s"))
+        assert samples.label[place] == number % 3
+
+
+def test_wrong_labels_are_ranked_first() -> None:
+    problem = classification()
+    wrong = torch.randperm(512, generator=torch.Generator().manual_seed(3))[:10]
+    problem.targets[wrong] = (problem.targets[wrong] + 2) % 4
+    found = train(problem, steps=600)
+    ranked = rank(samples_of(found.cockpit), 10)
+    assert len({each.id for each in ranked} & {*wrong.tolist()}) >= 7
+    assert sum(each.is_contradicted for each in ranked) >= 5
+    assert [each.score for each in ranked] == sorted([r.score for r in ranked], reverse=True)
+
+
+def test_real_targets_have_no_classes() -> None:
+    ranked = rank(samples_of(train(regression()).cockpit))
+    assert {each.label for each in ranked} == {None}
+    assert not any(each.is_contradicted for each in ranked)
+
+
+def test_losses_that_the_user_passes() -> None:
+    network = nn.Linear(2, 1)
+    cockpit = Cockpit(network, [])
+    for step in range(3):
+        each = network(torch.eye(2)[[0, 1, 1]]).square().flatten()
+        loss = (each * torch.tensor([1.0, 2.0, 3.0])).mean()
+        info = {"ids": ["a", "b", "c"], "individual_losses": each * torch.tensor([1.0, 2.0, 3.0])}
+        with cockpit(step, loss=loss, info=info):
+            loss.backward()
+    cockpit.close()
+    samples = samples_of(cockpit)
+    assert samples.ids == ("a", "b", "c")
+    assert samples.mean_loss[2] == pytest.approx(1.5 * samples.mean_loss[1], rel=1e-5)
+
+
+def test_what_cannot_be_had_is_noted_once() -> None:
+    problem = classification()
+    problem.loss = smoothed
+    with pytest.warns(gradlens.GradlensWarning, match="losses of single samples") as caught:
+        found = train(problem, quantities=[quantities.NormTest(linear(5))])
+    assert len(caught) == 1
+    samples = samples_of(found.cockpit)  # norms alone
+    assert not samples.visits.any()
+    assert rank(samples)[0].score > -math.inf
+
+
+def test_another_number_of_ids_is_noted() -> None:
+    network = nn.Linear(2, 2)
+    cockpit = Cockpit(network, [])
+    loss = functional.cross_entropy(network(torch.ones(3, 2)), torch.zeros(3, dtype=torch.long))
+    with (
+        pytest.warns(gradlens.GradlensWarning, match="2 ids were passed"),
+        cockpit(0, loss=loss, info={"ids": [1, 2]}),
+    ):
+        loss.backward()
+    cockpit.close()
+    assert cockpit.history.samples is None
+
+
+@pytest.mark.parametrize("ids", [[1.5], 7, "abc", [None], torch.ones(2, 2).tolist(), [b"x"]])
+def test_what_are_no_ids(ids: object) -> None:
+    cockpit = Cockpit(nn.Linear(1, 1), [])
+    with pytest.raises(TypeError, match="no ids of samples"):
+        cockpit(0, info={"ids": ids})
+
+
+def test_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_log, "MOST_SAMPLES", 20)
+    samples = samples_of(train(classification()).cockpit)
+    assert len(samples) == 20
+    assert samples.left_out == 20  # as many are counted at most
+
+
+def test_a_killed_run_keeps_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run.jsonl"
+    monkeypatch.setattr(Cockpit, "close", lambda self: None)
+    found = train(classification(), quantities=[quantities.Loss()], run=path, steps=200)
+    samples = History.load(path).samples
+    assert samples is not None
+    assert samples.visits.sum() >= 200 * 32 / 2
+    written = path.read_text().count('"samples":{"ids"')
+    assert written <= 8
+    assert found.cockpit is not None
+
+
+def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    problem = classification()
+    whole = samples_of(train(problem, quantities=[quantities.Loss()], run=path).cockpit)
+    read = History.load(path).samples
+    assert read is not None
+    assert read.ids == whole.ids
+    assert np.array_equal(read.excess, whole.excess)
+    again = train(problem, quantities=[quantities.Loss()], run=path, resume=True)
+    twice = samples_of(again.cockpit)
+    assert {*twice.ids} == {*whole.ids}
+    assert np.array_equal(twice.visits, 2 * whole.visits)
+
+
+def test_a_ranking_of_anything() -> None:
+    size = 5
+    nothing = np.full(size, np.nan, np.float32)
+    whole = np.zeros(size, np.int32)
+    samples = Samples(0, tuple(range(size)), whole, *[nothing] * 4, whole - 1, whole - 1)
+    assert [each.score for each in rank(samples)] == [-math.inf] * size
+    infinite = nothing.copy()
+    infinite[0] = np.inf
+    samples = Samples(0, tuple(range(size)), whole, *[infinite] * 4, whole - 1, whole - 1)
+    assert len(rank(samples, 2)) == 2
+    equal = np.ones(size, np.float32)
+    samples = Samples(0, tuple(range(size)), whole, *[equal] * 4, whole - 1, whole - 1)
+    assert [each.score for each in rank(samples)] == [0.0] * size
+    empty = np.zeros(0, np.float32)
+    samples = Samples(0, (), *[empty] * 7)
+    assert rank(samples) == []

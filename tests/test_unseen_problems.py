@@ -1,0 +1,43 @@
+"""The problems that diagnosis is measured with train, the same way each time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.diagnosis.loop import train
+from benchmarks.diagnosis.training import Training
+from benchmarks.diagnosis.unseen import TRAININGS
+
+BY_NAME = {training.problem.name: training for training in TRAININGS}
+
+
+def test_no_two_have_the_same_name() -> None:
+    assert len(BY_NAME) == len(TRAININGS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("training", TRAININGS, ids=BY_NAME)
+def test_learns(training: Training, seed: int) -> None:
+    outcome = train(training, seed)
+    assert outcome.end < 0.7 * outcome.start
+    assert outcome.valid_end < 0.8 * outcome.valid_start
+
+
+@pytest.mark.parametrize("training", TRAININGS, ids=BY_NAME)
+def test_data_depend_on_the_seed_alone(training: Training) -> None:
+    state = torch.get_rng_state()
+    first, torch_draws, again = training.problem.data(0), torch.rand(3), training.problem.data(0)
+    other = training.problem.data(1)
+    torch.set_rng_state(state)
+    assert torch.equal(torch_draws, torch.rand(3))
+    assert torch.equal(first.inputs, again.inputs)
+    assert torch.equal(first.targets, again.targets)
+    assert not torch.equal(first.inputs, other.inputs)
+
+
+def test_runs_depend_on_the_seed_alone() -> None:
+    training = BY_NAME["variational autoencoder"]
+    assert train(training, 0).losses == train(training, 0).losses
+    assert train(training, 0).losses != train(training, 1).losses
