@@ -249,6 +249,7 @@ class Cockpit:
         needed by the quantities that say so; N is found without ``batch_size``, which is checked
         if given. ``loss_scale`` is the factor between the step's loss and ``loss``, where a
         framework has divided or scaled it: 1/4 for a loss that was divided by four micro-batches.
+        Where ``loss`` isn't passed, it is what backward is called on.
         ``scaler`` is the one whose scaled loss backward is called on, before it unscales
         the gradients. ``accumulating`` says that another backward pass of the same step follows:
         the step's values are those of all its micro-batches together, found at the last.

@@ -300,6 +300,25 @@ def test_a_file_has_the_same_facts(tmp_path: Path) -> None:
     assert part.steps.steps.tolist() == [*range(10, 20)]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_numbers_out_of_the_range_of_a_file_are_infinite(seed: int, tmp_path: Path) -> None:
+    """Those of a run in double precision that diverges, without a warning in the loop."""
+    model, (x, y) = network(torch.float64), batch(seed, torch.float64)
+    cockpit = Cockpit(model, [], run=tmp_path / "run.jsonl", strict=True)
+    scales = 10.0 ** np.random.default_rng(seed).uniform(-60, 60, 8)
+    losses = []
+    for step, scale in enumerate(scales):
+        model.zero_grad()
+        loss = scale * functional.cross_entropy(model(x), y)
+        with cockpit(step, loss=loss):
+            loss.backward()
+        losses.append(torch.tensor(loss.item(), dtype=torch.float32).item())
+    cockpit.close()
+    facts = cockpit.history.facts
+    np.testing.assert_array_equal(facts.steps["loss"], losses)
+    assert_same(History.load(tmp_path / "run.jsonl").facts, facts)
+
+
 @pytest.mark.parametrize("at", [1, 7, 20, 21])
 @pytest.mark.parametrize("further", [0, 5])
 def test_a_run_that_is_resumed(tmp_path: Path, at: int, further: int) -> None:
