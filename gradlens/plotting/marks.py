@@ -31,6 +31,7 @@ NUMBER = 5.5
 APART = 9.0
 """Points between the middles of two numbers, at least."""
 
+
 def colour(finding: Finding) -> str:
     """Red for an alarm and blue for a notice, which colour-blind readers can tell apart."""
     return ALARM if finding.is_alarm else BLUE
