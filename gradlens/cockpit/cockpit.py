@@ -51,6 +51,7 @@ from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
+from gradlens.diagnosis.diagnose import diagnose
 from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.facts.recorder import FactRecorder
 from gradlens.history.coverage import Coverage, CoverageTable
@@ -217,13 +218,14 @@ class Cockpit:
         return f"Cockpit({model}{parameters}, {quantities}, {self.history!r})"
 
     def _repr_html_(self) -> str:
-        """A table of the quantities and their latest values, for notebooks."""
+        """What is wrong by now, and the quantities with their latest values, for notebooks."""
         schedules = {q.name: repr(q.track_schedule) for q in self.quantities}
         history = self.history
         rows = [(*row, schedules.get(row[0], "")) for row in history.latest_values()]
         notes = [f"step {note.step}: {note.text}" for note in history.notes]
         spending = [] if history.spending is None else [*history.spending.lines()]
-        return table(repr(self), (*LATEST, "schedule"), rows, [*notes, *spending])
+        findings = [f"step {each.step}: {each.sentence}" for each in diagnose(history)]
+        return table(repr(self), (*LATEST, "schedule"), rows, [*notes, *spending], findings)
 
     @property
     def loss_reduction(self) -> LossReduction:
