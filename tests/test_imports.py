@@ -50,7 +50,7 @@ BELOW = {
     ),
     "gradlens.compat.taiyi": ("gradlens.quantities",),
     "gradlens.instruments": ("gradlens.history",),
-    "gradlens.plotting": ("gradlens.instruments", "gradlens.plotting.loading"),
+    "gradlens.plotting": ("gradlens.instruments", "gradlens.diagnosis"),
     "gradlens.integrations": ("gradlens.cockpit", "gradlens.plotting"),
     "gradlens.report": ("gradlens.plotting",),
     "gradlens.cli": (

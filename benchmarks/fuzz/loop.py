@@ -25,11 +25,11 @@ from benchmarks.fuzz.recipe import SINGLE, Recipe
 from benchmarks.fuzz.trace import (
     Record,
     Trace,
+    comparable,
     exact,
     inventory,
     of_exception,
     settings,
-    without_addresses,
 )
 from benchmarks.fuzz.watch import Pass, RefusedError, Watch
 from benchmarks.fuzz.ways import WAYS
@@ -268,6 +268,6 @@ def run(recipe: Recipe, watch: Watch) -> Trace:
             random.setstate(state)
     # Anomaly mode appends the traceback of the forward pass.
     lines = [(one.category.__name__, str(one.message).partition("\n")[0]) for one in given]
-    texts = [f"{category}: {without_addresses(line)}" for category, line in lines]
+    texts = [f"{category}: {comparable(line)}" for category, line in lines]
     trace.warnings = list(dict.fromkeys(texts))
     return trace

@@ -127,8 +127,9 @@ def sensible(recipe: Recipe) -> Recipe:
     optimizer, entry = recipe.optimizer, recipe.entry
     if "sparse" in entry and optimizer not in {"sgd", "adagrad", "sparse adam", "own", "none"}:
         entry = entry.removeprefix("sparse ")
-    if optimizer == "fused sgd" and any("precision inside" in part for part in recipe.parts):
-        optimizer = "sgd"  # of several data types, torch's momenta are what is in memory
+    low_or_mixed = recipe.precision == "bfloat16" or "precision inside" in " ".join(recipe.parts)
+    if optimizer == "fused sgd" and low_or_mixed:
+        optimizer = "sgd"  # torch's momenta are what is in memory (pytorch/pytorch#191763)
     if optimizer == "sparse adam" and "sparse" not in entry:
         optimizer = "adam"
     precision = recipe.precision

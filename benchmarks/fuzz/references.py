@@ -87,7 +87,11 @@ class References(Watch):
             rows = self._rows(loop, found)
             wanted = any(one.name in CURVATURE for one in loop.recipe.tracked)
             hessian = self._hessian(loop, found) if wanted else None
-        return Facts(found.samples, float(found.loss), rows, hessian, self._start)
+        scale = unknown_scale(loop, found)
+        if rows is not None:
+            rows = {name: scale * each for name, each in rows.items()}
+        hessian = None if hessian is None else scale * hessian
+        return Facts(found.samples, scale * float(found.loss), rows, hessian, self._start)
 
     def _rows(self, loop: Loop, found: Pass) -> Tensors | None:
         """``None`` where the graph allows no further backward passes."""
@@ -149,6 +153,16 @@ def tracked_parameters(loop: Loop) -> dict[str, nn.Parameter]:
     if "parameters alone" in loop.recipe.options:
         named = {f"param_{n}": parameter for n, parameter in enumerate(loop.trainable)}
     return {name: p for name, p in named.items() if p.requires_grad}
+
+
+def unknown_scale(loop: Loop, found: Pass) -> float:
+    """The factor in the loss that nothing says to the cockpit.
+
+    Without ``loss=`` and ``loss_scale=``, the step's loss is what backward is called on.
+    """
+    if found.loss_scale is None or "without loss" not in loop.recipe.options:
+        return 1.0
+    return found.loss_scale
 
 
 def double(tensor: Tensor) -> Tensor:

@@ -79,12 +79,17 @@ def of_tensor(tensor: Tensor) -> Any:
     return f"{what} {strides} {check:08x} {first}"
 
 
-def without_addresses(text: str) -> str:
-    return re.sub(r"0x[0-9a-f]+|\bat [0-9]+\b", "…", text)
+def comparable(text: str) -> str:
+    """The text without addresses, and without the numbers of scripted classes.
+
+    torch counts these in the process: each script of a class gets a number of its own.
+    """
+    without_numbers = re.sub(r"\.___torch_mangle_\d+\b", "", text)
+    return re.sub(r"0x[0-9a-f]+|\bat [0-9]+\b", "…", without_numbers)
 
 
 def of_exception(error: BaseException) -> str:
-    return without_addresses(f"{type(error).__name__}: {error}")
+    return comparable(f"{type(error).__name__}: {error}")
 
 
 # What is left behind.

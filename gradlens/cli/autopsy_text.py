@@ -27,7 +27,7 @@ def spikes_text(spikes: Mapping[int, Spike], name: str) -> str:
     lines = [f"{name}: the loss has jumped, or wasn't finite, at {count}", ""]
     if len(spikes) > LISTED:
         lines.append(f"The latest {LISTED}:")
-    rows = [("step", "loss", "before", "back", "most likely")]
+    rows: list[tuple[str, ...]] = [("step", "loss", "before", "back", "most likely")]
     rows += [_row(step, spikes[step]) for step in sorted(spikes)[-LISTED:]]
     numbers = aligned([row[:-1] for row in rows])
     lines += [f"{each}  {row[-1]}" for each, row in zip(numbers, rows, strict=True)]

@@ -247,7 +247,8 @@ def _title(options: argparse.Namespace) -> str:
 
 
 def _screen(options: argparse.Namespace, title: str | None = None) -> Screen:
-    return Screen(title or options.run.stem, options.layers, options.log_steps)
+    title = title or options.run.stem
+    return Screen(title, options.layers, options.log_steps, findings=options.findings)
 
 
 def _load(run: Path, until: int | None = None) -> History:

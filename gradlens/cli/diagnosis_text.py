@@ -98,7 +98,7 @@ class _Page:
             parts.append(f"where: {self._names(finding.where)}")
         if finding.samples:
             noun = "sample" if len(finding.samples) == 1 else "samples"
-            parts.append(f"{noun} {self._names(finding.samples)} of the batch")
+            parts.append(f"{noun} {self._names(finding.samples)}")
         lines = self.lines(first, indent, "  ")
         for part in parts:
             lines += self.lines(part, inner, "  ")

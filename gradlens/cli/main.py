@@ -193,7 +193,8 @@ def _add_summary(commands: Commands) -> None:
         help="print the latest values of runs, their trends and extremes",
         description="Print a table of each run: each series' latest value, its course, the change "
         "of its median over the last fifth from that over the fifth before, its extremes with "
-        "their steps, and how many steps it has; then why values are missing, and the notes. "
+        "their steps, and how many steps it has; before it, what is wrong with the run, and after "
+        "it, why values are missing, and the notes. "
         "Norms are those of the whole network; of histograms it is the share of elements that they "
         "clip.",
         epilog=EPILOG,
@@ -381,6 +382,12 @@ def _add_screen(parser: argparse.ArgumentParser) -> None:
         "--layers", action="store_true", help="draw single layers and parameters instead"
     )
     _add_log_steps(parser)
+    parser.add_argument(
+        "--no-findings",
+        dest="findings",
+        action="store_false",
+        help="don't mark what is wrong with the run",
+    )
 
 
 def _add_log_steps(parser: argparse.ArgumentParser) -> None:

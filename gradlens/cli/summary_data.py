@@ -38,6 +38,7 @@ def as_json(summary: Summary, run: str) -> str:
         "first_step": summary.steps[0] if summary.steps else None,
         "last_step": _latest(summary),
         "truncated": summary.truncated,
+        "findings": [finding.plain() for finding in summary.findings],
         "series": [_entries(row) for row in summary.rows],
         "without_single_numbers": dict(summary.others),
         "noise": [asdict(ranking) for ranking in summary.noise],

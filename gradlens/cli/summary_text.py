@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradlens.history.coverage import CoverageTable, few
+from gradlens.history.finding import Finding
 from gradlens.history.lines import Line
 from gradlens.history.records import Note
 from gradlens.history.spending import Spending
@@ -28,6 +29,8 @@ CHOICES = ((0, 1, 2, 3, 4, 5, 6), (0, 1, 2, 3, 4, 5), (0, 1, 2, 4), (0, 1), (0,)
 Where none do, it is the last value alone."""
 FLAT = 0.005
 """Relative change below which a series counts as constant."""
+FINDINGS = 8
+"""So many findings are shown."""
 NOISIEST = 5
 """So many of the noisiest layers are shown."""
 NOTES = 20
@@ -46,6 +49,7 @@ def render(summary: Summary, width: int = 80, title: str = "", plain: bool = Fal
     page = _Page(width, plain)
     sections = (
         page.wrapped(f"{title}: {_extent(summary)}" if title else _extent(summary)),
+        page.findings(summary.findings, title or "RUN"),
         page.table(summary.rows),
         page.wrapped(
             _series_without("single numbers", [n for n, count in summary.others if count])
@@ -100,6 +104,18 @@ class _Page:
             subsequent_indent=indent,
             break_on_hyphens=False,
         )
+
+    def findings(self, findings: Sequence[Finding], run: str) -> list[str]:
+        if not findings:
+            return []
+        certainly = "is" if any(finding.is_alarm for finding in findings) else "may be"
+        lines = self.wrapped(f"what {certainly} wrong (gradlens diagnose {run} says more)")
+        for finding in findings[:FINDINGS]:
+            indent = "    " if finding.explained_by else "  "
+            notice = "" if finding.is_alarm else "notice, "
+            lines += self.wrapped(f"{notice}step {finding.step}: {finding.headline}", indent)
+        more = len(findings) - FINDINGS
+        return [*lines, *(self.wrapped(f"and {more} more", "  ") if more > 0 else ())]
 
     def table(self, rows: Sequence[Row]) -> list[str]:
         if not rows:

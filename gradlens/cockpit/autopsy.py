@@ -102,7 +102,7 @@ class Autopsies:
         bad = bad_gradients(self.setting.parameters)
         if bad:
             self._trigger.expect_not_finite()
-            found = {r: v for r, v in values.items() if r == SquaredNorms()}
+            found: Values = {r: v for r, v in values.items() if r == SquaredNorms()}
             norms = norms_of(found)
             samples = 0 if norms is None else len(norms)
             evidence = Evidence(origin="backward")

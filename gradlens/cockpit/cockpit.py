@@ -51,6 +51,7 @@ from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
+from gradlens.diagnosis.diagnose import diagnose
 from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.facts.recorder import FactRecorder
 from gradlens.history.coverage import Coverage, CoverageTable
@@ -98,8 +99,8 @@ class Cockpit:
     is done while training runs: each finding is a warning, once, and is stored in the run.
     ``autopsy`` says whether the loss that is passed to the context is read at each step, and the
     samples and layers behind a jump of it are found (``History.spikes``). By default, that is so on
-    the CPU, since reading the loss waits for any other device. It is left out where several
-    processes train: each would see its own samples alone.
+    the CPU, and elsewhere with ``diagnose``, since reading the loss waits for any other device. It
+    is left out where several processes train: each would see its own samples alone.
 
     The context is entered at each step, around the backward pass::
 
@@ -177,7 +178,7 @@ class Cockpit:
         )
         boundary = Boundary(self._run.note, strict)
         alone = processes.count == 1 and not processes_apart(setting)
-        wants_autopsy = device.type == "cpu" if autopsy is None else autopsy
+        wants_autopsy = (diagnose or device.type == "cpu") if autopsy is None else autopsy
         autopsies = Autopsies(setting, self._run.record_spike) if wants_autopsy and alone else None
         self._tracking = Tracking(
             self.quantities,
@@ -217,13 +218,14 @@ class Cockpit:
         return f"Cockpit({model}{parameters}, {quantities}, {self.history!r})"
 
     def _repr_html_(self) -> str:
-        """A table of the quantities and their latest values, for notebooks."""
+        """What is wrong by now, and the quantities with their latest values, for notebooks."""
         schedules = {q.name: repr(q.track_schedule) for q in self.quantities}
         history = self.history
         rows = [(*row, schedules.get(row[0], "")) for row in history.latest_values()]
         notes = [f"step {note.step}: {note.text}" for note in history.notes]
         spending = [] if history.spending is None else [*history.spending.lines()]
-        return table(repr(self), (*LATEST, "schedule"), rows, [*notes, *spending])
+        findings = [f"step {each.step}: {each.sentence}" for each in diagnose(history)]
+        return table(repr(self), (*LATEST, "schedule"), rows, [*notes, *spending], findings)
 
     @property
     def loss_reduction(self) -> LossReduction:
@@ -249,6 +251,7 @@ class Cockpit:
         needed by the quantities that say so; N is found without ``batch_size``, which is checked
         if given. ``loss_scale`` is the factor between the step's loss and ``loss``, where a
         framework has divided or scaled it: 1/4 for a loss that was divided by four micro-batches.
+        Where ``loss`` isn't passed, it is what backward is called on.
         ``scaler`` is the one whose scaled loss backward is called on, before it unscales
         the gradients. ``accumulating`` says that another backward pass of the same step follows:
         the step's values are those of all its micro-batches together, found at the last.

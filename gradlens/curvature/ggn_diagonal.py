@@ -87,9 +87,9 @@ class SamplesJacobians:
         self._model = model
         self._graph = Graph(ggn.outputs)
         self._plan = self._planned(plans)
-        absent = [n for n in self._plan.unavailable if ggn.parameters[n] in self._graph]
+        absent = self._plan.unavailable
         if absent:
-            reason = self._plan.unavailable[absent[0]]
+            reason = next(iter(absent.values()))
             raise UnavailableError(
                 f"there are no per-sample gradients of {', '.join(absent)}: {reason}"
             )
@@ -97,7 +97,12 @@ class SamplesJacobians:
             raise UnavailableError("a normalisation over the batch couples the samples")
 
     def _planned(self, plans: Plans) -> Plan:
-        parameters = {n: p for n, p in self.ggn.parameters.items() if isinstance(p, nn.Parameter)}
+        # Of the graph's parameters alone: a plan also holds where others were frozen, or are new.
+        parameters = {
+            name: parameter
+            for name, parameter in self.ggn.parameters.items()
+            if isinstance(parameter, nn.Parameter) and parameter in self._graph
+        }
         names = {id(parameter): name for name, parameter in parameters.items()}
         key = self._graph.key(names)
         known = plans.of(self._graph, key)

@@ -16,7 +16,7 @@ SETTLING = 5
 PERSISTENT = 3
 """Steps that a rise takes, so that it isn't one batch."""
 STUCK = 0.95
-"""The late loss over the first one, of a network that has learnt nothing."""
+"""The late loss over that without learning, of a network that has learnt nothing."""
 LONG_ENOUGH = 50
 """Steps after which a network should have learnt something."""
 RISE, SMALL_RISE = 1.5, 1.3
@@ -73,7 +73,7 @@ class Jump:
     """A step at which the loss was much higher than before, and came back afterwards.
 
     ``place`` is that in the loss. ``height`` is the loss over that by chance, and ``share`` that of
-    the sample with the largest loss in the batch's sum; NaN if it isn't known.
+    one sample (``largest_share``).
     """
 
     place: int
@@ -110,7 +110,13 @@ def _is_jump(values: Floats, place: int) -> bool:
 
 
 def largest_share(evidence: Evidence, place: int) -> float:
-    """The share of one sample in the loss of the batch at this place; NaN if it isn't known."""
+    """The share of one sample in the batch's squared gradient norms, or in its loss.
+
+    It is that of the loss where there are no norms of this step; NaN if neither is known.
+    """
+    suspects = evidence.suspects(int(evidence.loss.steps[place]))
+    if suspects and not math.isnan(suspects[0].share):
+        return suspects[0].share
     if len(evidence.steps) != len(evidence.loss.steps):
         return math.nan
     most, count = evidence.column("loss_max")[place], evidence.column("samples")[place]

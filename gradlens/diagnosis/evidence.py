@@ -14,6 +14,7 @@ from gradlens.diagnosis.numbers import finite, first, largest, median, medians, 
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line, entry, field_line, line, lines
 from gradlens.history.setup import Layer, Setup
+from gradlens.history.spikes import Suspect
 
 Steps = NDArray[np.int64]
 
@@ -40,6 +41,9 @@ SERIES = {"gradient_rms": "GradNorm", "weight_rms": "ParameterNorm", "update_rms
 
 VALIDATION = ("valid_loss", "val_loss", "validation_loss", "eval_loss")
 """Names under which training loops log a validation loss."""
+
+OF_SAMPLES = ("row_largest", "bad_row", "loss_largest")
+"""Columns with places of samples in the batch; beside each, there is one with their ids."""
 
 LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
 
@@ -200,8 +204,12 @@ class Evidence:
 
     @cached_property
     def progress(self) -> float:
-        """The late loss over the first one: below 1 if the loss fell."""
-        return self.late_loss / self.first_loss if self.first_loss > 0 else math.nan
+        """The late loss over that without any learning: below 1 if something was learnt.
+
+        That is chance, or the first loss if chance isn't known; single batches vary.
+        """
+        reference = self.chance if math.isfinite(self.chance) else self.first_loss
+        return self.late_loss / reference if reference > 0 else math.nan
 
     @cached_property
     def ends_badly(self) -> bool:
@@ -232,6 +240,29 @@ class Evidence:
             return None
         before = np.flatnonzero(is_low[:place])
         return int(self.loss.steps[before[-1] + 1 if before.size else 0])
+
+    # Single samples ----------------------------------------------------------------------------
+
+    def suspects(self, step: int) -> tuple[Suspect, ...]:
+        """The samples with the largest gradients, where the loss has jumped at this step."""
+        spike = self.history.spikes.get(step)
+        return () if spike is None else spike.suspects
+
+    def sample(self, step: int, index: float) -> tuple[str, ...]:
+        """What a sample of a step's batch is called: by the user, or otherwise by its place."""
+        if not index >= 0:
+            return ()
+        at_step = self.steps == step
+        own = [
+            str(int(number))
+            for name in OF_SAMPLES
+            for place, number in zip(
+                self.column(name)[at_step], self.column(f"{name}_id")[at_step], strict=True
+            )
+            if place == index and np.isfinite(number)
+        ]
+        names = [str(each.name) for each in self.suspects(step) if each.index == index]
+        return (*own, *names, f"{int(index)} of the batch")[:1]
 
     # Layers and parameters ---------------------------------------------------------------------
 

@@ -62,14 +62,26 @@ def parameter_numbers(
         weights = parameter.detach()
         if not weights.is_complex() and weights.is_floating_point():
             found[f"weight_rms/{name}"] = rms(weights)
-            if weights.dim() > 1 and len(weights) > 1:
-                found[f"row_spread/{name}"] = row_spread(weights)
+            rows = rows_of_a_gate(name, parameters)
+            if weights.dim() > 1 and min(rows, len(weights)) > 1:
+                found[f"row_spread/{name}"] = row_spread(weights[:rows])
     for name, gradient in gradients.items():
         if not gradient.is_complex():
             found[f"gradient_rms/{name}"] = rms(gradient) / scale
             nonzero = torch.count_nonzero(gradient) / gradient.numel()
             found[f"zero_gradients/{name}"] = 1 - nonzero
     return found
+
+
+def rows_of_a_gate(name: str, parameters: Mapping[str, nn.Parameter]) -> int:
+    """How many rows of a weight are those of units of the same kind, at most.
+
+    The weights of recurrent layers have rows for several gates, which differ even where units of
+    one gate have the same weights.
+    """
+    hidden = parameters.get(name.replace("weight_ih_l", "weight_hh_l"))
+    is_recurrent = "weight_hh_l" in name or "weight_ih_l" in name
+    return hidden.shape[1] if is_recurrent and hidden is not None else SPREAD_ROWS
 
 
 def row_spread(weights: Tensor) -> Tensor:

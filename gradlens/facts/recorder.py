@@ -78,6 +78,7 @@ class StepFacts:
     of_layers: dict[str, Tensor] | None = None
     parts: list[tuple[Tensor, bool, int]] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
+    ids: list[int | str] = field(default_factory=list)
     losses: list[Tensor] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
     classes: int = 0
@@ -116,6 +117,7 @@ class FactRecorder:
             self._present = StepFacts(step, of_layers={} if is_layer_step else None)
             self._steps += 1
         self._read_batch(self._present)
+        self._present.ids += info.get("ids", ())
         loss = info.get("loss")
         if loss is not None and loss.grad_fn is not None and loss.numel() == 1:
             self._read_loss(self._present, loss, info)
@@ -255,6 +257,8 @@ class FactRecorder:
         if labels.size == samples:  # one for each sample, rather than for each word
             found |= label_columns(labels)
             self._labels.add(labels)
+        if len(facts.ids) == samples:
+            found |= ids_of(found, facts.ids)
         if facts.of_layers is not None:
             found |= self._labels.columns()
         return found
@@ -288,6 +292,21 @@ def joined_loss(parts: Sequence[tuple[Tensor, bool, int]], is_mean: bool) -> Ten
         return losses.sum()
     counts = losses.new_tensor([count or 1 for _, _, count in parts])
     return (losses * counts).sum() / counts.sum()
+
+
+def ids_of(columns: Mapping[str, float], ids: Sequence[int | str]) -> dict[str, float]:
+    """The user's own numbers of the samples that columns give by their places in the batch."""
+    chosen = {name: ids[int(columns[name])] for name in OF_SAMPLES if name in columns}
+    return {
+        f"{name}_id": float(one)
+        for name, one in chosen.items()
+        if isinstance(one, int) and abs(one) <= LARGEST_ID
+    }
+
+
+OF_SAMPLES = ("row_largest", "bad_row", "loss_largest")
+LARGEST_ID = 2**24
+"""The tables are in single precision, which has all whole numbers up to this one."""
 
 
 def _count(rows: Sequence[Rows]) -> int:

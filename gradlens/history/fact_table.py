@@ -17,7 +17,7 @@ class FactTable:
 
     A table that is full loses every second row of its older three quarters, so that its memory is
     bounded and the latest steps are there without gaps. Numbers are kept in single precision, as in
-    a run's file.
+    a run's file: those out of its range are ±∞.
     """
 
     def __init__(self, most: int) -> None:

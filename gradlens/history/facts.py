@@ -97,8 +97,9 @@ def finding_record(finding: Finding) -> dict[str, Value]:
 def rows_record(
     table: str, steps: Sequence[int], columns: Mapping[str, Sequence[float] | np.ndarray]
 ) -> dict[str, Value]:
-    """The record of rows of a table."""
-    numbers = np.array([*columns.values()], dtype=np.float32).reshape(len(columns), len(steps))
+    """The record of rows of a table; numbers out of the range of single precision are ±∞."""
+    with np.errstate(over="ignore"):
+        numbers = np.array([*columns.values()], dtype=np.float32).reshape(len(columns), len(steps))
     rows = {"table": table, "steps": [*steps], "names": [*columns], "numbers": numbers}
     return {"step": steps[-1], "facts": rows}
 

@@ -49,10 +49,15 @@ class Finding:
     explained_by: str = ""
 
     @property
+    def headline(self) -> str:
+        """What was found, where, and how certain it is."""
+        where = f"{few(self.where)}; " if self.where else ""
+        return f"{self.title} ({where}{self.certainty})"
+
+    @property
     def sentence(self) -> str:
         """What was found, where, and what to do."""
-        where = f" ({few(self.where)})" if self.where else ""
-        return f"{self.title}{where}: {self.certainty}. {self.advice}".strip()
+        return f"{self.headline}. {self.advice}".strip()
 
     def plain(self) -> dict[str, Any]:
         """For a file."""

@@ -109,9 +109,10 @@ class History:
         return f"History({count(len(self.names), 'series')}, {end})"
 
     def _repr_html_(self) -> str:
-        """A table of the latest values, for notebooks."""
+        """What was found wrong while the run was going on, and the latest values, for notebooks."""
         notes = [f"step {note.step}: {note.text}" for note in self.notes]
-        return table(repr(self), LATEST, self.latest_values(), notes)
+        findings = [f"step {each.step}: {each.sentence}" for each in self.facts.findings]
+        return table(repr(self), LATEST, self.latest_values(), notes, findings)
 
     def latest_values(self) -> list[tuple[str, int, int | str, str]]:
         """Of each series its name, the number of values, and the latest step and value in short."""

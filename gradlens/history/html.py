@@ -31,13 +31,18 @@ def table(
     columns: Sequence[str],
     rows: Sequence[Sequence[object]],
     notes: Sequence[str] = (),
+    findings: Sequence[str] = (),
 ) -> str:
-    """A table with a heading, and notes that can be folded out; all texts are escaped."""
+    """A table with a heading, a list of what is wrong, and notes that can be folded out.
+
+    All texts are escaped.
+    """
     shown = [_row("td", row) for row in rows[:MOST_ROWS]]
     more = f"<div>and {len(rows) - MOST_ROWS} more</div>" if len(rows) > MOST_ROWS else ""
     head = _row("th", columns)
     body = f'<table style="{TABLE}"><thead>{head}</thead><tbody>{"".join(shown)}</tbody></table>'
-    return f"<div><div><b>{escape(heading)}</b></div>{body}{more}{_folded(notes)}</div>"
+    wrong = f"<div>What is wrong:</div>{_list(findings)}" if findings else ""
+    return f"<div><div><b>{escape(heading)}</b></div>{wrong}{body}{more}{_folded(notes)}</div>"
 
 
 def in_short(value: Any) -> str:
@@ -83,5 +88,8 @@ def _cell(tag: str, text: str) -> str:
 def _folded(notes: Sequence[str]) -> str:
     if not notes:
         return ""
-    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return f"<details><summary>{count(len(notes), 'note')}</summary><ul>{items}</ul></details>"
+    return f"<details><summary>{count(len(notes), 'note')}</summary>{_list(notes)}</details>"
+
+
+def _list(texts: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>"

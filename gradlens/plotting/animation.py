@@ -53,21 +53,22 @@ def frames(history: History, screen: Screen, steps: Sequence[int]) -> Iterator[t
     """Each of the ascending ``steps`` with the figure of the run up to it.
 
     It is one figure, drawn anew each time. Axes, their scales and colours are those of the whole
-    run; an axis that shows single steps has room for all that are shown.
+    run, and so are findings, which are marked as soon as their steps are there; an axis that shows
+    single steps has room for all that are shown.
     """
-    panels = screen.panels(history)
+    panels, findings = screen.panels(history), screen.marked(history)
     figure = Figure(dpi=DPI, facecolor=PAPER)
-    screen.draw(_until(history, history.steps[-1], steps[0]), figure, panels)
+    screen.draw(_until(history, history.steps[-1], steps[0]), figure, panels, True, findings)
     looks = [look_of_panel(ax) for ax in figure.axes]
     changing = [place for place, panel in enumerate(looks) if shows_single_steps(panel)]
     sketch = Figure(facecolor=PAPER)
     for step in _with_progress(steps, "axes  ") if changing else ():
         known = _until(history, step, steps[0])
-        screen.draw(known, sketch, tuple(panels[place] for place in changing))
+        screen.draw(known, sketch, tuple(panels[place] for place in changing), findings=())
         for place, ax in zip(changing, sketch.axes, strict=True):
             looks[place] = widened(looks[place], ax)
     for step in _with_progress(steps, "frames"):
-        screen.draw(_until(history, step, steps[0]), figure, panels, resize=False)
+        screen.draw(_until(history, step, steps[0]), figure, panels, False, findings)
         for panel, ax in zip(looks, figure.axes, strict=True):
             apply(panel, ax)
         yield step, figure
@@ -112,11 +113,11 @@ def _write_gif(history: History, screen: Screen, steps: Sequence[int], path: Pat
 
 def _palette(history: History, screen: Screen, steps: Sequence[int]) -> Image.Image:
     """256 colours for all frames: with colours of its own for each, areas would flicker."""
-    panels = screen.panels(history)
+    panels, findings = screen.panels(history), screen.marked(history)
     figure = Figure(dpi=DPI, facecolor=PAPER)
     pixels = []
     for step in steps:
-        screen.draw(up_to(history, step), figure, panels)
+        screen.draw(up_to(history, step), figure, panels, True, findings)
         pixels.append(np.asarray(_image(figure)).reshape(1, -1, 3))
     image = Image.fromarray(np.concatenate(pixels, axis=1))
     # The usual choice would drop rare colours, such as that of an alarm.

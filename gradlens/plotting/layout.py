@@ -12,7 +12,11 @@ from gradlens.instruments.instrument import CELL
 from gradlens.plotting.panels import Panel
 
 HEADER, HEADING, FOOTER, EDGE = 0.52, 0.2, 0.3, 0.12
-"""Inches for the header of a figure, for the group names above a row, for notes, and for edges."""
+"""Inches for the header of a figure, for the group names above a row, for a line of text below the
+rows, and for edges."""
+
+LINE = 0.17
+"""Inches from one line of text below the rows to the next."""
 
 ASPECT = 1.65
 """Ratio of width to height that a figure should come close to, as a wide screen's."""
@@ -42,10 +46,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Page:
-    """The rows of a figure; ``has_notes`` if there are notes below them."""
+    """The rows of a figure, and how many ``lines`` of text are below them."""
 
     rows: tuple[Row, ...]
-    has_notes: bool = False
+    lines: int = 0
 
     @property
     def size(self) -> tuple[float, float]:
@@ -72,7 +76,8 @@ class Page:
 
     @property
     def _fixed(self) -> float:
-        return HEADER + (FOOTER if self.has_notes else EDGE) + len(self.rows) * HEADING
+        footer = FOOTER + (self.lines - 1) * LINE if self.lines else EDGE
+        return HEADER + footer + len(self.rows) * HEADING
 
     @property
     def _cells(self) -> float:

@@ -14,6 +14,7 @@ from gradlens.history.history import History
 from gradlens.instruments import BUILT_IN, Instrument
 from gradlens.instruments.style import PAPER
 from gradlens.messages import GradlensWarning, log
+from gradlens.plotting.findings import findings_of
 from gradlens.plotting.layout import WIDEST, pages
 from gradlens.plotting.loading import load_run
 from gradlens.plotting.notebook_figure import NotebookFigure
@@ -45,12 +46,19 @@ class CockpitPlotter:
     ``(*gradlens.instruments.BUILT_IN, Mine())`` adds one. Of the instruments on a screen, those of
     the most specific class draw a quantity: one for a class derived from ``GradNorm`` takes the
     place of the one for ``GradNorm``. A series without an instrument is drawn by its view.
+
+    With ``findings``, what ``gradlens.diagnose`` finds wrong with the run is marked in the panels
+    and explained below them.
     """
 
     def __init__(
-        self, secondary_screen: bool = False, instruments: Iterable[Instrument] = BUILT_IN
+        self,
+        secondary_screen: bool = False,
+        instruments: Iterable[Instrument] = BUILT_IN,
+        findings: bool = True,
     ) -> None:
         self.secondary_screen = secondary_screen
+        self.findings = findings
         given: object = instruments
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise TypeError(
@@ -110,6 +118,7 @@ class CockpitPlotter:
         """
         history = up_to(read(source), discard)
         screens = self._screens(history)
+        found = findings_of(history) if self.findings else ()
         heading = plot_title or default_title(source)
         figures: dict[str, Figure] = {}
         headings = _headings(heading, [*screens])
@@ -119,7 +128,8 @@ class CockpitPlotter:
                 figure = windowed(old) if show_plot else Figure(facecolor=PAPER)
                 widest = math.inf if screen == "primary" else WIDEST
                 # A window keeps the size that the user has given it.
-                draw(figure, history, panels, title, show_log_iter, figure is not old, widest)
+                is_new = figure is not old
+                draw(figure, history, panels, title, show_log_iter, is_new, widest, found)
                 figures[screen] = figure
         if debug:
             log(describe(history, screens))

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from gradlens.history.coverage import few
+from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.lines import line
 from gradlens.history.records import LeftOutWarning
@@ -20,8 +21,13 @@ from gradlens.history.view import Group
 from gradlens.instruments.instrument import CELL, Instrument, panel_box, step_axis
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import FAINT, INK, MUTED, literal, shorten, text_width
-from gradlens.plotting.layout import HEADING, Page, Place, arrange
+from gradlens.plotting.findings import main_findings, others
+from gradlens.plotting.layout import HEADING, LINE, Page, Place, arrange
+from gradlens.plotting.marks import explain, mark
 from gradlens.plotting.panels import EPOCHS, Panel
+
+BOTTOM = 0.14
+"""Inches from the lower edge to the middle of the last line of text."""
 
 
 def draw(
@@ -32,21 +38,27 @@ def draw(
     log_step: bool = False,
     resize: bool = True,
     widest: float = math.inf,
+    findings: Sequence[Finding] = (),
 ) -> None:
     """Draw panels on a figure, which is emptied first, at most ``widest`` cells in a row.
 
     With ``resize`` the figure gets the size that the panels need. Without it, the figure keeps its
-    size if they can be read at that.
+    size if they can be read at that. The main ones of ``findings`` are marked in the panels and
+    explained below them.
     """
-    page = Page(arrange(panels, widest), bool(history.notes))
+    marked = main_findings(findings)
+    page = Page(arrange(panels, widest), len(marked) + bool(history.notes))
     figure.clear()
     if resize or not page.is_legible(*_inches(figure)):
         figure.set_size_inches(*page.size)
     _header(figure, title, facts(history))
     _notes(figure, history)
+    explain(figure, marked, others(findings), BOTTOM + LINE * bool(history.notes))
     axis = step_axis(history, log_step)
     for row in page.places(*_inches(figure)):
         _draw_row(figure, history, row, axis)
+    for ax in figure.axes if marked else ():
+        mark(ax, marked)
     literal(figure)
 
 
@@ -123,7 +135,7 @@ def _notes(figure: Figure, history: History) -> None:
     # At some resolutions, hinting makes small type wider than measured.
     room = 0.95 * (across - 0.44) * 72 - text_width(more, 7)
     shown = shorten(text, room, 7) + more
-    figure.text(0.22 / across, 0.14 / up, shown, fontsize=7, color=MUTED, va="center")
+    figure.text(0.22 / across, BOTTOM / up, shown, fontsize=7, color=MUTED, va="center")
 
 
 def _inches(figure: Figure) -> tuple[float, float]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.instruments import BUILT_IN, Instrument
+from gradlens.plotting.findings import findings_of
 from gradlens.plotting.layout import WIDEST
 from gradlens.plotting.panels import Panel, layer_panels, main_panels, nothing
 from gradlens.plotting.rendering import draw
@@ -16,12 +19,16 @@ from gradlens.plotting.rendering import draw
 
 @dataclass(frozen=True)
 class Screen:
-    """All panels of a run, or with ``layers`` those of single layers and parameters."""
+    """All panels of a run, or with ``layers`` those of single layers and parameters.
+
+    With ``findings``, what is wrong with the run is marked in them.
+    """
 
     title: str
     layers: bool = False
     log_steps: bool = False
     instruments: tuple[Instrument, ...] = BUILT_IN
+    findings: bool = True
 
     def panels(self, history: History) -> tuple[Panel, ...]:
         """The panels to draw; ``ValueError`` gives the reason if there are none."""
@@ -36,18 +43,24 @@ class Screen:
             )
         raise ValueError(nothing(history))
 
+    def marked(self, history: History) -> tuple[Finding, ...]:
+        """What is wrong with a run, if that is to be marked."""
+        return findings_of(history) if self.findings else ()
+
     def draw(
         self,
         history: History,
         figure: Figure,
         panels: tuple[Panel, ...] | None = None,
         resize: bool = True,
+        findings: Sequence[Finding] | None = None,
     ) -> None:
         """Draw on a figure, which is emptied first.
 
-        ``panels`` are those of ``history``, or of a longer one. Without ``resize`` the figure keeps
-        its size if everything can be read at that.
+        ``panels`` and ``findings`` are those of ``history``, or of a longer one. Without ``resize``
+        the figure keeps its size if everything can be read at that.
         """
         shown = self.panels(history) if panels is None else panels
         widest = WIDEST if self.layers else math.inf
-        draw(figure, history, shown, self.title, self.log_steps, resize, widest)
+        found = self.marked(history) if findings is None else findings
+        draw(figure, history, shown, self.title, self.log_steps, resize, widest, found)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradlens.history.coverage import CoverageTable
+from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line
 from gradlens.history.records import Note
 from gradlens.history.scalars import Scalar
 from gradlens.history.spending import Spending
+from gradlens.plotting.findings import findings_of
 from gradlens.plotting.noise_ranking import NoiseRanking, noise_rankings
 
 RECENT = 0.2
@@ -52,6 +54,7 @@ class Row:
 class Summary:
     """The rows of a run, its notes, and the series that no single numbers tell.
 
+    ``findings`` are what is wrong with the run, ordered by cause.
     ``others`` gives these series with their numbers of records. ``coverage`` is the latest, or
     ``None`` if nothing was made of per-sample gradients. ``spending`` is what tracking has taken of
     the time, if it had a budget. ``noise`` ranks layers or parameters, where their noise was
@@ -66,6 +69,7 @@ class Summary:
     coverage: CoverageTable | None = None
     spending: Spending | None = None
     noise: tuple[NoiseRanking, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
 
 def summarize(history: History) -> Summary:
@@ -86,6 +90,7 @@ def summarize(history: History) -> Summary:
         coverage,
         history.spending,
         noise_rankings(history),
+        findings_of(history),
     )
 
 

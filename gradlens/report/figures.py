@@ -25,6 +25,7 @@ from gradlens.instruments.style import BLUE
 from gradlens.report.axes import HEIGHT, label_values, over_steps, paint, plain
 from gradlens.report.cards import Card, Curve, LinesCard, MapCard, PictureCard, ShapesCard
 from gradlens.report.columns import columns
+from gradlens.report.marks import mark
 from gradlens.report.palette import LIGHT
 from gradlens.report.shared import Shared, value_range
 from gradlens.report.value_axis import is_on_both_sides, limits, scale, threshold, ticks
@@ -64,6 +65,8 @@ def draw(card: Card, key: str, common: Shared, axis: StepAxis) -> Drawn:
     figures = _figures(card, common, sources)
     for number, one in enumerate(figures):
         one.name = f"{key}-{number}"
+        if one.tags[0]["steps"]:
+            mark(one, common.marks)
     room = Spacer(height=height(card))
     frame = Column(children=[room], name=key, sizing_mode="stretch_width")
     return Drawn(frame, figures, sources)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradlens.history.coverage import CoverageTable
+from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.lines import line
 from gradlens.history.records import Note
@@ -34,16 +35,19 @@ class RunFacts:
     coverage: tuple[str, ...]
     notes: tuple[Note, ...]
     earlier_notes: int
+    findings: tuple[Finding, ...] = ()
 
 
-def facts(name: str, history: History, color: Color) -> RunFacts:
-    """The facts of a run."""
+def facts(
+    name: str, history: History, color: Color, findings: tuple[Finding, ...] = ()
+) -> RunFacts:
+    """The facts of a run, and what is wrong with it."""
     cut = "its last line is cut off" if history.truncated else ""
     damage = "; ".join(filter(None, (cut, history.damage)))
     notes = tuple(history.notes)
     return RunFacts(
         name, color, _extent(history), damage, _coverage(history), notes[-NOTES:][::-1],
-        max(0, len(notes) - NOTES),
+        max(0, len(notes) - NOTES), findings,
     )  # fmt: skip
 
 

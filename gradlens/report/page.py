@@ -15,15 +15,19 @@ from bokeh.models import ColumnDataSource, CustomJS
 from bokeh.resources import INLINE
 from jinja2 import Environment, Template
 
+from gradlens.history.coverage import few
+from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import Color, categorical_colors
+from gradlens.plotting.findings import findings_of, main_findings
 from gradlens.plotting.output import check_suffix, replacing
 from gradlens.plotting.panels import nothing
 from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
 from gradlens.report.columns import has_trend
 from gradlens.report.content import cards, run_colors
 from gradlens.report.figures import Drawn, draw, has_points, height, is_drawn
+from gradlens.report.marks import columns
 from gradlens.report.overview import facts, last_values
 from gradlens.report.palette import (
     DARK,
@@ -45,12 +49,18 @@ from gradlens.report.value_axis import scale, threshold
 
 @dataclass(frozen=True)
 class Page:
-    """What a page shows: its cards, and the range of all steps."""
+    """What a page shows: its cards, the range of all steps, and what is wrong with each run."""
 
     title: str
     runs: Mapping[str, History]
     cards: tuple[Card, ...]
     axis: StepAxis
+    findings: Mapping[str, tuple[Finding, ...]]
+
+    @property
+    def marks(self) -> Mapping[str, Any]:
+        """The columns of the marks of a single run's findings; of several runs there are none."""
+        return columns(*self.findings.values()) if len(self.runs) == 1 else {}
 
 
 def page(runs: Mapping[str, History], title: str) -> Page:
@@ -61,7 +71,8 @@ def page(runs: Mapping[str, History], title: str) -> Page:
     steps = [
         step for history in runs.values() for step in (*history.steps[:1], *history.steps[-1:])
     ]
-    return Page(title, runs, found, StepAxis(min(steps), max(steps)))
+    findings = {name: findings_of(history) for name, history in runs.items()}
+    return Page(title, runs, found, StepAxis(min(steps), max(steps)), findings)
 
 
 def waiting(document: Document, news: str) -> None:
@@ -91,11 +102,13 @@ class Live:
     def __init__(self, shown: Page) -> None:
         self.page = shown
         self._drawn: tuple[Drawn, ...] = ()
+        self._marks: Mapping[str, ColumnDataSource] = {}
         self._status = ColumnDataSource(data=_status(shown))
 
     def document(self, document: Document, live: bool = False) -> Document:
         """Fill a new document with the page."""
-        shown, common = self.page, shared(self.page.axis)
+        shown, common = self.page, shared(self.page.axis, self.page.marks)
+        self._marks = common.marks
         found = zip(shown.cards, _keys(shown.cards), strict=True)
         self._drawn = tuple(draw(card, key, common, shown.axis) for card, key in found)
         plots = [one for drawn in self._drawn for one in drawn.figures]
@@ -132,12 +145,15 @@ class Live:
         self.page = shown
         for card, drawn in zip(shown.cards, self._drawn, strict=True):
             update(drawn, card, shown.axis)
+        for kind, found in shown.marks.items():
+            self._marks[kind].data = dict(found)
         self._status.data = _status(shown)
 
 
 def _skeleton(shown: Page) -> list[Any]:
     """What can't be changed in a document."""
-    return [(card.title, is_drawn(card), _names(card), _axis(card)) for card in shown.cards]
+    found = [(card.title, is_drawn(card), _names(card), _axis(card)) for card in shown.cards]
+    return [*found, *shown.marks]
 
 
 def _axis(card: Card) -> Any:
@@ -189,14 +205,23 @@ FILES = files("gradlens.report") / "assets"
 
 def _template(name: str) -> Template:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"light": in_light, "dark": in_dark}
+    environment.filters |= {
+        "light": in_light,
+        "dark": in_dark,
+        "few": few,
+        "number": number_label,
+        "main": main_findings,
+    }
     return environment.from_string((FILES / name).read_text("utf-8"))
 
 
 def _head(shown: Page) -> str:
     """The facts of all runs and the table of their last values as HTML."""
     colors = run_colors(shown.runs)
-    runs = [facts(name, history, colors[name]) for name, history in shown.runs.items()]
+    runs = [
+        facts(name, history, colors[name], shown.findings[name])
+        for name, history in shown.runs.items()
+    ]
     return _template("head.html").render(runs=runs, rows=last_values(shown.runs))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from bokeh.models import (
     BasicTicker,
+    ColumnDataSource,
     CustomJS,
     CustomJSTickFormatter,
     CustomJSTransform,
@@ -25,9 +27,10 @@ MAPS = {"sizes": SIZES, "signed": SIGNED, "density": DENSITY}
 
 @dataclass(frozen=True)
 class Shared:
-    """The range of steps, the line at the pointer, what events do, ticks, and colours of maps."""
+    """The range of steps, marks, the line at the pointer, what events do, ticks, and colours."""
 
     x_range: Range1d
+    marks: Mapping[str, ColumnDataSource] = field(default_factory=dict)
     span: Span = field(
         default_factory=lambda: Span(
             dimension="height", line_color=LIGHT["muted"], line_width=1, line_alpha=0.7
@@ -66,9 +69,10 @@ class Shared:
     )
 
 
-def shared(axis: StepAxis) -> Shared:
-    """For figures over the steps of an axis."""
-    return Shared(value_range(*ends(axis)))
+def shared(axis: StepAxis, marks: Mapping[str, Mapping[str, Any]]) -> Shared:
+    """For figures over the steps of an axis, with the columns of marks by their kind."""
+    sources = {kind: ColumnDataSource(dict(columns)) for kind, columns in marks.items()}
+    return Shared(value_range(*ends(axis)), sources)
 
 
 def ends(axis: StepAxis) -> tuple[float, float]:

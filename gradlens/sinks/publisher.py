@@ -107,6 +107,8 @@ def publish(history: History, sinks: Sequence[Sink], report: Report) -> None:
         publisher.record(step, whole[step], whole.sources, whole.parameters)
     for note in whole.notes:
         publisher.note(note.step, note.text)
+    for finding in whole.facts.findings:
+        publisher.note(finding.step, finding.sentence)
     publisher.close()
 
 

@@ -5,11 +5,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+import torch
 
 from benchmarks.fuzz.examine import examine
+from benchmarks.fuzz.habits import HABITS
+from benchmarks.fuzz.loop import Loop
 from benchmarks.fuzz.recipe import Recipe, recipe_of
 from benchmarks.fuzz.tracked import Tracked
+from benchmarks.fuzz.watch import CockpitWatch
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,12 +49,47 @@ MENDED = {
     "anomaly mode in passes of gradlens": of_one(
         "HessEigenvalues", loss="distances", habits=("anomaly mode",)
     ),
+    "a divided loss that isn't passed": Recipe(
+        0,
+        ways=("divided",) * 3,
+        tracked=(Tracked("GradCovariance"), Tracked("GradNoiseScale"), Tracked("EarlyStopping")),
+        options=("without loss",),
+    ),
+    "a step that is repeated without zeroed gradients": Recipe(
+        0,
+        ways=("plain", "plain", "raises and goes on"),
+        habits=("gradients never zeroed",),
+        tracked=(Tracked("ParameterNorm"), Tracked("Distance"), Tracked("GradNorm")),
+    ),
+    "scripted layers": of_one("NormTest", parts=("traced",)),
 }
 
 
 @pytest.mark.parametrize("name", MENDED)
 def test_loops_that_were_wrong_once(name: str) -> None:
     assert not examine(MENDED[name])
+
+
+def test_loops_that_differ_from_themselves_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here every fourth run of a loop differs from the others."""
+    runs = itertools.count()
+
+    def change(loop: Loop) -> None:
+        loop.model.head.bias.data.fill_(next(runs) % 4 == 1)
+
+    monkeypatch.setitem(HABITS, "change", change)
+    assert examine(of_one("NormTest", habits=("change",))) is None
+
+
+def test_loops_that_differ_with_gradlens_alone_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(watch: CockpitWatch, loop: Loop) -> None:
+        with torch.no_grad():
+            loop.model.head.bias.add_(1)
+
+    monkeypatch.setattr(CockpitWatch, "updated", change)
+    assert examine(of_one("NormTest"))
 
 
 @pytest.mark.parametrize("seed", range(60))

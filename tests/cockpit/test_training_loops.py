@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from gradlens.quantities import (
     Quantity,
     UpdateSize,
 )
+from tests.cases import random_networks
 
 N = 12
 
@@ -337,6 +340,42 @@ def test_curvature_of_a_scaled_loss_is_that_of_the_loss(reduction: Any, factor: 
         return cockpit.history
 
     assert_same_histories(run(factor), run(1.0), rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*the loss doesn't depend on it")
+@pytest.mark.filterwarnings("ignore:.*backward was called on 8 times the loss")
+@pytest.mark.parametrize("how", ["loss", "scaled loss and its scale", "scale", "nothing"])
+@pytest.mark.parametrize("seed", range(12))
+def test_whose_gradients_those_of_a_scaled_loss_are(seed: int, how: str) -> None:
+    """Those of the loss, if its scale is known, or otherwise of what backward is called on."""
+    source = random.Random(seed)
+    drawn = random_networks.draw_recipe(source)
+    while drawn.coupled:
+        drawn = random_networks.draw_recipe(source)
+    recipe = replace(drawn, samples=7)  # no other axis has as many entries
+    scale = source.choice([1 / 4, 1 / 3, 8.0, -0.5])
+    model = random_networks.build(recipe)
+    batch = random_networks.draw_batch(model, 0)
+    rows = random_networks.reference(model, batch)
+    given = [GradCovariance(), GradNoiseScale()]
+    cockpit = gradlens.Cockpit(model, given, loss_reduction=recipe.reduction)
+    loss = model.batch_loss(batch)
+    scaled = scale * loss
+    told: dict[str, Any] = {
+        "loss": {"loss": loss},
+        "scaled loss and its scale": {"loss": scaled, "loss_scale": scale},
+        "scale": {"loss_scale": scale},
+        "nothing": {},
+    }
+    with cockpit(0, batch_size=recipe.samples, **told[how]):
+        scaled.backward()
+    covered = [rows[name] for name in rows if name not in cockpit.history.coverages[0].missing]
+    assert covered
+    spread = float(sum(each.var(0).sum() for each in covered))
+    expected = spread * (scale**2 if how == "nothing" else 1)
+    for quantity in ("GradCovariance", "GradNoiseScale"):
+        found = cockpit.history[quantity][0]["trace"]
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-20)
 
 
 @pytest.mark.parametrize("scale", [0, math.inf, math.nan, "half"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -188,6 +189,52 @@ def test_each_structure_is_labelled_ever_more_rarely(monkeypatch: pytest.MonkeyP
     model[1] = nn.Sigmoid()
     track(len(expected), 6)
     assert labellings.count == 5
+
+
+class SomeUsed(nn.Module):
+    """Layers of which some are used, some of them twice, in random order."""
+
+    def __init__(self, source: random.Random) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+        self.order = source.choices(range(6), k=3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in self.order:
+            x = self.layers[number](x).sigmoid()
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:.*the loss doesn't depend on it")
+@pytest.mark.parametrize("kind", ["diag_ggn_exact", "diag_ggn_mc"])
+@pytest.mark.parametrize("seed", range(5))
+def test_values_where_layers_are_frozen_and_thawed_are_those_of_a_new_cockpit(
+    seed: int, kind: Any
+) -> None:
+    source = random.Random(seed)
+    torch.manual_seed(seed)
+    model = SomeUsed(source).double()
+    loss_function = gradlens.extend(nn.CrossEntropyLoss())
+
+    def new() -> Cockpit:
+        kinds = (quantities.HessTrace, quantities.TICTrace, quantities.TICDiag)
+        return Cockpit(model, [each(curvature=kind, samples=3) for each in kinds])
+
+    def track(cockpit: Cockpit, step: int, inputs: Tensor, labels: Tensor) -> dict[str, Any]:
+        model.zero_grad()
+        loss = loss_function(model(inputs), labels)
+        with cockpit(step, loss=loss):
+            loss.backward()
+        return {name: cockpit.history[name][step] for name in cockpit.history.names}
+
+    cockpit = new()
+    for step in range(8):
+        batch = torch.randn(SAMPLES, 4, dtype=torch.float64), torch.randint(4, (SAMPLES,))
+        found = track(cockpit, step, *batch)
+        assert found == track(new(), step, *batch)
+        assert math.isfinite(found["TICTrace"])
+        for number, layer in enumerate(model.layers):  # the last one that is used stays
+            layer.requires_grad_(number == model.order[-1] or source.random() < 0.6)
 
 
 @pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")

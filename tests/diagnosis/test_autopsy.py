@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ SAMPLE = Suspect(3, "img_3", share=0.99, loss=50.0, loss_share=0.9, input_ratio=
 SPIKE = Spike(10.0, 1.0, 0.1, 2.3, samples=32, suspects=(SAMPLE,), back=1)
 
 
-def with_share(share: float, **changes: float) -> Spike:
+def with_share(share: float, **changes: Any) -> Spike:
     return replace(SPIKE, suspects=(replace(SAMPLE, share=share),), **changes)
 
 

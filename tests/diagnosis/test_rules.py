@@ -13,8 +13,8 @@ from gradlens.diagnosis.rules import RULES
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.history.setup import Layer, ParameterGroup
+from gradlens.history.spikes import Spike, Suspect
 from tests.diagnosis.runs import (
-    CLASSES,
     SETUP,
     SHAPES,
     STEPS,
@@ -201,7 +201,7 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, loss=STUCK), by_weight("update_rms", *[size] * 3)) for size in (1e-5, 1e-8)
     ],
     "labels_random": [run(changed(S, loss=STUCK)), run(changed(S, loss=STUCK * 0.99))],
-    "label_noise": [run(changed(S, loss_over=share)) for share in (0.08, 0.2)],
+    "label_noise": [run(changed(S, loss_over=share)) for share in (0.04, 0.2)],
     "overfitting": [valid(2, 1, 0.8, 1.2, 1.5), valid(2, 1.0, 0.5, 0.6, 0.7, 0.8)],
 }
 """Runs with each fault, from weak to strong."""
@@ -224,7 +224,10 @@ NOTICED: dict[str, list[History]] = {
     "clipping_always": [run(changed(S, grad_norm_at_step=0.005), setup=adam())],
     "loss_sum": [run(changed(S, loss=32 * S["loss"]), setup=SUM)],
     "momentum_high": [run(setup=with_options(momentum=0.99))],
-    "label_noise": [run(changed(S, loss_over=0.04))],
+    "label_noise": [
+        run(changed(S, loss_over=0.03)),
+        run(changed(S, loss_over=np.linspace(0.2, 0.03, STEPS))),
+    ],
     "overfitting": [valid(2, 1, 0.8, 0.95, 0.95)],
     "weight_decay_high": [
         run(
@@ -379,10 +382,23 @@ def test_samples() -> None:
         changed(S, bad_rows=at(50, 2.0))
         | {"bad_row": np.where(np.arange(STEPS) == 50, 5.0, np.nan)}
     )
-    assert alarms(bad)[0].samples == ("5",)
-    largest = str(int(S["row_largest"][70]))
+    assert alarms(bad)[0].samples == ("5 of the batch",)
+    largest = f"{int(S['row_largest'][70])} of the batch"
     assert alarms(FAULTY["outlier_sample"][0])[0].samples == (largest,)
-    assert alarms(FAULTY["outlier_sample"][2])[0].samples == ("7",)
+    assert alarms(FAULTY["outlier_sample"][2])[0].samples == ("7 of the batch",)
+
+
+def test_samples_by_the_names_of_the_user() -> None:
+    history = run(spikes(share=0.3))
+    history.spikes[100] = Spike(18.0, suspects=(Suspect(3, "cat.png", 0.99), Suspect(7, "dog.png")))
+    found = alarms(history)[0]
+    assert (found.fault, found.samples) == ("outlier_sample", ("cat.png",))
+    assert found.evidence[1].value == 0.99
+    history.spikes[70] = Spike(1.0, suspects=(Suspect(3, "cat.png"), Suspect(7, "dog.png")))
+    history.facts.steps = run(
+        changed(S, row_rms_max=at(70, 50.0), row_largest=at(70, 7.0))
+    ).facts.steps
+    assert alarms(history)[0].samples == ("dog.png",)
 
 
 def test_causes_and_consequences() -> None:
@@ -420,7 +436,3 @@ def test_what_holds_no_longer_is_no_fault() -> None:
     assert not alarms(history)
     history.facts.setups[80] = replace(SETUP, missed=("2.weight",))
     assert [(each.step, each.where) for each in alarms(history)] == [(80, ("2.weight",))]
-
-
-def test_classes() -> None:
-    assert math.isclose(CLASSES, S["classes"][0])

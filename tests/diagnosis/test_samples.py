@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
@@ -42,11 +43,12 @@ def test_losses_and_norms_of_each_sample(as_ids: str) -> None:
         outputs = network(inputs[drawn])
         each = functional.cross_entropy(outputs, labels[drawn], reduction="none").detach()
         loss = functional.cross_entropy(outputs, labels[drawn])
-        ids = {
+        choices: dict[str, Any] = {
             "numbers": drawn.tolist(),
             "texts": [f"s{n}" for n in drawn.tolist()],
             "array": drawn.numpy(),
-        }[as_ids]
+        }
+        ids = choices[as_ids]
         optimizer.zero_grad()
         with cockpit(step, loss=loss, info={"ids": ids}):
             loss.backward()
@@ -172,19 +174,20 @@ def test_a_resumed_run_goes_on(tmp_path: Path) -> None:
     assert np.array_equal(twice.visits, 2 * whole.visits)
 
 
+def with_values(values: NDArray[np.float32]) -> Samples:
+    """Samples all of whose numbers are these, without classes."""
+    visits = np.zeros(len(values), np.int32)
+    ids = tuple(range(len(values)))
+    classes = visits - 1
+    return Samples(0, ids, visits, values, values, values, values, classes, classes)
+
+
 def test_a_ranking_of_anything() -> None:
-    size = 5
-    nothing = np.full(size, np.nan, np.float32)
-    whole = np.zeros(size, np.int32)
-    samples = Samples(0, tuple(range(size)), whole, *[nothing] * 4, whole - 1, whole - 1)
-    assert [each.score for each in rank(samples)] == [-math.inf] * size
+    nothing = np.full(5, np.nan, np.float32)
+    assert [each.score for each in rank(with_values(nothing))] == [-math.inf] * 5
     infinite = nothing.copy()
     infinite[0] = np.inf
-    samples = Samples(0, tuple(range(size)), whole, *[infinite] * 4, whole - 1, whole - 1)
-    assert len(rank(samples, 2)) == 2
-    equal = np.ones(size, np.float32)
-    samples = Samples(0, tuple(range(size)), whole, *[equal] * 4, whole - 1, whole - 1)
-    assert [each.score for each in rank(samples)] == [0.0] * size
-    empty = np.zeros(0, np.float32)
-    samples = Samples(0, (), *[empty] * 7)
-    assert rank(samples) == []
+    assert len(rank(with_values(infinite), 2)) == 2
+    equal = np.ones(5, np.float32)
+    assert [each.score for each in rank(with_values(equal))] == [0.0] * 5
+    assert rank(with_values(np.zeros(0, np.float32))) == []

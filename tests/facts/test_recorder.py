@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 import gradlens
 from gradlens import Cockpit, History
+from gradlens.facts.parameters import parameter_numbers
 from gradlens.history.facts import Facts
 from gradlens.quantities import NormTest
 
@@ -173,6 +174,25 @@ def test_micro_batches_are_one_step(parts: tuple[int, ...], how: str) -> None:
     assert not np.isnan(facts["loss_max"]).any()
 
 
+@pytest.mark.filterwarnings("ignore:gradlens.*2 ids were passed")
+@pytest.mark.parametrize("ids", [[5, 3, 8, 1, 9, 7], list("abcdef"), [2**30] * 6, [1, 2]])
+@pytest.mark.parametrize("bad", [1e3, math.nan])
+def test_samples_have_the_users_ids(ids: list[Any], bad: float) -> None:
+    model = network()
+    cockpit = Cockpit(model, [], autopsy=False)
+    x, y = batch(0)
+    x[4] = bad
+    loss = functional.cross_entropy(model(x), y)
+    with cockpit(0, loss=loss, info={"ids": ids}):
+        loss.backward()
+    cockpit.close()
+    name = "bad_row" if math.isnan(bad) else "row_largest"
+    facts = cockpit.history.facts.steps
+    assert facts[name].tolist() == [4]
+    expected = [9] if ids[0] == 5 else [math.nan]
+    np.testing.assert_array_equal(facts[f"{name}_id"], expected)
+
+
 def test_exceptions_leave_their_step_out() -> None:
     model = network()
     cockpit = Cockpit(model, [], strict=True)
@@ -278,6 +298,25 @@ def test_a_file_has_the_same_facts(tmp_path: Path) -> None:
     assert_same(History.load(tmp_path / "again.json").facts, cockpit.history.facts)
     part = cockpit.history[10:20].facts
     assert part.steps.steps.tolist() == [*range(10, 20)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_numbers_out_of_the_range_of_a_file_are_infinite(seed: int, tmp_path: Path) -> None:
+    """Those of a run in double precision that diverges, without a warning in the loop."""
+    model, (x, y) = network(torch.float64), batch(seed, torch.float64)
+    cockpit = Cockpit(model, [], run=tmp_path / "run.jsonl", strict=True)
+    scales = 10.0 ** np.random.default_rng(seed).uniform(-60, 60, 8)
+    losses = []
+    for step, scale in enumerate(scales):
+        model.zero_grad()
+        loss = scale * functional.cross_entropy(model(x), y)
+        with cockpit(step, loss=loss):
+            loss.backward()
+        losses.append(torch.tensor(loss.item(), dtype=torch.float32).item())
+    cockpit.close()
+    facts = cockpit.history.facts
+    np.testing.assert_array_equal(facts.steps["loss"], losses)
+    assert_same(History.load(tmp_path / "run.jsonl").facts, facts)
 
 
 @pytest.mark.parametrize("at", [1, 7, 20, 21])
@@ -391,3 +430,22 @@ def test_what_isnt_there_is_left_out(kind: str) -> None:
     assert np.isnan(facts.steps["loss"]).any() == (kind == "no loss")
     assert np.isnan(facts.steps["updates"]).any() == (kind == "no optimizer")
     assert np.isnan(facts.steps["samples"]).any() == (kind == "parameters")
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("hidden", [1, 2, 40])
+def test_equal_units_of_recurrent_layers(kind: type[nn.RNNBase], hidden: int) -> None:
+    """Weights of different gates differ, though the units of each have the same ones."""
+    torch.manual_seed(0)
+    layer = kind(3, hidden, bidirectional=True)
+    gates = len(layer.weight_ih_l0) // hidden
+    for equal in (False, True):
+        if equal:
+            with torch.no_grad():
+                for weight in layer.parameters():
+                    rows = weight.reshape(gates, hidden, *weight.shape[1:])
+                    rows.copy_(rows[:, :1].clone().expand_as(rows))
+        found = parameter_numbers(dict(layer.named_parameters()), {}, 1.0)
+        spreads = [float(v) for name, v in found.items() if name.startswith("row_spread")]
+        assert len(spreads) == (4 if hidden > 1 else 0)
+        assert all((spread < 1e-6) == equal for spread in spreads)

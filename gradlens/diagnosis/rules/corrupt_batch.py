@@ -44,7 +44,7 @@ def _of_losses(evidence: Evidence) -> Iterator[Sign]:
     highest = max(found, key=lambda jump: jump.height)
     numbers = (
         above("loss over that by chance", highest.height, OVER_CHANCE),
-        below("largest share of one sample in the batch's loss", highest.share, SHARE),
+        below("largest share of one sample in the batch's gradients or loss", highest.share, SHARE),
         above("steps with such a jump", len(found), 0),
     )
     yield Sign(

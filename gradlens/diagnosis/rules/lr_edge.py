@@ -49,7 +49,7 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
     elif highest > HIGH and peak > PEAK:
         yield above("loss at its peak, over that at the start", peak, PEAK)
     elif is_stuck(evidence) and update > LARGE_UPDATE:
-        yield above("late loss, over the first one", evidence.progress, STUCK)
+        yield above("late loss, over that without learning", evidence.progress, STUCK)
     else:
         return
     if update > LARGE_UPDATE:

@@ -30,7 +30,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     if evidence.progress > STUCK and not evidence.ends_badly and not is_pretrained:
         numbers = (
             below("size of updates, over that of weights", found, UPDATE),
-            above("late loss, over the first one", evidence.progress, STUCK),
+            above("late loss, over that without learning", evidence.progress, STUCK),
         )
         yield Sign(int(evidence.loss.steps[0]) + LONG_ENOUGH - 1, numbers, "very likely")
 

@@ -18,9 +18,9 @@ def find(evidence: Evidence) -> Iterator[Sign]:
             above("samples with a NaN or infinite input, in this batch", bad[place], 0),
             above("steps with such samples", (bad > 0).sum(), 0),
         )
-        sample = evidence.column("bad_row")[place]
-        samples = (str(int(sample)),) if sample >= 0 else ()
-        yield Sign(int(evidence.steps[place]), numbers, samples=samples)
+        step = int(evidence.steps[place])
+        samples = evidence.sample(step, evidence.column("bad_row")[place])
+        yield Sign(step, numbers, samples=samples)
 
 
 RULE = Rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -54,7 +55,8 @@ def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
             above("steps with such a sample", np.isfinite(found).sum(), 0),
         )
         is_alarm = found[place] > CERTAIN or has_loss
-        yield Sign(int(evidence.steps[place]), numbers, is_alarm=is_alarm, samples=_name(sample))
+        step = int(evidence.steps[place])
+        yield Sign(step, numbers, is_alarm=is_alarm, samples=evidence.sample(step, sample))
 
 
 def _of_losses(evidence: Evidence) -> Iterator[Sign]:
@@ -64,21 +66,20 @@ def _of_losses(evidence: Evidence) -> Iterator[Sign]:
     highest = max(found, key=lambda jump: jump.height)
     numbers = (
         above("loss over that by chance", highest.height, OVER_CHANCE),
-        above("share of one sample in the batch's loss", highest.share, SHARE),
+        above("share of one sample in the batch's gradients or loss", highest.share, SHARE),
         above("steps with such a jump", len(found), 0),
     )
-    sample = evidence.column("loss_largest")[highest.place]
+    step = highest.step
+    gradients = [float(each.index) for each in evidence.suspects(step)]
+    losses = evidence.column("loss_largest")[evidence.steps == step].tolist()
+    sample = next(iter([*gradients, *losses]), math.nan)
     yield Sign(
-        highest.step,
+        step,
         numbers,
         "very likely",
-        samples=_name(sample),
+        samples=evidence.sample(step, sample),
         title="The loss of one sample is far above that of all others",
     )
-
-
-def _name(sample: float) -> tuple[str, ...]:
-    return (str(int(sample)),) if sample >= 0 else ()
 
 
 RULE = Rule(

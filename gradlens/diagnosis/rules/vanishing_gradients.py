@@ -47,14 +47,18 @@ def _of_gradients(evidence: Evidence) -> Iterator[Sign]:
         return
     sizes = gradients.matrix(names)
     most = np.nan_to_num(sizes, posinf=0.0).max(axis=0)
-    found = [median(row) for row in ratio(sizes, np.broadcast_to(most, sizes.shape))]
+    shares = ratio(sizes, np.broadcast_to(most, sizes.shape))
+    found = [median(row) for row in shares]
     shrunk = dict(takewhile(lambda each: each[1] < SMALLEST, zip(names, found, strict=True)))
     layers = {name.rpartition(".")[0] for name in shrunk}
     if len(layers) >= LAYERS and min(shrunk.values()) > 0:
-        numbers = (below("gradient of a weight, over the largest of all",
-                         min(shrunk.values()), SMALLEST),)  # fmt: skip
-        yield Sign(int(gradients.steps[0]), numbers, "very likely", where=tuple(shrunk),
-                   advice=_advice(evidence))  # fmt: skip
+        value = min(shrunk.values())
+        numbers = (below("gradient of a weight, over the largest of all", value, SMALLEST),)
+        with np.errstate(invalid="ignore"):
+            is_small = (shares[: len(shrunk)] < SMALLEST).all(axis=0)
+        step = int(gradients.steps[is_small][0]) if is_small.any() else int(gradients.steps[-1])
+        advice = _advice(evidence)
+        yield Sign(step, numbers, "very likely", where=tuple(shrunk), advice=advice)
 
 
 def _advice(evidence: Evidence) -> str:

@@ -16,8 +16,8 @@ MEMORY = 1.0
 """Steps that decay remembers, over those of the run: measured 40 and more in healthy runs, and at
 most 0.33 in faulty ones."""
 LEARNT = 0.5
-"""Late loss over the first one: a network that learns in spite of it may be meant to, as one with
-normalisation, for which the size of weights is irrelevant."""
+"""The late loss over that without learning: a network that learns in spite of it may be meant to,
+as one with normalisation, for which the size of weights is irrelevant."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:

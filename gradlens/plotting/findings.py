@@ -1,0 +1,39 @@
+"""What is wrong with a run, wherever it is shown."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from gradlens.diagnosis.diagnose import diagnose
+from gradlens.history.finding import Finding
+from gradlens.history.history import History
+from gradlens.history.records import LeftOutWarning
+
+MOST = 5
+"""So many findings are shown in a figure and in a summary."""
+
+
+def findings_of(history: History) -> tuple[Finding, ...]:
+    """What is wrong with a run, ordered by cause.
+
+    If the run can't be diagnosed, nothing, with a ``LeftOutWarning``: the values of a run may be
+    anything.
+    """
+    try:
+        return tuple(diagnose(history))
+    except Exception as error:
+        text = f"the run can't be diagnosed ({type(error).__name__}: {error})"
+        warnings.warn(text, LeftOutWarning, stacklevel=2)
+        return ()
+
+
+def main_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The first of those that no other one explains; alarms come before notices."""
+    return tuple(finding for finding in findings if not finding.explained_by)[:MOST]
+
+
+def others(findings: Sequence[Finding], run: str = "RUN") -> str:
+    """How many findings there are besides the main ones, and how to see them."""
+    count = len(findings) - len(main_findings(findings))
+    return f"and {count} more: gradlens diagnose {run}" if count else ""

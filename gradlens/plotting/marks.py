@@ -1,0 +1,129 @@
+"""Marks of findings in the panels of a figure, and lines below the panels that explain them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from gradlens.history.finding import Finding
+from gradlens.history.lines import Floats
+from gradlens.instruments.scales import StepLabels
+from gradlens.instruments.style import (
+    ALARM,
+    BLUE,
+    INK,
+    PAPER,
+    shorten,
+    size_in_points,
+    text_width,
+)
+from gradlens.plotting.layout import LINE
+
+SIZE = 7.0
+"""Points of the lines' type."""
+NUMBER = 5.5
+"""Points of a number's type."""
+APART = 9.0
+"""Points between the middles of two numbers, at least."""
+
+
+def colour(finding: Finding) -> str:
+    """Red for an alarm and blue for a notice, which colour-blind readers can tell apart."""
+    return ALARM if finding.is_alarm else BLUE
+
+
+def mark(panel: Axes, findings: Sequence[Finding]) -> None:
+    """Draw a thin line at the step of each finding, with its number, on the axes over steps."""
+    for ax in _over_steps(panel):
+        _mark(ax, findings)
+
+
+def _over_steps(ax: Axes) -> Iterator[Axes]:
+    if ax.axison and isinstance(ax.xaxis.get_major_formatter(), StepLabels):
+        yield ax
+    for child in ax.child_axes:
+        if isinstance(child, Axes):
+            yield from _over_steps(child)
+
+
+def _mark(ax: Axes, findings: Sequence[Finding]) -> None:
+    low, high = ax.get_xlim()
+    numbered = [(n, one) for n, one in enumerate(findings, 1) if low <= one.step <= high]
+    numbered.sort(key=lambda each: each[1].step)
+    if not numbered:
+        return
+    steps = np.array([low, high, *(one.step for _, one in numbered)], dtype=np.float64)
+    places = ax.xaxis.get_transform().transform(steps)
+    width = size_in_points(ax)[0]
+    places = width * (places[2:] - places[0]) / (places[1] - places[0])
+    shifts = apart(places, APART, width) - places
+    for (number, finding), shift in zip(numbered, shifts, strict=True):
+        _line(ax, finding)
+        ax.annotate(
+            str(number),
+            (finding.step, 1),
+            xycoords=ax.get_xaxis_transform(),
+            xytext=(shift, -4.0),
+            textcoords="offset points",
+            annotation_clip=False,
+            **_badge(finding),
+        )
+
+
+def apart(places: Floats, gap: float, end: float) -> Floats:
+    """Ascending places, moved to be ``gap`` apart and half a gap from 0 and from ``end``.
+
+    Those that have no room are moved beyond 0.
+    """
+    shares = gap * np.arange(len(places))
+    upwards = np.maximum.accumulate(np.maximum(places, gap / 2) - shares) + shares
+    limits = end - gap / 2 - shares[::-1]
+    return np.asarray(np.minimum(upwards, limits), dtype=np.float64)
+
+
+def _line(ax: Axes, finding: Finding) -> None:
+    style = "-" if finding.is_alarm else (0, (2, 2))
+    line = Line2D(
+        [finding.step, finding.step],
+        [0, 1],
+        transform=ax.get_xaxis_transform(),
+        color=colour(finding),
+        linewidth=0.8,
+        linestyle=style,
+        alpha=0.75,
+        zorder=3.5,
+    )
+    # Unlike add_line, this leaves the range of the values as it is.
+    ax.add_artist(line)
+
+
+def _badge(finding: Finding) -> dict[str, Any]:
+    """The look of a number: in a filled square for an alarm, and in a circle for a notice."""
+    shade = colour(finding)
+    face, ink, shape = (shade, PAPER, "square") if finding.is_alarm else (PAPER, shade, "circle")
+    box = {"boxstyle": f"{shape},pad=0.2", "facecolor": face, "edgecolor": shade, "linewidth": 0.7}
+    place = {"ha": "center", "va": "center", "zorder": 6}
+    return {"fontsize": NUMBER, "fontweight": "bold", "color": ink, "bbox": box, **place}
+
+
+def explain(figure: Figure, findings: Sequence[Finding], others: str, bottom: float) -> None:
+    """Draw a line of text for each finding, the last one ``bottom`` inches above the lower edge.
+
+    ``others`` says what there is besides, at the end of the last line.
+    """
+    across, up = figure.get_size_inches()
+    left, right = 0.28, 0.22
+    for number, finding in enumerate(findings, 1):
+        height = (bottom + (len(findings) - number) * LINE) / up
+        end = f"   {others}" if others and number == len(findings) else ""
+        text = " ".join(f"step {finding.step:,}: {finding.headline}".split())
+        # At some resolutions, hinting makes small type wider than measured.
+        room = 0.95 * (across - left - 0.12 - right) * 72 - text_width(end, SIZE)
+        shown = shorten(text, room, SIZE) + end
+        figure.text(left / across, height, str(number), **_badge(finding))
+        figure.text((left + 0.12) / across, height, shown, fontsize=SIZE, color=INK, va="center")
