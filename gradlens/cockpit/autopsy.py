@@ -20,7 +20,7 @@ from gradlens.history.history import History
 from gradlens.history.spikes import Origin, SampleId, Spike, Suspect
 from gradlens.hooks.model_calls import calls_behind
 from gradlens.hooks.module_hooks import on_gradient
-from gradlens.hooks.torch_private import uncompiled_backward
+from gradlens.hooks.torch_private import saved, uncompiled_backward
 from gradlens.numerics.unavailable import Contain
 from gradlens.per_sample.gradients import Gradients, Setting, layer_of
 from gradlens.per_sample.labelling.graph import Graph
@@ -92,7 +92,7 @@ class Autopsies:
         gradient = self._front.grad
         if gradient is None or type(gradient) is not Tensor or gradient.layout != torch.strided:
             return
-        is_finite = math.isfinite(gradient.detach().sum().item())
+        is_finite = bool(gradient.detach().sum().isfinite())
         was_finite, self._gradient_was_finite = self._gradient_was_finite, is_finite
         if is_finite or not was_finite or info.get("scaler") is not None or "loss" not in info:
             return
@@ -372,7 +372,7 @@ def _inputs(graph: Graph, setting: Setting, samples: int) -> Tensor | None:
 def _targets(loss: Tensor) -> Tensor | None:
     """What a loss function compares the outputs with, if that is real."""
     node = loss_node(loss)
-    found: Tensor | None = getattr(node, "_saved_target", None)
+    found: Tensor | None = None if node is None else saved(node, "target", None)
     is_real = found is not None and found.is_floating_point() and found.dim()
     return found if is_real else None
 

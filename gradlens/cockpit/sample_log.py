@@ -176,8 +176,8 @@ def _of_classes(rows: Rows) -> Rows:
     """Rows with a class as the target of each, and the most probable one as the output, if any."""
     targets, outputs = rows.targets, rows.outputs
     if targets.dim() == 1 and outputs.dim() == 2 and not targets.is_floating_point():
-        return rows._replace(outputs=outputs.argmax(1))
-    return rows._replace(targets=_NOTHING, outputs=_NOTHING)
+        return Rows(rows.losses, targets, outputs.argmax(1))
+    return Rows(rows.losses, _NOTHING, _NOTHING)
 
 
 NO_LOSSES = (

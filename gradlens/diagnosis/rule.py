@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import Need
 from gradlens.history.finding import Certainty, Finding, Measured
@@ -51,9 +53,10 @@ class Rule:
 
     def findings(self, evidence: Evidence) -> tuple[Finding, ...]:
         """What it finds; nothing if something is lacking."""
-        if self.lacks(evidence):
-            return ()
-        return tuple(self._finding(sign) for sign in self.find(evidence))
+        with np.errstate(all="ignore"):  # numbers that aren't finite are compared as they are
+            if self.lacks(evidence):
+                return ()
+            return tuple(self._finding(sign) for sign in self.find(evidence))
 
     def _finding(self, sign: Sign) -> Finding:
         return Finding(

@@ -35,7 +35,8 @@ def bad_rows(tensor: Tensor) -> Tensor:
     """Whether each row along the first axis has a NaN or an Inf, ``[N]`` of booleans."""
     if not tensor.is_floating_point():
         return torch.zeros(len(tensor), dtype=torch.bool, device=tensor.device)
-    return ~tensor.detach().reshape(len(tensor), -1).isfinite().all(1)
+    found = ~tensor.detach().isfinite()
+    return found.any(tuple(range(1, found.dim()))) if found.dim() > 1 else found
 
 
 def bad_parameters(parameters: Mapping[str, Tensor]) -> list[str]:

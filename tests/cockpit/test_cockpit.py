@@ -182,7 +182,7 @@ def tensors_alive() -> int:
 @pytest.mark.parametrize("scheduled", [True, False])
 def test_a_step_keeps_no_tensor(model: nn.Module, scheduled: bool) -> None:
     chosen = [type(q)(lambda _: scheduled) for q in every_quantity()[:-1]]
-    cockpit = Cockpit(model, chosen, facts=False)
+    cockpit = Cockpit(model, chosen, facts=False, autopsy=False)
 
     def step(number: int) -> None:
         loss = loss_of(model)
