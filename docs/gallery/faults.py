@@ -19,7 +19,7 @@ from gradlens.cli.main import main as command
 
 STEPS = 240
 BATCH_SIZE = 64
-CHARACTERS = 96
+CHARACTERS = 88
 DIGITS = load_digits()
 IMAGES = DIGITS.train_images.flatten(1) - DIGITS.train_images.mean()
 LABELS = DIGITS.train_labels
@@ -99,6 +99,16 @@ def mislabelled(step: int) -> Batch:
     return images, torch.where(wrong, torch.randint(10, labels.shape), labels)
 
 
+def tracked() -> list[quantities.Quantity]:
+    """A few quantities, new ones for each cockpit."""
+    return [
+        quantities.Loss(),
+        quantities.GradNorm(),
+        quantities.UpdateSize(),
+        quantities.OutputActivation(),
+    ]
+
+
 @dataclass(frozen=True)
 class Case:
     """A training whose parts are sound, but for one of them."""
@@ -113,7 +123,7 @@ class Case:
         torch.manual_seed(0)
         model = self.network()
         optimizer = self.optimizer(model)
-        cockpit = gradlens.Cockpit(model, TRACKED, run=path)
+        cockpit = gradlens.Cockpit(model, tracked(), run=path)
         for step in range(STEPS):
             images, labels = self.batch(step)
             if self.sets_gradients_to_zero:
@@ -124,13 +134,6 @@ class Case:
             optimizer.step()
         cockpit.close()
 
-
-TRACKED = [
-    quantities.Loss(),
-    quantities.GradNorm(),
-    quantities.UpdateSize(),
-    quantities.OutputActivation(),
-]
 
 CASES = {
     "learning_rate": Case(optimizer=far_too_fast),
@@ -157,10 +160,10 @@ def main(folder: Path) -> None:
                 warnings.simplefilter("ignore", gradlens.GradlensWarning)
                 case.run(Path(f"{name}.jsonl"))
             command(["plot", f"{name}.jsonl", "-o", str(folder / f"{name}.png")])
-            with (folder / f"{name}.txt").open("w", encoding="utf-8") as file:
-                with redirect_stdout(file):
-                    print(f"$ gradlens diagnose {name}.jsonl")
-                    command(["diagnose", f"{name}.jsonl"])
+            text = folder / f"{name}.txt"
+            with text.open("w", encoding="utf-8") as file, redirect_stdout(file):
+                print(f"$ gradlens diagnose {name}.jsonl")
+                command(["diagnose", f"{name}.jsonl"])
 
 
 if __name__ == "__main__":
