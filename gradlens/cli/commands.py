@@ -130,7 +130,7 @@ def _diagnose(options: argparse.Namespace) -> int:
 
 
 def _autopsy(options: argparse.Namespace) -> int:
-    spikes = _load(options.run).spikes
+    spikes = load_run(options.run).spikes
     name, step = str(options.run), options.step
     if step is not None and step not in spikes:
         known = ", ".join(map(str, sorted(spikes)[:20])) or "at none"
@@ -146,7 +146,7 @@ def _autopsy(options: argparse.Namespace) -> int:
 
 
 def _samples(options: argparse.Namespace) -> int:
-    samples = _load(options.run).samples
+    samples = load_run(options.run).samples
     if samples is None:
         raise ValueError(f"{options.run} {NO_SAMPLES}")
     with _about(options.run):

@@ -50,7 +50,7 @@ def optimizer_misses(
 ) -> Injected | None:
     model = model_of(training, seed)
     missed = frozenset(some_parameters(model, strength, from_input))
-    if len(missed) == len([*model.parameters()]):
+    if len(missed) in (0, len([*model.parameters()])):
         return None
     return Injected(replace(training, trained=partial(without, missed=missed)), missed, 0)
 
@@ -66,7 +66,7 @@ def frozen_layer(
 ) -> Injected | None:
     model = model_of(training, seed)
     frozen = frozenset(some_parameters(model, strength, from_input))
-    if len(frozen) == len([*model.parameters()]):
+    if len(frozen) in (0, len([*model.parameters()])):
         return None
     prepared = replace(training, prepare=partial(freeze, names=frozen))
     return Injected(prepared, frozen, 0, notice="always")

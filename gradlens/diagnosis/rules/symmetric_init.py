@@ -15,7 +15,8 @@ SPREAD = 1e-5
 """The spread of a weight's rows over its size: measured 0.7 and more in healthy runs, and 0 in
 faulty ones."""
 STEPS = 10
-"""Last layers and residual branches may be zero at the start, but not after some updates."""
+"""Last layers and residual branches may be zero at the start, but not after some updates. Weights
+that aren't zero have different rows at the start, too."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -30,12 +31,15 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     late = spreads.steps >= spreads.steps[0] + STEPS
     if not late.any():
         return
-    equal = np.asarray((table[:, late] < SPREAD).all(axis=1))
-    where = tuple(name for name, is_equal in zip(names, equal, strict=True) if is_equal)
+    later = np.asarray((table[:, late] < SPREAD).all(axis=1))
+    # Noise such as dropout may part equal units slowly.
+    first = np.asarray(spreads.matrix(names)[:, 0] < SPREAD)
+    where = tuple(name for name, is_equal in zip(names, later | first, strict=True) if is_equal)
     if where:
-        numbers = (below("spread of rows, over the weight's size", largest(table[equal][:, late]),
-                         SPREAD),)  # fmt: skip
-        yield Sign(int(spreads.steps[0]) + STEPS, numbers, where=where)
+        spread = largest(table[later][:, late]) if later.any() else largest(table[first][:, 0])
+        numbers = (below("spread of rows, over the weight's size", spread, SPREAD),)
+        step = int(spreads.steps[0]) + (0 if first.any() else STEPS)
+        yield Sign(step, numbers, where=where)
 
 
 RULE = Rule(
