@@ -113,7 +113,7 @@ class Case:
         torch.manual_seed(0)
         model = self.network()
         optimizer = self.optimizer(model)
-        cockpit = gradlens.Cockpit(model, TRACKED, run=path)
+        cockpit = gradlens.Cockpit(model, tracked(), run=path)
         for step in range(STEPS):
             images, labels = self.batch(step)
             if self.sets_gradients_to_zero:
@@ -125,12 +125,16 @@ class Case:
         cockpit.close()
 
 
-TRACKED = [
-    quantities.Loss(),
-    quantities.GradNorm(),
-    quantities.UpdateSize(),
-    quantities.OutputActivation(),
-]
+def tracked() -> list[quantities.Quantity]:
+    """Four panels; the diagnosis needs none of them."""
+    kinds = (
+        quantities.Loss,
+        quantities.GradNorm,
+        quantities.UpdateSize,
+        quantities.OutputActivation,
+    )
+    return [kind() for kind in kinds]
+
 
 CASES = {
     "learning_rate": Case(optimizer=far_too_fast),
@@ -157,10 +161,10 @@ def main(folder: Path) -> None:
                 warnings.simplefilter("ignore", gradlens.GradlensWarning)
                 case.run(Path(f"{name}.jsonl"))
             command(["plot", f"{name}.jsonl", "-o", str(folder / f"{name}.png")])
-            with (folder / f"{name}.txt").open("w", encoding="utf-8") as file:
-                with redirect_stdout(file):
-                    print(f"$ gradlens diagnose {name}.jsonl")
-                    command(["diagnose", f"{name}.jsonl"])
+            text = folder / f"{name}.txt"
+            with text.open("w", encoding="utf-8") as file, redirect_stdout(file):
+                print(f"$ gradlens diagnose {name}.jsonl")
+                command(["diagnose", f"{name}.jsonl"])
 
 
 if __name__ == "__main__":
