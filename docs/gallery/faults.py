@@ -36,7 +36,7 @@ def perceptron(activation: type[nn.Module] = nn.ReLU, hidden: int = 3) -> nn.Seq
 def dying_relus() -> nn.Sequential:
     """The biases of the second layer are so negative that its ReLUs are zero."""
     model = perceptron()
-    nn.init.constant_(model[2].bias, -4)
+    nn.init.constant_(model.get_parameter("2.bias"), -4)
     return model
 
 
@@ -62,7 +62,8 @@ def far_too_fast(model: nn.Module) -> torch.optim.Optimizer:
 
 def without_a_layer(model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer doesn't have the third layer."""
-    return sgd(nn.ModuleList([*model][:4] + [*model][5:]))
+    layers = [*model.children()]
+    return sgd(nn.ModuleList(layers[:4] + layers[5:]))
 
 
 def at_random(step: int) -> Batch:

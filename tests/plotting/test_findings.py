@@ -11,6 +11,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 
 import gradlens.plotting.findings as findings_module
@@ -78,7 +79,11 @@ def test_a_finding_is_marked_at_its_step_and_explained() -> None:
     (ax,) = figure.axes
     (number,) = numbers(ax)
     assert (number.get_text(), number.xy[0]) == ("1", AT)
-    assert [AT, AT] in [list(line.get_xdata()) for line in ax.lines + ax.artists]
+    assert [AT, AT] in [
+        [*np.asarray(line.get_xdata())]
+        for line in (*ax.lines, *ax.artists)
+        if isinstance(line, Line2D)
+    ]
     (line,) = [text for text in texts(figure) if text.startswith("step")]
     assert line == f"step {AT}: The optimizer lacks trainable parameters (2.bias, 2.weight; fact)"
 
@@ -90,7 +95,7 @@ def test_a_figure_without_findings_is_as_without_diagnosis() -> None:
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         images.append(np.asarray(canvas.buffer_rgba()))
-    np.testing.assert_array_equal(*images)
+    np.testing.assert_array_equal(images[0], images[1])
 
 
 def test_findings_can_be_left_out(tmp_path: Path) -> None:
@@ -203,6 +208,14 @@ def test_consequences_are_indented_and_notices_are_called_so() -> None:
     assert "  and 13 more" in many
     notices = replace(summary, findings=several(2)[1:2])
     assert "what may be wrong" in render(notices, 80)
+
+
+def test_a_headline_names_layers_and_samples() -> None:
+    finding = Finding("fault", "A fault", 3, "fact")
+    assert finding.headline == "A fault (fact)"
+    assert replace(finding, samples=("7",)).headline == "A fault (sample 7; fact)"
+    both = replace(finding, where=("0", "2"), samples=("7", "9"), advice="Mend it.")
+    assert both.sentence == "A fault (0, 2; samples 7, 9; fact). Mend it."
 
 
 def test_json_has_all_of_a_finding() -> None:

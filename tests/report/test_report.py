@@ -92,7 +92,8 @@ def test_findings_are_listed_and_marked() -> None:
     assert "since step 5" in html
     assert "What to do" in html
     document = Live(shown).document(Document())
-    marks = [s.data for s in document.select({"type": ColumnDataSource}) if "number" in s.data]
+    sources: list[Any] = [*document.select({"type": ColumnDataSource})]
+    marks = [source.data for source in sources if "number" in source.data]
     assert marks == [{"step": [5.0], "number": ["1"]}]
 
 
