@@ -1,9 +1,9 @@
 """Sphinx extension: runs scripts that draw pictures or write pages, and shows them.
 
 Each script of ``gallery/``, as well as ``instruments.py`` and ``overhead.py``, has a page beside it
-and a ``main(folder: Path)`` that writes PNG or HTML files. It runs when it, a table beside it or
-the package has changed; the files are kept in the docs' own ``_build``, for all builders. A script
-that fails or warns ends the build.
+and a ``main(folder: Path)`` that writes PNG, HTML or text files. It runs when it, a table beside it
+or the package has changed; the files are kept in the docs' own ``_build``, for all builders. A
+script that fails or warns ends the build.
 """
 
 import hashlib

@@ -19,7 +19,7 @@ from gradlens.cli.main import main as command
 
 STEPS = 240
 BATCH_SIZE = 64
-CHARACTERS = 88
+CHARACTERS = 96
 DIGITS = load_digits()
 IMAGES = DIGITS.train_images.flatten(1) - DIGITS.train_images.mean()
 LABELS = DIGITS.train_labels
@@ -36,7 +36,7 @@ def perceptron(activation: type[nn.Module] = nn.ReLU, hidden: int = 3) -> nn.Seq
 def dying_relus() -> nn.Sequential:
     """The biases of the second layer are so negative that its ReLUs are zero."""
     model = perceptron()
-    nn.init.constant_(model[2].bias, -4)
+    nn.init.constant_(model.get_parameter("2.bias"), -4)
     return model
 
 
@@ -62,7 +62,8 @@ def far_too_fast(model: nn.Module) -> torch.optim.Optimizer:
 
 def without_a_layer(model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer doesn't have the third layer."""
-    return sgd(nn.ModuleList([*model][:4] + [*model][5:]))
+    layers = [*model.children()]
+    return sgd(nn.ModuleList(layers[:4] + layers[5:]))
 
 
 def at_random(step: int) -> Batch:
@@ -99,16 +100,6 @@ def mislabelled(step: int) -> Batch:
     return images, torch.where(wrong, torch.randint(10, labels.shape), labels)
 
 
-def tracked() -> list[quantities.Quantity]:
-    """A few quantities, new ones for each cockpit."""
-    return [
-        quantities.Loss(),
-        quantities.GradNorm(),
-        quantities.UpdateSize(),
-        quantities.OutputActivation(),
-    ]
-
-
 @dataclass(frozen=True)
 class Case:
     """A training whose parts are sound, but for one of them."""
@@ -133,6 +124,17 @@ class Case:
                 loss.backward()
             optimizer.step()
         cockpit.close()
+
+
+def tracked() -> list[quantities.Quantity]:
+    """Four panels; the diagnosis needs none of them."""
+    kinds = (
+        quantities.Loss,
+        quantities.GradNorm,
+        quantities.UpdateSize,
+        quantities.OutputActivation,
+    )
+    return [kind() for kind in kinds]
 
 
 CASES = {

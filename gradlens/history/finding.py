@@ -51,8 +51,10 @@ class Finding:
     @property
     def headline(self) -> str:
         """What was found, where, and how certain it is."""
-        where = f"{few(self.where)}; " if self.where else ""
-        return f"{self.title} ({where}{self.certainty})"
+        noun = "sample" if len(self.samples) == 1 else "samples"
+        samples = f"{noun} {few(self.samples)}" if self.samples else ""
+        words = filter(None, (few(self.where), samples, self.certainty))
+        return f"{self.title} ({'; '.join(words)})"
 
     @property
     def sentence(self) -> str:

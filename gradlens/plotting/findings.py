@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+import numpy as np
+
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
@@ -21,7 +23,9 @@ def findings_of(history: History) -> tuple[Finding, ...]:
     anything.
     """
     try:
-        return tuple(diagnose(history))
+        # Of numbers that are too large to be compared, nothing follows.
+        with np.errstate(all="ignore"):
+            return tuple(diagnose(history))
     except Exception as error:
         text = f"the run can't be diagnosed ({type(error).__name__}: {error})"
         warnings.warn(text, LeftOutWarning, stacklevel=2)

@@ -87,14 +87,13 @@ def apart(places: Floats, gap: float, end: float) -> Floats:
 
 
 def _line(ax: Axes, finding: Finding) -> None:
-    style = "-" if finding.is_alarm else (0, (2, 2))
     line = Line2D(
         [finding.step, finding.step],
         [0, 1],
         transform=ax.get_xaxis_transform(),
         color=colour(finding),
         linewidth=0.8,
-        linestyle=style,
+        linestyle="-" if finding.is_alarm else "--",
         alpha=0.75,
         zorder=3.5,
     )

@@ -22,6 +22,7 @@ from gradlens.cli.main import main
 from gradlens.history.history import History
 from gradlens.history.lines import line
 from gradlens.history.records import Note, Source
+from gradlens.history.setup import ParameterGroup, Setup
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments.scales import number_label
@@ -71,7 +72,52 @@ def names_on(found: tuple[Card, ...]) -> set[str]:
     return {name for card in found for name in curves(card)}
 
 
+def faulty(steps: int) -> History:
+    """A run whose optimizer lacks a parameter from step 5 on."""
+    history = steady(steps)
+    everything = (ParameterGroup({}, ("weight", "bias")),)
+    history.facts.setups[0] = Setup("SGD", everything)
+    if steps > 5:
+        history.facts.setups[5] = Setup("SGD", everything, missed=("bias",))
+    return history
+
+
 # Content ------------------------------------------------------------------------------------
+
+
+def test_findings_are_listed_and_marked() -> None:
+    shown = page({"run": faulty(20)}, "")
+    html = str(Live(shown)._status.data["head"][0])
+    assert "The optimizer lacks trainable parameters" in html
+    assert "since step 5" in html
+    assert "What to do" in html
+    document = Live(shown).document(Document())
+    sources: list[Any] = [*document.select({"type": ColumnDataSource})]
+    marks = [source.data for source in sources if "number" in source.data]
+    assert marks == [{"step": [5.0], "number": ["1"]}]
+
+
+def test_a_healthy_run_has_neither_a_list_nor_marks() -> None:
+    shown = page({"run": steady(20)}, "")
+    assert "findings" not in str(Live(shown)._status.data["head"][0])
+    assert shown.marks == {}
+
+
+def test_several_runs_have_lists_and_no_marks() -> None:
+    shown = page({"a": faulty(20), "b": faulty(30)}, "")
+    assert str(Live(shown)._status.data["head"][0]).count("The optimizer lacks") == 2
+    assert shown.marks == {}
+
+
+def test_a_first_finding_loads_a_live_page_again_and_a_later_one_does_not() -> None:
+    live = Live(page({"run": faulty(4)}, ""))
+    live.document(Document(), live=True)
+    live.update(page({"run": faulty(20)}, ""))
+    assert live._status.data["reload"] == [True]
+    live = Live(page({"run": faulty(20)}, ""))
+    live.document(Document(), live=True)
+    live.update(page({"run": faulty(21)}, ""))
+    assert live._status.data["reload"] == [False]
 
 
 def test_every_number_of_the_summary_is_on_the_page() -> None:
