@@ -17,10 +17,10 @@ def test_no_two_have_the_same_name() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("training", TRAININGS, ids=BY_NAME)
-def test_learns(training: Training, seed: int) -> None:
-    outcome = train(training, seed)
+@pytest.mark.parametrize("training", TRAININGS[::4], ids=[*BY_NAME][::4])
+def test_learns(training: Training) -> None:
+    """Of the others, each evaluation says whether they have learnt."""
+    outcome = train(training, 0)
     assert outcome.end < 0.7 * outcome.start
     assert outcome.valid_end < 0.8 * outcome.valid_start
 

@@ -41,8 +41,11 @@ class Outcome:
 
     @property
     def start(self) -> float:
-        """The loss of the first step, before anything is learnt."""
-        return self.losses[0]
+        """The larger one of the first loss and the mean of the first three.
+
+        The first batch may happen to be an easy one.
+        """
+        return max(self.losses[0], fmean(self.losses[:3]))
 
     @property
     def end(self) -> float:

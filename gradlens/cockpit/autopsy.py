@@ -138,12 +138,20 @@ class Autopsies:
 
     def state_dict(self) -> State:
         """What later jumps depend on."""
-        return {"trigger": self._trigger.state_dict(), "rates": list(self._rates)}
+        return {
+            "trigger": self._trigger.state_dict(),
+            "rates": list(self._rates),
+            "tracked": [
+                {name: squared_norms(value) for name, value in each.items()}
+                for each in self._tracked
+            ],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
         self._trigger.load_state_dict(state["trigger"])
         self._rates = deque(state["rates"], maxlen=RATES)
+        self._tracked = deque(state["tracked"], maxlen=TRACKED)
         self._latest = None
 
 

@@ -41,7 +41,7 @@ TRUTH = Injected(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES[::2])
 def test_problem_is_learnt_in_its_steps_without_overfitting(name: str) -> None:
     outcome = train(Training(BY_NAME[name]), 0)
     assert outcome.end < 0.7 * outcome.start
@@ -52,7 +52,7 @@ def test_problem_is_learnt_in_its_steps_without_overfitting(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES[::4])
 def test_a_run_is_the_same_again_and_under_a_cockpit(name: str, tmp_path: Path) -> None:
     problem = replace(BY_NAME[name], steps=12)
     first = train(Training(problem), 1)
@@ -64,7 +64,7 @@ def test_a_run_is_the_same_again_and_under_a_cockpit(name: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.way)
+@pytest.mark.parametrize("control", CONTROLS[::3], ids=lambda control: control.way)
 def test_control_runs_under_a_cockpit(control: controls.Control, tmp_path: Path) -> None:
     possible: list[tuple[Problem, Training]] = [
         (problem, training)

@@ -376,6 +376,7 @@ NOT_SAVED = re.compile(
             r"\.boundary|\._boundary",  # the step of notes
             r"\.updates\.(_pending|interval|_loaded)",  # compared by what becomes of them
             r"\.updates\._end_step|\.assembly\._differ",  # found at the next context
+            r"\.autopsies\.(_step|_tracked)",  # of deviations, there are the norms alone
             r"\.assembly\._step|\.stale_gradient|\.facts\._optimizer|_capture\._forward_passes|_paused$",
             r"\.statistics",  # a tuple instead of a list
         )
