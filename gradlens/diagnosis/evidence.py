@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradlens.diagnosis.numbers import finite, first, largest, median, medians, ratio
+from gradlens.history.facts import OF_SAMPLES
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line, entry, field_line, line, lines
 from gradlens.history.setup import Layer, Setup
@@ -41,9 +42,6 @@ SERIES = {"gradient_rms": "GradNorm", "weight_rms": "ParameterNorm", "update_rms
 
 VALIDATION = ("valid_loss", "val_loss", "validation_loss", "eval_loss")
 """Names under which training loops log a validation loss."""
-
-OF_SAMPLES = ("row_largest", "bad_row", "loss_largest")
-"""Columns with places of samples in the batch; beside each, there is one with their ids."""
 
 LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
 

@@ -97,6 +97,7 @@ class Network:
         names = [name for number in sorted(self._weights) for name in self._weights[number]]
         return tuple(dict.fromkeys(names))
 
+    @cached_property
     def activations(self) -> list[Activation]:
         """All activations, from input to output, each by the layer before it."""
         nodes = [n for n, kind in enumerate(self._kinds) if kind in ACTIVATIONS]

@@ -14,6 +14,7 @@ from torch import Tensor
 from gradlens.facts.batch import BatchRows, Rows, batch_columns
 from gradlens.facts.loss import (
     LabelCounts,
+    LossNode,
     LossRows,
     label_columns,
     loss_columns,
@@ -31,6 +32,7 @@ from gradlens.facts.parameters import (
     update_numbers,
 )
 from gradlens.facts.setups import setup_of
+from gradlens.history.facts import OF_SAMPLES
 from gradlens.history.setup import Setup
 from gradlens.per_sample.gradients import Setting
 from gradlens.per_sample.labelling.graph import Graph
@@ -119,22 +121,26 @@ class FactRecorder:
         self._read_batch(self._present)
         self._present.ids += info.get("ids", ())
         loss = info.get("loss")
-        if loss is not None and loss.grad_fn is not None and loss.numel() == 1:
-            self._read_loss(self._present, loss, info)
+        node = None
+        if loss is not None and loss.grad_fn is not None:
+            node = loss_node(loss)
+            if loss.numel() == 1:
+                self._read_loss(self._present, loss, node, info)
         optimizer = info.get("optimizer")
         if optimizer is not None:
             self._optimizer.follow(optimizer)
             self._present.numbers["lr"] = learning_rate(optimizer)
         if self._present.of_layers is not None and not self._goes_on:
-            self._read_network(self._present, loss, info)
+            self._read_network(self._present, loss, node, info)
 
     def _read_batch(self, facts: StepFacts) -> None:
         rows = self._batch.take()
         if rows is not None:
             facts.rows.append(rows)
 
-    def _read_loss(self, facts: StepFacts, loss: Tensor, info: Mapping[str, Any]) -> None:
-        node = loss_node(loss)
+    def _read_loss(
+        self, facts: StepFacts, loss: Tensor, node: LossNode | None, info: Mapping[str, Any]
+    ) -> None:
         found = LossRows() if node is None else loss_rows(node)
         scale = loss_scale(info)
         value = loss.detach().reshape(()).float().clone()
@@ -151,12 +157,16 @@ class FactRecorder:
         if found.variance is not None:
             facts.numbers["target_variance"] = found.variance
 
-    def _read_network(self, facts: StepFacts, loss: Tensor | None, info: Mapping[str, Any]) -> None:
+    def _read_network(
+        self,
+        facts: StepFacts,
+        loss: Tensor | None,
+        node: LossNode | None,
+        info: Mapping[str, Any],
+    ) -> None:
         network = number = None
-        node = None
         if loss is not None and loss.grad_fn is not None:
             network = Network(Graph(loss), self._setting.names)
-            node = loss_node(loss)
             number = None if node is None else network.number_of(node.node)
             facts.of_layers = self._activations(network)
         setup = setup_of(self._setting, info, network, node, number, facts.rows)
@@ -164,7 +174,7 @@ class FactRecorder:
 
     def _activations(self, network: Network) -> dict[str, Tensor]:
         found: list[tuple[str, Tensor]] = []
-        for activation in network.activations():
+        for activation in network.activations:
             output = network.output_of(activation)
             share = None if output is None else activation_share(activation.kind, output)
             if share is not None:
@@ -304,7 +314,6 @@ def ids_of(columns: Mapping[str, float], ids: Sequence[int | str]) -> dict[str, 
     }
 
 
-OF_SAMPLES = ("row_largest", "bad_row", "loss_largest")
 LARGEST_ID = 2**24
 """The tables are in single precision, which has all whole numbers up to this one."""
 

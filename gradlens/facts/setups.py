@@ -41,7 +41,7 @@ def setup_of(
         loss_reduction="" if node is None else node.reduction,
         declared_reduction=setting.loss_reduction,
         layers={} if setting.model is None else _layers(setting.model),
-        activations={} if network is None else {a.layer: a.kind for a in network.activations()},
+        activations={} if network is None else {a.layer: a.kind for a in network.activations},
         order=() if network is None else network.order,
         before_loss="" if network is None else network.before_loss(number),
         linear_pairs=() if network is None else network.linear_pairs,

@@ -14,6 +14,10 @@ from gradlens.history.json_lines import Value
 from gradlens.history.schema import Fields, Is, ListOf, OneOf, Whole
 from gradlens.history.setup import Setup
 
+OF_SAMPLES = ("row_largest", "bad_row", "loss_largest")
+"""Columns with places of samples in the batch. Beside each, there may be one with the user's ids,
+such as ``bad_row_id``."""
+
 MOST_STEPS = 8192
 """Rows of the steps' table: 30 columns of them take a megabyte."""
 MOST_LAYER_ROWS = 256

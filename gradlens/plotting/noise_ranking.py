@@ -95,4 +95,5 @@ def _last(values: Floats) -> float:
 def _median(values: Floats) -> float:
     known = values[~np.isnan(values)]
     with np.errstate(invalid="ignore"):  # +∞ and −∞ have no mean
-        return float(np.median(known)) if known.size else math.nan
+        # Of halves, since the sum of the two middle values may be larger than any float.
+        return 2 * float(np.median(known / 2)) if known.size else math.nan

@@ -37,7 +37,7 @@ def test_activations_have_the_names_of_the_layers_before(kind: str) -> None:
     layers = [nn.Linear(5, 4), ACTIVATIONS[kind](), nn.Linear(4, 4), nn.LayerNorm(4)]
     model = nn.Sequential(*layers, ACTIVATIONS[kind](), nn.Linear(4, 3))
     found, _ = network(model, classified(model, 5))
-    assert [(each.layer, each.kind) for each in found.activations()] == [("0", kind), ("3", kind)]
+    assert [(each.layer, each.kind) for each in found.activations] == [("0", kind), ("3", kind)]
     names = ["0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias", "5.weight", "5.bias"]
     assert {*found.order} == {*names}
     assert [n.partition(".")[0] for n in found.order] == [n.partition(".")[0] for n in names]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradlens.cli.summary_data import as_json
@@ -111,17 +111,18 @@ def test_a_noise_scale_whose_gradient_is_noise_is_infinite() -> None:
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
 
 
+@example([[0.0, 8.988465674311579e307], [0.0, 8.98846567431158e307]])  # their sum overflows
 @given(
     st.integers(1, 6).flatmap(lambda rows: st.lists(
         st.lists(NUMBERS, min_size=rows, max_size=rows), min_size=1, max_size=8))
 )  # fmt: skip
 def test_any_numbers_are_ranked(table: list[list[float]]) -> None:
-    """Each layer is there once, in the order of its median by numpy."""
+    """Each layer is there once, in the order of its median by numpy in extended precision."""
     records = [of_layers(**{f"l{n}": value for n, value in enumerate(row)}) for row in table]
     history = recorded(*records)
     (found,) = noise_rankings(history)
     with np.errstate(all="ignore"):
-        columns = [np.array(column) for column in zip(*table, strict=True)]
+        columns = [np.array(column, np.longdouble) for column in zip(*table, strict=True)]
         medians = [np.median(c[~np.isnan(c)]) if (~np.isnan(c)).any() else np.nan for c in columns]
     assert [one.median for one in sorted(found.layers, key=lambda one: one.name)] == pytest.approx(
         medians, nan_ok=True

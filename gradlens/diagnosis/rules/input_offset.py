@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradlens.diagnosis.course import is_high, is_stuck
 from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.inputs import beyond
 from gradlens.diagnosis.needs import INPUTS
-from gradlens.diagnosis.numbers import median, ratio
-from gradlens.diagnosis.rule import Rule, Sign, above
-from gradlens.diagnosis.rules.input_scale import HARMLESS
+from gradlens.diagnosis.numbers import ratio
+from gradlens.diagnosis.rule import Rule, Sign
 
 LARGE, LARGEST = 3.5, 6.0
 """The mean over the standard deviation: measured at most 3.1 in healthy runs (inputs in 0 to 1),
@@ -20,16 +19,9 @@ and 30 in faulty ones. In between, it is a notice unless training is unstable or
 
 def find(evidence: Evidence) -> Iterator[Sign]:
     offsets = ratio(np.abs(evidence.column("input_mean")), evidence.column("input_std"))
-    found = median(offsets)
-    if evidence.setup.input_kind != "integers" and found > LARGE:
-        is_normalised = evidence.setup.input_normalised
-        does_harm = found > LARGEST or is_high(evidence) or is_stuck(evidence)
-        yield Sign(
-            int(evidence.steps[np.isfinite(offsets)][0]),
-            (above("mean of the inputs over their standard deviation", found, LARGE),),
-            is_alarm=does_harm and not is_normalised,
-            advice=HARMLESS if is_normalised else "",
-        )
+    yield from beyond(
+        evidence, "mean of the inputs over their standard deviation", offsets, LARGE, LARGEST
+    )
 
 
 RULE = Rule(

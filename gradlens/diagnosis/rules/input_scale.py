@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
-from gradlens.diagnosis.course import is_high, is_stuck
 from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.inputs import beyond
 from gradlens.diagnosis.needs import INPUTS
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.rule import Rule, Sign
 
 LARGE, LARGEST = 5.0, 20.0
 """Measured 0.3 to 1 in healthy runs, and 110 to 140 in faulty ones. In between, it is a notice
@@ -17,20 +15,10 @@ unless training is unstable or learns nothing."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
-    found = evidence.typical("input_rms")
-    if evidence.setup.input_kind != "integers" and found > LARGE:
-        is_normalised = evidence.setup.input_normalised
-        known = np.isfinite(evidence.column("input_rms"))
-        does_harm = found > LARGEST or is_high(evidence) or is_stuck(evidence)
-        yield Sign(
-            int(evidence.steps[known][0]),
-            (above("root mean square of the inputs", found, LARGE),),
-            is_alarm=does_harm and not is_normalised,
-            advice=HARMLESS if is_normalised else "",
-        )
+    yield from beyond(
+        evidence, "root mean square of the inputs", evidence.column("input_rms"), LARGE, LARGEST
+    )
 
-
-HARMLESS = "This is harmless, since the model begins with a normalisation."
 
 RULE = Rule(
     fault="input_scale",
