@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +21,27 @@ from gradlens.hooks.torch_private import tree_leaves
 Floats = NDArray[np.float64]
 
 
+class RowNumbers(NamedTuple):
+    """The norm of each row ``[N]``, its mean and a hash ``[N, 2]``, and the norm of the mean row.
+
+    Rows with the same elements have the same hash, up to rounding.
+    """
+
+    norms: Tensor
+    products: Tensor
+    centre: Tensor
+
+
 @dataclass(frozen=True)
 class Rows:
-    """The numbers of a batch's rows ``[4, N]``, and how many elements a row has."""
+    """The numbers of a batch's rows, and how many elements a row has."""
 
-    numbers: Tensor
+    numbers: RowNumbers
     elements: int
     is_real: bool
+
+    def __len__(self) -> int:
+        return len(self.numbers.norms)
 
 
 class BatchRows(HookOwner):
@@ -80,17 +95,14 @@ def _rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
 
 
 @torch.no_grad()
-def row_numbers(rows: Tensor) -> Tensor:
-    """The norm of each row, its mean and a hash, and the norm of the mean row ``[4, N]``.
-
-    Rows with the same elements have the same hash, up to rounding.
-    """
+def row_numbers(rows: Tensor) -> RowNumbers:
     with without_autocast():
         flat = rows.detach().reshape(len(rows), -1).float()
-        norms = torch.linalg.vector_norm(flat, dim=1)
-        products = flat @ _weights(flat.shape[1], flat.device)
-        centre = torch.linalg.vector_norm(flat.mean(0))
-        return torch.cat([norms[None], products.T, centre.expand(1, len(rows))])
+        return RowNumbers(
+            torch.linalg.vector_norm(flat, dim=1),
+            flat @ _weights(flat.shape[1], flat.device),
+            torch.linalg.vector_norm(flat.mean(0)),
+        )
 
 
 @cache
@@ -104,29 +116,50 @@ def _weights(elements: int, device: torch.device) -> Tensor:
         return torch.stack([mean, mixed / math.sqrt(elements)], 1).float().to(device)
 
 
-def batch_columns(numbers: Floats, elements: int) -> dict[str, float]:
-    """Columns of the steps' table, from the numbers ``[4, N]`` of rows of so many elements."""
-    norms, means, hashes, centre = numbers
-    rms = norms / math.sqrt(elements)
-    whole = np.isfinite(norms)
-    found: dict[str, float] = {"samples": len(norms), "bad_rows": float((~whole).sum())}
-    if not whole.all():
-        found["bad_row"] = float(np.flatnonzero(~whole)[0])
-        return found
-    largest = int(rms.argmax())
-    square = float(np.square(rms).mean())
-    mean = float(means.mean())
-    spread = max(square - float(np.square(centre).mean()) / elements, 0.0)
-    return found | {
-        "input_rms": math.sqrt(square),
+def joined(parts: Sequence[Sequence[Floats]]) -> Floats:
+    """The numbers ``[4, N]`` of all rows of some micro-batches, from their ``RowNumbers``."""
+    return np.concatenate(
+        [
+            np.stack([norms, *products.T, np.full(len(norms), centre)])
+            for norms, products, centre in parts
+        ],
+        axis=1,
+    )
+
+
+def batch_columns(numbers: Floats, elements: int) -> dict[str, Floats]:
+    """Columns of the steps' table, from the numbers ``[K, 4, N]`` of rows of so many elements.
+
+    A batch with rows that aren't finite has NaN in the other columns.
+    """
+    norms, means, hashes, centres = np.moveaxis(numbers, 1, 0)
+    steps, rows = norms.shape
+    finite = np.isfinite(norms)
+    whole = finite.all(axis=1)
+    bad_row = np.where(whole, np.nan, finite.argmin(axis=1))
+    counts = {
+        "samples": np.full(steps, float(rows)),
+        "bad_rows": rows - finite.sum(axis=1, dtype=np.float64),
+        "bad_row": bad_row,
+    }
+    with np.errstate(invalid="ignore", over="ignore"):
+        sizes = _sizes(norms / math.sqrt(elements), means, centres, elements)
+        hashed = {"distinct_rows": distinct(norms, hashes), "checksum": hashes.sum(axis=1)}
+    return counts | {n: np.where(whole, c, np.nan) for n, c in (sizes | hashed).items()}
+
+
+def _sizes(rms: Floats, means: Floats, centres: Floats, elements: int) -> dict[str, Floats]:
+    square = np.square(rms).mean(axis=1)
+    mean = means.mean(axis=1)
+    spread = np.maximum(square - np.square(centres).mean(axis=1) / elements, 0.0)
+    return {
+        "input_rms": np.sqrt(square),
         "input_mean": mean,
-        "input_std": math.sqrt(max(square - mean**2, 0.0)),
-        "input_spread": math.sqrt(spread / square) if square else 0.0,
-        "row_rms_max": float(rms[largest]),
-        "row_rms_median": median(rms),
-        "row_largest": largest,
-        "distinct_rows": float(distinct(norms, hashes)),
-        "checksum": float(hashes.sum()),
+        "input_std": np.sqrt(np.maximum(square - mean**2, 0.0)),
+        "input_spread": np.sqrt(spread / np.where(square > 0, square, 1.0)),
+        "row_rms_max": rms.max(axis=1),
+        "row_rms_median": np.sort(rms, axis=1)[:, rms.shape[1] // 2],
+        "row_largest": rms.argmax(axis=1).astype(np.float64),
     }
 
 
@@ -135,14 +168,11 @@ SAME = 1e-5
 single precision, sums of the same numbers in another order differ by less."""
 
 
-def distinct(norms: Floats, hashes: Floats) -> int:
-    """The number of rows that differ from all others."""
-    scaled = [np.round(each / (SAME * max(np.abs(each).max(), 1e-30))) for each in (norms, hashes)]
-    keys = np.sort(scaled[0] + scaled[1] / SAME * 10)
-    return 1 + int(np.count_nonzero(np.diff(keys)))
-
-
-def median(numbers: Floats) -> float:
-    """The median, or the larger one of two; several times faster than ``numpy.median``."""
-    middle = len(numbers) // 2
-    return float(np.partition(numbers, middle)[middle])
+def distinct(norms: Floats, hashes: Floats) -> Floats:
+    """The number of rows that differ from all others ``[K]``, from ``[K, N]``."""
+    scaled = [
+        np.round(each / (SAME * np.maximum(np.abs(each).max(axis=1, keepdims=True), 1e-30)))
+        for each in (norms, hashes)
+    ]
+    keys = np.sort(scaled[0] + scaled[1] / SAME * 10, axis=1)
+    return 1.0 + np.count_nonzero(np.diff(keys, axis=1), axis=1)

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from gradlens.facts.batch import median
 from gradlens.hooks.node_kinds import VIEWS, Node, kind
-from gradlens.hooks.torch_private import saved
+from gradlens.hooks.torch_private import saved, signed
 from gradlens.numerics.precision import accumulable
 from gradlens.stateful import State
 
@@ -75,12 +74,13 @@ def loss_node(loss: Tensor) -> LossNode | None:
 class LossRows:
     """What a loss function was called with, and its values, for each row of the targets ``[M]``.
 
-    ``labels`` and ``classes`` are those of a classification, and ``variance`` is that of the
-    targets of a regression.
+    ``labels`` and ``classes`` are those of a classification, in which rows whose label is
+    ``ignored`` have no loss; ``variance`` is that of the targets of a regression.
     """
 
     losses: Tensor | None = None
     labels: Tensor | None = None
+    ignored: int | None = None
     classes: int = 0
     count: int = 0
     variance: Tensor | None = None
@@ -97,12 +97,11 @@ def _classes(node: Node) -> LossRows:
     classes = log_probabilities.shape[axis]
     if labels.numel() > MOST_LABELS or labels.dim() != 1:
         return LossRows(count=labels.numel(), classes=classes)
-    ignored = labels == saved(node, "ignore_index")
-    chosen = torch.where(ignored, 0, labels)[:, None]
-    losses = -accumulable(log_probabilities.gather(1, chosen)).squeeze(1)
+    places = labels.clamp(0, classes - 1)[:, None]  # an ignored label may be any number
     return LossRows(
-        torch.where(ignored, math.nan, losses),
-        torch.where(ignored, -1, labels),
+        -accumulable(log_probabilities.gather(1, places)).squeeze(1),
+        labels.clone(),
+        signed(saved(node, "ignore_index")),
         classes,
         len(labels),
     )
@@ -121,8 +120,8 @@ def _probabilities(node: Node) -> LossRows:
     return LossRows(
         losses.reshape(len(targets), -1).mean(1),
         targets.reshape(-1).clone() if single else None,
-        2,
-        targets.numel(),
+        classes=2,
+        count=targets.numel(),
     )
 
 
@@ -147,37 +146,54 @@ LOSSES: Mapping[str, Any] = {
 """What reads the rows of a node, by its kind."""
 
 
-def loss_columns(losses: Floats, classes: int) -> dict[str, float]:
-    """Columns of the steps' table, from losses of single samples ``[N]``."""
-    known = losses[~np.isnan(losses)]
-    if not known.size:
-        return {}
+def known_rows(losses: Floats, labels: Floats, ignored: int | None) -> tuple[Floats, Floats]:
+    """The same with NaN as the loss of ignored rows, and −1 as their label."""
+    if ignored is None or len(losses) != len(labels):
+        return losses, labels
+    is_ignored = labels == ignored
+    return np.where(is_ignored, np.nan, losses), np.where(is_ignored, -1, labels)
+
+
+def loss_columns(losses: Floats, classes: int) -> dict[str, Floats]:
+    """Columns of the steps' table, from losses of single samples ``[K, N]``; NaN is none."""
+    counts = np.isfinite(losses) | np.isinf(losses)
+    known = counts.sum(axis=1)
+    any_known = known > 0
+    ordered = np.sort(losses, axis=1)  # NaN come last
+    places = np.stack([np.maximum(known - 1, 0), np.minimum(known // 2, losses.shape[1] - 1)], 1)
+    largest, middle = np.take_along_axis(ordered, places, axis=1).T
+    place = np.where(counts, losses, -np.inf).argmax(axis=1)
     found = {
-        "loss_max": float(known.max()),
-        "loss_largest": float(np.nanargmax(losses)),
-        "loss_median": median(known),
+        "loss_max": largest,
+        "loss_largest": np.where(any_known, place, np.nan),
+        "loss_median": middle,
     }
     if classes > 1:
-        found["loss_over"] = float((known > 2 * math.log(classes)).mean())
+        over = (np.where(counts, losses, -np.inf) > 2 * math.log(classes)).sum(axis=1)
+        found["loss_over"] = np.where(any_known, over / np.maximum(known, 1), np.nan)
     return found
 
 
-def label_columns(labels: Floats) -> dict[str, float]:
-    """Columns of the steps' table, from the labels of single samples ``[N]``; −1 is none."""
-    counts = counts_of(labels)
-    if not counts.size:
-        return {}
-    shares = counts[counts > 0] / counts.sum()
-    return {"label_entropy": float(-(shares * np.log(shares)).sum())}
+def label_columns(counts: NDArray[np.int64]) -> dict[str, Floats]:
+    """Columns of the steps' table, from how often each class is a label ``[K, C]``."""
+    sums = counts.sum(axis=1, keepdims=True)
+    shares = counts / np.maximum(sums, 1)
+    entropies = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=1)
+    return {"label_entropy": np.where(sums[:, 0] > 0, entropies, np.nan)}
 
 
 def counts_of(labels: Floats) -> NDArray[np.int64]:
-    """How often each class is a label; none if some labels are no classes."""
-    known = labels[labels >= 0]
-    classes = known.astype(np.int64)
-    if not known.size or classes.max() >= MOST_CLASSES or (classes != known).any():
-        return np.zeros(0, dtype=np.int64)
-    return np.bincount(classes)
+    """How often each class is a label ``[K, C]``, of labels ``[K, N]`` of which −1 is none.
+
+    Rows with labels that are no classes have no counts.
+    """
+    are_classes = (labels < MOST_CLASSES) & (labels == np.floor(labels)) | (labels < 0)
+    known = (labels >= 0) & are_classes.all(axis=1, keepdims=True)
+    classes = np.where(known, labels, 0).astype(np.int64)
+    most = int(classes.max(initial=0)) + 1
+    places = classes + most * np.arange(len(labels))[:, None]
+    counts = np.bincount(places[known], minlength=most * len(labels))
+    return counts.reshape(len(labels), most)
 
 
 class LabelCounts:
@@ -186,9 +202,8 @@ class LabelCounts:
     def __init__(self) -> None:
         self._counts = np.zeros(0, dtype=np.int64)
 
-    def add(self, labels: Floats) -> None:
-        """Count the labels of a batch."""
-        found = counts_of(labels)
+    def add(self, found: NDArray[np.int64]) -> None:
+        """Add how often each class is a label of a batch ``[C]``."""
         most = max(len(found), len(self._counts))
         before = self._counts
         self._counts = np.pad(found, (0, most - len(found)))

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.facts.batch import BatchRows, Rows, batch_columns
+from gradlens.facts.batch import BatchRows, Rows
 from gradlens.facts.loss import (
     LabelCounts,
     LossNode,
     LossRows,
-    label_columns,
-    loss_columns,
     loss_node,
     loss_rows,
 )
@@ -32,14 +27,13 @@ from gradlens.facts.parameters import (
     update_numbers,
 )
 from gradlens.facts.setups import setup_of
-from gradlens.history.facts import OF_SAMPLES
+from gradlens.facts.step_columns import columns
+from gradlens.facts.step_facts import StepFacts, read
 from gradlens.history.setup import Setup
 from gradlens.per_sample.gradients import Setting
 from gradlens.per_sample.labelling.graph import Graph
 from gradlens.per_sample.scales import gradient_scale, loss_scale
 from gradlens.stateful import State
-
-Floats = NDArray[np.float64]
 
 FIRST_LAYER_STEPS = frozenset({0, 1, 2, 4, 8, 16})
 LAYER_INTERVAL = 20
@@ -64,32 +58,6 @@ class Records(Protocol):
         self, table: str, steps: Sequence[int], columns: Mapping[str, Sequence[float]]
     ) -> None:
         """Record numbers of some steps in a table of the facts."""
-
-
-@dataclass
-class StepFacts:
-    """What is recorded of one step, on the device.
-
-    ``numbers`` are columns of the steps' table, and ``of_layers`` those of the layers' table, where
-    the step has a row there. Of several micro-batches, there are the ``rows`` of each, and its
-    ``parts`` of the loss: the loss, whether it is that of the micro-batch alone, and its labels.
-    """
-
-    step: int
-    numbers: dict[str, Tensor | float] = field(default_factory=dict)
-    of_layers: dict[str, Tensor] | None = None
-    parts: list[tuple[Tensor, bool, int]] = field(default_factory=list)
-    rows: list[Rows] = field(default_factory=list)
-    ids: list[int | str] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
-    labels: list[Tensor] = field(default_factory=list)
-    classes: int = 0
-
-    def tensors(self) -> list[Tensor]:
-        """All tensors, in a fixed order."""
-        single = [v for v in self.numbers.values() if isinstance(v, Tensor)]
-        layers = [*(self.of_layers or {}).values()]
-        return [*single, *layers, *(r.numbers for r in self.rows), *self.losses, *self.labels]
 
 
 class FactRecorder:
@@ -147,13 +115,9 @@ class FactRecorder:
         facts.parts.append((value / scale, scale != 1, found.count or _count(facts.rows)))
         if node is None:
             return
-        facts.classes = found.classes
+        facts.loss_rows.append(found)
         facts.numbers["labels"] = found.count + float(facts.numbers.get("labels", 0.0))
         facts.numbers["classes"] = float(found.classes)
-        if found.losses is not None:
-            facts.losses.append(found.losses)
-        if found.labels is not None:
-            facts.labels.append(found.labels)
         if found.variance is not None:
             facts.numbers["target_variance"] = found.variance
 
@@ -237,41 +201,11 @@ class FactRecorder:
         steps, self._complete = self._complete, []
         if not steps:
             return
-        rows = [self._columns(facts, values) for facts, values in _read(steps)]
-        numbers = [{n: v for n, v in row.items() if "/" not in n} for row in rows]
-        self._run.record_facts("steps", [facts.step for facts in steps], _by_column(numbers))
-        for facts, row in zip(steps, rows, strict=True):
-            columns = {name: [value] for name, value in row.items() if "/" in name}
-            if facts.of_layers is not None and columns:
-                self._run.record_facts("layers", [facts.step], columns)
-
-    def _columns(self, facts: StepFacts, values: Sequence[Floats]) -> dict[str, float]:
-        """All numbers of a step, from its tensors as arrays."""
-        arrays = iter(values)
-        found = {
-            name: float(next(arrays)) if isinstance(value, Tensor) else value
-            for name, value in facts.numbers.items()
-        }
-        found |= {name: float(next(arrays)) for name in facts.of_layers or {}}
-        rows = [next(arrays) for _ in facts.rows]
-        if rows:
-            elements = facts.rows[-1].elements
-            pairs = zip(rows, facts.rows, strict=True)
-            same = [row for row, each in pairs if each.elements == elements]
-            found |= batch_columns(np.concatenate(same, 1), elements)
-        losses = np.concatenate([np.zeros(0), *(next(arrays) for _ in facts.losses)])
-        labels = np.concatenate([np.zeros(0), *(next(arrays) for _ in facts.labels)])
-        samples = found.get("samples", found.get("labels"))
-        if losses.size == samples:
-            found |= loss_columns(losses, facts.classes)
-        if labels.size == samples:  # one for each sample, rather than for each word
-            found |= label_columns(labels)
-            self._labels.add(labels)
-        if len(facts.ids) == samples:
-            found |= ids_of(found, facts.ids)
-        if facts.of_layers is not None:
-            found |= self._labels.columns()
-        return found
+        rows, of_layers = columns(read(steps), self._labels)
+        self._run.record_facts("steps", [facts.step for facts in steps], _by_column(rows))
+        for step, row in of_layers:
+            if row:
+                self._run.record_facts("layers", [step], _by_column([row]))
 
     def state_dict(self) -> State:
         """How many steps and labels there were; called between an update and the next context."""
@@ -304,38 +238,9 @@ def joined_loss(parts: Sequence[tuple[Tensor, bool, int]], is_mean: bool) -> Ten
     return (losses * counts).sum() / counts.sum()
 
 
-def ids_of(columns: Mapping[str, float], ids: Sequence[int | str]) -> dict[str, float]:
-    """The user's own numbers of the samples that columns give by their places in the batch."""
-    chosen = {name: ids[int(columns[name])] for name in OF_SAMPLES if name in columns}
-    return {
-        f"{name}_id": float(one)
-        for name, one in chosen.items()
-        if isinstance(one, int) and abs(one) <= LARGEST_ID
-    }
-
-
-LARGEST_ID = 2**24
-"""The tables are in single precision, which has all whole numbers up to this one."""
-
-
 def _count(rows: Sequence[Rows]) -> int:
     """The number of rows of the latest micro-batch; 0 if it isn't known."""
-    return rows[-1].numbers.shape[1] if rows else 0
-
-
-def _read(steps: Sequence[StepFacts]) -> list[tuple[StepFacts, list[Floats]]]:
-    """The tensors of some steps as arrays, which are copied from the device together."""
-    tensors = [facts.tensors() for facts in steps]
-    flat = [each.detach().reshape(-1).double() for found in tensors for each in found]
-    numbers = torch.cat(flat).cpu().numpy() if flat else np.zeros(0)
-    place, result = 0, []
-    for facts, found in zip(steps, tensors, strict=True):
-        arrays = []
-        for each in found:
-            arrays.append(numbers[place : place + each.numel()].reshape(tuple(each.shape)))
-            place += each.numel()
-        result.append((facts, arrays))
-    return result
+    return len(rows[-1]) if rows else 0
 
 
 def _by_column(rows: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:

@@ -79,6 +79,11 @@ def saved(node: Any, name: str, *default: Any) -> Any:
     return getattr(node, f"_saved_{name}", *default)
 
 
+def signed(number: int) -> int:
+    """A number that a node has saved, where torch shows it as an unsigned one of 64 bits."""
+    return number - 2**64 if number >= 2**63 else number
+
+
 @cache
 def saved_names(node_type: Hashable) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of what the nodes of a type have saved: of anything but tensors, and of tensors.

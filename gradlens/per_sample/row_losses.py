@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradlens.hooks.node_kinds import Node, kind
-from gradlens.hooks.torch_private import is_saved_elsewhere, output_metadata, saved
+from gradlens.hooks.torch_private import is_saved_elsewhere, output_metadata, saved, signed
 from gradlens.numerics.precision import accumulable
 from gradlens.per_sample.labelling.batch import LossReduction
 from gradlens.per_sample.labelling.loss_terms import errors_of
@@ -86,18 +86,13 @@ def _values(node: Node) -> Tensor | None:
         accumulable(saved(node, "self")),
         saved(node, "target"),
         _single(saved(node, "weight")),
-        ignore_index=_signed(saved(node, "ignore_index")),
+        ignore_index=signed(saved(node, "ignore_index")),
         reduction="none",
     )
 
 
 def _single(weight: Tensor | None) -> Tensor | None:
     return None if weight is None else accumulable(weight)
-
-
-def _signed(number: int) -> int:
-    """A number that torch shows as an unsigned one of 64 bits."""
-    return number - 2**64 if number >= 2**63 else number
 
 
 def _weight(rows: Tensor, loss: Tensor, loss_reduction: LossReduction) -> Tensor:

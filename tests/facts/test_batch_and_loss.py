@@ -3,22 +3,46 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
+import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gradlens.facts.batch import batch_columns, distinct, row_numbers
-from gradlens.facts.loss import LabelCounts, label_columns, loss_columns, loss_node, loss_rows
+from gradlens.facts.batch import RowNumbers, batch_columns, distinct, joined, row_numbers
+from gradlens.facts.loss import (
+    LabelCounts,
+    counts_of,
+    known_rows,
+    label_columns,
+    loss_columns,
+    loss_node,
+    loss_rows,
+)
+
+Floats = NDArray[np.float64]
 
 SHAPES = [(1, 4), (2, 1), (16, 20), (5, 3, 7, 7), (8, 1)]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
 def columns(rows: Tensor) -> dict[str, float]:
-    return batch_columns(row_numbers(rows).double().numpy(), rows[0].numel())
+    return only(batch_columns(joined([arrays(row_numbers(rows))])[None], rows[0].numel()))
+
+
+def arrays(numbers: RowNumbers) -> list[Floats]:
+    return [each.double().numpy() for each in numbers]
+
+
+def only(columns: Mapping[str, Floats], place: int = 0) -> dict[str, float]:
+    """The numbers of one step that aren't NaN."""
+    return {n: float(c[place]) for n, c in columns.items() if not math.isnan(c[place])}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -74,7 +98,33 @@ def test_rows_without_a_difference() -> None:
     found = columns(torch.ones(4, 9) * 5)
     assert found["input_spread"] == pytest.approx(0, abs=1e-3)
     assert found["distinct_rows"] == 1
-    assert distinct(np.zeros(4), np.zeros(4)) == 1
+    assert distinct(np.zeros((1, 4)), np.zeros((1, 4))) == 1
+
+
+NUMBERS = st.floats(-10, 10, width=32)
+OR_BAD = st.one_of(NUMBERS, st.sampled_from([math.nan, math.inf, -math.inf, 0.0]))
+
+
+@given(st.data(), st.integers(1, 6), st.integers(1, 5))
+def test_batches_of_the_same_size_are_reduced_together(
+    data: st.DataObject, steps: int, samples: int
+) -> None:
+    def drawn(elements: st.SearchStrategy[float], *shape: int) -> Floats:
+        return data.draw(hnp.arrays(np.float64, shape, elements=elements))
+
+    rows = drawn(OR_BAD, steps, 4, samples)
+    losses = drawn(OR_BAD, steps, samples)
+    labels = drawn(st.sampled_from([-1.0, 0.0, 1.0, 2.0, 7.0, 0.5, 1e4]), steps, samples)
+    together = [batch_columns(rows, 3), loss_columns(losses, 3), label_columns(counts_of(labels))]
+    for n in range(steps):
+        one = slice(n, n + 1)
+        alone = [
+            batch_columns(rows[one], 3),
+            loss_columns(losses[one], 3),
+            label_columns(counts_of(labels[one])),
+        ]
+        for several, single in zip(together, alone, strict=True):
+            assert only(several, n) == pytest.approx(only(single), rel=1e-12)
 
 
 CLASSES = torch.tensor([0, 2, 1, 2, 2, 0])
@@ -108,16 +158,20 @@ def test_losses_of_a_classification(reduction: str, wrap: str) -> None:
     assert found.labels.tolist() == CLASSES.tolist()
 
 
-def test_ignored_labels_have_neither_loss_nor_class() -> None:
+@pytest.mark.parametrize("ignored", [-100, -1, 255, 3])
+def test_ignored_labels_have_neither_loss_nor_class(ignored: int) -> None:
     targets = CLASSES.clone()
-    targets[1] = targets[4] = -100
-    node = loss_node(functional.cross_entropy(scores(6, 3), targets))
+    targets[1] = targets[4] = ignored
+    node = loss_node(functional.cross_entropy(scores(6, 3), targets, ignore_index=ignored))
     assert node is not None
     found = loss_rows(node)
     assert found.losses is not None
     assert found.labels is not None
-    assert found.losses.isnan().tolist() == [False, True, False, False, True, False]
-    assert found.labels.tolist() == [0, -1, 1, 2, -1, 0]
+    losses, labels = known_rows(
+        found.losses.double().numpy(), found.labels.double().numpy(), found.ignored
+    )
+    assert np.isnan(losses).tolist() == [False, True, False, False, True, False]
+    assert labels.tolist() == [0, -1, 1, 2, -1, 0]
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 1)])
@@ -172,27 +226,28 @@ def test_numbers_of_labels(labels: list[int]) -> None:
     known = [each for each in labels if each >= 0]
     shares = [known.count(each) / len(known) for each in {*known}]
     entropy = -sum(share * math.log(share) for share in shares)
-    found = label_columns(np.array(labels, dtype=float))
-    assert found["label_entropy"] == pytest.approx(entropy)
+    of_classes = counts_of(np.array([labels], dtype=float))
+    assert only(label_columns(of_classes))["label_entropy"] == pytest.approx(entropy)
     counts = LabelCounts()
-    counts.add(np.array(labels, dtype=float))
-    counts.add(np.array(labels, dtype=float))
+    counts.add(of_classes[0])
+    counts.add(of_classes[0])
     assert counts.columns() == {f"labels/{e}": 2 * known.count(e) for e in sorted({*known})}
 
 
 @pytest.mark.parametrize("labels", [[], [-1, -1], [0.5, 1], [1e9]])
 def test_labels_that_are_no_classes(labels: list[float]) -> None:
-    assert label_columns(np.array(labels)) == {}
+    of_classes = counts_of(np.array([labels], dtype=float))
+    assert only(label_columns(of_classes)) == {}
     counts = LabelCounts()
-    counts.add(np.array(labels))
+    counts.add(of_classes[0])
     assert counts.columns() == {}
 
 
 def test_numbers_of_losses() -> None:
-    found = loss_columns(np.array([0.1, math.nan, 4.0, 0.3, 0.2]), 3)
+    found = only(loss_columns(np.array([[0.1, math.nan, 4.0, 0.3, 0.2]]), 3))
     assert found == {"loss_max": 4, "loss_largest": 2, "loss_median": 0.3, "loss_over": 0.25}
-    assert loss_columns(np.array([math.nan]), 3) == {}
-    assert "loss_over" not in loss_columns(np.array([1.0]), 0)
+    assert only(loss_columns(np.array([[math.nan]]), 3)) == {}
+    assert "loss_over" not in loss_columns(np.array([[1.0]]), 0)
 
 
 def test_parameters_in_train_mode_only() -> None:
