@@ -36,7 +36,7 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     found = Terminal()
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: found.size)
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda *_, **__: found.size)
     monkeypatch.setenv("TERM", "xterm")
     return found
 

@@ -819,8 +819,11 @@ def test_logarithmic_axes_have_a_few_different_labels(low: float, high: float) -
 
 @pytest.mark.parametrize(
     ("number", "label"),
-    [(0.0, "0"), (0.25, "0.25"), (-2.5e-5, "−2.5e−5"), (3e6, "3e6"), (12345.0, "12345")],
-)
+    [
+        (0.0, "0"), (0.25, "0.25"), (-2.5e-5, "−2.5e−5"), (3e6, "3e6"), (12345.0, "12345"),
+        (999.99, "1000"), (-9999.96, "−10000"), (99999.9, "1e5"), (0.0009999, "1e−3"),
+    ],
+)  # fmt: skip
 def test_number_labels_are_short(number: float, label: str) -> None:
     assert number_label(number) == label
 
