@@ -17,11 +17,11 @@ from gradlens.instruments.series import thin, trend
 from gradlens.instruments.style import (
     ALARM,
     MUTED,
-    TICK_SIZE,
     Color,
     Entry,
     key,
     message,
+    points,
     sequence_colors,
     sequence_key,
     tint,
@@ -29,6 +29,8 @@ from gradlens.instruments.style import (
 
 SMOOTH_FROM = 150
 MARKERS_UP_TO = 30
+ROW = 9.0
+"""Points that a row with a label takes, at least."""
 
 Artists = dict[str, Artist]
 
@@ -274,7 +276,7 @@ def threads(
 
 def row_stride(count: int, height: float) -> int:
     """The least n for which each n-th of ``count`` rows on ``height`` points can have a label."""
-    return max(1, math.ceil(1.35 * TICK_SIZE * count / height))
+    return max(1, math.ceil(points(ROW) * count / height))
 
 
 def label_rows(ax: Axes, labels: Sequence[str], stride: int, count: int) -> None:

@@ -28,10 +28,13 @@ from gradlens.instruments.style import (
     TICK_SIZE,
     Color,
     inside,
+    points,
     size_in_points,
     tint,
 )
 
+GAP = 34.0
+"""Points between the picture and the lines."""
 SHORT = {"NormTest": "norm θ", "InnerTest": "inner θ", "OrthoTest": "ortho ν"}
 COLORS: dict[str, Color] = {"NormTest": BLUE, "InnerTest": ORANGE, "OrthoTest": GREEN}
 
@@ -72,7 +75,8 @@ class GradientTestsInstrument(Instrument):
         width, height = size_in_points(ax)
         share = min(0.45, height / width)
         picture = inside(ax, 0, 0, share, 1)
-        series = inside(ax, share + 30 / width, 0, 1 - share - 30 / width, 1)
+        gap = points(GAP) / width
+        series = inside(ax, share + gap, 0, 1 - share - gap, 1)
         tests = _shown_tests(self.names, [self.kind(history, name) for name in self.names])
         named = {test.label: found[test.name] for test in tests}
         artists = curves(

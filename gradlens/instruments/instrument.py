@@ -18,13 +18,26 @@ from gradlens.history.records import Source
 from gradlens.history.view import Group, View
 from gradlens.instruments.drawing import Artists
 from gradlens.instruments.layers import layout, row_names
-from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.style import PAPER, dress, figure_of, inside, literal, message, title
+from gradlens.instruments.scales import StepAxis, StepLabels
+from gradlens.instruments.style import (
+    MUTED,
+    PAPER,
+    TICK_SIZE,
+    dress,
+    figure_of,
+    font_scale,
+    inside,
+    literal,
+    message,
+    title,
+)
 
 CELL = (3.0, 2.15)
 """Inches that a panel of width 1 and height 1 takes in a figure, with its labels."""
 MARGINS = (0.46, 0.36, 0.14, 0.44)
 """Inches for labels around a panel: left, bottom, right, top."""
+LABEL = 0.14
+"""Inches for the label of a value axis."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +65,8 @@ class Instrument(ABC):
     ``names`` are the series to draw. Without them, these are the series of quantities whose class
     is one of ``kinds`` or is derived from one of them, and the series that ``Cockpit.log`` has
     recorded under one of the names ``logged``. A panel is placed in the group of its quantity's
-    view, and in the group ``home`` if it has only logged series. ``title`` goes before the title of
-    the view.
+    view, and in the group ``home`` if it has only logged series. ``title`` and ``label``, that of
+    the value axis, go before those of the view.
 
     All series share one panel if ``together``, and otherwise each has a panel of its own, which is
     ``width`` cells wide. ``secondary`` instruments are on the secondary screen only.
@@ -70,6 +83,7 @@ class Instrument(ABC):
     logged: ClassVar[tuple[str, ...]] = ()
     home: ClassVar[Group] = "other"
     title: ClassVar[str] = ""
+    label: ClassVar[str] = ""
     together: ClassVar[bool] = True
     secondary: ClassVar[bool] = False
     part: ClassVar[str] = ""
@@ -146,8 +160,19 @@ class Instrument(ABC):
         return drawing
 
     @final
-    def draw_panel(self, history: History, ax: Axes, axis: StepAxis) -> Drawing:
-        """Draw on ``ax`` with title and common style, over the steps of ``axis``."""
+    def draw_panel(
+        self, history: History, ax: Axes, axis: StepAxis, labels: bool = False
+    ) -> Drawing:
+        """Draw on ``ax`` with title and common style, over the steps of ``axis``.
+
+        With ``labels``, value axes over steps have one.
+        """
+        drawing = self._drawn(history, ax, axis)
+        for part in drawing.axes if labels else ():
+            _label(part, self._label(history))
+        return drawing
+
+    def _drawn(self, history: History, ax: Axes, axis: StepAxis) -> Drawing:
         panels = self.panels(history)
         dress(ax)
         if not panels:
@@ -200,6 +225,12 @@ class Instrument(ABC):
         bracket = own[own.rfind(" (") :] if own.endswith(")") else ""
         return f"{own}: {name.removesuffix(bracket)}"
 
+    def _label(self, history: History) -> str:
+        """The label of the value axis."""
+        names = self.series(history)
+        view = history.sources.get(names[0], Source()).view if names else View("")
+        return self.label or view.label
+
     def _own_title(self, history: History, name: str) -> str:
         source = history.sources.get(name)
         return self.title or (source.view.title if source else "") or name
@@ -209,22 +240,35 @@ def _has(records: Records, part: str) -> bool:
     return any(entry(records, part).values())
 
 
+def _label(ax: Axes, text: str) -> None:
+    over_steps = isinstance(ax.xaxis.get_major_formatter(), StepLabels)
+    if over_steps and ax.axison and len(ax.get_yticks()) and not ax.yaxis_inverted():
+        ax.set_ylabel(text, fontsize=TICK_SIZE, color=MUTED, labelpad=2)
+
+
 def step_axis(history: History, log: bool = False) -> StepAxis:
     """The steps of a history, which all its panels share."""
     steps = history.steps
     return StepAxis(steps[0], steps[-1], log) if steps else StepAxis(0, 1, log)
 
 
-def panel_box(left: float, top: float, width: float, height: float, figure: Figure) -> list[float]:
-    """Where an axis goes in a figure, given the cell in inches that holds it and its labels."""
+def panel_box(
+    left: float, top: float, width: float, height: float, figure: Figure, labels: bool = False
+) -> list[float]:
+    """Where an axis goes in a figure, given the cell in inches that holds it and its labels.
+
+    ``labels`` says that the value axis has one.
+    """
     across, up = figure.get_size_inches()
-    west, south, east, north = MARGINS
+    west, south, east, north = (font_scale() * margin for margin in MARGINS)
+    west += font_scale() * LABEL * labels
     inner = (left + west, up - top - height + south, width - west - east, height - south - north)
     return [inner[0] / across, inner[1] / up, inner[2] / across, inner[3] / up]
 
 
 def _new_axes(panels: int, size: tuple[float, float]) -> Axes:
-    across, up = 1.2 * CELL[0] * size[0] * panels, 1.2 * CELL[1] * size[1]
+    scale = 1.2 * font_scale()
+    across, up = scale * CELL[0] * size[0] * panels, scale * CELL[1] * size[1]
     figure = Figure(figsize=(across, up), dpi=150, facecolor=PAPER)
     return figure.add_axes(tuple(panel_box(0, 0, across, up, figure)))  # type: ignore[arg-type]
 

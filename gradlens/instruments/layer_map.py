@@ -50,6 +50,7 @@ from gradlens.instruments.style import (
     PAPER,
     TICK_SIZE,
     inside,
+    points,
     shorten,
     signed_colormap,
     size_colormap,
@@ -123,9 +124,9 @@ def _axes(ax: Axes, names: Sequence[str]) -> tuple[Axes, Axes]:
     width, height = size_in_points(ax)
     stride = row_stride(len(names), height)
     labels = [shorten(name, 0.3 * width, TICK_SIZE) for name in short_names(names)[::stride]]
-    left = max(0.0, max(text_width(label, TICK_SIZE) for label in labels) - 24) / width
-    bar = inside(ax, 1 - (BAR[1] - 8) / width, 0, BAR[0] / width, 1)
-    inner = inside(ax, left, 0, 1 - left - BAR[1] / width, 1)
+    left = max(0.0, max(text_width(label, TICK_SIZE) for label in labels) - points(24)) / width
+    bar = inside(ax, 1 - points(BAR[1] - 8) / width, 0, points(BAR[0]) / width, 1)
+    inner = inside(ax, left, 0, 1 - left - points(BAR[1]) / width, 1)
     label_rows(inner, labels, stride, len(names))
     return inner, bar
 

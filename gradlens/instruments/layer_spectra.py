@@ -27,6 +27,7 @@ from gradlens.instruments.style import (
     TEXT_SIZE,
     inside,
     message,
+    points,
     sequence_colors,
     shorten,
     size_in_points,
@@ -119,7 +120,8 @@ def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:
     rows = math.ceil(count / columns)
     columns = math.ceil(count / rows)
     across, up = size_in_points(ax)
-    gap_x, gap_y, head = GAP[0] / across, GAP[1] / up, 16 / up
+    gap_x = points(GAP[0]) / across
+    gap_y, head = points(GAP[1]) / up, points(16) / up
     width = (1 - gap_x * (columns - 1)) / columns
     height = max((1 - head - gap_y * (rows - 1)) / rows, 0.2 / rows)
     places = [(number % columns, number // columns) for number in range(count)]

@@ -1,6 +1,7 @@
 """The common style of all instruments: colours, titles, keys, messages.
 
-Everything is set on the artists themselves; matplotlib's global settings stay as they are.
+Everything is set on the artists themselves; matplotlib's global settings stay as they are. Its
+``font.size`` is followed: sizes of type are relative to it, and so is the room for texts.
 """
 
 from __future__ import annotations
@@ -43,12 +44,28 @@ AMBER = "#c98a00"
 SKY = "#56b4e9"
 CATEGORICAL = (BLUE, ORANGE, GREEN, PURPLE, AMBER, SKY)
 
-TITLE_SIZE = 8.5
-TEXT_SIZE = 7.0
-TICK_SIZE = 6.5
+Size = float | str
+"""Points of type, or one of matplotlib's names of sizes relative to ``font.size``."""
+
+HEADER_SIZE = "large"
+TITLE_SIZE = "small"
+TEXT_SIZE = TICK_SIZE = "x-small"
+SMALLEST_SIZE = "xx-small"
+DEFAULT_FONT_SIZE = 10.0
+"""Matplotlib's default of ``font.size``."""
 TITLE_GAP = 15.0
 KEY_GAP = 4.5
 SWATCH = 9.0
+
+
+def font_scale() -> float:
+    """matplotlib's ``font.size`` over its default, by which all room for texts grows."""
+    return float(matplotlib.rcParams["font.size"]) / DEFAULT_FONT_SIZE
+
+
+def points(size: float) -> float:
+    """Points that a text takes which takes ``size`` points at the default ``font.size``."""
+    return size * font_scale()
 
 
 def sequence_colormap() -> Colormap:
@@ -139,7 +156,7 @@ def literal(artist: Artist) -> None:
         literal(part)
 
 
-def text_width(text: str, size: float, weight: str = "normal") -> float:
+def text_width(text: str, size: Size, weight: str = "normal") -> float:
     """Width of a text in points, without a canvas."""
     if not text.strip():
         return 0.0
@@ -148,7 +165,24 @@ def text_width(text: str, size: float, weight: str = "normal") -> float:
     return float(width)
 
 
-def shorten(text: str, width: float, size: float, weight: str = "normal") -> str:
+def wrapped(text: str, width: float, size: Size, most: int, weight: str = "normal") -> list[str]:
+    """The text in at most ``most`` lines of ``width`` points, broken between words.
+
+    If it needs more lines, the last one ends in "…".
+    """
+    text = " ".join(text.split())
+    full = text_width(text, size, weight)
+    if full <= width:
+        return [text]
+    # Measuring is slow, so the search starts near the result.
+    for letters in range(max(int(1.05 * len(text) * width / full), 8), 7, -1):
+        lines = textwrap.wrap(text, letters, max_lines=most, placeholder=" …")
+        if max(text_width(line, size, weight) for line in lines) <= width:
+            break
+    return lines
+
+
+def shorten(text: str, width: float, size: Size, weight: str = "normal") -> str:
     """The text, with its middle left out if it is wider than ``width`` points."""
     full = text_width(text, size, weight)
     if full <= width:
@@ -164,16 +198,34 @@ def shorten(text: str, width: float, size: float, weight: str = "normal") -> str
 
 
 def title(ax: Axes, text: str, readout: str = "", alarm: bool = False) -> None:
-    """Bold title on the left, and the latest value on the right, in red if ``alarm``."""
-    width = size_in_points(ax)[0]
+    """Bold title on the left, and the latest value on the right, in red if ``alarm``.
+
+    Where there is no room for both, the title becomes smaller, then the value is left out, and then
+    the title has two lines.
+    """
+    shown, size, readout = _fitting_title(text, readout, size_in_points(ax)[0])
     # With a given height, matplotlib doesn't search for labels that the title might overlap.
-    place: dict[str, Any] = {"y": 1.0, "pad": TITLE_GAP, "fontsize": TITLE_SIZE}
-    left = width - text_width(readout, TITLE_SIZE) - (8 if readout else 0)
-    shown = shorten(text, left, TITLE_SIZE, "bold")
+    place: dict[str, Any] = {"y": 1.0, "pad": points(TITLE_GAP), "fontsize": TITLE_SIZE}
+    color = ALARM if alarm else MUTED
+    ax.set_title(readout, loc="right", fontweight="normal", color=color, **place)
+    place |= {"fontsize": size, "linespacing": 1.05}
     ax.set_title(shown, loc="left", fontweight="bold", color=INK, **place)
-    ax.set_title(
-        readout, loc="right", fontweight="normal", color=ALARM if alarm else MUTED, **place
-    )
+
+
+def _fitting_title(text: str, readout: str, width: float) -> tuple[str, Size, str]:
+    """What fits of a title and a value on ``width`` points, and the size of the title's type."""
+    room = width - text_width(readout, TITLE_SIZE) - (points(8) if readout else 0)
+    options: list[tuple[Size, float, str]] = [
+        (TITLE_SIZE, room, readout),
+        (TEXT_SIZE, room, readout),
+        (TITLE_SIZE, width, ""),
+        (TEXT_SIZE, width, ""),
+    ]
+    for size, most, value in options:
+        if text_width(text, size, "bold") <= most:
+            return text, size, value
+    lines = wrapped(text, width, TEXT_SIZE, 2, "bold")
+    return "\n".join(shorten(line, width, TEXT_SIZE, "bold") for line in lines), TEXT_SIZE, ""
 
 
 def subtitle(ax: Axes, text: str) -> Text:
@@ -183,7 +235,7 @@ def subtitle(ax: Axes, text: str) -> Text:
         shown,
         (0, 1),
         xycoords="axes fraction",
-        xytext=(0, KEY_GAP),
+        xytext=(0, points(KEY_GAP)),
         textcoords="offset points",
         fontsize=TEXT_SIZE,
         color=MUTED,
@@ -196,11 +248,11 @@ def message(ax: Axes, text: str) -> Text:
     """A text in the middle of a panel that has nothing to draw."""
     ax.set_yticks([])
     ax.grid(visible=False)
-    width = max(12, int(size_in_points(ax)[0] * 0.9 / (TEXT_SIZE * 0.55)))
+    lines = wrapped(text, 0.9 * size_in_points(ax)[0], TEXT_SIZE, 6)
     return ax.text(
         0.5,
         0.5,
-        textwrap.fill(text, width, max_lines=6, placeholder=" …"),
+        "\n".join(lines),
         transform=ax.transAxes,
         ha="center",
         va="center",
@@ -236,7 +288,7 @@ def sequence_key(ax: Axes, names: Sequence[str], first: Sequence[Entry] = ()) ->
     """Explain a colour sequence by its first and last name, after the entries ``first``."""
     if len(names) < 2:
         return key(ax, [*first, *(Entry(name, sequence_colors(1)[0]) for name in names)])
-    room = size_in_points(ax)[0] - 50 - sum(_room(entry.label) for entry in first)
+    room = size_in_points(ax)[0] - points(50) - sum(_room(entry.label) for entry in first)
     fits = text_width(names[0] + names[-1], TEXT_SIZE) <= room
     ends = (names[0], names[-1]) if fits else ("input", "output")
     parts: list[OffsetBox] = []
@@ -246,7 +298,7 @@ def sequence_key(ax: Axes, names: Sequence[str], first: Sequence[Entry] = ()) ->
 
 
 def _place(ax: Axes, parts: Sequence[OffsetBox]) -> Artist:
-    above = ScaledTranslation(0, (KEY_GAP - 2) / 72, figure_of(ax).dpi_scale_trans)
+    above = ScaledTranslation(0, points(KEY_GAP - 2) / 72, figure_of(ax).dpi_scale_trans)
     box = AnchoredOffsetbox(
         loc="lower left",
         child=HPacker(children=list(parts), pad=0, sep=3, align="baseline"),
