@@ -13,6 +13,7 @@ from gradlens.history.lines import Floats, Line, line
 from gradlens.instruments.drawing import (
     Artists,
     any_finite,
+    beyond,
     curve,
     explain_empty,
     missing,
@@ -82,7 +83,7 @@ def _series(ax: Axes, axis: StepAxis, found: Line) -> Artists:
     for level in (-1, 0, 1):
         marked = ax.axhline(level, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
         artists[f"level {level}"] = marked
-    return artists | missing(ax, axis, [found])
+    return artists | missing(ax, axis, [found]) | beyond(ax, axis, [found])
 
 
 def _picture(ax: Axes, values: Floats) -> Artists:

@@ -13,6 +13,7 @@ from gradlens.instruments.drawing import (
     Artists,
     any_finite,
     band,
+    beyond,
     curve,
     explain_empty,
     missing,
@@ -20,7 +21,7 @@ from gradlens.instruments.drawing import (
     zero_line,
 )
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import StepAxis, fit, log_if_far, step_label, without_spikes
+from gradlens.instruments.scales import StepAxis, fit, log_if_far, step_label, within_reach
 from gradlens.instruments.style import BLUE, subtitle, title
 
 
@@ -40,8 +41,9 @@ class HessTraceInstrument(Instrument):
             return explain_empty(ax, [trace])
         artists = curve(ax, axis, trace, BLUE, "trace")
         # The interval of a trace that few samples dominate reaches up to many times the trace.
-        ends = [without_spikes(one.values) for one in (low, high)]
+        ends = [within_reach(one.values, trace.values) for one in (low, high)]
         fit(ax, [trace.values, *ends], log_if_far([trace.values]))
+        artists |= beyond(ax, axis, [low, high])
         estimated = _has_width(low, high)
         if estimated:
             artists["band"] = band(ax, axis, low, high, BLUE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, final, get_args
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -58,6 +58,26 @@ class Drawing:
         return figure_of(self.ax)
 
 
+Normalisation = Literal["", "row", "kind"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the panels of a figure show in another way than by default.
+
+    With ``single_lines``, each of many parameters has a line of its own. ``normalise`` says by whose
+    medians the rows of a map are divided.
+    """
+
+    single_lines: bool = False
+    normalise: Normalisation = ""
+
+    def __post_init__(self) -> None:
+        known = get_args(Normalisation)
+        if self.normalise not in known:
+            raise ValueError(f"normalise={self.normalise!r}: use one of {', '.join(known[1:])}")
+
+
 @dataclass(frozen=True)
 class Instrument(ABC):
     """One panel: which series it draws, and how.
@@ -66,7 +86,8 @@ class Instrument(ABC):
     is one of ``kinds`` or is derived from one of them, and the series that ``Cockpit.log`` has
     recorded under one of the names ``logged``. A panel is placed in the group of its quantity's
     view, and in the group ``home`` if it has only logged series. ``title`` and ``label``, that of
-    the value axis, go before those of the view.
+    the value axis, go before those of the view. ``aspect`` says what is drawn of records that have
+    several numbers.
 
     All series share one panel if ``together``, and otherwise each has a panel of its own, which is
     ``width`` cells wide. ``secondary`` instruments are on the secondary screen only.
@@ -78,11 +99,13 @@ class Instrument(ABC):
     """
 
     names: tuple[str, ...] = ()
+    options: Options = field(default=Options(), kw_only=True)
 
     kinds: ClassVar[tuple[str, ...]] = ()
     logged: ClassVar[tuple[str, ...]] = ()
     home: ClassVar[Group] = "other"
     title: ClassVar[str] = ""
+    aspect: ClassVar[str] = ""
     label: ClassVar[str] = ""
     together: ClassVar[bool] = True
     secondary: ClassVar[bool] = False
@@ -233,7 +256,8 @@ class Instrument(ABC):
 
     def _own_title(self, history: History, name: str) -> str:
         source = history.sources.get(name)
-        return self.title or (source.view.title if source else "") or name
+        own = self.title or (source.view.title if source else "") or name
+        return f"{own}: {self.aspect}" if self.aspect else own
 
 
 def _has(records: Records, part: str) -> bool:

@@ -57,7 +57,6 @@ from gradlens.instruments.style import (
     size_in_points,
     subtitle,
     text_width,
-    title,
 )
 
 COLUMNS = 240
@@ -85,12 +84,16 @@ class LayerMapInstrument(Instrument):
     by_layer: ClassVar[bool] = True
     width: ClassVar[float] = 2.0
 
+    def _own_title(self, history: History, name: str) -> str:
+        found = layout(history[name], history)
+        own = super()._own_title(history, name)
+        return f"{own} by {found.noun}" if found else own
+
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         found = layout(records, history)
         assert found is not None  # ``series`` has only those with a layout
         view = self.view(history)
-        title(ax, f"{self.heading(history)} by {found.noun}")
         whole = table(records, found, history)
         if not np.isfinite(whole.values).any():
             axis.apply(ax)

@@ -267,7 +267,7 @@ class Entry:
 
     label: str
     color: Color
-    mark: Literal["line", "thin", "box"] = "line"
+    mark: Literal["line", "thin", "dashed", "box"] = "line"
 
 
 def key(ax: Axes, entries: Sequence[Entry]) -> Artist | None:
@@ -339,8 +339,10 @@ def _swatch(entry: Entry) -> OffsetBox:
     if entry.mark == "box":
         area.add_artist(Rectangle((1, 0), SWATCH - 2, 5, color=entry.color, linewidth=0))
         return area
-    width = 1.8 if entry.mark == "line" else 0.9
-    area.add_artist(Line2D([0, SWATCH], [2.5, 2.5], color=entry.color, linewidth=width))
+    width = 0.9 if entry.mark == "thin" else 1.8
+    style: Any = (0, (1.6, 0.8)) if entry.mark == "dashed" else "-"
+    line = Line2D([0, SWATCH], [2.5, 2.5], color=entry.color, linewidth=width, linestyle=style)
+    area.add_artist(line)
     return area
 
 

@@ -37,6 +37,8 @@ LEGIBLE = 0.7
 
 Row = tuple[Panel, ...]
 Look = Literal["screen", "paper"]
+FigureSize = float | tuple[float, float] | None
+"""Inches: the width, or the width and the height; ``None`` for what the panels need."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,14 @@ def _evenly(panels: Sequence[Panel], count: int) -> tuple[tuple[Panel, ...], ...
 def _is_page(rows: Sequence[Row]) -> bool:
     width, height = _size(rows)
     return height <= TALLEST * width
+
+
+def columns(size: FigureSize) -> float:
+    """The largest number of cells in a row of a figure of this size."""
+    if size is None:
+        return math.inf
+    width = size if isinstance(size, (int, float)) else size[0]
+    return max(1.0, width / (LEGIBLE * font_scale() * CELL[0]))
 
 
 # Rows ---------------------------------------------------------------------------------------

@@ -6,8 +6,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 from matplotlib.figure import Figure
+
+TEXT_AS_TEXT = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
+"""Settings of matplotlib with which texts of a file can be searched, copied and edited."""
 
 FIGURES = (".png", ".pdf", ".svg")
 DPI = 200
@@ -38,9 +43,18 @@ def check_suffix(path: Path, known: Sequence[str]) -> str:
     return suffix
 
 
+class TextFigure(Figure):
+    """A figure whose PDF, PostScript and SVG files have texts instead of outlines of letters."""
+
+    def savefig(self, *args: Any, **kwargs: Any) -> None:
+        """As that of any figure."""
+        with matplotlib.rc_context(TEXT_AS_TEXT):
+            super().savefig(*args, **kwargs)
+
+
 def write_figure(figure: Figure, path: Path) -> None:
     """Write a figure in the format that the ending of ``path`` says."""
     suffix = check_suffix(path, FIGURES)
-    with replacing(path) as partial:
+    with replacing(path) as partial, matplotlib.rc_context(TEXT_AS_TEXT):
         color = figure.get_facecolor()
         figure.savefig(partial, format=suffix.removeprefix("."), dpi=DPI, facecolor=color)

@@ -13,6 +13,7 @@ from gradlens.history.records import LeftOutWarning
 from gradlens.history.view import Group
 from gradlens.instruments import BUILT_IN, GenericInstrument, Instrument
 from gradlens.instruments.generic import drawable
+from gradlens.spelling import near
 
 EPOCHS = "epoch_count"
 """Series of ``Cockpit.log`` that is given as a number in the header, and has no panel."""
@@ -75,6 +76,24 @@ def layer_panels(
     secondary = _panels([one for one in instruments if one.secondary], history)
     main = all_main_panels(history, instruments)
     return limited(_by_group([*secondary, *filter(is_of_layers, main)]))
+
+
+def named_panels(
+    history: History, names: Sequence[str], instruments: Sequence[Instrument] = BUILT_IN
+) -> tuple[Panel, ...]:
+    """The panels of these names, which are their titles, or else names of their series.
+
+    ``ValueError`` if there is none of a name.
+    """
+    secondary = [one for one in instruments if one.secondary]
+    every = (*all_main_panels(history, instruments), *_panels(secondary, history))
+    titles = {panel.instrument.heading(history): panel for panel in reversed(every)}
+    series = {name: panel for panel in reversed(every) for name in panel.instrument.names}
+    known = series | titles
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no panel {name!r}{near(name, titles)}")
+    return tuple(known[name] for name in names)
 
 
 def limited(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:

@@ -36,7 +36,17 @@ from gradlens.instruments.style import (
     wrapped,
 )
 from gradlens.plotting.findings import main_findings, others
-from gradlens.plotting.layout import FRAMES, HEADING, LINE, Frame, Look, Page, Place, arrange
+from gradlens.plotting.layout import (
+    FRAMES,
+    HEADING,
+    LINE,
+    FigureSize,
+    Frame,
+    Look,
+    Page,
+    Place,
+    arrange,
+)
 from gradlens.plotting.marks import explain, explained, mark
 from gradlens.plotting.panels import EPOCHS, Panel
 
@@ -44,8 +54,6 @@ BOTTOM = 0.14
 """Inches from the lower edge to the middle of the last line of text."""
 NOTE_LINES = 3
 """Largest number of lines of a note."""
-FigureSize = float | tuple[float, float] | None
-"""Inches: the width, or the width and the height; ``None`` for what the panels need."""
 
 
 def draw(
