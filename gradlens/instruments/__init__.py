@@ -32,6 +32,7 @@ from gradlens.instruments.drawing import (
     Artists,
     any_finite,
     band,
+    beyond,
     curve,
     curves,
     explain_empty,
@@ -55,7 +56,6 @@ from gradlens.instruments.layer_covariance import LayerRanksInstrument
 from gradlens.instruments.layer_histograms import LayerHistogramsInstrument
 from gradlens.instruments.layer_lines import CorrelationsInstrument, LayerLinesInstrument
 from gradlens.instruments.layer_map import LayerMapInstrument
-from gradlens.instruments.layer_shares import LayerSharesInstrument
 from gradlens.instruments.layer_spectra import (
     LayerConditionsInstrument,
     LayerSpectraInstrument,
@@ -150,7 +150,6 @@ BUILT_IN: tuple[Instrument, ...] = (
     LayerMapInstrument(),
     LayerRanksInstrument(),
     LayerHistogramsInstrument(),
-    LayerSharesInstrument(),
     LayerSpectraInstrument(),
 )
 
@@ -198,7 +197,6 @@ __all__ = [
     "LayerLinesInstrument",
     "LayerMapInstrument",
     "LayerRanksInstrument",
-    "LayerSharesInstrument",
     "LayerSpectraInstrument",
     "LayerStableRanksInstrument",
     "LearningRateInstrument",
@@ -218,6 +216,7 @@ __all__ = [
     "UpdateSizeInstrument",
     "any_finite",
     "band",
+    "beyond",
     "categorical_colors",
     "curve",
     "curves",

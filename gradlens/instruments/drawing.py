@@ -368,8 +368,9 @@ def threads(
 
     Lines of many points are drawn as trends only, because their raw values would cover each other.
     Of more lines than ``MOST_LINES`` there are quantiles, and the names of the highest and the
-    lowest one, unless ``single_lines``. Lines that are ∞ or zero at every step are named in the key;
-    zeros aren't on a logarithmic axis, and a thick line is at its base where there are any.
+    lowest one, unless ``single_lines``. Lines that are ∞ at every step, and those that end in exact
+    zeros, are named or counted in the key. Zeros aren't on a logarithmic axis: a thick line is at
+    its base where there are any.
     """
     front = front or {}
     axis.apply(ax)
@@ -419,13 +420,14 @@ def _without_zeros(
 def _single(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
     width = 1.1 if len(lines) <= 8 else 0.7
     return {
-        name: thread(ax, axis, _smooth(axis, line), color, width)
+        name: thread(ax, axis, smooth(axis, line), color, width)
         for (name, line), color in zip(lines.items(), sequence_colors(len(lines)), strict=True)
     }
 
 
-def _smooth(axis: StepAxis, line: Line) -> Line:
-    return trend(line, axis.warp) if line.finite.sum() >= SMOOTH_FROM else line
+def smooth(axis: StepAxis, line: Line, bridge: bool = False) -> Line:
+    """The trend of a line of many points, with ``bridge`` across gaps; another line as it is."""
+    return trend(line, axis.warp, bridge=bridge) if line.finite.sum() >= SMOOTH_FROM else line
 
 
 AREAS = (Entry("quartiles", tint(BLUE, 0.3), "box"), Entry("all", tint(BLUE, 0.12), "box"))
@@ -436,9 +438,9 @@ def _quantiles(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
     middle = quantiles(lines, (0.5,))[0]
     low, high = _lowest_and_highest(lines)
     return {
-        "median": thread(ax, axis, _smooth(axis, middle), BLUE, 1.4, 5),
-        "lowest": thread(ax, axis, _smooth(axis, lines[low]), PURPLE, 0.8, 4),
-        "highest": thread(ax, axis, _smooth(axis, lines[high]), ORANGE, 0.8, 4),
+        "median": thread(ax, axis, smooth(axis, middle), BLUE, 1.4, 5),
+        "lowest": thread(ax, axis, smooth(axis, lines[low]), PURPLE, 0.8, 4),
+        "highest": thread(ax, axis, smooth(axis, lines[high]), ORANGE, 0.8, 4),
     }
 
 
@@ -477,7 +479,7 @@ def _extremes(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
     They are between the two lines if there is room for both, and otherwise outside.
     """
     names = _lowest_and_highest(lines)
-    ends = [_smooth(axis, lines[name]) for name in names]
+    ends = [smooth(axis, lines[name]) for name in names]
     values = [one.values[one.finite][-1] for one in ends]
     transform = ax.transData
     heights = [float(transform.transform((axis.high, value))[1]) for value in values]
@@ -486,8 +488,8 @@ def _extremes(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
     sides = ("bottom", "top") if room else ("top", "bottom")
     width = 0.6 * size_in_points(ax)[0]
     artists: Artists = {}
-    for which, name, one, height, side, color in zip(
-        ("lowest", "highest"), names, ends, heights, sides, (PURPLE, ORANGE), strict=True
+    for which, name, height, side, color in zip(
+        ("lowest", "highest"), names, heights, sides, (PURPLE, ORANGE), strict=True
     ):
         artists[f"{which} name"] = ax.annotate(
             shorten(name, width, SMALLEST_SIZE),

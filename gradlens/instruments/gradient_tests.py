@@ -32,7 +32,7 @@ from gradlens.instruments.style import (
     MUTED,
     ORANGE,
     RGB,
-    TICK_SIZE,
+    SMALLEST_SIZE,
     Color,
     inside,
     points,
@@ -179,7 +179,7 @@ def _corner(ax: Axes, text: str) -> Artist:
         xycoords="axes fraction",
         xytext=(3, 3),
         textcoords="offset points",
-        fontsize=TICK_SIZE,
+        fontsize=SMALLEST_SIZE,
         color=MUTED,
     )
 

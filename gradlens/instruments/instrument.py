@@ -65,8 +65,8 @@ Normalisation = Literal["", "row", "kind"]
 class Options:
     """What the panels of a figure show in another way than by default.
 
-    With ``single_lines``, each of many parameters has a line of its own. ``normalise`` says by whose
-    medians the rows of a map are divided.
+    With ``single_lines``, each of many parameters has a line of its own. ``normalise`` says by
+    whose medians the rows of a map are divided.
     """
 
     single_lines: bool = False
@@ -90,7 +90,8 @@ class Instrument(ABC):
     several numbers.
 
     All series share one panel if ``together``, and otherwise each has a panel of its own, which is
-    ``width`` cells wide. ``secondary`` instruments are on the secondary screen only.
+    ``width`` cells wide. ``secondary`` instruments are on the secondary screen only; numbers of
+    ``mapped`` ones are there as a map of layers × steps instead.
 
     With ``part``, only series of dicts that have this entry are drawn; with ``columns``, each key
     of that entry is a small panel, and the height grows with their number. ``by_layer`` instruments
@@ -109,6 +110,7 @@ class Instrument(ABC):
     label: ClassVar[str] = ""
     together: ClassVar[bool] = True
     secondary: ClassVar[bool] = False
+    mapped: ClassVar[bool] = False
     part: ClassVar[str] = ""
     width: ClassVar[float] = 1.0
     columns: ClassVar[int] = 0
@@ -247,6 +249,10 @@ class Instrument(ABC):
         # A bracket that both end with, such as "(evaluation)", is shown once.
         bracket = own[own.rfind(" (") :] if own.endswith(")") else ""
         return f"{own}: {name.removesuffix(bracket)}"
+
+    def title_of_logged(self, name: str) -> str:
+        """The title of one of the series ``logged`` where it has a panel of its own."""
+        return self.title
 
     def _label(self, history: History) -> str:
         """The label of the value axis."""

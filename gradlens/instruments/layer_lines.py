@@ -101,6 +101,7 @@ class LayerLinesInstrument(Instrument):
         "RankMe",
     )
     together: ClassVar[bool] = False
+    mapped: ClassVar[bool] = True
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = layer_lines(history[self.names[0]], history, SIZES)

@@ -21,8 +21,8 @@ class _NumbersInstrument(Instrument):
 
     ``scale`` is that of the value axis, by default logarithmic if the values need it. ``labels``
     are short names of kinds and of logged series. A single line has its latest value on the right
-    of the title and ``words`` below it. If ``spiky``, single values may be out of the axis's range. Of several lines, the last has its latest value there if
-    ``shows_last``.
+    of the title and ``words`` below it. Of several lines, the last has its latest value there if
+    ``shows_last``. If ``spiky``, single values may be out of the range of the axis.
     """
 
     scale: ClassVar[Scale | None] = None
@@ -30,6 +30,10 @@ class _NumbersInstrument(Instrument):
     words: ClassVar[str] = ""
     shows_last: ClassVar[bool] = False
     spiky: ClassVar[bool] = False
+
+    @final
+    def title_of_logged(self, name: str) -> str:
+        return f"{self.title}: {self.labels[name]}" if name in self.labels else self.title
 
     @final
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:

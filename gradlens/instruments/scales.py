@@ -99,8 +99,8 @@ def without_spikes(values: Floats, log: bool = False) -> Floats:
 def within_reach(ends: Floats, middle: Floats, log: bool = False) -> Floats:
     """The ends of intervals, clipped to once the range of the middle above it and below it.
 
-    With ``log``, the range is that of the logarithms of positive values. For the range of an axis on
-    which intervals may end outside, so that they leave the middle a third of it.
+    With ``log``, the range is that of the logarithms of positive values. For the range of an axis
+    on which intervals may end outside, so that they leave the middle a third of it.
     """
     found, ends = _finite([middle]), _finite([ends])
     if log:

@@ -315,12 +315,18 @@ def _place(ax: Axes, parts: Sequence[OffsetBox]) -> Artist:
 def _fitting(labels: Sequence[str], room: float) -> list[str]:
     if sum(_room(label) for label in labels) <= room:
         return list(labels)
-    short = [
-        shorten(label, max(room / len(labels) - SWATCH - 14, 34), TEXT_SIZE) for label in labels
-    ]
+    whole = _first(labels, room)
+    # A key of one label and a number would say too little.
+    if len(whole) > 1:
+        return whole
+    least = max(room / len(labels) - SWATCH - 14, points(34))
+    return _first([shorten(label, least, TEXT_SIZE) for label in labels], room)
+
+
+def _first(labels: Sequence[str], room: float) -> list[str]:
     shown: list[str] = []
-    for label in short:
-        if sum(_room(other) for other in [*shown, label]) > room - 16:
+    for label in labels:
+        if sum(_room(other) for other in [*shown, label]) > room - points(16):
             break
         shown.append(label)
     return shown

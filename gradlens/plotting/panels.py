@@ -71,11 +71,18 @@ def layer_panels(
 ) -> tuple[Panel, ...]:
     """Panels of the secondary screen: its instruments, and main panels of the group "layers".
 
-    There are at most ``MOST``, as on the main screen.
+    Of these, it leaves out those whose numbers have a map. There are at most ``MOST``, as on the
+    main screen.
     """
     secondary = _panels([one for one in instruments if one.secondary], history)
-    main = all_main_panels(history, instruments)
-    return limited(_by_group([*secondary, *filter(is_of_layers, main)]))
+    drawn = [panel.instrument for panel in secondary]
+    maps = {name for one in drawn if one.by_layer for name in one.names}
+    main = [
+        panel
+        for panel in filter(is_of_layers, all_main_panels(history, instruments))
+        if not (panel.instrument.mapped and maps.issuperset(panel.instrument.names))
+    ]
+    return limited(_by_group([*secondary, *main]))
 
 
 def named_panels(

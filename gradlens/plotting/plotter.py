@@ -127,14 +127,16 @@ class CockpitPlotter:
         ``{savename}{savename_append}.png`` to ``savedir``, by default the folder of the run file,
         otherwise the working directory. The secondary screen is another file, with ``__secondary``
         after ``savename``; its further pages have ``__secondary_2`` and so on.
-        ``panels`` are titles of panels, or names of series, of which the figure then consists;
-        ``size`` is its size in inches, or its width alone. ``style="paper"`` leaves out everything
-        but the panels, and gives their value axes labels. Texts have sizes relative to matplotlib's
-        ``font.size``. ``single_lines`` draws a line for each of many parameters instead of their
-        quantiles, and ``normalise`` divides the rows of maps by their medians ("row") or by those of
-        their kind ("kind"), such as weights. ``savefig_kwargs`` are passed to ``Figure.savefig``, and
-        their ``format`` is also the file's ending. ``show_log_iter`` makes the step axis logarithmic, ``debug`` logs what is drawn.
+        ``savefig_kwargs`` are passed to ``Figure.savefig``, and their ``format`` is also the file's
+        ending. ``show_log_iter`` makes the step axis logarithmic, ``debug`` logs what is drawn.
         ``ValueError`` if there is nothing to draw or the path is not a run.
+
+        ``panels`` are the titles of panels, or names of series, of which the figure then consists;
+        ``size`` is its size in inches, or its width alone. ``style="paper"`` leaves out everything
+        but the panels, and gives their value axes labels. Type has sizes relative to matplotlib's
+        ``font.size``. ``single_lines`` draws a line for each of many parameters instead of their
+        quantiles. ``normalise`` divides the rows of maps by their medians (``"row"``) or by the
+        medians of their kinds (``"kind"``), such as biases of linear layers.
         """
         history = up_to(read(source), discard)
         if style not in FRAMES:

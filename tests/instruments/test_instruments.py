@@ -48,14 +48,14 @@ VIEWS: dict[str, View] = {
     "Alpha": View("Local step size α", group="step size", label="α"),
     "HessTrace": View("Hessian trace", group="curvature", yscale="symlog"),
     "HessEigenvalues": View("Curvature eigenvalues", group="curvature", yscale="symlog"),
-    "SpectralDensity": View("Spectral density of the Hessian", group="curvature", yscale="log"),
+    "SpectralDensity": View("Hessian spectral density", group="curvature", yscale="log"),
     "HessMaxEV": View("Largest Hessian eigenvalue", group="curvature", yscale="symlog"),
     "TICDiag": View("TIC, diagonal", group="curvature", yscale="log"),
     "TICTrace": View("TIC, trace", group="curvature", yscale="log"),
     "Stability": View("Edge of stability", group="curvature", yscale="symlog"),
     "GradNoiseScale": View("Gradient noise scale", group="noise", yscale="log"),
     "EarlyStopping": View("Early stopping", group="noise", label="criterion"),
-    "CABS": View("CABS batch size", group="noise", yscale="log", label="batch size"),
+    "CABS": View("Batch size", group="noise", yscale="log", label="batch size"),
     "MyQuantity": View("Sharpness", group="curvature", yscale="log", label="my own"),
 }
 """Kinds of quantities, and how they wish to be shown."""
