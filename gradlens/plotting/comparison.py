@@ -49,6 +49,7 @@ from gradlens.instruments.style import (
     TEXT_SIZE,
     TICK_SIZE,
     categorical_colors,
+    figure_of,
     points,
     sequence_colors,
     shorten,
@@ -67,6 +68,8 @@ SPIKY = ("Alpha", "GradNoiseScale")
 
 ROWS = 7
 """Runs in one column of their list."""
+NEAR = 0.5
+"""Points between two lines of which one hides the other."""
 DASH = 2.5
 """Length of a dash in widths of its line."""
 ROOM_OF_NAME = 8.5
@@ -229,10 +232,13 @@ class RunsInstrument(Instrument):
             return explain_empty(ax, every)
         drawn = [smooth(axis, one, bridge=True) for one in every]
         artists: Artists = {}
-        for name, one, color, style in zip(lines, every, self.colors, dashes(drawn), strict=True):
-            artists |= _curve(ax, axis, one, color, name, style)
+        for name, one, color in zip(lines, every, self.colors, strict=True):
+            artists |= _curve(ax, axis, one, color, name)
         view = history.sources[self.names[0]].view
         self._fit(ax, [one.values for one in every], view.yscale)
+        for name, style in zip(lines, dashes([_on_paper(ax, one) for one in drawn]), strict=True):
+            front = artists.get(f"{name} trend", artists[name])
+            front.set(linestyle=style)
         artists["subtitle"] = subtitle(ax, self.words)
         artists |= missing(ax, axis, every)
         artists |= beyond(ax, axis, every) if self.spiky else {}
@@ -245,25 +251,28 @@ class RunsInstrument(Instrument):
         fit(ax, values, scale)
 
 
-def _curve(ax: Axes, axis: StepAxis, one: Line, color: RGB, name: str, style: LineStyle) -> Artists:
+def _curve(ax: Axes, axis: StepAxis, one: Line, color: RGB, name: str) -> Artists:
     """As ``curve``, but in front of the pale values of all runs, and across short gaps."""
     if one.finite.sum() < SMOOTH_FROM:
-        return {name: thread(ax, axis, one, color, 1.4, 3, style)}
+        return {name: thread(ax, axis, one, color, 1.4, 3)}
     return {
         name: thread(ax, axis, one, tint(color, 0.3), 0.6, 2),
-        f"{name} trend": thread(ax, axis, smooth(axis, one, True), color, 1.4, 3, style),
+        f"{name} trend": thread(ax, axis, smooth(axis, one, True), color, 1.4, 3),
     }
 
 
+def _on_paper(ax: Axes, one: Line) -> Line:
+    """A line's heights in points."""
+    heights = ax.transData.transform(np.stack([one.steps, one.values], 1))[:, 1]
+    return Line(one.steps, heights * 72 / figure_of(ax).dpi)
+
+
 def dashes(lines: Sequence[Line]) -> list[LineStyle]:
-    """A solid line for each, and dashes for one that an earlier line would be hidden behind."""
-    known = [one.values[one.finite] for one in lines]
-    every = np.concatenate(known)
-    near = 0.01 * float(np.ptp(every)) if every.size else 0.0
+    """A solid line for each, and dashes for one that would hide an earlier one; in points."""
     first: list[int] = []
     for place, one in enumerate(lines):
-        alike = (other for other in range(place) if _is_hidden(lines[other], one, near))
-        first.append(next(alike, place))
+        hidden = [first[other] for other in range(place) if _hides(one, lines[other])]
+        first.append(hidden[0] if hidden else place)
     counts = Counter(first)
     seen: Counter[int] = Counter()
     styles: list[LineStyle] = []
@@ -276,12 +285,12 @@ def dashes(lines: Sequence[Line]) -> list[LineStyle]:
     return styles
 
 
-def _is_hidden(behind: Line, front: Line, near: float) -> bool:
-    """Whether two lines are less than ``near`` apart at most of their common steps."""
+def _hides(front: Line, behind: Line) -> bool:
+    """Whether two lines are less than ``NEAR`` apart at most of their common steps."""
     _, first, second = np.intersect1d(behind.steps, front.steps, return_indices=True)
     apart = np.abs(behind.values[first] - front.values[second])
     apart = apart[np.isfinite(apart)]
-    return apart.size > 1 and bool(np.mean(apart <= near) > 0.8)
+    return bool(apart.size) and bool(np.mean(apart <= NEAR) > 0.8)
 
 
 def _names(
