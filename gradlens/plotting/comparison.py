@@ -338,7 +338,9 @@ def _list_of_runs(history: History, found: Sequence[Number], colors: Mapping[str
     column = "last loss" if losses else ""
     values = {run: number_label(losses[run].latest) if run in losses else "" for run in colors}
     order = ordered_values([*colors]) or dict.fromkeys(colors, 0.0)
-    entries = tuple((run, colors[run], values[run]) for run in sorted(colors, key=order.get))
+    entries = tuple(
+        (run, colors[run], values[run]) for run in sorted(colors, key=order.__getitem__)
+    )
     width = float(math.ceil(len(entries) / ROWS))
     instrument = RunListInstrument(history.names[:1], entries, column)
     return Panel(instrument, "performance", width)

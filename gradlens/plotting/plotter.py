@@ -16,7 +16,7 @@ from gradlens.instruments.instrument import Normalisation, Options
 from gradlens.instruments.style import PAPER
 from gradlens.messages import GradlensWarning, log
 from gradlens.plotting.findings import findings_of
-from gradlens.plotting.layout import FRAMES, WIDEST, Look, columns, pages
+from gradlens.plotting.layout import FRAMES, WIDEST, FigureSize, Look, columns, pages
 from gradlens.plotting.loading import load_run
 from gradlens.plotting.notebook_figure import NotebookFigure
 from gradlens.plotting.output import TextFigure
@@ -28,7 +28,7 @@ from gradlens.plotting.panels import (
     named_panels,
     nothing,
 )
-from gradlens.plotting.rendering import FigureSize, draw
+from gradlens.plotting.rendering import draw
 from gradlens.spelling import near
 
 
