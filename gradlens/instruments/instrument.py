@@ -258,7 +258,7 @@ class Instrument(ABC):
         """The label of the value axis."""
         names = self.series(history)
         view = history.sources.get(names[0], Source()).view if names else View("")
-        return self.label or view.label
+        return self.label or view.label or (self._own_title(history, names[0]) if names else "")
 
     def _own_title(self, history: History, name: str) -> str:
         source = history.sources.get(name)

@@ -38,6 +38,8 @@ from gradlens.instruments.style import (
 
 GAP = (16.0, 30.0)
 """Points between small panels, across and up."""
+NARROWEST = 75.0
+"""Points of a small panel and the gap beside it, at least."""
 
 
 MOST = 48
@@ -102,9 +104,10 @@ def _carpet(ax: Axes, parts: Mapping[str, Histogram]) -> Artists:
 
 
 def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:
+    across, up = size_in_points(ax)
+    columns = max(1, min(columns, int(across / points(NARROWEST))))
     rows = math.ceil(count / columns)
     columns = math.ceil(count / rows)
-    across, up = size_in_points(ax)
     gap_x, gap_y = points(GAP[0]) / across, points(GAP[1]) / up
     head = points(16) / up
     width = (1 - gap_x * (columns - 1)) / columns

@@ -43,6 +43,8 @@ CONDITIONS = {
 }
 GAP = (30.0, 32.0)
 """Points between small panels, across and up."""
+NARROWEST = 75.0
+"""Points of a small panel and the gap beside it, at least."""
 
 
 class LayerStableRanksInstrument(Instrument):
@@ -122,9 +124,10 @@ def _spectrum(records: Mapping[int, Any], layer: str) -> dict[str, Line]:
 
 
 def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:
+    across, up = size_in_points(ax)
+    columns = max(1, min(columns, int(across / points(NARROWEST))))
     rows = math.ceil(count / columns)
     columns = math.ceil(count / rows)
-    across, up = size_in_points(ax)
     gap_x = points(GAP[0]) / across
     gap_y, head = points(GAP[1]) / up, points(16) / up
     width = (1 - gap_x * (columns - 1)) / columns

@@ -273,7 +273,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "ActivationInstrument": ("OutputActivation",),
     "LayerLinesInstrument": ("OutputNorm",),
     "CorrelationsInstrument": ("UpdateGeometry",),
-    "LayerSharesInstrument": ("ParameterNorm",),
     "LayerStableRanksInstrument": ("InputCovariance",),
     "LayerConditionsInstrument": ("OutputGradientCovariance",),
     "LayerSpectraInstrument": ("InputCovariance",),

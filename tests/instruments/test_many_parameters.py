@@ -1,4 +1,4 @@
-"""Many parameters, exact zeros, intervals and values out of range, tests that coincide, and maps."""
+"""Many parameters, exact zeros, values out of range, tests that coincide, and maps."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_names_of_extremes_are_apart_and_in_the_panel(ratio: float) -> None:
     ]
     assert not boxes[0].overlaps(boxes[1])
     for box in boxes:
-        assert panel.x0 <= box.x0 and box.x1 <= panel.x1
-        assert panel.y0 - 1 <= box.y0 and box.y1 <= panel.y1 + 1
+        assert panel.x0 <= box.x0 < box.x1 <= panel.x1
+        assert panel.y0 - 1 <= box.y0 < box.y1 <= panel.y1 + 1
 
 
 # Zeros -----------------------------------------------------------------------------------------
@@ -234,7 +234,8 @@ def test_zeros_of_a_map_are_grey() -> None:
 def test_layers_with_a_number_have_their_class() -> None:
     labels = row_labels(tuple(layered().parameters), layered())
     assert labels == [
-        "0.weight Linear", "0.bias Linear", "1.weight LayerNorm", "2.weight Linear", "2.bias Linear",
+        "0.weight Linear", "0.bias Linear", "1.weight LayerNorm",
+        "2.weight Linear", "2.bias Linear",
     ]  # fmt: skip
     history = layered()
     history.facts.setups[0] = Setup(layers={"head": Layer(("Linear",), True)})
