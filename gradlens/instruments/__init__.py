@@ -51,7 +51,7 @@ from gradlens.instruments.hess_max_ev import HessMaxEVInstrument
 from gradlens.instruments.hess_trace import HessTraceInstrument
 from gradlens.instruments.histogram_1d import Histogram1dInstrument
 from gradlens.instruments.histogram_2d import Histogram2dInstrument
-from gradlens.instruments.instrument import Drawing, Instrument
+from gradlens.instruments.instrument import Drawing, Instrument, Options
 from gradlens.instruments.layer_covariance import LayerRanksInstrument
 from gradlens.instruments.layer_histograms import LayerHistogramsInstrument
 from gradlens.instruments.layer_lines import CorrelationsInstrument, LayerLinesInstrument
@@ -205,6 +205,7 @@ __all__ = [
     "LossesInstrument",
     "MeanGSNRInstrument",
     "NumberLabels",
+    "Options",
     "ParametersInstrument",
     "Records",
     "Scale",

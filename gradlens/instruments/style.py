@@ -56,6 +56,8 @@ DEFAULT_FONT_SIZE = 10.0
 TITLE_GAP = 15.0
 KEY_GAP = 4.5
 SWATCH = 9.0
+DOT = " · "
+"""What separates the parts of a subtitle."""
 
 
 def font_scale() -> float:
@@ -229,15 +231,23 @@ def _fitting_title(text: str, readout: str, width: float) -> tuple[str, Size, st
 
 
 def subtitle(ax: Axes, text: str) -> Text:
-    """A muted line between title and axis, as wide as the axis at most."""
-    shown = shorten(text, size_in_points(ax)[0], TEXT_SIZE)
+    """A muted line between title and axis, as wide as the axis at most.
+
+    Of parts between dots, the last ones are left out where there is no room.
+    """
+    width = size_in_points(ax)[0]
+    parts = text.split(DOT)
+    while len(parts) > 1 and text_width(DOT.join(parts), TEXT_SIZE) > width:
+        parts.pop()
+    size = TEXT_SIZE if text_width(DOT.join(parts), TEXT_SIZE) <= width else SMALLEST_SIZE
+    shown = shorten(DOT.join(parts), width, size)
     return ax.annotate(
         shown,
         (0, 1),
         xycoords="axes fraction",
         xytext=(0, points(KEY_GAP)),
         textcoords="offset points",
-        fontsize=TEXT_SIZE,
+        fontsize=size,
         color=MUTED,
         va="baseline",
         annotation_clip=False,
@@ -316,11 +326,10 @@ def _fitting(labels: Sequence[str], room: float) -> list[str]:
     if sum(_room(label) for label in labels) <= room:
         return list(labels)
     whole = _first(labels, room)
-    # A key of one label and a number would say too little.
-    if len(whole) > 1:
-        return whole
     least = max(room / len(labels) - SWATCH - 14, points(34))
-    return _first([shorten(label, least, TEXT_SIZE) for label in labels], room)
+    short = _first([shorten(label, least, TEXT_SIZE) for label in labels], room)
+    # A key of one label and a number would say too little.
+    return short if len(whole) == 1 < len(short) else whole or short
 
 
 def _first(labels: Sequence[str], room: float) -> list[str]:

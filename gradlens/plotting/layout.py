@@ -35,6 +35,9 @@ UNEQUAL = 1.6
 LEGIBLE = 0.7
 """Fraction of the size that panels need, below which a figure's own size is not kept."""
 
+LEAST = 0.55
+"""Fraction of a panel's usual height below which it has no room for a line."""
+
 Row = tuple[Panel, ...]
 Look = Literal["screen", "paper"]
 FigureSize = float | tuple[float, float] | None
@@ -86,10 +89,18 @@ class Page:
         return font_scale() * width, self._fixed + font_scale() * self._cells * CELL[1] * zoom
 
     def height(self, width: float) -> float:
-        """Height in inches of a figure of another width, with panels of about their usual shape."""
-        cell = width / max(_row_width(row) for row in self.rows) * CELL[1] / CELL[0]
-        lowest, highest = (font_scale() * CELL[1] * share for share in (0.9, 1.3))
-        return self._fixed + self._cells * min(max(cell, lowest), highest)
+        """Height in inches of a figure of another width, with panels of about their usual shape.
+
+        Wide panels that become narrow are higher, because what is in them needs more rows.
+        """
+        usual = font_scale() * max(_row_width(row) for row in self.rows) * CELL[0]
+        stretch = min(max(width / usual, 0.9), 1.3) * math.sqrt(max(usual / width, 1.0))
+        return self._fixed + font_scale() * self._cells * CELL[1] * stretch
+
+    @property
+    def least_height(self) -> float:
+        """Height in inches below which panels can't be read."""
+        return self._fixed + LEAST * font_scale() * self._cells * CELL[1]
 
     def is_legible(self, width: float, height: float) -> bool:
         """Whether the panels can be read on a figure of another size."""

@@ -30,6 +30,9 @@ from gradlens.plotting.layout import LINE
 
 LEFT, RIGHT, INDENT = 0.28, 0.22, 0.12
 """Inches left and right of the lines, and between a number and its line."""
+HINTED = 0.91
+"""Share of a line that its text may have as it is measured; at some resolutions, hinting makes
+small type wider."""
 MOST_LINES = 2
 """Largest number of lines for a finding."""
 APART = 9.0
@@ -119,8 +122,7 @@ def explained(findings: Sequence[Finding], others: str, across: float) -> list[l
 
     ``others`` says what there is besides, at the end of the last line.
     """
-    # At some resolutions, hinting makes small type wider than measured.
-    room = 0.95 * (across - LEFT - RIGHT) * 72 - points(INDENT * 72)
+    room = HINTED * (across - LEFT - RIGHT) * 72 - points(INDENT * 72)
     texts = [f"step {finding.step:,}: {finding.headline}" for finding in findings]
     ends = ["" for _ in texts[1:]] + [f"   {others}" if others else ""] * bool(texts)
     found = []

@@ -88,15 +88,24 @@ def layer_panels(
 def named_panels(
     history: History, names: Sequence[str], instruments: Sequence[Instrument] = BUILT_IN
 ) -> tuple[Panel, ...]:
-    """The panels of these names, which are their titles, or else names of their series.
+    """The panels of these names, which are titles, or else names of series.
+
+    Of a title that several panels begin with, such as those of two quantities of one class, the
+    first panel is meant.
 
     ``ValueError`` if there is none of a name.
     """
     secondary = [one for one in instruments if one.secondary]
     every = (*all_main_panels(history, instruments), *_panels(secondary, history))
-    titles = {panel.instrument.heading(history): panel for panel in reversed(every)}
-    series = {name: panel for panel in reversed(every) for name in panel.instrument.names}
-    known = series | titles
+    known: dict[str, Panel] = {}
+    titles = [panel.instrument.heading(history) for panel in every]
+    beginnings = [title.split(": ")[0] for title in titles]
+    for names_of_panels in (titles, beginnings):
+        for title, panel in zip(names_of_panels, every, strict=True):
+            known.setdefault(title, panel)
+    for panel in every:
+        for series in panel.instrument.names:
+            known.setdefault(series, panel)
     for name in names:
         if name not in known:
             raise ValueError(f"there is no panel {name!r}{near(name, titles)}")

@@ -47,7 +47,7 @@ from gradlens.plotting.layout import (
     Place,
     arrange,
 )
-from gradlens.plotting.marks import explain, explained, mark
+from gradlens.plotting.marks import HINTED, explain, explained, mark
 from gradlens.plotting.panels import EPOCHS, Panel
 
 BOTTOM = 0.14
@@ -101,7 +101,15 @@ def draw(
 def _figure_size(page: Page, size: FigureSize) -> tuple[float, float]:
     if size is None:
         return page.size
-    return (size, page.height(size)) if isinstance(size, (int, float)) else size
+    if isinstance(size, (int, float)):
+        return size, page.height(size)
+    if size[1] < page.least_height:
+        panels, least = sum(map(len, page.rows)), page.least_height
+        raise ValueError(
+            f"size={size}: {panels} panels of this width are at least {least:.1f} inches high: "
+            "pass the width alone, a larger size, or fewer panels"
+        )
+    return size
 
 
 def facts(history: History) -> tuple[str, ...]:
@@ -187,8 +195,7 @@ def _note(history: History, across: float) -> list[str]:
         return []
     last = history.notes[-1]
     more = f" (+{len(history.notes) - 1} earlier)" if len(history.notes) > 1 else ""
-    # At some resolutions, hinting makes small type wider than measured.
-    room = 0.95 * (across - 0.44) * 72 - text_width(more, TEXT_SIZE)
+    room = HINTED * (across - 0.44) * 72 - text_width(more, TEXT_SIZE)
     lines = wrapped(f"Note at step {last.step:,}: {last.text}", room, TEXT_SIZE, NOTE_LINES)
     return [*lines[:-1], lines[-1] + more]
 

@@ -142,8 +142,8 @@ def test_names_at_lines_lack_what_all_have(case: str) -> None:
 
 def test_panels() -> None:
     figure = compare({"a": realistic(20, KINDS), "b": realistic(20, ("Loss", "Stability"))})
-    expected = {"Runs", "Loss", "Gradient norm", "Norm test θ", "Gradient elements", "Losses: train",
-                "Edge of stability"}  # fmt: skip
+    expected = {"Runs", "Loss", "Gradient norm", "Norm test θ", "Gradient elements",
+                "Losses: train", "Edge of stability"}  # fmt: skip
     assert {*titles(figure)} == expected
     # Sharpness and ratio
     assert titles(figure).count("Edge of stability") == 2

@@ -89,6 +89,11 @@ def test_size_is_that_of_the_figure() -> None:
     assert drawn(RUN, panels=["Loss"], size=7).get_size_inches()[0] == 7
 
 
+def test_a_size_without_room_for_the_panels_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"size=\(9, 5\): \d+ panels .* at least .* inches high"):
+        drawn(RUN, size=(9, 5))
+
+
 @pytest.mark.parametrize("size", [6.0, 10.0, 12.0])
 def test_font_size_has_an_effect_and_nothing_overlaps(
     size: float, monkeypatch: pytest.MonkeyPatch
