@@ -52,6 +52,8 @@ from gradlens.plotting.panels import EPOCHS, Panel
 
 BOTTOM = 0.14
 """Inches from the lower edge to the middle of the last line of text."""
+NARROWEST = 1.5
+"""Inches below which the labels of a panel leave no room for its lines."""
 NOTE_LINES = 3
 """Largest number of lines of a note."""
 
@@ -101,6 +103,11 @@ def draw(
 def _figure_size(page: Page, size: FigureSize) -> tuple[float, float]:
     if size is None:
         return page.size
+    width = size if isinstance(size, (int, float)) else size[0]
+    if not width >= NARROWEST * font_scale():
+        raise ValueError(
+            f"size={size}: a figure is at least {NARROWEST * font_scale():g} inches wide"
+        )
     if isinstance(size, (int, float)):
         return size, page.height(size)
     if size[1] < page.least_height:

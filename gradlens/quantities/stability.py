@@ -150,8 +150,13 @@ def stability_limit(
     if group.get("maximize"):
         raise _NoTheoryError("maximising is never stable on a quadratic with a minimum")
     if type(optimizer) is SGD:
-        settings = (float(group[name]) for name in ("lr", "momentum", "dampening"))
-        return StabilityLimit(descent_threshold(*settings, group["nesterov"]) / loss_factor)
+        threshold = descent_threshold(
+            float(group["lr"]),
+            float(group["momentum"]),
+            float(group["dampening"]),
+            bool(group["nesterov"]),
+        )
+        return StabilityLimit(threshold / loss_factor)
     if type(optimizer) in (Adam, AdamW) and not group["amsgrad"]:
         return _adam_limit(optimizer, group, parameters, loss_factor)
     raise _NoTheoryError(f"no threshold is known for {type(optimizer).__name__} as it is set up")

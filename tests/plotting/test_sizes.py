@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 from pathlib import Path
 
@@ -92,6 +93,9 @@ def test_size_is_that_of_the_figure() -> None:
 def test_a_size_without_room_for_the_panels_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"size=\(9, 5\): \d+ panels .* at least .* inches high"):
         drawn(RUN, size=(9, 5))
+    for size in (0, -3, math.nan, 1):
+        with pytest.raises(ValueError, match=r"at least 1\.5 inches wide"):
+            drawn(RUN, panels=["Loss"], size=size)
 
 
 @pytest.mark.parametrize("size", [6.0, 10.0, 12.0])
