@@ -94,7 +94,7 @@ class GradientTestsInstrument(Instrument):
             named,
             [test.color for test in tests],
             "log",
-            widths=[test.width for test in tests],
+            widths=[test.width if len(tests) > 1 else 1.6 for test in tests],
             head=ax,
             styles=[test.style for test in tests],
         )

@@ -176,6 +176,13 @@ def test_gradient_tests_that_coincide_can_be_told_apart() -> None:
     assert [dashed for _, _, dashed in drawn] == [False, False, True]
 
 
+def test_a_test_alone_has_a_line_like_any_other() -> None:
+    drawing = instruments.GradientTestsInstrument().plot(recorded("NormTest", {0: 1.0, 1: 2.0}))
+    line = drawing.artists["norm θ"]
+    assert isinstance(line, Line2D)
+    assert line.get_linewidth() < 2
+
+
 # Maps -------------------------------------------------------------------------------------------
 
 
