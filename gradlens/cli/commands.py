@@ -9,6 +9,7 @@ import warnings
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import NoReturn
@@ -27,6 +28,7 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.rules import RULES
 from gradlens.diagnosis.samples import rank
 from gradlens.history.history import History
+from gradlens.instruments import Options
 from gradlens.instruments.style import PAPER
 from gradlens.numerics.unavailable import first_line
 from gradlens.plotting.animation import ANIMATIONS, animate
@@ -61,7 +63,13 @@ def _plot(options: argparse.Namespace) -> int:
     run: Path = options.run
     out = options.out or run.with_name(f"{run.stem}{'-layers' if options.layers else ''}.png")
     suffix = check_suffix(out, (*FIGURES, *ANIMATIONS))
-    screen = _screen(options, options.title)
+    screen = replace(
+        _screen(options, options.title),
+        names=tuple(options.panel),
+        size=options.width,
+        look="paper" if options.paper else "screen",
+        options=Options(options.single_lines, options.normalise),
+    )
     history = _load(run, options.until)
     with _about(run):
         panels = screen.panels(history)

@@ -159,6 +159,30 @@ def _add_plot(commands: Commands) -> None:
     _add_until(parser)
     parser.add_argument("--title", metavar="T", help="heading (default: the name of RUN)")
     parser.add_argument(
+        "--panel",
+        action="append",
+        default=[],
+        metavar="TITLE",
+        help="draw this panel alone, or several of them if given again",
+    )
+    parser.add_argument(
+        "--width", type=float, metavar="INCHES", help="of the figure (default: what it needs)"
+    )
+    parser.add_argument(
+        "--paper", action="store_true", help="panels alone, whose value axes have labels"
+    )
+    parser.add_argument(
+        "--single-lines",
+        action="store_true",
+        help="a line for each of many parameters instead of quantiles",
+    )
+    parser.add_argument(
+        "--normalise",
+        choices=("row", "kind"),
+        default="",
+        help="divide the rows of maps by their medians, or by those of their kind",
+    )
+    parser.add_argument(
         "--frames",
         type=_positive,
         default=FRAMES,

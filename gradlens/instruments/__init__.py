@@ -32,6 +32,7 @@ from gradlens.instruments.drawing import (
     Artists,
     any_finite,
     band,
+    beyond,
     curve,
     curves,
     explain_empty,
@@ -50,12 +51,11 @@ from gradlens.instruments.hess_max_ev import HessMaxEVInstrument
 from gradlens.instruments.hess_trace import HessTraceInstrument
 from gradlens.instruments.histogram_1d import Histogram1dInstrument
 from gradlens.instruments.histogram_2d import Histogram2dInstrument
-from gradlens.instruments.instrument import Drawing, Instrument
+from gradlens.instruments.instrument import Drawing, Instrument, Options
 from gradlens.instruments.layer_covariance import LayerRanksInstrument
 from gradlens.instruments.layer_histograms import LayerHistogramsInstrument
 from gradlens.instruments.layer_lines import CorrelationsInstrument, LayerLinesInstrument
 from gradlens.instruments.layer_map import LayerMapInstrument
-from gradlens.instruments.layer_shares import LayerSharesInstrument
 from gradlens.instruments.layer_spectra import (
     LayerConditionsInstrument,
     LayerSpectraInstrument,
@@ -150,7 +150,6 @@ BUILT_IN: tuple[Instrument, ...] = (
     LayerMapInstrument(),
     LayerRanksInstrument(),
     LayerHistogramsInstrument(),
-    LayerSharesInstrument(),
     LayerSpectraInstrument(),
 )
 
@@ -198,7 +197,6 @@ __all__ = [
     "LayerLinesInstrument",
     "LayerMapInstrument",
     "LayerRanksInstrument",
-    "LayerSharesInstrument",
     "LayerSpectraInstrument",
     "LayerStableRanksInstrument",
     "LearningRateInstrument",
@@ -207,6 +205,7 @@ __all__ = [
     "LossesInstrument",
     "MeanGSNRInstrument",
     "NumberLabels",
+    "Options",
     "ParametersInstrument",
     "Records",
     "Scale",
@@ -218,6 +217,7 @@ __all__ = [
     "UpdateSizeInstrument",
     "any_finite",
     "band",
+    "beyond",
     "categorical_colors",
     "curve",
     "curves",

@@ -20,9 +20,9 @@ from gradlens.instruments.drawing import (
     explain_empty,
     missing,
     readout,
+    threads,
 )
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.layer_lines import LayerLines, draw_layers
 from gradlens.instruments.layers import in_order
 from gradlens.instruments.scales import StepAxis, fit
 from gradlens.instruments.style import CATEGORICAL, Entry, key, title
@@ -52,8 +52,9 @@ class AggregateInstrument(Instrument):
         if len(shown) > len(CATEGORICAL):
             middles = {path[1]: _middle(found) for path, found in shown.items()}
             names = in_order(tuple(middles), history)
-            layers = LayerLines({name: middles[name] for name in names})
-            return draw_layers(ax, axis, layers, view.yscale)
+            layers = {name: middles[name] for name in names}
+            one_by_one = self.options.single_lines
+            return threads(ax, axis, layers, view.yscale, single_lines=one_by_one)
         return self._bands(heading, view, ax, axis, shown, records)
 
     def _bands(

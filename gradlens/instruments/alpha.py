@@ -13,6 +13,7 @@ from gradlens.history.lines import Floats, Line, line
 from gradlens.instruments.drawing import (
     Artists,
     any_finite,
+    beyond,
     curve,
     explain_empty,
     missing,
@@ -30,11 +31,14 @@ from gradlens.instruments.style import (
     Entry,
     inside,
     key,
+    points,
     size_in_points,
     tint,
     title,
 )
 
+GAP = 34.0
+"""Points between the picture and the line."""
 RECENT = 0.1
 """Fraction of the steps that are shown as the latest ones."""
 REACH = 4.0
@@ -63,7 +67,8 @@ class AlphaInstrument(Instrument):
         width = size_in_points(ax)[0]
         share = 0.42
         picture = inside(ax, 0, 0, share, 1)
-        series = inside(ax, share + 30 / width, 0, 1 - share - 30 / width, 1)
+        gap = points(GAP) / width
+        series = inside(ax, share + gap, 0, 1 - share - gap, 1)
         artists = _picture(picture, found.values[found.finite])
         entries = [Entry("all", tint(BLUE, 0.4), "box"), Entry("latest 10 %", ORANGE)]
         shown = key(ax, entries)
@@ -78,7 +83,7 @@ def _series(ax: Axes, axis: StepAxis, found: Line) -> Artists:
     for level in (-1, 0, 1):
         marked = ax.axhline(level, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
         artists[f"level {level}"] = marked
-    return artists | missing(ax, axis, [found])
+    return artists | missing(ax, axis, [found]) | beyond(ax, axis, [found])
 
 
 def _picture(ax: Axes, values: Floats) -> Artists:

@@ -26,6 +26,7 @@ class BatchSizeInstrument(Instrument):
     logged: ClassVar[tuple[str, ...]] = (IN_USE,)
     home: ClassVar[Group] = GROUPS_OF_LOGGED[IN_USE]
     title: ClassVar[str] = "Batch size"
+    label: ClassVar[str] = "samples"
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         suggested = {name: line(history[name]) for name in self.names if name != IN_USE}

@@ -37,6 +37,7 @@ class CovarianceRanksInstrument(Instrument):
 
     kinds: ClassVar[tuple[str, ...]] = ("GradCovariance",)
     title: ClassVar[str] = "Covariance rank"
+    label: ClassVar[str] = "rank"
     together: ClassVar[bool] = False
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:

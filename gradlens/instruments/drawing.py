@@ -16,21 +16,40 @@ from gradlens.instruments.scales import Scale, StepAxis, fit, number_label
 from gradlens.instruments.series import thin, trend
 from gradlens.instruments.style import (
     ALARM,
+    AMBER,
+    BLUE,
     MUTED,
-    TICK_SIZE,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    SMALLEST_SIZE,
     Color,
     Entry,
+    figure_of,
     key,
     message,
+    points,
     sequence_colors,
     sequence_key,
+    shorten,
+    size_in_points,
     tint,
 )
 
 SMOOTH_FROM = 150
 MARKERS_UP_TO = 30
+MOST_LINES = 12
+"""Largest number of lines that can be told apart."""
+QUANTILES = 2000
+"""Steps at which quantiles are computed, at most: far more than a panel shows."""
+ARROWS = 40
+"""Largest number of arrows along an edge."""
+ROW = 9.0
+"""Points that a row with a label takes, at least."""
 
 Artists = dict[str, Artist]
+LineStyle = str | tuple[float, tuple[float, ...]]
+DASHED: LineStyle = (0, (3.0, 1.5))
 
 
 def curve(
@@ -41,10 +60,11 @@ def curve(
     name: str,
     z: float = 3,
     width: float = 1.6,
+    style: LineStyle = "-",
 ) -> Artists:
     """A main line; of many points, their trend in front of the pale raw values."""
     if line.finite.sum() < SMOOTH_FROM:
-        return {name: thread(ax, axis, line, color, width, z)}
+        return {name: thread(ax, axis, line, color, width, z, style)}
     raw = thread(ax, axis, line, tint(color, 0.35), width=0.6, z=2 + 0.01 * z)
     smooth = trend(line, axis.warp)
     (front,) = ax.plot(
@@ -53,14 +73,20 @@ def curve(
         color=color,
         linewidth=width,
         zorder=z,
-        linestyle="-",
+        linestyle=style,
         marker="none",
     )
     return {name: raw, f"{name} trend": front}
 
 
 def thread(
-    ax: Axes, axis: StepAxis, line: Line, color: Color, width: float = 0.9, z: float = 2.5
+    ax: Axes,
+    axis: StepAxis,
+    line: Line,
+    color: Color,
+    width: float = 0.9,
+    z: float = 2.5,
+    style: LineStyle = "-",
 ) -> Artist:
     """A thin line, with markers if there are few values, and on a value between two gaps."""
     steps, values = thin(line.steps, line.values, warp=axis.warp)
@@ -71,7 +97,7 @@ def thread(
         values,
         color=color,
         linewidth=width,
-        linestyle="-",
+        linestyle=style,
         solid_joinstyle="round",
         marker="o",
         markersize=2.2 * width**0.5 + 0.4,
@@ -160,6 +186,45 @@ def _ticks(ax: Axes, axis: StepAxis, steps: Floats, height: float, color: Color)
     return artist
 
 
+def beyond(ax: Axes, axis: StepAxis, lines: Sequence[Line]) -> Artists:
+    """Arrows at the edges of a panel where finite values are out of its range.
+
+    Call it after ``fit``.
+    """
+    low, high = ax.get_ylim()
+    above = [line.steps[line.finite & (line.values > high)] for line in lines]
+    below = [line.steps[line.finite & (line.values < low)] for line in lines]
+    return {
+        name: _arrows(ax, axis, np.unique(np.concatenate(steps)), height, marker)
+        for name, steps, height, marker in (("above", above, 1.0, "^"), ("below", below, 0.0, "v"))
+        if any(one.size for one in steps)
+    }
+
+
+def _arrows(ax: Axes, axis: StepAxis, steps: Floats, height: float, marker: str) -> Artist:
+    shown = _apart(axis.warp(steps), axis.warp(np.array([axis.low, axis.high])))
+    (artist,) = ax.plot(
+        axis.unwarp(shown),
+        np.full_like(shown, height),
+        transform=ax.get_xaxis_transform(),
+        color=MUTED,
+        linestyle="none",
+        marker=marker,
+        markersize=3.5,
+        markeredgewidth=0,
+        clip_on=False,
+        zorder=4,
+    )
+    return artist
+
+
+def _apart(places: Floats, ends: Floats) -> Floats:
+    """One place of each part of an axis that is as wide as an arrow."""
+    part = (ends[1] - ends[0]) / ARROWS or 1.0
+    _, first = np.unique(np.floor((places - ends[0]) / part), return_index=True)
+    return places[first]
+
+
 def zero_line(ax: Axes) -> Artists:
     """A dashed line at zero if the value axis extends to both sides of it."""
     low, high = ax.get_ylim()
@@ -190,6 +255,50 @@ def infinite_entry(names: Sequence[str]) -> list[Entry]:
     return [Entry(f"∞: {names[0]}{more}", MUTED)] if names else []
 
 
+def always_zero(line: Line) -> bool:
+    """Whether all values of a line that are finite numbers are exactly zero."""
+    found = line.values[line.finite]
+    return bool(found.size) and not found.any()
+
+
+def zero_entry(lines: Mapping[str, Line]) -> list[Entry]:
+    """The entry of a key for lines that end in exact zeros, if there are any."""
+    names = [n for n, one in lines.items() if one.finite.any() and not one.values[one.finite][-1]]
+    if not names:
+        return []
+    return [Entry(f"0: {names[0]}" if len(names) == 1 else f"{len(names)} are 0", AMBER)]
+
+
+def zero_floor(ax: Axes, lines: Sequence[Line]) -> Artists:
+    """A thick line where a logarithmic axis or zero begins, over the steps with exact zeros.
+
+    All lines are at the same steps. Call it after ``fit``.
+    """
+    steps = lines[0].steps
+    is_zero = np.any([line.values == 0 for line in lines], axis=0)
+    if not is_zero.any():
+        return {}
+    low, high = ax.get_ylim()
+    height = -low / (high - low) if ax.get_yscale() == "linear" and low < 0 < high else 0.0
+    heights = np.where(is_zero, height, np.nan)
+    shown = thin(steps, heights)
+    (artist,) = ax.plot(
+        *shown,
+        transform=ax.get_xaxis_transform(),
+        color=AMBER,
+        linewidth=2.6,
+        linestyle="-",
+        solid_capstyle="butt",
+        marker="s",
+        markersize=2.6,
+        markeredgewidth=0,
+        markevery=np.flatnonzero(_alone(shown[1])).tolist(),
+        clip_on=False,
+        zorder=3.8,
+    )
+    return {"zeros": artist}
+
+
 def any_finite(lines: Sequence[Line]) -> bool:
     """Whether there is anything to draw."""
     return any(bool(line.finite.any()) for line in lines)
@@ -216,27 +325,37 @@ def curves(
     scale: Scale,
     widths: Sequence[float] = (),
     head: Axes | None = None,
+    styles: Sequence[LineStyle] = (),
+    shown: Sequence[Floats] | None = None,
 ) -> Artists:
     """Several main lines on one value axis, explained by a key above it or above ``head``.
 
-    Lines that are ∞ at every step are named in the key.
+    Lines that are ∞ at every step are named in the key. The axis has room for the values ``shown``,
+    by default for all; arrows are where others are.
     """
     axis.apply(ax)
     if not any_finite(list(lines.values())):
         return explain_empty(ax, list(lines.values()))
     artists: Artists = {}
     entries: list[Entry] = []
-    styled = zip(lines.items(), colors, widths or [1.6] * len(lines), strict=True)
-    for place, ((name, line), color, width) in enumerate(styled):
+    styled = zip(
+        lines.items(),
+        colors,
+        widths or [1.6] * len(lines),
+        styles or ["-"] * len(lines),
+        strict=True,
+    )
+    for place, ((name, line), color, width, style) in enumerate(styled):
         if not always_infinite(line):
-            artists |= curve(ax, axis, line, color, name, 3 + place, width)
-            entries.append(Entry(name, color))
-    fit(ax, [line.values for line in lines.values()], scale)
+            artists |= curve(ax, axis, line, color, name, 3 + place, width, style)
+            entries.append(Entry(name, color, "line" if style == "-" else "dashed"))
+    every = list(lines.values())
+    fit(ax, [line.values for line in every] if shown is None else shown, scale)
     if len(lines) > 1:
         infinite = [name for name, line in lines.items() if always_infinite(line)]
-        shown = key(head or ax, [*entries, *infinite_entry(infinite)])
-        artists |= {"key": shown} if shown else {}
-    return artists | missing(ax, axis, list(lines.values()))
+        explained = key(head or ax, [*entries, *infinite_entry(infinite)])
+        artists |= {"key": explained} if explained else {}
+    return artists | missing(ax, axis, every) | (beyond(ax, axis, every) if shown else {})
 
 
 def threads(
@@ -245,11 +364,15 @@ def threads(
     lines: Mapping[str, Line],
     scale: Scale,
     front: Mapping[str, tuple[Line, Color]] | None = None,
+    single_lines: bool = False,
 ) -> Artists:
-    """Many thin lines coloured from input to output, behind the lines of ``front``.
+    """Thin lines from input to output, all at the same steps, behind the lines of ``front``.
 
     Lines of many points are drawn as trends only, because their raw values would cover each other.
-    Lines that are ∞ at every step are named in the key.
+    Of more lines than ``MOST_LINES`` there are quantiles, and the names of the highest and the
+    lowest one, unless ``single_lines``. Lines that are ∞ at every step, and those that end in exact
+    zeros, are named or counted in the key. Zeros aren't on a logarithmic axis: a thick line is at
+    its base where there are any.
     """
     front = front or {}
     axis.apply(ax)
@@ -257,24 +380,148 @@ def threads(
     if not any_finite(drawn):
         return explain_empty(ax, drawn)
     infinite = [name for name, line in lines.items() if always_infinite(line)]
-    lines = {name: line for name, line in lines.items() if name not in infinite}
-    artists: Artists = {}
-    width = 1.1 if len(lines) <= 8 else 0.7
-    for (name, line), color in zip(lines.items(), sequence_colors(len(lines)), strict=True):
-        many = line.finite.sum() >= SMOOTH_FROM
-        artists[name] = thread(ax, axis, trend(line, axis.warp) if many else line, color, width)
+    finite = {name: line for name, line in lines.items() if name not in infinite}
+    shown, zeros = _without_zeros(finite, scale)
+    few = single_lines or len(shown) <= MOST_LINES
+    artists = _single(ax, axis, shown) if few else _quantiles(ax, axis, shown)
     for name, (line, shade) in front.items():
         artists |= curve(ax, axis, line, shade, name, z=5)
     fit(ax, [np.asarray(one.get_ydata()) for one in ax.get_lines()], scale)
     first = [Entry(name, shade) for name, (_, shade) in front.items()]
-    shown = sequence_key(ax, list(lines), [*first, *infinite_entry(infinite)])
-    artists |= {"key": shown} if shown else {}
+    more = [*zero_entry(zeros), *infinite_entry(infinite)]
+    if few:
+        explained = sequence_key(ax, list(shown), [*first, *more])
+    else:
+        artists |= _areas(ax, axis, shown) | _extremes(ax, axis, shown)
+        explained = key(ax, [*first, Entry(f"median of {len(shown)}", BLUE), *more, *AREAS])
+    artists |= {"key": explained} if explained else {}
+    artists |= zero_floor(ax, list(zeros.values())) if zeros else {}
     return artists | missing(ax, axis, drawn)
+
+
+def _without_zeros(
+    lines: Mapping[str, Line], scale: Scale
+) -> tuple[Mapping[str, Line], Mapping[str, Line]]:
+    """Lines without the zeros that aren't drawn, and the lines that these are in."""
+    is_log = scale == "log" and not any((one.values < 0).any() for one in lines.values())
+    if is_log:
+        zeros = {name: one for name, one in lines.items() if (one.values == 0).any()}
+    else:
+        zeros = {name: one for name, one in lines.items() if always_zero(one)}
+    others = {name: one for name, one in lines.items() if not always_zero(one)}
+    if not zeros or not others:
+        return lines, {}
+    if is_log:
+        others = {
+            name: Line(one.steps, np.where(one.values == 0, np.nan, one.values), one.reason)
+            for name, one in others.items()
+        }
+    return others, zeros
+
+
+def _single(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
+    width = 1.1 if len(lines) <= 8 else 0.7
+    return {
+        name: thread(ax, axis, smooth(axis, line), color, width)
+        for (name, line), color in zip(lines.items(), sequence_colors(len(lines)), strict=True)
+    }
+
+
+def smooth(axis: StepAxis, line: Line, bridge: bool = False) -> Line:
+    """The trend of a line of many points, with ``bridge`` across gaps; another line as it is."""
+    return trend(line, axis.warp, bridge=bridge) if line.finite.sum() >= SMOOTH_FROM else line
+
+
+AREAS = (Entry("quartiles", tint(BLUE, 0.3), "box"), Entry("all", tint(BLUE, 0.12), "box"))
+
+
+def _quantiles(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
+    """The median, and thin lines of the lowest and the highest line."""
+    middle = quantiles(lines, (0.5,))[0]
+    low, high = _lowest_and_highest(lines)
+    return {
+        "median": thread(ax, axis, smooth(axis, middle), BLUE, 1.4, 5),
+        "lowest": thread(ax, axis, smooth(axis, lines[low]), PURPLE, 0.8, 4),
+        "highest": thread(ax, axis, smooth(axis, lines[high]), ORANGE, 0.8, 4),
+    }
+
+
+def quantiles(lines: Mapping[str, Line], shares: Sequence[float]) -> list[Line]:
+    """Quantiles over the lines that have a number, at ``QUANTILES`` of the steps at most."""
+    steps = next(iter(lines.values())).steps
+    kept = np.unique(np.linspace(0, steps.size - 1, QUANTILES).round().astype(np.int64))
+    table = np.array([one.values[kept] for one in lines.values()])
+    table = np.where(np.isfinite(table), table, np.nan)
+    known = np.isfinite(table).any(axis=0)
+    rows = np.full((len(shares), kept.size), np.nan)
+    # nanquantile is many times slower than quantile.
+    quantile = np.nanquantile if np.isnan(table[:, known]).any() else np.quantile
+    rows[:, known] = quantile(table[:, known], shares, axis=0)
+    return [Line(steps[kept], row) for row in rows]
+
+
+def _lowest_and_highest(lines: Mapping[str, Line]) -> tuple[str, str]:
+    """The names of the lines with the lowest and the highest median over their last tenth."""
+    levels = {}
+    for name, one in lines.items():
+        found = one.values[one.finite]
+        if found.size:
+            levels[name] = float(np.median(found[-max(1, found.size // 10) :]))
+    return min(levels, key=levels.__getitem__), max(levels, key=levels.__getitem__)
+
+
+def _areas(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
+    low, first, third, high = quantiles(lines, (0, 0.25, 0.75, 1))
+    return {
+        "range": band(ax, axis, low, high, tint(BLUE, 0.6)),
+        "quartiles": band(ax, axis, first, third, BLUE),
+    }
+
+
+def _extremes(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
+    """The names of the lowest and the highest line, at their ends on the right.
+
+    They are between the two lines if there is room for both, and otherwise outside.
+    """
+    names = _lowest_and_highest(lines)
+    ends = [smooth(axis, lines[name]) for name in names]
+    values = [one.values[one.finite][-1] for one in ends]
+    transform = ax.transData
+    heights = [float(transform.transform((axis.high, value))[1]) for value in values]
+    inches = figure_of(ax).dpi / 72
+    room = (heights[1] - heights[0]) / inches > 2.6 * points(7)
+    sides = ("bottom", "top") if room else ("top", "bottom")
+    width = 0.6 * size_in_points(ax)[0]
+    artists: Artists = {}
+    for which, name, height, side, color in zip(
+        ("lowest", "highest"), names, heights, sides, (PURPLE, ORANGE), strict=True
+    ):
+        artists[f"{which} name"] = ax.annotate(
+            shorten(name, width, SMALLEST_SIZE),
+            (1, _inside(ax, height, side)),
+            xycoords="axes fraction",
+            xytext=(-1, 1.5 if side == "bottom" else -1.5),
+            textcoords="offset points",
+            fontsize=SMALLEST_SIZE,
+            color=color,
+            ha="right",
+            va=side,
+            zorder=6,
+            bbox={"boxstyle": "square,pad=0.08", "facecolor": PAPER, "alpha": 0.75, "linewidth": 0},
+        )
+    return artists
+
+
+def _inside(ax: Axes, height: float, side: str) -> float:
+    """A height in pixels as a share of the axis, with room for a line of text on one side of it."""
+    room = points(9) * figure_of(ax).dpi / 72 / ax.bbox.height
+    share = (height - ax.bbox.y0) / ax.bbox.height
+    return min(max(share, room if side == "top" else 0.0), 1 - (room if side == "bottom" else 0.0))
 
 
 def row_stride(count: int, height: float) -> int:
     """The least n for which each n-th of ``count`` rows on ``height`` points can have a label."""
-    return max(1, math.ceil(1.35 * TICK_SIZE * count / height))
+    return max(1, math.ceil(points(ROW) * count / height))
 
 
 def label_rows(ax: Axes, labels: Sequence[str], stride: int, count: int) -> None:

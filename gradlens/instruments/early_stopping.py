@@ -12,6 +12,7 @@ from gradlens.history.lines import line
 from gradlens.instruments.drawing import (
     Artists,
     any_finite,
+    beyond,
     curve,
     explain_empty,
     missing,
@@ -46,4 +47,4 @@ class EarlyStoppingInstrument(Instrument):
         top = ax.get_ylim()[1]
         artists["stop"] = ax.axhspan(0, top, color=tint(ALARM, 0.09), linewidth=0, zorder=0.5)
         artists["subtitle"] = subtitle(ax, "above 0 the gradient is noise: stop")
-        return artists | zero_line(ax) | missing(ax, axis, [found])
+        return artists | zero_line(ax) | missing(ax, axis, [found]) | beyond(ax, axis, [found])

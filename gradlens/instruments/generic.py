@@ -53,13 +53,25 @@ class GenericInstrument(Instrument):
         name = self.names[0]
         view, records = self.view(history), history[name]
         if keys(records):
-            return _dicts(history, records, view, ax, axis)
+            return self._dicts(history, ax, axis)
         if not types(records.values()) <= PLAIN and any(map(_is_array, records.values())):
             return _band(records, view, ax, axis)
         one = line(records)
         title(ax, self.heading(history), *readout(one))
         artists = curves(ax, axis, {name: one}, [BLUE], view.yscale)
         return artists | ({"subtitle": subtitle(ax, view.label)} if view.label else {})
+
+    def _dicts(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        view = self.view(history)
+        every = _lines(history[self.names[0]])
+        found = {n: one for n, one in every.items() if one.finite.any() or one.reason}
+        names = input_to_output(tuple(found), history)
+        shown = {name: found[name] for name in names}
+        ordered_by_depth = any(name in history.parameters for name in names) or len(names) > FEW
+        if ordered_by_depth or not shown:
+            one_by_one = self.options.single_lines
+            return threads(ax, axis, shown, view.yscale, single_lines=one_by_one)
+        return curves(ax, axis, shown, categorical_colors(len(shown)), view.yscale)
 
 
 def _is_array(value: Any) -> bool:
@@ -79,16 +91,6 @@ def _known(value: Any) -> bool:
     if isinstance(value, np.ndarray):
         return value.dtype.kind in "biuf"
     return isinstance(value, (int, float, np.number))
-
-
-def _dicts(history: History, records: Records, view: View, ax: Axes, axis: StepAxis) -> Artists:
-    found = {n: one for n, one in _lines(records).items() if one.finite.any() or one.reason}
-    names = input_to_output(tuple(found), history)
-    shown = {name: found[name] for name in names}
-    ordered_by_depth = any(name in history.parameters for name in names) or len(names) > FEW
-    if ordered_by_depth or not shown:
-        return threads(ax, axis, shown, view.yscale)
-    return curves(ax, axis, shown, categorical_colors(len(shown)), view.yscale)
 
 
 def _lines(records: Records) -> dict[str, Line]:

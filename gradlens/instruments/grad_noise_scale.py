@@ -14,13 +14,14 @@ from gradlens.instruments.drawing import (
     Artists,
     any_finite,
     band,
+    beyond,
     explain_empty,
     missing,
     readout,
     thread,
 )
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import StepAxis, fit, without_spikes
+from gradlens.instruments.scales import StepAxis, fit, within_reach, without_spikes
 from gradlens.instruments.series import trend
 from gradlens.instruments.style import BLUE, subtitle, tint, title
 
@@ -44,11 +45,13 @@ class GradNoiseScaleInstrument(Instrument):
         smooth = trend(value, axis.warp, bridge=True)
         many = value.steps.size >= SMOOTH_FROM
         title(ax, self.heading(history), *readout(smooth if many else value))
-        fit(ax, [without_spikes(one.values, log=True) for one in (value, low)], "log")
+        shown = without_spikes(value.values, log=True)
+        ends = [within_reach(one.values, shown, log=True) for one in (low, high)]
+        fit(ax, [shown, *ends], "log")
         artists: Artists = {"band": band(ax, axis, low, high, BLUE)}
         artists |= _value(ax, axis, value, smooth if many else None)
         artists["subtitle"] = subtitle(ax, "in samples, median on the right" if many else "samples")
-        return artists | missing(ax, axis, [value])
+        return artists | missing(ax, axis, [value]) | beyond(ax, axis, [value, high])
 
 
 def _value(ax: Axes, axis: StepAxis, value: Line, smooth: Line | None) -> Artists:

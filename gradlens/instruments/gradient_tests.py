@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -13,7 +13,14 @@ from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 
 from gradlens.history.history import History
 from gradlens.history.lines import Line, network_line
-from gradlens.instruments.drawing import Artists, any_finite, curves, explain_empty
+from gradlens.instruments.drawing import (
+    DASHED,
+    Artists,
+    LineStyle,
+    any_finite,
+    curves,
+    explain_empty,
+)
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.numbers import short_labels
 from gradlens.instruments.scales import StepAxis
@@ -25,13 +32,16 @@ from gradlens.instruments.style import (
     MUTED,
     ORANGE,
     RGB,
-    TICK_SIZE,
+    SMALLEST_SIZE,
     Color,
     inside,
+    points,
     size_in_points,
     tint,
 )
 
+GAP = 34.0
+"""Points between the picture and the lines."""
 SHORT = {"NormTest": "norm θ", "InnerTest": "inner θ", "OrthoTest": "ortho ν"}
 COLORS: dict[str, Color] = {"NormTest": BLUE, "InnerTest": ORANGE, "OrthoTest": GREEN}
 
@@ -45,9 +55,10 @@ class Noise:
     ortho: float
 
 
-# θ² of the norm test is the sum of the other two squares. Its line is wide, so that it can be seen
-# behind the line of ν where they are almost equal.
-WIDTHS = {"NormTest": 3.2}
+# θ² of the norm test is the sum of the other two squares. Its line is wide and those of the others
+# are narrow, and that of ν is dashed, so that each can be seen where they are almost equal.
+WIDTHS = {"NormTest": 3.6, "InnerTest": 1.5, "OrthoTest": 1.5}
+DOTTED: LineStyle = (0, (1.0, 1.2))
 
 
 class GradientTestsInstrument(Instrument):
@@ -62,6 +73,7 @@ class GradientTestsInstrument(Instrument):
 
     kinds: ClassVar[tuple[str, ...]] = ("NormTest", "InnerTest", "OrthoTest")
     title: ClassVar[str] = "Gradient tests"
+    label: ClassVar[str] = "θ, ν"
     width: ClassVar[float] = 1.5
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
@@ -72,7 +84,8 @@ class GradientTestsInstrument(Instrument):
         width, height = size_in_points(ax)
         share = min(0.45, height / width)
         picture = inside(ax, 0, 0, share, 1)
-        series = inside(ax, share + 30 / width, 0, 1 - share - 30 / width, 1)
+        gap = points(GAP) / width
+        series = inside(ax, share + gap, 0, 1 - share - gap, 1)
         tests = _shown_tests(self.names, [self.kind(history, name) for name in self.names])
         named = {test.label: found[test.name] for test in tests}
         artists = curves(
@@ -81,8 +94,9 @@ class GradientTestsInstrument(Instrument):
             named,
             [test.color for test in tests],
             "log",
-            widths=[WIDTHS.get(test.kind, 1.4) for test in tests],
+            widths=[test.width if len(tests) > 1 else 1.6 for test in tests],
             head=ax,
+            styles=[test.style for test in tests],
         )
         artists["one"] = series.axhline(1, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
         return artists | _picture(picture, tests, found)
@@ -96,6 +110,18 @@ class ShownTest:
     kind: str
     place: int
     label: str
+
+    @property
+    def style(self) -> LineStyle:
+        """Dots for the second of a kind."""
+        if self.place:
+            return DOTTED
+        return DASHED if self.kind == "OrthoTest" else "-"
+
+    @property
+    def width(self) -> float:
+        """Points."""
+        return WIDTHS.get(self.kind, 1.4) if self.place == 0 else 1.4
 
     @property
     def color(self) -> RGB:
@@ -123,7 +149,7 @@ def _picture(ax: Axes, tests: Sequence[ShownTest], found: Mapping[str, Line]) ->
     for test in known:
         if test.kind == "NormTest":
             name = "norm circle" if test.place == 0 else f"norm circle {test.name}"
-            artists[name] = _circle(ax, values[test], test.color)
+            artists[name] = _circle(ax, values[test], test)
     return artists | _arrow(ax)
 
 
@@ -153,7 +179,7 @@ def _corner(ax: Axes, text: str) -> Artist:
         xycoords="axes fraction",
         xytext=(3, 3),
         textcoords="offset points",
-        fontsize=TICK_SIZE,
+        fontsize=SMALLEST_SIZE,
         color=MUTED,
     )
 
@@ -173,8 +199,9 @@ def _bands(ax: Axes, noise: Noise) -> Artists:
     return artists
 
 
-def _circle(ax: Axes, radius: float, color: RGB) -> Artist:
-    circle = Circle((1, 0), radius, fill=False, edgecolor=color, linewidth=1.5, zorder=4)
+def _circle(ax: Axes, radius: float, test: ShownTest) -> Artist:
+    look: dict[str, Any] = {"edgecolor": test.color, "linewidth": 1.5, "linestyle": test.style}
+    circle = Circle((1, 0), radius, fill=False, zorder=4, **look)
     return ax.add_patch(circle)
 
 

@@ -9,18 +9,22 @@ from matplotlib.axes import Axes
 
 from gradlens.history.history import History
 from gradlens.history.lines import Line, line
+from gradlens.history.thresholds import threshold_at, threshold_formula
 from gradlens.instruments.drawing import Artists, curves, readout, zero_line
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import StepAxis, log_if_far
+from gradlens.instruments.scales import StepAxis, log_if_far, number_label
 from gradlens.instruments.series import in_force
 from gradlens.instruments.style import BLUE, MUTED, subtitle, title
+
+FAR = 5.0
+"""How many times the largest eigenvalue a threshold may be to be drawn; others are only named."""
 
 
 class HessMaxEVInstrument(Instrument):
     """Largest eigenvalue of the Hessian, which may be negative.
 
-    If the training loop has logged the learning rate η, there is a line at 2/η, above which plain
-    gradient descent on a mean loss is unstable.
+    If the run's optimizer is SGD, there is a line at the threshold of its learning rate and
+    momentum, above which it is unstable. Other optimizers have none for this eigenvalue.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("HessMaxEV",)
@@ -30,17 +34,41 @@ class HessMaxEVInstrument(Instrument):
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = line(history[self.names[0]])
         title(ax, self.heading(history), *readout(found))
-        lines = {"λ₁": found} | _threshold(history, found)
+        formula, threshold = _threshold(history, found)
+        largest = np.abs(found.values[found.finite]).max(initial=0)
+        known = threshold.values[threshold.finite]
+        near = bool(known.size) and bool(known.min() <= FAR * largest)
+        lines = {"λ₁": found} | ({formula: threshold} if near else {})
         scale = log_if_far([one.values for one in lines.values()])
         artists = curves(ax, axis, lines, [BLUE, MUTED][: len(lines)], scale)
         if "message" in artists:
             return artists
-        alone = {"subtitle": subtitle(ax, "λ₁ of the mini-batch")} if len(lines) == 1 else {}
+        far = f" · {formula} = {number_label(known[-1])}, far above" if known.size else ""
+        alone = {} if near else {"subtitle": subtitle(ax, f"λ₁ of the mini-batch{far}")}
         return artists | zero_line(ax) | alone
 
 
-def _threshold(history: History, found: Line) -> dict[str, Line]:
-    rates = in_force("learning_rate", found.steps, history)
-    known = Line(rates.steps, 2 / np.where(rates.values > 0, rates.values, np.nan))
-    useful = found.finite.any() and known.finite.any()
-    return {"2/η, descent on a mean loss": known} if useful else {}
+def _threshold(history: History, found: Line) -> tuple[str, Line]:
+    """The formula of the threshold, and the threshold; NaN where none is known."""
+    setups = history.facts.setups
+    rates = _learning_rates(history, found)
+    began = np.array([*setups], dtype=np.float64)
+    places = np.searchsorted(began, rates.steps, side="right") - 1
+    every = [*setups.values()]
+    values = [
+        threshold_at(every[max(place, 0)], rate) if every else np.nan
+        for place, rate in zip(places, rates.values, strict=True)
+    ]
+    threshold = Line(rates.steps, np.array(values, dtype=np.float64))
+    formula = threshold_formula(every[-1]) if every and every[-1].groups else ""
+    return formula, threshold
+
+
+def _learning_rates(history: History, found: Line) -> Line:
+    """Those that the optimizer had, or else those that the training loop has logged."""
+    table = history.facts.steps
+    if "lr" not in table.names:
+        return in_force("learning_rate", found.steps, history)
+    last = np.searchsorted(table.steps, found.steps, side="right") - 1
+    rates = table["lr"].astype(np.float64)
+    return Line(found.steps[last >= 0], rates[last[last >= 0]])

@@ -13,14 +13,23 @@ from gradlens.instruments.drawing import (
     Artists,
     any_finite,
     band,
+    beyond,
     curve,
     explain_empty,
     missing,
     readout,
+    smooth,
     zero_line,
 )
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import StepAxis, fit, log_if_far, step_label, without_spikes
+from gradlens.instruments.scales import (
+    StepAxis,
+    fit,
+    log_if_far,
+    step_label,
+    within_reach,
+    without_spikes,
+)
 from gradlens.instruments.style import BLUE, subtitle, title
 
 
@@ -34,14 +43,16 @@ class HessTraceInstrument(Instrument):
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         trace, low, high = (field_line(records, name) for name in ("trace", "low", "high"))
+        drawn = [smooth(axis, one) for one in (trace, low, high)]
         title(ax, self.heading(history), *readout(trace))
         axis.apply(ax)
         if not any_finite([trace]):
             return explain_empty(ax, [trace])
         artists = curve(ax, axis, trace, BLUE, "trace")
         # The interval of a trace that few samples dominate reaches up to many times the trace.
-        ends = [without_spikes(one.values) for one in (low, high)]
-        fit(ax, [trace.values, *ends], log_if_far([trace.values]))
+        ends = [within_reach(one.values, drawn[0].values) for one in drawn[1:]]
+        fit(ax, [without_spikes(trace.values), *ends], log_if_far([trace.values]))
+        artists |= beyond(ax, axis, [trace, *drawn[1:]])
         estimated = _has_width(low, high)
         if estimated:
             artists["band"] = band(ax, axis, low, high, BLUE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, final, get_args
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -18,13 +18,26 @@ from gradlens.history.records import Source
 from gradlens.history.view import Group, View
 from gradlens.instruments.drawing import Artists
 from gradlens.instruments.layers import layout, row_names
-from gradlens.instruments.scales import StepAxis
-from gradlens.instruments.style import PAPER, dress, figure_of, inside, literal, message, title
+from gradlens.instruments.scales import StepAxis, StepLabels
+from gradlens.instruments.style import (
+    MUTED,
+    PAPER,
+    TICK_SIZE,
+    dress,
+    figure_of,
+    font_scale,
+    inside,
+    literal,
+    message,
+    title,
+)
 
 CELL = (3.0, 2.15)
 """Inches that a panel of width 1 and height 1 takes in a figure, with its labels."""
 MARGINS = (0.46, 0.36, 0.14, 0.44)
 """Inches for labels around a panel: left, bottom, right, top."""
+LABEL = 0.14
+"""Inches for the label of a value axis."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,26 @@ class Drawing:
         return figure_of(self.ax)
 
 
+Normalisation = Literal["", "row", "kind"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the panels of a figure show in another way than by default.
+
+    With ``single_lines``, each of many parameters has a line of its own. ``normalise`` says by
+    whose medians the rows of a map are divided.
+    """
+
+    single_lines: bool = False
+    normalise: Normalisation = ""
+
+    def __post_init__(self) -> None:
+        known = get_args(Normalisation)
+        if self.normalise not in known:
+            raise ValueError(f"normalise={self.normalise!r}: use one of {', '.join(known[1:])}")
+
+
 @dataclass(frozen=True)
 class Instrument(ABC):
     """One panel: which series it draws, and how.
@@ -52,11 +85,13 @@ class Instrument(ABC):
     ``names`` are the series to draw. Without them, these are the series of quantities whose class
     is one of ``kinds`` or is derived from one of them, and the series that ``Cockpit.log`` has
     recorded under one of the names ``logged``. A panel is placed in the group of its quantity's
-    view, and in the group ``home`` if it has only logged series. ``title`` goes before the title of
-    the view.
+    view, and in the group ``home`` if it has only logged series. ``title`` and ``label``, that of
+    the value axis, go before those of the view. ``aspect`` says what is drawn of records that have
+    several numbers.
 
     All series share one panel if ``together``, and otherwise each has a panel of its own, which is
-    ``width`` cells wide. ``secondary`` instruments are on the secondary screen only.
+    ``width`` cells wide. ``secondary`` instruments are on the secondary screen only; numbers of
+    ``mapped`` ones are there as a map of layers × steps instead.
 
     With ``part``, only series of dicts that have this entry are drawn; with ``columns``, each key
     of that entry is a small panel, and the height grows with their number. ``by_layer`` instruments
@@ -65,13 +100,17 @@ class Instrument(ABC):
     """
 
     names: tuple[str, ...] = ()
+    options: Options = field(default=Options(), kw_only=True)
 
     kinds: ClassVar[tuple[str, ...]] = ()
     logged: ClassVar[tuple[str, ...]] = ()
     home: ClassVar[Group] = "other"
     title: ClassVar[str] = ""
+    aspect: ClassVar[str] = ""
+    label: ClassVar[str] = ""
     together: ClassVar[bool] = True
     secondary: ClassVar[bool] = False
+    mapped: ClassVar[bool] = False
     part: ClassVar[str] = ""
     width: ClassVar[float] = 1.0
     columns: ClassVar[int] = 0
@@ -146,8 +185,19 @@ class Instrument(ABC):
         return drawing
 
     @final
-    def draw_panel(self, history: History, ax: Axes, axis: StepAxis) -> Drawing:
-        """Draw on ``ax`` with title and common style, over the steps of ``axis``."""
+    def draw_panel(
+        self, history: History, ax: Axes, axis: StepAxis, labels: bool = False
+    ) -> Drawing:
+        """Draw on ``ax`` with title and common style, over the steps of ``axis``.
+
+        With ``labels``, value axes over steps have one.
+        """
+        drawing = self._drawn(history, ax, axis)
+        for part in drawing.axes if labels else ():
+            _label(part, self._label(history))
+        return drawing
+
+    def _drawn(self, history: History, ax: Axes, axis: StepAxis) -> Drawing:
         panels = self.panels(history)
         dress(ax)
         if not panels:
@@ -200,13 +250,30 @@ class Instrument(ABC):
         bracket = own[own.rfind(" (") :] if own.endswith(")") else ""
         return f"{own}: {name.removesuffix(bracket)}"
 
+    def title_of_logged(self, name: str) -> str:
+        """The title of one of the series ``logged`` where it has a panel of its own."""
+        return self.title
+
+    def _label(self, history: History) -> str:
+        """The label of the value axis."""
+        names = self.series(history)
+        view = history.sources.get(names[0], Source()).view if names else View("")
+        return self.label or view.label or (self._own_title(history, names[0]) if names else "")
+
     def _own_title(self, history: History, name: str) -> str:
         source = history.sources.get(name)
-        return self.title or (source.view.title if source else "") or name
+        own = self.title or (source.view.title if source else "") or name
+        return f"{own}: {self.aspect}" if self.aspect else own
 
 
 def _has(records: Records, part: str) -> bool:
     return any(entry(records, part).values())
+
+
+def _label(ax: Axes, text: str) -> None:
+    over_steps = isinstance(ax.xaxis.get_major_formatter(), StepLabels)
+    if over_steps and ax.axison and len(ax.get_yticks()) and not ax.yaxis_inverted():
+        ax.set_ylabel(text, fontsize=TICK_SIZE, color=MUTED, labelpad=2)
 
 
 def step_axis(history: History, log: bool = False) -> StepAxis:
@@ -215,16 +282,23 @@ def step_axis(history: History, log: bool = False) -> StepAxis:
     return StepAxis(steps[0], steps[-1], log) if steps else StepAxis(0, 1, log)
 
 
-def panel_box(left: float, top: float, width: float, height: float, figure: Figure) -> list[float]:
-    """Where an axis goes in a figure, given the cell in inches that holds it and its labels."""
+def panel_box(
+    left: float, top: float, width: float, height: float, figure: Figure, labels: bool = False
+) -> list[float]:
+    """Where an axis goes in a figure, given the cell in inches that holds it and its labels.
+
+    ``labels`` says that the value axis has one.
+    """
     across, up = figure.get_size_inches()
-    west, south, east, north = MARGINS
+    west, south, east, north = (font_scale() * margin for margin in MARGINS)
+    west += font_scale() * LABEL * labels
     inner = (left + west, up - top - height + south, width - west - east, height - south - north)
     return [inner[0] / across, inner[1] / up, inner[2] / across, inner[3] / up]
 
 
 def _new_axes(panels: int, size: tuple[float, float]) -> Axes:
-    across, up = 1.2 * CELL[0] * size[0] * panels, 1.2 * CELL[1] * size[1]
+    scale = 1.2 * font_scale()
+    across, up = scale * CELL[0] * size[0] * panels, scale * CELL[1] * size[1]
     figure = Figure(figsize=(across, up), dpi=150, facecolor=PAPER)
     return figure.add_axes(tuple(panel_box(0, 0, across, up, figure)))  # type: ignore[arg-type]
 

@@ -33,4 +33,4 @@ class LayerRanksInstrument(Instrument):
             for name, values in zip(found.names, found.values, strict=True)
         }
         scale = log_if_wide([one.values for one in lines.values()])
-        return threads(ax, axis, lines, scale)
+        return threads(ax, axis, lines, scale, single_lines=self.options.single_lines)

@@ -23,11 +23,13 @@ from gradlens.instruments.style import (
     FAINT,
     INK,
     MUTED,
+    SMALLEST_SIZE,
     TEXT_SIZE,
     TICK_SIZE,
     density_colormap,
     inside,
     message,
+    points,
     shorten,
     size_in_points,
     subtitle,
@@ -36,6 +38,8 @@ from gradlens.instruments.style import (
 
 GAP = (16.0, 30.0)
 """Points between small panels, across and up."""
+NARROWEST = 75.0
+"""Points of a small panel and the gap beside it, at least."""
 
 
 MOST = 48
@@ -79,7 +83,7 @@ def _carpet(ax: Axes, parts: Mapping[str, Histogram]) -> Artists:
     width, height = size_in_points(ax)
     stride = row_stride(len(parts), height)
     labels = [shorten(name, 0.3 * width, TICK_SIZE) for name in [*parts][::stride]]
-    left = (max(text_width(label, TICK_SIZE) for label in labels) - 24) / width
+    left = (max(text_width(label, TICK_SIZE) for label in labels) - points(24)) / width
     inner = inside(ax, max(left, 0.0), 0, 1 - max(left, 0.0), 1)
     densities = np.array([one.density for one in parts.values()])
     edges = next(iter(parts.values())).edges[0]
@@ -100,11 +104,12 @@ def _carpet(ax: Axes, parts: Mapping[str, Histogram]) -> Artists:
 
 
 def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:
+    across, up = size_in_points(ax)
+    columns = max(1, min(columns, int(across / points(NARROWEST))))
     rows = math.ceil(count / columns)
     columns = math.ceil(count / rows)
-    across, up = size_in_points(ax)
-    gap_x, gap_y = GAP[0] / across, GAP[1] / up
-    head = 16 / up
+    gap_x, gap_y = points(GAP[0]) / across, points(GAP[1]) / up
+    head = points(16) / up
     width = (1 - gap_x * (columns - 1)) / columns
     height = (1 - head - gap_y * (rows - 1)) / rows
     places = [(number % columns, number // columns) for number in range(count)]
@@ -149,7 +154,7 @@ def _ends(ax: Axes, shown: tuple[float, float]) -> None:
     labels = [number_label(end, 2) for end in shown]
     ax.xaxis.set_major_locator(FixedLocator(shown))
     ax.xaxis.set_major_formatter(FixedFormatter(labels))
-    ax.tick_params(axis="x", labelsize=TICK_SIZE - 0.5)
+    ax.tick_params(axis="x", labelsize=SMALLEST_SIZE)
     left, right = ax.get_xticklabels()
     left.set_horizontalalignment("left")
     right.set_horizontalalignment("right")

@@ -1,4 +1,4 @@
-"""A number of each layer or parameter over time, as lines or as a band."""
+"""A number of each layer or parameter over time, as lines or as quantiles."""
 
 from __future__ import annotations
 
@@ -17,21 +17,13 @@ from gradlens.instruments.drawing import (
     Artists,
     always_infinite,
     any_finite,
-    band,
-    curve,
-    explain_empty,
-    infinite_entry,
-    missing,
     threads,
     zero_line,
 )
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.layers import are_shares, in_order
-from gradlens.instruments.scales import PercentLabels, Scale, StepAxis, fit
-from gradlens.instruments.style import BLUE, INK, Entry, key, subtitle, tint, title
-
-FEW = 8
-"""Largest number of layers with a line each."""
+from gradlens.instruments.scales import PercentLabels, StepAxis
+from gradlens.instruments.style import subtitle
 
 SIZES = ("norm", "rms", "")
 """Entries of a layer's record to draw; an empty one if the record is the number itself."""
@@ -88,46 +80,6 @@ def _has_content(one: Line) -> bool:
     return _has_numbers(one) or bool(one.reason)
 
 
-def draw_layers(ax: Axes, axis: StepAxis, found: LayerLines, scale: Scale) -> Artists:
-    """A line for each of a few layers; of many layers, the median, the quartiles and the range."""
-    if len(found.lines) <= FEW:
-        return threads(ax, axis, found.lines, scale)
-    axis.apply(ax)
-    every = list(found.lines.values())
-    if not any_finite(every):
-        return explain_empty(ax, every)
-    low, q1, middle, q3, high = _quantiles(found)
-    artists = curve(ax, axis, middle, INK, "median", z=5)
-    fit(ax, [one.values for one in (low, middle, high)], scale)
-    artists |= {
-        "range": band(ax, axis, low, high, tint(BLUE, 0.6)),
-        "quartiles": band(ax, axis, q1, q3, BLUE),
-    }
-    infinite = [name for name, one in found.lines.items() if always_infinite(one)]
-    words = [
-        Entry(f"median of {len(every)}", INK),
-        *infinite_entry(infinite),
-        Entry("quartiles", tint(BLUE, 0.3), "box"),
-        Entry("all", tint(BLUE, 0.12), "box"),
-    ]
-    shown = key(ax, words)
-    artists |= {"key": shown} if shown else {}
-    others = [one for name, one in found.lines.items() if name not in infinite]
-    sometimes = np.isposinf([one.values for one in others]).any(axis=0)
-    lost = Line(middle.steps, np.where(sometimes, np.inf, middle.values))
-    return artists | missing(ax, axis, [lost, *(found.lines[name] for name in infinite)])
-
-
-def _quantiles(found: LayerLines) -> list[Line]:
-    table = found.table
-    table = np.where(np.isfinite(table), table, np.nan)
-    known = np.isfinite(table).any(axis=0)
-    rows = np.full((5, table.shape[1]), np.nan)
-    rows[:, known] = np.nanquantile(table[:, known], (0, 0.25, 0.5, 0.75, 1), axis=0)
-    steps = next(iter(found.lines.values())).steps
-    return [Line(steps, row) for row in rows]
-
-
 class LayerLinesInstrument(Instrument):
     """Size of each layer's inputs, outputs or gradients, or of each parameter or its update."""
 
@@ -149,11 +101,14 @@ class LayerLinesInstrument(Instrument):
         "RankMe",
     )
     together: ClassVar[bool] = False
+    mapped: ClassVar[bool] = True
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = layer_lines(history[self.names[0]], history, SIZES)
         view = self.view(history)
-        artists = draw_layers(ax, axis, found, view.yscale)
+        artists = threads(
+            ax, axis, found.lines, view.yscale, single_lines=self.options.single_lines
+        )
         if any_finite([*found.lines.values()]) and are_shares(found.table, view):
             ax.yaxis.set_major_formatter(PercentLabels())
             low, high = ax.get_ylim()
@@ -174,11 +129,12 @@ class CorrelationsInstrument(Instrument):
     )
     together: ClassVar[bool] = False
     part: ClassVar[str] = "correlation"
+    aspect: ClassVar[str] = "correlation"
+    label: ClassVar[str] = "cosine"
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = layer_lines(history[self.names[0]], history, ("correlation",))
-        title(ax, f"{self.heading(history)}: correlation")
-        artists = draw_layers(ax, axis, found, "linear")
+        artists = threads(ax, axis, found.lines, "linear", single_lines=self.options.single_lines)
         if "message" in artists:
             return artists
         ax.set_ylim(-1.05, 1.05)

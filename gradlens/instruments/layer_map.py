@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line
-from gradlens.history.view import View
 from gradlens.instruments.drawing import (
     Artists,
     explain_empty,
@@ -26,12 +26,12 @@ from gradlens.instruments.drawing import (
     missing,
     row_stride,
 )
-from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.instrument import Instrument, Normalisation
 from gradlens.instruments.layers import (
     LayerTable,
-    Layout,
     are_shares,
     columns,
+    layer_class,
     layout,
     table,
     words,
@@ -47,16 +47,17 @@ from gradlens.instruments.scales import (
 )
 from gradlens.instruments.style import (
     ALARM,
+    FAINT,
     PAPER,
     TICK_SIZE,
     inside,
+    points,
     shorten,
     signed_colormap,
     size_colormap,
     size_in_points,
     subtitle,
     text_width,
-    title,
 )
 
 COLUMNS = 240
@@ -84,25 +85,33 @@ class LayerMapInstrument(Instrument):
     by_layer: ClassVar[bool] = True
     width: ClassVar[float] = 2.0
 
+    def _own_title(self, history: History, name: str) -> str:
+        found = layout(history[name], history)
+        own = super()._own_title(history, name)
+        return f"{own} by {found.noun}" if found else own
+
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
         found = layout(records, history)
         assert found is not None  # ``series`` has only those with a layout
         view = self.view(history)
-        title(ax, f"{self.heading(history)} by {found.noun}")
         whole = table(records, found, history)
         if not np.isfinite(whole.values).any():
             axis.apply(ax)
             return explain_empty(ax, [Line(whole.steps, whole.values[0], whole.reason)])
+        if self.options.normalise and not are_shares(whole.values, view):
+            whole = normalised(whole, self.options.normalise, history)
         thinned, places = columns(whole, COLUMNS, axis.warp)
-        inner, bar = _axes(ax, thinned.names)
+        inner, bar = _axes(ax, row_labels(thinned.names, history))
         axis.apply(inner)
         shares = are_shares(thinned.values, view)
         norm = Normalize(0, 1) if shares else colour_norm(thinned.values, view.yscale)
         edges = axis.unwarp(places)
         mesh = _mesh(inner, edges, thinned, norm)
         artists = _undefined(inner, edges, thinned)
-        text = _words(found, view, norm, bool(artists))
+        marks = {"hatched: no finite number": bool(artists), "grey: 0": _has_zeros(thinned, norm)}
+        what = words(found, view) + OVER[self.options.normalise] * (not shares)
+        text = _words(what, norm, [mark for mark, shown in marks.items() if shown])
         artists |= {
             "map": mesh,
             "colours": _colours(bar, mesh, norm, PercentLabels() if shares else NumberLabels()),
@@ -111,21 +120,63 @@ class LayerMapInstrument(Instrument):
         return artists | missing(inner, axis, [_worst(whole)])
 
 
-def _words(found: Layout, view: View, norm: Normalize, undefined: bool) -> str:
-    what = words(found, view)
+OVER: Mapping[Normalisation, str] = {
+    "": "",
+    "row": " over the row's median",
+    "kind": " over the kind's median",
+}
+
+
+def _words(what: str, norm: Normalize, marks: Sequence[str]) -> str:
     scale = ", log" if isinstance(norm, (LogNorm, SymLogNorm)) else ""
-    hatched = " · hatched: no finite number" if undefined else ""
-    return f"colour: {what}{scale} · from input (top) to output{hatched}"
+    return " · ".join([f"colour: {what}{scale}", *marks, "from input (top) to output"])
+
+
+def _has_zeros(found: LayerTable, norm: Normalize) -> bool:
+    return isinstance(norm, LogNorm) and bool((found.values == 0).any())
+
+
+def row_labels(names: Sequence[str], history: History) -> list[str]:
+    """Short names, with the class of a layer that has only a number."""
+    found = []
+    for name, label in zip(names, short_names(names), strict=True):
+        kind = layer_class(name, history)
+        number = [word for word in name.split(".") if word not in PARAMETERS][-1:]
+        found.append(f"{label} {kind}" if kind and number and number[0].isdigit() else label)
+    return found
+
+
+PARAMETERS = ("weight", "bias")
+
+
+def normalised(found: LayerTable, by: Normalisation, history: History) -> LayerTable:
+    """The table with its rows divided by the medians of their sizes, or of those of their kind.
+
+    A kind is a class of layers, and of their parameters the last word of the name.
+    """
+    kinds = [_kind(name, history) if by == "kind" else name for name in found.names]
+    values = found.values.copy()
+    for kind in {*kinds}:
+        rows = np.array([one == kind for one in kinds])
+        sizes = np.abs(values[rows])
+        known = sizes[np.isfinite(sizes) & (sizes > 0)]
+        values[rows] /= np.median(known) if known.size else 1.0
+    return replace(found, values=values)
+
+
+def _kind(name: str, history: History) -> str:
+    word = name.rpartition(".")[2] if name in history.parameters else ""
+    return f"{layer_class(name, history)} {word}"
 
 
 def _axes(ax: Axes, names: Sequence[str]) -> tuple[Axes, Axes]:
-    """An axis for the map with its rows labelled, and one for the colours."""
+    """An axis for the map with its rows labelled by names, and one for the colours."""
     width, height = size_in_points(ax)
     stride = row_stride(len(names), height)
-    labels = [shorten(name, 0.3 * width, TICK_SIZE) for name in short_names(names)[::stride]]
-    left = max(0.0, max(text_width(label, TICK_SIZE) for label in labels) - 24) / width
-    bar = inside(ax, 1 - (BAR[1] - 8) / width, 0, BAR[0] / width, 1)
-    inner = inside(ax, left, 0, 1 - left - BAR[1] / width, 1)
+    labels = [shorten(name, 0.3 * width, TICK_SIZE) for name in names[::stride]]
+    left = max(0.0, max(text_width(label, TICK_SIZE) for label in labels) - points(24)) / width
+    bar = inside(ax, 1 - points(BAR[1] - 8) / width, 0, points(BAR[0]) / width, 1)
+    inner = inside(ax, left, 0, 1 - left - points(BAR[1]) / width, 1)
     label_rows(inner, labels, stride, len(names))
     return inner, bar
 
@@ -140,14 +191,16 @@ def short_names(names: Sequence[str]) -> list[str]:
 
 def _mesh(ax: Axes, edges: Floats, found: LayerTable, norm: Normalize) -> QuadMesh:
     low = norm.vmin or 0.0
-    # Zero isn't on a logarithmic scale, and gets the colour of the smallest value.
-    values = np.maximum(found.values, low) if isinstance(norm, LogNorm) else found.values
+    values = found.values
+    if isinstance(norm, LogNorm):
+        # Zero isn't on a logarithmic scale, and has the colour of what is below it.
+        values = np.where(values == 0, low / 2, np.maximum(values, low))
     mesh = ax.pcolormesh(
         edges,
         np.arange(len(found.names) + 1),
         np.ma.masked_invalid(values),
         norm=norm,
-        cmap=signed_colormap() if low < 0 else size_colormap(),
+        cmap=(signed_colormap() if low < 0 else size_colormap()).with_extremes(under=FAINT),
         rasterized=True,
         zorder=2,
     )

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from gradlens.history.history import History
 from gradlens.history.lines import Line, Records, column, entry, keys, ordered
 from gradlens.instruments.covariance import eigenvalue_lines
-from gradlens.instruments.drawing import SMOOTH_FROM, Artists, curves, thread
+from gradlens.instruments.drawing import SMOOTH_FROM, Artists, curves, thread, threads
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.layer_lines import draw_layers, layer_lines
+from gradlens.instruments.layer_lines import layer_lines
 from gradlens.instruments.layers import in_order
 from gradlens.instruments.scales import StepAxis, fit, log_if_wide
 from gradlens.instruments.series import trend
@@ -27,11 +27,11 @@ from gradlens.instruments.style import (
     TEXT_SIZE,
     inside,
     message,
+    points,
     sequence_colors,
     shorten,
     size_in_points,
     subtitle,
-    title,
 )
 
 COVARIANCES = ("InputCovariance", "OutputGradientCovariance")
@@ -43,29 +43,37 @@ CONDITIONS = {
 }
 GAP = (30.0, 32.0)
 """Points between small panels, across and up."""
+NARROWEST = 75.0
+"""Points of a small panel and the gap beside it, at least."""
 
 
 class LayerStableRanksInstrument(Instrument):
     """Stable rank of the covariance of each layer's inputs, or gradients at its outputs."""
 
     kinds: ClassVar[tuple[str, ...]] = COVARIANCES
+    aspect: ClassVar[str] = "stable rank"
     together: ClassVar[bool] = False
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         found = layer_lines(history[self.names[0]], history, ("stable_rank",))
-        title(ax, f"{self.heading(history)}: stable rank")
-        return draw_layers(ax, axis, found, log_if_wide([found.table.ravel()]))
+        return threads(
+            ax,
+            axis,
+            found.lines,
+            log_if_wide([found.table.ravel()]),
+            single_lines=self.options.single_lines,
+        )
 
 
 class LayerConditionsInstrument(Instrument):
     """Condition numbers of the covariance, the median over layers."""
 
     kinds: ClassVar[tuple[str, ...]] = COVARIANCES
+    aspect: ClassVar[str] = "condition"
     together: ClassVar[bool] = False
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = history[self.names[0]]
-        title(ax, f"{self.heading(history)}: condition")
         lines = {name: _median(records, history, field) for name, field in CONDITIONS.items()}
         return curves(ax, axis, lines, [SKY, BLUE, PURPLE, ORANGE], "log")
 
@@ -87,6 +95,7 @@ class LayerSpectraInstrument(Instrument):
     """The largest eigenvalues of the covariance of each layer over time, in small panels."""
 
     kinds: ClassVar[tuple[str, ...]] = COVARIANCES
+    aspect: ClassVar[str] = "spectra"
     together: ClassVar[bool] = False
     secondary: ClassVar[bool] = True
     part: ClassVar[str] = "layers"
@@ -95,7 +104,6 @@ class LayerSpectraInstrument(Instrument):
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         records = entry(history[self.names[0]], self.part)
-        title(ax, f"{self.heading(history)}: spectra")
         names = in_order(keys(records), history)
         found = {name: _spectrum(records, name) for name in names}
         shown = [one.values for lines in found.values() for one in lines.values()]
@@ -116,10 +124,12 @@ def _spectrum(records: Mapping[int, Any], layer: str) -> dict[str, Line]:
 
 
 def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:
+    across, up = size_in_points(ax)
+    columns = max(1, min(columns, int(across / points(NARROWEST))))
     rows = math.ceil(count / columns)
     columns = math.ceil(count / rows)
-    across, up = size_in_points(ax)
-    gap_x, gap_y, head = GAP[0] / across, GAP[1] / up, 16 / up
+    gap_x = points(GAP[0]) / across
+    gap_y, head = points(GAP[1]) / up, points(16) / up
     width = (1 - gap_x * (columns - 1)) / columns
     height = max((1 - head - gap_y * (rows - 1)) / rows, 0.2 / rows)
     places = [(number % columns, number // columns) for number in range(count)]

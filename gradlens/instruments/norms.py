@@ -26,7 +26,9 @@ class _NormsInstrument(Instrument):
         parts = {name: found[name] for name in input_to_output(tuple(found), history)}
         whole = total(history[self.names[0]], parts)
         title(ax, self.heading(history), *readout(whole))
-        return threads(ax, axis, parts, self.scale, {"total": (whole, INK)})
+        return threads(
+            ax, axis, parts, self.scale, {"total": (whole, INK)}, self.options.single_lines
+        )
 
 
 class GradNormInstrument(_NormsInstrument):

@@ -12,7 +12,7 @@ from gradlens.history.lines import network_line
 from gradlens.history.view import GROUPS_OF_LOGGED, Group
 from gradlens.instruments.drawing import Artists, curves, readout
 from gradlens.instruments.instrument import Instrument
-from gradlens.instruments.scales import Scale, StepAxis, log_if_wide
+from gradlens.instruments.scales import Scale, StepAxis, log_if_wide, without_spikes
 from gradlens.instruments.style import categorical_colors, subtitle, title
 
 
@@ -22,13 +22,18 @@ class _NumbersInstrument(Instrument):
     ``scale`` is that of the value axis, by default logarithmic if the values need it. ``labels``
     are short names of kinds and of logged series. A single line has its latest value on the right
     of the title and ``words`` below it. Of several lines, the last has its latest value there if
-    ``shows_last``.
+    ``shows_last``. If ``spiky``, single values may be out of the range of the axis.
     """
 
     scale: ClassVar[Scale | None] = None
     labels: ClassVar[Mapping[str, str]] = {}
     words: ClassVar[str] = ""
     shows_last: ClassVar[bool] = False
+    spiky: ClassVar[bool] = False
+
+    @final
+    def title_of_logged(self, name: str) -> str:
+        return f"{self.title}: {self.labels[name]}" if name in self.labels else self.title
 
     @final
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
@@ -37,7 +42,9 @@ class _NumbersInstrument(Instrument):
         named = zip(labels, self.names, strict=True)
         lines = {label: network_line(history[name]) for label, name in named}
         scale = self.scale or log_if_wide([one.values for one in lines.values()])
-        artists = curves(ax, axis, lines, categorical_colors(len(lines)), scale)
+        values = [one.values for one in lines.values()]
+        shown = [without_spikes(one, scale == "log") for one in values] if self.spiky else None
+        artists = curves(ax, axis, lines, categorical_colors(len(lines)), scale, shown=shown)
         text, alarm = readout(lines[labels[-1]])
         if len(lines) == 1:
             title(ax, self.title, text, alarm)
@@ -72,6 +79,7 @@ class LossesInstrument(_NumbersInstrument):
     labels: ClassVar[Mapping[str, str]] = {n: n.removesuffix("_loss") for n in logged}
     home: ClassVar[Group] = GROUPS_OF_LOGGED["train_loss"]
     title: ClassVar[str] = "Losses"
+    label: ClassVar[str] = "loss"
     shows_last: ClassVar[bool] = True
 
 
@@ -82,6 +90,7 @@ class AccuracyInstrument(_NumbersInstrument):
     labels: ClassVar[Mapping[str, str]] = {n: n.removesuffix("_accuracy") for n in logged}
     home: ClassVar[Group] = GROUPS_OF_LOGGED["train_accuracy"]
     title: ClassVar[str] = "Accuracy"
+    label: ClassVar[str] = "accuracy"
     shows_last: ClassVar[bool] = True
 
 
@@ -91,6 +100,7 @@ class LearningRateInstrument(_NumbersInstrument):
     logged: ClassVar[tuple[str, ...]] = ("learning_rate",)
     home: ClassVar[Group] = GROUPS_OF_LOGGED["learning_rate"]
     title: ClassVar[str] = "Learning rate"
+    label: ClassVar[str] = "η"
 
 
 class MeanGSNRInstrument(_NumbersInstrument):
@@ -108,4 +118,5 @@ class TICInstrument(_NumbersInstrument):
     kinds: ClassVar[tuple[str, ...]] = ("TICDiag", "TICTrace")
     labels: ClassVar[Mapping[str, str]] = {"TICDiag": "diagonal", "TICTrace": "trace"}
     title: ClassVar[str] = "TIC"
+    spiky: ClassVar[bool] = True
     words: ClassVar[str] = "Takeuchi's information criterion, {label}"

@@ -19,6 +19,7 @@ class ParametersInstrument(Instrument):
 
     kinds: ClassVar[tuple[str, ...]] = ("Parameters",)
     title: ClassVar[str] = "Parameters, RMS"
+    label: ClassVar[str] = "RMS"
     together: ClassVar[bool] = False
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
@@ -26,4 +27,4 @@ class ParametersInstrument(Instrument):
         found = rms_lines(records) or {self.names[0]: line(records)}
         lines = {name: found[name] for name in input_to_output(tuple(found), history)}
         scale = log_if_wide([one.values for one in lines.values()])
-        return threads(ax, axis, lines, scale)
+        return threads(ax, axis, lines, scale, single_lines=self.options.single_lines)

@@ -96,6 +96,22 @@ def without_spikes(values: Floats, log: bool = False) -> Floats:
     return np.asarray(10.0**found if log else found, dtype=np.float64)
 
 
+def within_reach(ends: Floats, middle: Floats, log: bool = False) -> Floats:
+    """The ends of intervals, clipped to once the range of the middle above it and below it.
+
+    With ``log``, the range is that of the logarithms of positive values. For the range of an axis
+    on which intervals may end outside, so that they leave the middle a third of it.
+    """
+    found, ends = _finite([middle]), _finite([ends])
+    if log:
+        found, ends = np.log10(found[found > 0]), np.log10(ends[ends > 0])
+    if found.size:
+        low, high = found.min(), found.max()
+        reach = max(high - low, 0.3 if log else 0.3 * abs(high))
+        ends = np.clip(ends, low - reach, high + reach)
+    return np.asarray(10.0**ends if log else ends, dtype=np.float64)
+
+
 def fit(ax: Axes, values: Sequence[Floats], wish: Scale, ticks: int = 5) -> Scale:
     """Set the range and scale of the value axis; returns the scale that the values allow.
 

@@ -85,4 +85,5 @@ def _axes(ax: Axes, shown: list[dict[str, Floats]], floor: float) -> None:
     ax.set_xlim(float(grid.min()) - pad, float(grid.max()) + pad)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(NumberLabels())
+    ax.set_ylabel("density", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
     ax.set_xlabel("eigenvalue", loc="right", fontsize=TICK_SIZE, color=MUTED, labelpad=1)

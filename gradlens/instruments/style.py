@@ -1,6 +1,7 @@
 """The common style of all instruments: colours, titles, keys, messages.
 
-Everything is set on the artists themselves; matplotlib's global settings stay as they are.
+Everything is set on the artists themselves; matplotlib's global settings stay as they are. Its
+``font.size`` is followed: sizes of type are relative to it, and so is the room for texts.
 """
 
 from __future__ import annotations
@@ -43,12 +44,30 @@ AMBER = "#c98a00"
 SKY = "#56b4e9"
 CATEGORICAL = (BLUE, ORANGE, GREEN, PURPLE, AMBER, SKY)
 
-TITLE_SIZE = 8.5
-TEXT_SIZE = 7.0
-TICK_SIZE = 6.5
+Size = float | str
+"""Points of type, or one of matplotlib's names of sizes relative to ``font.size``."""
+
+HEADER_SIZE = "large"
+TITLE_SIZE = "small"
+TEXT_SIZE = TICK_SIZE = "x-small"
+SMALLEST_SIZE = "xx-small"
+DEFAULT_FONT_SIZE = 10.0
+"""Matplotlib's default of ``font.size``."""
 TITLE_GAP = 15.0
 KEY_GAP = 4.5
 SWATCH = 9.0
+DOT = " · "
+"""What separates the parts of a subtitle."""
+
+
+def font_scale() -> float:
+    """matplotlib's ``font.size`` over its default, by which all room for texts grows."""
+    return float(matplotlib.rcParams["font.size"]) / DEFAULT_FONT_SIZE
+
+
+def points(size: float) -> float:
+    """Points that a text takes which takes ``size`` points at the default ``font.size``."""
+    return size * font_scale()
 
 
 def sequence_colormap() -> Colormap:
@@ -139,7 +158,7 @@ def literal(artist: Artist) -> None:
         literal(part)
 
 
-def text_width(text: str, size: float, weight: str = "normal") -> float:
+def text_width(text: str, size: Size, weight: str = "normal") -> float:
     """Width of a text in points, without a canvas."""
     if not text.strip():
         return 0.0
@@ -148,7 +167,24 @@ def text_width(text: str, size: float, weight: str = "normal") -> float:
     return float(width)
 
 
-def shorten(text: str, width: float, size: float, weight: str = "normal") -> str:
+def wrapped(text: str, width: float, size: Size, most: int, weight: str = "normal") -> list[str]:
+    """The text in at most ``most`` lines of ``width`` points, broken between words.
+
+    If it needs more lines, the last one ends in "…".
+    """
+    text = " ".join(text.split())
+    full = text_width(text, size, weight)
+    if full <= width:
+        return [text]
+    # Measuring is slow, so the search starts near the result.
+    for letters in range(max(int(1.05 * len(text) * width / full), 8), 7, -1):
+        lines = textwrap.wrap(text, letters, max_lines=most, placeholder=" …")
+        if max(text_width(line, size, weight) for line in lines) <= width:
+            break
+    return lines
+
+
+def shorten(text: str, width: float, size: Size, weight: str = "normal") -> str:
     """The text, with its middle left out if it is wider than ``width`` points."""
     full = text_width(text, size, weight)
     if full <= width:
@@ -164,28 +200,54 @@ def shorten(text: str, width: float, size: float, weight: str = "normal") -> str
 
 
 def title(ax: Axes, text: str, readout: str = "", alarm: bool = False) -> None:
-    """Bold title on the left, and the latest value on the right, in red if ``alarm``."""
-    width = size_in_points(ax)[0]
+    """Bold title on the left, and the latest value on the right, in red if ``alarm``.
+
+    Where there is no room for both, the title becomes smaller, then the value is left out, and then
+    the title has two lines.
+    """
+    shown, size, readout = _fitting_title(text, readout, size_in_points(ax)[0])
     # With a given height, matplotlib doesn't search for labels that the title might overlap.
-    place: dict[str, Any] = {"y": 1.0, "pad": TITLE_GAP, "fontsize": TITLE_SIZE}
-    left = width - text_width(readout, TITLE_SIZE) - (8 if readout else 0)
-    shown = shorten(text, left, TITLE_SIZE, "bold")
+    place: dict[str, Any] = {"y": 1.0, "pad": points(TITLE_GAP), "fontsize": TITLE_SIZE}
+    color = ALARM if alarm else MUTED
+    ax.set_title(readout, loc="right", fontweight="normal", color=color, **place)
+    place |= {"fontsize": size, "linespacing": 1.05}
     ax.set_title(shown, loc="left", fontweight="bold", color=INK, **place)
-    ax.set_title(
-        readout, loc="right", fontweight="normal", color=ALARM if alarm else MUTED, **place
-    )
+
+
+def _fitting_title(text: str, readout: str, width: float) -> tuple[str, Size, str]:
+    """What fits of a title and a value on ``width`` points, and the size of the title's type."""
+    room = width - text_width(readout, TITLE_SIZE) - (points(8) if readout else 0)
+    options: list[tuple[Size, float, str]] = [
+        (TITLE_SIZE, room, readout),
+        (TEXT_SIZE, room, readout),
+        (TITLE_SIZE, width, ""),
+        (TEXT_SIZE, width, ""),
+    ]
+    for size, most, value in options:
+        if text_width(text, size, "bold") <= most:
+            return text, size, value
+    lines = wrapped(text, width, TEXT_SIZE, 2, "bold")
+    return "\n".join(shorten(line, width, TEXT_SIZE, "bold") for line in lines), TEXT_SIZE, ""
 
 
 def subtitle(ax: Axes, text: str) -> Text:
-    """A muted line between title and axis, as wide as the axis at most."""
-    shown = shorten(text, size_in_points(ax)[0], TEXT_SIZE)
+    """A muted line between title and axis, as wide as the axis at most.
+
+    Of parts between dots, the last ones are left out where there is no room.
+    """
+    width = size_in_points(ax)[0]
+    parts = text.split(DOT)
+    while len(parts) > 1 and text_width(DOT.join(parts), TEXT_SIZE) > width:
+        parts.pop()
+    size = TEXT_SIZE if text_width(DOT.join(parts), TEXT_SIZE) <= width else SMALLEST_SIZE
+    shown = shorten(DOT.join(parts), width, size)
     return ax.annotate(
         shown,
         (0, 1),
         xycoords="axes fraction",
-        xytext=(0, KEY_GAP),
+        xytext=(0, points(KEY_GAP)),
         textcoords="offset points",
-        fontsize=TEXT_SIZE,
+        fontsize=size,
         color=MUTED,
         va="baseline",
         annotation_clip=False,
@@ -196,11 +258,11 @@ def message(ax: Axes, text: str) -> Text:
     """A text in the middle of a panel that has nothing to draw."""
     ax.set_yticks([])
     ax.grid(visible=False)
-    width = max(12, int(size_in_points(ax)[0] * 0.9 / (TEXT_SIZE * 0.55)))
+    lines = wrapped(text, 0.9 * size_in_points(ax)[0], TEXT_SIZE, 6)
     return ax.text(
         0.5,
         0.5,
-        textwrap.fill(text, width, max_lines=6, placeholder=" …"),
+        "\n".join(lines),
         transform=ax.transAxes,
         ha="center",
         va="center",
@@ -215,7 +277,7 @@ class Entry:
 
     label: str
     color: Color
-    mark: Literal["line", "thin", "box"] = "line"
+    mark: Literal["line", "thin", "dashed", "box"] = "line"
 
 
 def key(ax: Axes, entries: Sequence[Entry]) -> Artist | None:
@@ -236,7 +298,7 @@ def sequence_key(ax: Axes, names: Sequence[str], first: Sequence[Entry] = ()) ->
     """Explain a colour sequence by its first and last name, after the entries ``first``."""
     if len(names) < 2:
         return key(ax, [*first, *(Entry(name, sequence_colors(1)[0]) for name in names)])
-    room = size_in_points(ax)[0] - 50 - sum(_room(entry.label) for entry in first)
+    room = size_in_points(ax)[0] - points(50) - sum(_room(entry.label) for entry in first)
     fits = text_width(names[0] + names[-1], TEXT_SIZE) <= room
     ends = (names[0], names[-1]) if fits else ("input", "output")
     parts: list[OffsetBox] = []
@@ -246,7 +308,7 @@ def sequence_key(ax: Axes, names: Sequence[str], first: Sequence[Entry] = ()) ->
 
 
 def _place(ax: Axes, parts: Sequence[OffsetBox]) -> Artist:
-    above = ScaledTranslation(0, (KEY_GAP - 2) / 72, figure_of(ax).dpi_scale_trans)
+    above = ScaledTranslation(0, points(KEY_GAP - 2) / 72, figure_of(ax).dpi_scale_trans)
     box = AnchoredOffsetbox(
         loc="lower left",
         child=HPacker(children=list(parts), pad=0, sep=3, align="baseline"),
@@ -263,12 +325,17 @@ def _place(ax: Axes, parts: Sequence[OffsetBox]) -> Artist:
 def _fitting(labels: Sequence[str], room: float) -> list[str]:
     if sum(_room(label) for label in labels) <= room:
         return list(labels)
-    short = [
-        shorten(label, max(room / len(labels) - SWATCH - 14, 34), TEXT_SIZE) for label in labels
-    ]
+    whole = _first(labels, room)
+    least = max(room / len(labels) - SWATCH - 14, points(34))
+    short = _first([shorten(label, least, TEXT_SIZE) for label in labels], room)
+    # A key of one label and a number would say too little.
+    return short if len(whole) == 1 < len(short) else whole or short
+
+
+def _first(labels: Sequence[str], room: float) -> list[str]:
     shown: list[str] = []
-    for label in short:
-        if sum(_room(other) for other in [*shown, label]) > room - 16:
+    for label in labels:
+        if sum(_room(other) for other in [*shown, label]) > room - points(16):
             break
         shown.append(label)
     return shown
@@ -287,8 +354,10 @@ def _swatch(entry: Entry) -> OffsetBox:
     if entry.mark == "box":
         area.add_artist(Rectangle((1, 0), SWATCH - 2, 5, color=entry.color, linewidth=0))
         return area
-    width = 1.8 if entry.mark == "line" else 0.9
-    area.add_artist(Line2D([0, SWATCH], [2.5, 2.5], color=entry.color, linewidth=width))
+    width = 0.9 if entry.mark == "thin" else 1.8
+    style: Any = (0, (1.6, 0.8)) if entry.mark == "dashed" else "-"
+    line = Line2D([0, SWATCH], [2.5, 2.5], color=entry.color, linewidth=width, linestyle=style)
+    area.add_artist(line)
     return area
 
 

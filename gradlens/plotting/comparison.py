@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line, line
 from gradlens.history.records import Source
+from gradlens.history.scalars import Scalar
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
+from gradlens.instruments import BUILT_IN
 from gradlens.instruments.drawing import (
     SMOOTH_FROM,
     Artists,
+    LineStyle,
     any_finite,
+    beyond,
     explain_empty,
     missing,
+    smooth,
     thread,
 )
 from gradlens.instruments.instrument import Instrument
@@ -33,14 +41,17 @@ from gradlens.instruments.scales import (
     value_scale,
     without_spikes,
 )
-from gradlens.instruments.series import trend
 from gradlens.instruments.style import (
     INK,
     MUTED,
     PAPER,
     RGB,
     TEXT_SIZE,
+    TICK_SIZE,
     categorical_colors,
+    figure_of,
+    points,
+    sequence_colors,
     shorten,
     size_in_points,
     subtitle,
@@ -48,6 +59,7 @@ from gradlens.instruments.style import (
     tint,
     title,
 )
+from gradlens.plotting.marks import apart
 from gradlens.plotting.panels import EPOCHS, GROUPS, Panel, limited
 from gradlens.plotting.rendering import draw
 
@@ -56,6 +68,12 @@ SPIKY = ("Alpha", "GradNoiseScale")
 
 ROWS = 7
 """Runs in one column of their list."""
+NEAR = 0.5
+"""Points between two lines of which one hides the other."""
+DASH = 2.5
+"""Length of a dash in widths of its line."""
+ROOM_OF_NAME = 8.5
+"""Points that the name of a run takes, at least."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +99,7 @@ def compare(runs: Mapping[str, History], title: str = "", log_steps: bool = Fals
     if not found:
         raise ValueError(f"none of the runs has numbers to compare: {', '.join(runs)}")
     history = History()
-    colors = dict(zip(runs, categorical_colors(len(runs)), strict=True))
+    colors = run_colors([*runs])
     panels = [_panel(history, number, colors) for number in found]
     panels.sort(key=lambda panel: GROUPS.index(panel.group))
     figure = Figure(facecolor=PAPER)
@@ -102,7 +120,7 @@ def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
             one.name,
             one.series,
             # Of two quantities of one class, the names tell them apart.
-            one.view.title if titles[one.view.title, one.part] == 1 else one.series,
+            _title(one) if titles[one.view.title, one.part] == 1 else one.series,
             one.part or one.view.label,
             one.kinds,
             one.view,
@@ -112,11 +130,66 @@ def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
     )
 
 
+def _title(one: Scalar) -> str:
+    """The title of the panel that a run's own figure has for a number."""
+    if one.kinds:
+        return one.view.title
+    titles = (each.title_of_logged(one.series) for each in BUILT_IN if one.series in each.logged)
+    return next(titles, one.view.title)
+
+
 def left_out(runs: Mapping[str, History]) -> tuple[str, ...]:
     """Series whose records have no single number for each step."""
     shown = {one.series for history in runs.values() for one in history.scalars()}
     names = (name for history in runs.values() for name in history.names if history[name])
     return tuple(dict.fromkeys(name for name in names if name not in shown))
+
+
+# Colours and names of runs ------------------------------------------------------------------
+
+
+def run_colors(runs: Sequence[str]) -> dict[str, RGB]:
+    """The colour of each run: from dark to light where they are ordered by a value in their names.
+
+    Six runs or fewer without an order have colours that differ most.
+    """
+    values = ordered_values(runs)
+    if values is None:
+        return dict(zip(runs, categorical_colors(len(runs)), strict=True))
+    ascending = sorted(runs, key=values.__getitem__)
+    by_run = dict(zip(ascending, sequence_colors(len(runs)), strict=True))
+    return {run: by_run[run] for run in runs}
+
+
+def ordered_values(runs: Sequence[str]) -> dict[str, float] | None:
+    """The one number in which the names of three runs or more differ, such as a learning rate.
+
+    ``None`` if they differ in more, or if the number only counts runs.
+    """
+    pieces = [NUMBER.split(run) for run in runs]
+    if len(runs) < 3 or len({len(each) for each in pieces}) > 1:
+        return None
+    differing = [place for place, each in enumerate(zip(*pieces, strict=True)) if len({*each}) > 1]
+    if len(differing) != 1 or differing[0] % 2 == 0:
+        return None
+    before = pieces[0][differing[0] - 1].lower().rstrip("=_-: ")
+    if before.endswith(COUNTING) or not before:
+        return None
+    return {run: float(each[differing[0]]) for run, each in zip(runs, pieces, strict=True)}
+
+
+NUMBER = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
+COUNTING = ("run", "seed", "trial", "try", "version", "v", "copy")
+"""What is in front of a number that counts runs."""
+
+
+def short_run_names(runs: Sequence[str]) -> dict[str, str]:
+    """The names without the beginning and the end that all of them share, cut between words."""
+    if len(runs) < 2:
+        return {run: run for run in runs}
+    words = [re.split(r"(?<=[=_/ ])", run) for run in runs]
+    common = sum(1 for _ in takewhile(lambda each: len({*each}) == 1, zip(*words, strict=False)))
+    return {run: "".join(each[common:]) or run for run, each in zip(runs, words, strict=True)}
 
 
 # Panels -------------------------------------------------------------------------------------
@@ -133,30 +206,43 @@ def _panel(history: History, number: Number, colors: Mapping[str, RGB]) -> Panel
             history.append(int(step), {names[-1]: gap if math.isnan(value) else value})
     shades = tuple(colors[run] for run in number.lines)
     spiky = any(kind in SPIKY for kind in number.kinds)
-    instrument = RunsInstrument(tuple(names), shades, number.words, spiky)
+    short = short_run_names([*colors])
+    labels = tuple(short[run] for run in number.lines)
+    instrument = RunsInstrument(tuple(names), shades, labels, number.words, spiky)
     return Panel(instrument, number.view.group)
 
 
 @dataclass(frozen=True)
 class RunsInstrument(Instrument):
-    """One line for each run; raw values are pale behind their trend."""
+    """One line for each run, with its name on the right; raw values are pale behind their trend.
+
+    Of runs with almost the same line, all but the first are dashed, so that each can be seen.
+    """
 
     colors: tuple[RGB, ...] = ()
+    labels: tuple[str, ...] = ()
     words: str = ""
     spiky: bool = False
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         lines = {name: line(history[name]) for name in self.names}
+        every = list(lines.values())
         axis.apply(ax)
-        if not any_finite(list(lines.values())):
-            return explain_empty(ax, list(lines.values()))
+        if not any_finite(every):
+            return explain_empty(ax, every)
+        drawn = [smooth(axis, one, bridge=True) for one in every]
         artists: Artists = {}
-        for (name, one), color in zip(lines.items(), self.colors, strict=True):
+        for name, one, color in zip(lines, every, self.colors, strict=True):
             artists |= _curve(ax, axis, one, color, name)
         view = history.sources[self.names[0]].view
-        self._fit(ax, [one.values for one in lines.values()], view.yscale)
+        self._fit(ax, [one.values for one in every], view.yscale)
+        for name, style in zip(lines, dashes([_on_paper(ax, one) for one in drawn]), strict=True):
+            front = artists.get(f"{name} trend", artists[name])
+            front.set(linestyle=style)
         artists["subtitle"] = subtitle(ax, self.words)
-        return artists | missing(ax, axis, list(lines.values()))
+        artists |= missing(ax, axis, every)
+        artists |= beyond(ax, axis, every) if self.spiky else {}
+        return artists | _names(ax, drawn, self.labels, self.colors)
 
     def _fit(self, ax: Axes, values: list[Floats], wish: Scale) -> None:
         scale = value_scale(wish, values)
@@ -169,18 +255,92 @@ def _curve(ax: Axes, axis: StepAxis, one: Line, color: RGB, name: str) -> Artist
     """As ``curve``, but in front of the pale values of all runs, and across short gaps."""
     if one.finite.sum() < SMOOTH_FROM:
         return {name: thread(ax, axis, one, color, 1.4, 3)}
-    smooth = trend(one, axis.warp, bridge=True)
     return {
         name: thread(ax, axis, one, tint(color, 0.3), 0.6, 2),
-        f"{name} trend": thread(ax, axis, smooth, color, 1.4, 3),
+        f"{name} trend": thread(ax, axis, smooth(axis, one, True), color, 1.4, 3),
     }
+
+
+def _on_paper(ax: Axes, one: Line) -> Line:
+    """A line's heights in points."""
+    heights = ax.transData.transform(np.stack([one.steps, one.values], 1))[:, 1]
+    return Line(one.steps, heights * 72 / figure_of(ax).dpi)
+
+
+def dashes(lines: Sequence[Line]) -> list[LineStyle]:
+    """A solid line for each, and dashes for one that would hide an earlier one; in points."""
+    first: list[int] = []
+    for place, one in enumerate(lines):
+        hidden = [first[other] for other in range(place) if _hides(one, lines[other])]
+        first.append(hidden[0] if hidden else place)
+    counts = Counter(first)
+    seen: Counter[int] = Counter()
+    styles: list[LineStyle] = []
+    for place in first:
+        number, count = seen[place], counts[place]
+        # The dashes of each fill the gaps of the others.
+        dash: LineStyle = (-DASH * number, (DASH, DASH * (count - 1)))
+        styles.append(dash if number else "-")
+        seen[place] += 1
+    return styles
+
+
+def _hides(front: Line, behind: Line) -> bool:
+    """Whether two lines are less than ``NEAR`` apart at most of their common steps."""
+    _, first, second = np.intersect1d(behind.steps, front.steps, return_indices=True)
+    apart = np.abs(behind.values[first] - front.values[second])
+    apart = apart[np.isfinite(apart)]
+    return bool(apart.size) and bool(np.mean(apart <= NEAR) > 0.8)
+
+
+def _names(
+    ax: Axes, lines: Sequence[Line], labels: Sequence[str], colors: Sequence[RGB]
+) -> Artists:
+    """The names of runs on the right of their last values, for which the axis becomes narrower."""
+    width, height = size_in_points(ax)
+    gap = points(ROOM_OF_NAME)
+    shown = [place for place, one in enumerate(lines) if one.finite.any()]
+    if len(shown) * gap > height or len(lines) < 2:
+        return {}
+    short = {place: shorten(labels[place], 0.25 * width, TICK_SIZE) for place in shown}
+    room = max(text_width(short[place], TICK_SIZE) for place in shown) + points(2)
+    box = ax.get_position()
+    ax.set_position((box.x0, box.y0, box.width * (1 - room / width), box.height))
+    ends = {place: lines[place].values[lines[place].finite][-1] for place in shown}
+    pixels = ax.transData.transform([(0.0, ends[place]) for place in shown])[:, 1]
+    shares = np.clip((pixels - ax.bbox.y0) / ax.bbox.height, 0, 1) * height
+    order = np.argsort(shares, kind="stable")
+    found: Artists = {}
+    for rank, share in zip(order, apart(shares[order], gap, height), strict=True):
+        place = shown[int(rank)]
+        found[f"{labels[place]} name"] = ax.annotate(
+            short[place],
+            (1, share / height),
+            xycoords="axes fraction",
+            xytext=(points(3), 0),
+            textcoords="offset points",
+            fontsize=TICK_SIZE,
+            color=darker(colors[place]),
+            va="center",
+            annotation_clip=False,
+        )
+    return found
+
+
+def darker(color: RGB) -> RGB:
+    """A line's colour with enough contrast for a text."""
+    r, g, b = (0.7 * channel for channel in color)
+    return (r, g, b)
 
 
 def _list_of_runs(history: History, found: Sequence[Number], colors: Mapping[str, RGB]) -> Panel:
     losses = next((number.lines for number in found if "Loss" in number.kinds), {})
     column = "last loss" if losses else ""
     values = {run: number_label(losses[run].latest) if run in losses else "" for run in colors}
-    entries = tuple((run, color, values[run]) for run, color in colors.items())
+    order = ordered_values([*colors]) or dict.fromkeys(colors, 0.0)
+    entries = tuple(
+        (run, colors[run], values[run]) for run in sorted(colors, key=order.__getitem__)
+    )
     width = float(math.ceil(len(entries) / ROWS))
     instrument = RunListInstrument(history.names[:1], entries, column)
     return Panel(instrument, "performance", width)
@@ -209,10 +369,10 @@ def _entry(
 ) -> Artists:
     """A swatch, a name, and a value on the right, in fractions of the axis."""
     run, color, value = entry
-    points = size_in_points(ax)[0]
-    swatch, gap = 14 / points, 6 / points
+    across = size_in_points(ax)[0]
+    swatch, gap = 14 / across, 6 / across
     right = left + width - (0 if left + width >= 0.999 else 3 * gap)
-    room = (right - left - swatch - 2 * gap) * points - text_width(value, TEXT_SIZE)
+    room = (right - left - swatch - 2 * gap) * across - text_width(value, TEXT_SIZE)
     place: dict[str, Any] = {"transform": ax.transAxes, "fontsize": TEXT_SIZE, "va": "center"}
     ends = [left, left + swatch]
     (mark,) = ax.plot(ends, [height] * 2, color=color, linewidth=2, transform=ax.transAxes)

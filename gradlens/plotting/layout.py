@@ -1,14 +1,19 @@
-"""Where panels are placed: rows and pages, as pure functions of the panels and their sizes."""
+"""Where panels are placed: rows and pages, as pure functions of the panels and their sizes.
+
+All inches are those at matplotlib's default ``font.size``, and grow with it.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from gradlens.instruments.instrument import CELL
+from gradlens.instruments.style import font_scale
 from gradlens.plotting.panels import Panel
 
 HEADER, HEADING, FOOTER, EDGE = 0.52, 0.2, 0.3, 0.12
@@ -30,7 +35,30 @@ UNEQUAL = 1.6
 LEGIBLE = 0.7
 """Fraction of the size that panels need, below which a figure's own size is not kept."""
 
+LEAST = 0.55
+"""Fraction of a panel's usual height below which it has no room for a line."""
+
 Row = tuple[Panel, ...]
+Look = Literal["screen", "paper"]
+FigureSize = float | tuple[float, float] | None
+"""Inches: the width, or the width and the height; ``None`` for what the panels need."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a figure has around its panels, and whether its value axes have labels."""
+
+    header: bool = True
+    groups: bool = True
+    footer: bool = True
+    labels: bool = False
+
+
+FRAMES: Mapping[Look, Frame] = {
+    "screen": Frame(),
+    "paper": Frame(header=False, groups=False, footer=False, labels=True),
+}
+"""A figure of a paper has its title and its explanations in the caption."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +74,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Page:
-    """The rows of a figure, and how many ``lines`` of text are below them."""
+    """The rows of a figure, what is around them, and how many ``lines`` of text are below them."""
 
     rows: tuple[Row, ...]
+    frame: Frame = FRAMES["screen"]
     lines: int = 0
 
     @property
@@ -57,7 +86,21 @@ class Page:
         # A few panels may be larger than many.
         zoom = 1 + 0.5 / sum(panel.width for row in self.rows for panel in row)
         width = max(_row_width(row) for row in self.rows) * CELL[0] * zoom + 2 * EDGE
-        return width, self._fixed + self._cells * CELL[1] * zoom
+        return font_scale() * width, self._fixed + font_scale() * self._cells * CELL[1] * zoom
+
+    def height(self, width: float) -> float:
+        """Height in inches of a figure of another width, with panels of about their usual shape.
+
+        Wide panels that become narrow are higher, because what is in them needs more rows.
+        """
+        usual = font_scale() * max(_row_width(row) for row in self.rows) * CELL[0]
+        stretch = min(max(width / usual, 0.9), 1.3) * math.sqrt(max(usual / width, 1.0))
+        return self._fixed + font_scale() * self._cells * CELL[1] * stretch
+
+    @property
+    def least_height(self) -> float:
+        """Height in inches below which panels can't be read."""
+        return self._fixed + LEAST * font_scale() * self._cells * CELL[1]
 
     def is_legible(self, width: float, height: float) -> bool:
         """Whether the panels can be read on a figure of another size."""
@@ -67,17 +110,26 @@ class Page:
     def places(self, width: float, height: float) -> tuple[tuple[Place, ...], ...]:
         """The panels of each row on a figure of this size, which they fill."""
         cell = (height - self._fixed) / self._cells
-        tops = itertools.accumulate((HEADING + cell * _row_height(r) for r in self.rows),
-                                    initial=HEADER)  # fmt: skip
+        heading, top = self._heading, self._header
+        tops = itertools.accumulate((heading + cell * _row_height(r) for r in self.rows),
+                                    initial=top)  # fmt: skip
         return tuple(
-            _places(row, top + HEADING, width, cell * _row_height(row))
+            _places(row, top + heading, width, cell * _row_height(row))
             for row, top in zip(self.rows, tops, strict=False)
         )
 
     @property
+    def _heading(self) -> float:
+        return font_scale() * HEADING if self.frame.groups else 0.0
+
+    @property
+    def _header(self) -> float:
+        return font_scale() * HEADER if self.frame.header else 0.0
+
+    @property
     def _fixed(self) -> float:
         footer = FOOTER + (self.lines - 1) * LINE if self.lines else EDGE
-        return HEADER + footer + len(self.rows) * HEADING
+        return self._header + font_scale() * footer + len(self.rows) * self._heading
 
     @property
     def _cells(self) -> float:
@@ -131,6 +183,14 @@ def _evenly(panels: Sequence[Panel], count: int) -> tuple[tuple[Panel, ...], ...
 def _is_page(rows: Sequence[Row]) -> bool:
     width, height = _size(rows)
     return height <= TALLEST * width
+
+
+def columns(size: FigureSize) -> float:
+    """The largest number of cells in a row of a figure of this size."""
+    if size is None:
+        return math.inf
+    width = size if isinstance(size, (int, float)) else size[0]
+    return max(1.0, width / (LEGIBLE * font_scale() * CELL[0]))
 
 
 # Rows ---------------------------------------------------------------------------------------

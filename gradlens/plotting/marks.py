@@ -18,16 +18,23 @@ from gradlens.instruments.style import (
     BLUE,
     INK,
     PAPER,
-    shorten,
+    SMALLEST_SIZE,
+    TEXT_SIZE,
+    font_scale,
+    points,
     size_in_points,
     text_width,
+    wrapped,
 )
 from gradlens.plotting.layout import LINE
 
-SIZE = 7.0
-"""Points of the lines' type."""
-NUMBER = 5.5
-"""Points of a number's type."""
+LEFT, RIGHT, INDENT = 0.28, 0.22, 0.12
+"""Inches left and right of the lines, and between a number and its line."""
+HINTED = 0.91
+"""Share of a line that its text may have as it is measured; at some resolutions, hinting makes
+small type wider."""
+MOST_LINES = 2
+"""Largest number of lines for a finding."""
 APART = 9.0
 """Points between the middles of two numbers, at least."""
 
@@ -61,7 +68,7 @@ def _mark(ax: Axes, findings: Sequence[Finding]) -> None:
     places = ax.xaxis.get_transform().transform(steps)
     width = size_in_points(ax)[0]
     places = width * (places[2:] - places[0]) / (places[1] - places[0])
-    shifts = apart(places, APART, width) - places
+    shifts = apart(places, points(APART), width) - places
     for (number, finding), shift in zip(numbered, shifts, strict=True):
         _line(ax, finding)
         ax.annotate(
@@ -107,22 +114,34 @@ def _badge(finding: Finding) -> dict[str, Any]:
     face, ink, shape = (shade, PAPER, "square") if finding.is_alarm else (PAPER, shade, "circle")
     box = {"boxstyle": f"{shape},pad=0.2", "facecolor": face, "edgecolor": shade, "linewidth": 0.7}
     place = {"ha": "center", "va": "center", "zorder": 6}
-    return {"fontsize": NUMBER, "fontweight": "bold", "color": ink, "bbox": box, **place}
+    return {"fontsize": SMALLEST_SIZE, "fontweight": "bold", "color": ink, "bbox": box, **place}
 
 
-def explain(figure: Figure, findings: Sequence[Finding], others: str, bottom: float) -> None:
-    """Draw a line of text for each finding, the last one ``bottom`` inches above the lower edge.
+def explained(findings: Sequence[Finding], others: str, across: float) -> list[list[str]]:
+    """The lines of text for each finding in a figure of this width in inches.
 
     ``others`` says what there is besides, at the end of the last line.
     """
+    room = HINTED * (across - LEFT - RIGHT) * 72 - points(INDENT * 72)
+    texts = [f"step {finding.step:,}: {finding.headline}" for finding in findings]
+    ends = ["" for _ in texts[1:]] + [f"   {others}" if others else ""] * bool(texts)
+    found = []
+    for text, end in zip(texts, ends, strict=True):
+        lines = wrapped(text, room - text_width(end, TEXT_SIZE), TEXT_SIZE, MOST_LINES)
+        found.append([*lines[:-1], lines[-1] + end])
+    return found
+
+
+def explain(
+    figure: Figure, findings: Sequence[Finding], texts: Sequence[Sequence[str]], bottom: float
+) -> None:
+    """Write the lines of ``explained``, the last one ``bottom`` inches above the lower edge."""
     across, up = figure.get_size_inches()
-    left, right = 0.28, 0.22
-    for number, finding in enumerate(findings, 1):
-        height = (bottom + (len(findings) - number) * LINE) / up
-        end = f"   {others}" if others and number == len(findings) else ""
-        text = " ".join(f"step {finding.step:,}: {finding.headline}".split())
-        # At some resolutions, hinting makes small type wider than measured.
-        room = 0.95 * (across - left - 0.12 - right) * 72 - text_width(end, SIZE)
-        shown = shorten(text, room, SIZE) + end
-        figure.text(left / across, height, str(number), **_badge(finding))
-        figure.text((left + 0.12) / across, height, shown, fontsize=SIZE, color=INK, va="center")
+    line, left = font_scale() * LINE, LEFT + font_scale() * INDENT
+    height = bottom + line * (sum(map(len, texts)) - 1)
+    for number, (finding, lines) in enumerate(zip(findings, texts, strict=True), 1):
+        figure.text(LEFT / across, height / up, str(number), **_badge(finding))
+        for text in lines:
+            place: dict[str, Any] = {"fontsize": TEXT_SIZE, "color": INK, "va": "center"}
+            figure.text(left / across, height / up, text, **place)
+            height -= line

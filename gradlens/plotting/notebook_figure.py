@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from matplotlib.figure import Figure
+from gradlens.plotting.output import TextFigure
 
 
-class NotebookFigure(Figure):
+class NotebookFigure(TextFigure):
     """A figure that is displayed once in each cell.
 
     In a notebook, pyplot displays a figure when it is shown, and the notebook displays the result

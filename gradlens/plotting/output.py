@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 from matplotlib.figure import Figure
 
 FIGURES = (".png", ".pdf", ".svg")
@@ -38,9 +40,23 @@ def check_suffix(path: Path, known: Sequence[str]) -> str:
     return suffix
 
 
+def text_as_text() -> AbstractContextManager[None]:
+    """While files are written, their texts can be searched, copied and edited."""
+    return matplotlib.rc_context({"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"})
+
+
+class TextFigure(Figure):
+    """A figure whose PDF, PostScript and SVG files have texts instead of outlines of letters."""
+
+    def savefig(self, *args: Any, **kwargs: Any) -> None:
+        """As that of any figure."""
+        with text_as_text():
+            super().savefig(*args, **kwargs)
+
+
 def write_figure(figure: Figure, path: Path) -> None:
     """Write a figure in the format that the ending of ``path`` says."""
     suffix = check_suffix(path, FIGURES)
-    with replacing(path) as partial:
+    with replacing(path) as partial, text_as_text():
         color = figure.get_facecolor()
         figure.savefig(partial, format=suffix.removeprefix("."), dpi=DPI, facecolor=color)

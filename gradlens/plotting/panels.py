@@ -13,6 +13,7 @@ from gradlens.history.records import LeftOutWarning
 from gradlens.history.view import Group
 from gradlens.instruments import BUILT_IN, GenericInstrument, Instrument
 from gradlens.instruments.generic import drawable
+from gradlens.spelling import near
 
 EPOCHS = "epoch_count"
 """Series of ``Cockpit.log`` that is given as a number in the header, and has no panel."""
@@ -70,11 +71,45 @@ def layer_panels(
 ) -> tuple[Panel, ...]:
     """Panels of the secondary screen: its instruments, and main panels of the group "layers".
 
-    There are at most ``MOST``, as on the main screen.
+    Of these, it leaves out those whose numbers have a map. There are at most ``MOST``, as on the
+    main screen.
     """
     secondary = _panels([one for one in instruments if one.secondary], history)
-    main = all_main_panels(history, instruments)
-    return limited(_by_group([*secondary, *filter(is_of_layers, main)]))
+    drawn = [panel.instrument for panel in secondary]
+    maps = {name for one in drawn if one.by_layer for name in one.names}
+    main = [
+        panel
+        for panel in filter(is_of_layers, all_main_panels(history, instruments))
+        if not (panel.instrument.mapped and maps.issuperset(panel.instrument.names))
+    ]
+    return limited(_by_group([*secondary, *main]))
+
+
+def named_panels(
+    history: History, names: Sequence[str], instruments: Sequence[Instrument] = BUILT_IN
+) -> tuple[Panel, ...]:
+    """The panels of these names, which are titles, or else names of series.
+
+    Of a title that several panels begin with, such as those of two quantities of one class, the
+    first panel is meant.
+
+    ``ValueError`` if there is none of a name.
+    """
+    secondary = [one for one in instruments if one.secondary]
+    every = (*all_main_panels(history, instruments), *_panels(secondary, history))
+    known: dict[str, Panel] = {}
+    titles = [panel.instrument.heading(history) for panel in every]
+    beginnings = [title.split(": ")[0] for title in titles]
+    for names_of_panels in (titles, beginnings):
+        for title, panel in zip(names_of_panels, every, strict=True):
+            known.setdefault(title, panel)
+    for panel in every:
+        for series in panel.instrument.names:
+            known.setdefault(series, panel)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no panel {name!r}{near(name, titles)}")
+    return tuple(known[name] for name in names)
 
 
 def limited(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,14 +12,24 @@ from matplotlib.figure import Figure
 
 from gradlens.history.history import History
 from gradlens.instruments import BUILT_IN, Instrument
+from gradlens.instruments.instrument import Normalisation, Options
 from gradlens.instruments.style import PAPER
 from gradlens.messages import GradlensWarning, log
 from gradlens.plotting.findings import findings_of
-from gradlens.plotting.layout import WIDEST, pages
+from gradlens.plotting.layout import FRAMES, WIDEST, FigureSize, Look, columns, pages
 from gradlens.plotting.loading import load_run
 from gradlens.plotting.notebook_figure import NotebookFigure
-from gradlens.plotting.panels import Panel, is_of_layers, layer_panels, main_panels, nothing
+from gradlens.plotting.output import TextFigure
+from gradlens.plotting.panels import (
+    Panel,
+    is_of_layers,
+    layer_panels,
+    main_panels,
+    named_panels,
+    nothing,
+)
 from gradlens.plotting.rendering import draw
+from gradlens.spelling import near
 
 
 @runtime_checkable
@@ -103,6 +113,11 @@ class CockpitPlotter:
         discard: int | None = None,
         plot_title: str | None = None,
         debug: bool = False,
+        panels: Sequence[str] = (),
+        size: FigureSize = None,
+        style: Look = "screen",
+        single_lines: bool = False,
+        normalise: Normalisation = "",
     ) -> Figure:
         """Draw a run; returns the figure of the first screen.
 
@@ -115,21 +130,34 @@ class CockpitPlotter:
         ``savefig_kwargs`` are passed to ``Figure.savefig``, and their ``format`` is also the file's
         ending. ``show_log_iter`` makes the step axis logarithmic, ``debug`` logs what is drawn.
         ``ValueError`` if there is nothing to draw or the path is not a run.
+
+        ``panels`` are the titles of panels, or names of series, of which the figure then consists;
+        ``size`` is its size in inches, or its width alone. ``style="paper"`` leaves out everything
+        but the panels, and gives their value axes labels. Type has sizes relative to matplotlib's
+        ``font.size``. ``single_lines`` draws a line for each of many parameters instead of their
+        quantiles. ``normalise`` divides the rows of maps by their medians (``"row"``) or by the
+        medians of their kinds (``"kind"``), such as biases of linear layers.
         """
         history = up_to(read(source), discard)
-        screens = self._screens(history)
+        if style not in FRAMES:
+            raise ValueError(f"there is no style {style!r}{near(style, FRAMES)}")
+        options = Options(single_lines, normalise)
+        instruments = tuple(replace(one, options=options) for one in self.instruments)
+        screens = self._screens(history, panels, instruments)
         found = findings_of(history) if self.findings else ()
         heading = plot_title or default_title(source)
         figures: dict[str, Figure] = {}
         headings = _headings(heading, [*screens])
-        for (screen, panels), title in zip(screens.items(), headings, strict=True):
-            if panels:
+        for (screen, shown), title in zip(screens.items(), headings, strict=True):
+            if shown:
                 old = self._figures.get(screen)
-                figure = windowed(old) if show_plot else Figure(facecolor=PAPER)
-                widest = math.inf if screen == "primary" else WIDEST
+                figure = windowed(old) if show_plot else TextFigure(facecolor=PAPER)
+                widest = columns(size) if screen == "primary" else min(columns(size), WIDEST)
                 # A window keeps the size that the user has given it.
                 is_new = figure is not old
-                draw(figure, history, panels, title, show_log_iter, is_new, widest, found)
+                draw(
+                    figure, history, shown, title, show_log_iter, is_new, widest, found, style, size
+                )  # fmt: skip
                 figures[screen] = figure
         if debug:
             log(describe(history, screens))
@@ -143,9 +171,15 @@ class CockpitPlotter:
             show(list(figures.values()), block)
         return figures.get("primary") or figures["secondary"]
 
-    def _screens(self, history: History) -> dict[str, tuple[Panel, ...]]:
-        primary = main_panels(history, self.instruments)
-        layers = layer_panels(history, self.instruments) if self.secondary_screen else ()
+    def _screens(
+        self, history: History, names: Sequence[str], instruments: Sequence[Instrument]
+    ) -> dict[str, tuple[Panel, ...]]:
+        if isinstance(names, str):
+            raise TypeError(f"panels={names!r}: pass a list, as in panels=[{names!r}]")
+        if names:
+            return {"primary": named_panels(history, names, instruments)}
+        primary = main_panels(history, instruments)
+        layers = layer_panels(history, instruments) if self.secondary_screen else ()
         if self.secondary_screen:
             primary = tuple(panel for panel in primary if not is_of_layers(panel))
         screens = {"primary": primary}

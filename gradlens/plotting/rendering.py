@@ -6,6 +6,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -20,14 +21,41 @@ from gradlens.history.records import LeftOutWarning
 from gradlens.history.view import Group
 from gradlens.instruments.instrument import CELL, Instrument, panel_box, step_axis
 from gradlens.instruments.scales import StepAxis, number_label
-from gradlens.instruments.style import FAINT, INK, MUTED, literal, shorten, text_width
+from gradlens.instruments.style import (
+    FAINT,
+    HEADER_SIZE,
+    INK,
+    MUTED,
+    TEXT_SIZE,
+    TITLE_SIZE,
+    font_scale,
+    literal,
+    points,
+    shorten,
+    text_width,
+    wrapped,
+)
 from gradlens.plotting.findings import main_findings, others
-from gradlens.plotting.layout import HEADING, LINE, Page, Place, arrange
-from gradlens.plotting.marks import explain, mark
+from gradlens.plotting.layout import (
+    FRAMES,
+    HEADING,
+    LINE,
+    FigureSize,
+    Frame,
+    Look,
+    Page,
+    Place,
+    arrange,
+)
+from gradlens.plotting.marks import HINTED, explain, explained, mark
 from gradlens.plotting.panels import EPOCHS, Panel
 
 BOTTOM = 0.14
 """Inches from the lower edge to the middle of the last line of text."""
+NARROWEST = 1.5
+"""Inches below which the labels of a panel leave no room for its lines."""
+NOTE_LINES = 3
+"""Largest number of lines of a note."""
 
 
 def draw(
@@ -39,27 +67,56 @@ def draw(
     resize: bool = True,
     widest: float = math.inf,
     findings: Sequence[Finding] = (),
+    look: Look = "screen",
+    size: FigureSize = None,
 ) -> None:
     """Draw panels on a figure, which is emptied first, at most ``widest`` cells in a row.
 
-    With ``resize`` the figure gets the size that the panels need. Without it, the figure keeps its
-    size if they can be read at that. The main ones of ``findings`` are marked in the panels and
-    explained below them.
+    ``size`` is that of the figure in inches, or its width alone. With ``resize`` the figure has
+    the size that the panels need instead. Without it, the figure keeps its size if they can be read
+    at that. The main ones of ``findings`` are marked in the panels and explained below them. With
+    the look "paper", there are panels alone, and their value axes have labels.
     """
-    marked = main_findings(findings)
-    page = Page(arrange(panels, widest), len(marked) + bool(history.notes))
+    frame = FRAMES[look]
+    marked = main_findings(findings) if frame.footer else ()
     figure.clear()
-    if resize or not page.is_legible(*_inches(figure)):
-        figure.set_size_inches(*page.size)
-    _header(figure, title, facts(history))
-    _notes(figure, history)
-    explain(figure, marked, others(findings), BOTTOM + LINE * bool(history.notes))
+    page = Page(arrange(panels, widest), frame)
+    if size is None and not resize and page.is_legible(*_inches(figure)):
+        size = _inches(figure)
+    width = page.size[0] if size is None else size if isinstance(size, (int, float)) else size[0]
+    explanations = explained(marked, others(findings), width)
+    note = _note(history, width) if frame.footer else []
+    page = replace(page, lines=sum(map(len, explanations)) + len(note))
+    figure.set_size_inches(*_figure_size(page, size))
+    if frame.header:
+        _header(figure, title, facts(history))
+    _write(figure, note)
+    explain(figure, marked, explanations, font_scale() * (BOTTOM + LINE * len(note)))
     axis = step_axis(history, log_step)
     for row in page.places(*_inches(figure)):
-        _draw_row(figure, history, row, axis)
+        _draw_row(figure, history, row, axis, frame)
     for ax in figure.axes if marked else ():
         mark(ax, marked)
     literal(figure)
+
+
+def _figure_size(page: Page, size: FigureSize) -> tuple[float, float]:
+    if size is None:
+        return page.size
+    width = size if isinstance(size, (int, float)) else size[0]
+    if not width >= NARROWEST * font_scale():
+        raise ValueError(
+            f"size={size}: a figure is at least {NARROWEST * font_scale():g} inches wide"
+        )
+    if isinstance(size, (int, float)):
+        return size, page.height(size)
+    if size[1] < page.least_height:
+        panels, least = sum(map(len, page.rows)), page.least_height
+        raise ValueError(
+            f"size={size}: {panels} panels of this width are at least {least:.1f} inches high: "
+            "pass the width alone, a larger size, or fewer panels"
+        )
+    return size
 
 
 def facts(history: History) -> tuple[str, ...]:
@@ -76,21 +133,26 @@ def facts(history: History) -> tuple[str, ...]:
     return (*parts, f"{len(steps):,} recorded step{'' if len(steps) == 1 else 's'}")
 
 
-def _draw_row(figure: Figure, history: History, row: Sequence[Place], axis: StepAxis) -> None:
-    for group, members in itertools.groupby(row, key=lambda place: place.panel.group):
+def _draw_row(
+    figure: Figure, history: History, row: Sequence[Place], axis: StepAxis, frame: Frame
+) -> None:
+    groups = itertools.groupby(row, key=lambda place: place.panel.group)
+    for group, members in groups if frame.groups else ():
         found = list(members)
         right = found[-1].left + found[-1].width
-        _group_heading(figure, group, found[0].left, right, found[0].top - HEADING)
+        _group_heading(figure, group, found[0].left, right, found[0].top - font_scale() * HEADING)
     for place in row:
-        box = panel_box(place.left, place.top, place.width, place.height, figure)
+        box = panel_box(place.left, place.top, place.width, place.height, figure, frame.labels)
         ax = figure.add_axes((box[0], box[1], box[2], box[3]))
-        _draw_panel(place.panel.instrument, history, ax, axis)
+        _draw_panel(place.panel.instrument, history, ax, axis, frame.labels)
 
 
-def _draw_panel(instrument: Instrument, history: History, ax: Axes, axis: StepAxis) -> None:
+def _draw_panel(
+    instrument: Instrument, history: History, ax: Axes, axis: StepAxis, labels: bool
+) -> None:
     """Draw a panel; an empty one with a ``LeftOutWarning`` if its instrument raises."""
     try:
-        instrument.draw_panel(history, ax, axis)
+        instrument.draw_panel(history, ax, axis, labels)
     except Exception as error:
         names = few(instrument.names)
         text = f"{names} can't be drawn ({type(error).__name__}: {error})"
@@ -98,16 +160,16 @@ def _draw_panel(instrument: Instrument, history: History, ax: Axes, axis: StepAx
         ax.clear()
         ax.set_axis_off()
         placed: dict[str, Any] = {"ha": "center", "va": "center", "transform": ax.transAxes}
-        shown = shorten(f"{names} can't be drawn", 72 * CELL[0] * 0.8, 7)
-        ax.text(0.5, 0.5, shown, fontsize=7, color=MUTED, **placed)
+        shown = shorten(f"{names} can't be drawn", points(72 * CELL[0] * 0.8), TEXT_SIZE)
+        ax.text(0.5, 0.5, shown, fontsize=TEXT_SIZE, color=MUTED, **placed)
 
 
 def _group_heading(figure: Figure, group: Group, left: float, right: float, top: float) -> None:
     across, up = _inches(figure)
-    text, size = group.upper(), 6.5
-    start, height = left + 0.1, 1 - (top + 0.09) / up
-    figure.text(start / across, height, text, fontsize=size, color=MUTED, va="center")
-    begin = start + text_width(text, size) / 72 + 0.1
+    text = group.upper()
+    start, height = left + 0.1, 1 - (top + font_scale() * 0.09) / up
+    figure.text(start / across, height, text, fontsize=TEXT_SIZE, color=MUTED, va="center")
+    begin = start + text_width(text, TEXT_SIZE) / 72 + 0.1
     ends = [begin / across, (right - 0.1) / across]
     figure.add_artist(Line2D(ends, [height, height], color=FAINT, linewidth=0.7))
 
@@ -116,26 +178,41 @@ def _header(figure: Figure, title: str, words: Sequence[str]) -> None:
     across, up = _inches(figure)
     room = (across - 0.6) * 72
     texts = ["  ·  ".join(words[:count]) for count in range(len(words), 0, -1)]
-    left = room - min(text_width(title, 12, "bold"), 0.75 * room) - 18
-    text = next((text for text in texts if text_width(text, 8) < left), "")
-    shown = shorten(title, room - text_width(text, 8), 12, "bold")
-    height = 1 - 0.26 / up
+    left = room - text_width(title, HEADER_SIZE, "bold") - 18
+    text = next((text for text in texts if text_width(text, TITLE_SIZE) < left), "")
+    shown, size = _fitting(title, room - text_width(text, TITLE_SIZE))
+    height = 1 - font_scale() * 0.26 / up
     place: dict[str, Any] = {"va": "center_baseline"}
-    figure.text(0.22 / across, height, shown, fontsize=12, fontweight="bold", color=INK, **place)
-    figure.text(1 - 0.22 / across, height, text, fontsize=8, color=MUTED, ha="right", **place)
+    figure.text(0.22 / across, height, shown, fontsize=size, fontweight="bold", color=INK, **place)
+    left = 1 - 0.22 / across
+    figure.text(left, height, text, fontsize=TITLE_SIZE, color=MUTED, ha="right", **place)
 
 
-def _notes(figure: Figure, history: History) -> None:
+def _fitting(title: str, room: float) -> tuple[str, str]:
+    """A title in the largest type in which it has room on one line, or else on two."""
+    for size in (HEADER_SIZE, "medium", TITLE_SIZE):
+        if text_width(title, size, "bold") <= room:
+            return title, size
+    return "\n".join(wrapped(title, room, TITLE_SIZE, 2, "bold")), TITLE_SIZE
+
+
+def _note(history: History, across: float) -> list[str]:
+    """The lines of the latest note in a figure of this width."""
     if not history.notes:
-        return
-    across, up = _inches(figure)
+        return []
     last = history.notes[-1]
-    more = f"  (+{len(history.notes) - 1} earlier)" if len(history.notes) > 1 else ""
-    text = f"Note at step {last.step:,}: {' '.join(last.text.split())}"
-    # At some resolutions, hinting makes small type wider than measured.
-    room = 0.95 * (across - 0.44) * 72 - text_width(more, 7)
-    shown = shorten(text, room, 7) + more
-    figure.text(0.22 / across, BOTTOM / up, shown, fontsize=7, color=MUTED, va="center")
+    more = f" (+{len(history.notes) - 1} earlier)" if len(history.notes) > 1 else ""
+    room = HINTED * (across - 0.44) * 72 - text_width(more, TEXT_SIZE)
+    lines = wrapped(f"Note at step {last.step:,}: {last.text}", room, TEXT_SIZE, NOTE_LINES)
+    return [*lines[:-1], lines[-1] + more]
+
+
+def _write(figure: Figure, lines: Sequence[str]) -> None:
+    across, up = _inches(figure)
+    for place, text in enumerate(reversed(lines)):
+        height = font_scale() * (BOTTOM + place * LINE) / up
+        place_of_text: dict[str, Any] = {"fontsize": TEXT_SIZE, "color": MUTED, "va": "center"}
+        figure.text(0.22 / across, height, text, **place_of_text)
 
 
 def _inches(figure: Figure) -> tuple[float, float]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from matplotlib.figure import Figure
 
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
-from gradlens.instruments import BUILT_IN, Instrument
+from gradlens.instruments import BUILT_IN, Instrument, Options
 from gradlens.plotting.findings import findings_of
-from gradlens.plotting.layout import WIDEST
-from gradlens.plotting.panels import Panel, layer_panels, main_panels, nothing
+from gradlens.plotting.layout import WIDEST, FigureSize, Look, columns
+from gradlens.plotting.panels import Panel, layer_panels, main_panels, named_panels, nothing
 from gradlens.plotting.rendering import draw
 
 
@@ -21,7 +21,8 @@ from gradlens.plotting.rendering import draw
 class Screen:
     """All panels of a run, or with ``layers`` those of single layers and parameters.
 
-    With ``findings``, what is wrong with the run is marked in them.
+    With ``findings``, what is wrong with the run is marked in them. ``names`` chooses single panels
+    by title; ``size``, ``look`` and ``options`` are those of ``CockpitPlotter.plot``.
     """
 
     title: str
@@ -29,11 +30,18 @@ class Screen:
     log_steps: bool = False
     instruments: tuple[Instrument, ...] = BUILT_IN
     findings: bool = True
+    names: tuple[str, ...] = ()
+    size: FigureSize = None
+    look: Look = "screen"
+    options: Options = field(default=Options())
 
     def panels(self, history: History) -> tuple[Panel, ...]:
         """The panels to draw; ``ValueError`` gives the reason if there are none."""
+        instruments = [replace(one, options=self.options) for one in self.instruments]
+        if self.names:
+            return named_panels(history, self.names, instruments)
         find = layer_panels if self.layers else main_panels
-        found = find(history, self.instruments)
+        found = find(history, instruments)
         if found:
             return found
         if self.layers and main_panels(history, self.instruments):
@@ -61,6 +69,9 @@ class Screen:
         the figure keeps its size if everything can be read at that.
         """
         shown = self.panels(history) if panels is None else panels
-        widest = WIDEST if self.layers else math.inf
+        widest = min(WIDEST if self.layers else math.inf, columns(self.size))
         found = self.marked(history) if findings is None else findings
-        draw(figure, history, shown, self.title, self.log_steps, resize, widest, found)
+        draw(
+            figure, history, shown, self.title, self.log_steps, resize, widest, found, self.look,
+            self.size,
+        )  # fmt: skip

@@ -25,7 +25,7 @@ class CABS(SingleStepQuantity):
 
     reductions = (Deviations(),)
     needs = ("loss", "optimizer")
-    view = View("CABS batch size", group="noise", yscale="log", label="batch size")
+    view = View("Batch size", group="noise", yscale="log", label="batch size")
 
     def compute(self, step: Step) -> float:
         learning_rate = plain_sgd_learning_rate(step.optimizer) * step.gradient_factor

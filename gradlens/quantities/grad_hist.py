@@ -35,7 +35,7 @@ class GradHist1d(SingleStepQuantity):
     ``ValueError`` for less than one bin, or an empty range; ``TypeError`` for what is none.
     """
 
-    view = View("Per-sample gradients", group="gradients", yscale="log", label="count")
+    view = View("Gradient elements", group="gradients", yscale="log", label="count")
 
     # As in cockpit-for-pytorch.
     bins: int = 100
@@ -87,7 +87,7 @@ class GradHist2d(SingleStepQuantity):
     ``"edges"``, ``"below"`` and ``"above"``. ``bins``, ``range`` and ``adapt`` are pairs for x, y.
     """
 
-    view = View("Per-sample gradients and parameters", group="gradients")
+    view = View("Joint histogram", group="gradients")
 
     # As in cockpit-for-pytorch.
     bins: tuple[int, int] = (40, 50)

@@ -14,7 +14,7 @@ class Loss(SingleStepQuantity):
     """The mini-batch loss, as it was passed to the context: N times the mean for a sum loss."""
 
     needs = ("loss",)
-    view = View("Mini-batch loss", group="performance", label="loss")
+    view = View("Loss", group="performance", label="loss")
 
     def compute(self, step: Step) -> Tensor | float:
         assert step.loss is not None  # the cockpit has checked `needs`

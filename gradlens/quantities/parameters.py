@@ -13,7 +13,7 @@ from gradlens.quantities.step import Step
 class Parameters(SingleStepQuantity):
     """All trainable parameters by name, before the update; meant for small networks."""
 
-    view = View("Parameters", group="layers")
+    view = View("Parameters, RMS", group="layers")
 
     def compute(self, step: Step) -> dict[str, Tensor]:
         return {name: whole(parameter.detach()) for name, parameter in step.parameters.items()}

@@ -23,7 +23,7 @@ class SpectralDensity(CurvatureQuantity):
     (Ghorbani et al., 2019, arXiv:1901.10159).
     """
 
-    view = View("Spectral density of the Hessian", group="curvature", yscale="log", label="density")
+    view = View("Hessian spectral density", group="curvature", yscale="log", label="density")
 
     probes: int = 4
     steps: int = 30

@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
+from gradlens.history.thresholds import descent_threshold
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.held import why_not_held
@@ -149,17 +150,16 @@ def stability_limit(
     if group.get("maximize"):
         raise _NoTheoryError("maximising is never stable on a quadratic with a minimum")
     if type(optimizer) is SGD:
-        return StabilityLimit(_sgd_threshold(group) / loss_factor)
+        threshold = descent_threshold(
+            float(group["lr"]),
+            float(group["momentum"]),
+            float(group["dampening"]),
+            bool(group["nesterov"]),
+        )
+        return StabilityLimit(threshold / loss_factor)
     if type(optimizer) in (Adam, AdamW) and not group["amsgrad"]:
         return _adam_limit(optimizer, group, parameters, loss_factor)
     raise _NoTheoryError(f"no threshold is known for {type(optimizer).__name__} as it is set up")
-
-
-def _sgd_threshold(group: Mapping[str, Any]) -> float:
-    rate, momentum = float(group["lr"]), float(group["momentum"])
-    rate *= 1 - (float(group["dampening"]) if momentum else 0.0)
-    threshold = (2 + 2 * momentum) / rate if rate else np.inf
-    return threshold / (1 + 2 * momentum) if group["nesterov"] else threshold
 
 
 def _adam_limit(

@@ -12,7 +12,7 @@ from gradlens.quantities.step import Step
 class Time(SingleStepQuantity):
     """Time after the step's backward pass, in seconds since the epoch (``time.time()``)."""
 
-    view = View("Time", group="performance", label="seconds")
+    view = View("Time per step", group="performance", label="seconds")
 
     def compute(self, step: Step) -> float:
         return time.time()

@@ -24,7 +24,7 @@ from gradlens.instruments.covariance import eigenvalue_lines
 from gradlens.instruments.hess_eigenvalues import HessEigenvaluesInstrument, curvature_lines
 from gradlens.instruments.scales import Scale, value_scale
 from gradlens.instruments.style import INK, Color, categorical_colors, sequence_colors
-from gradlens.plotting.comparison import SPIKY, numbers
+from gradlens.plotting.comparison import SPIKY, numbers, run_colors
 from gradlens.plotting.panels import EPOCHS, GROUPS, all_main_panels
 from gradlens.report.cards import Card, Curve, LinesCard
 from gradlens.report.gaps import gaps
@@ -147,14 +147,9 @@ def _hint(history: History, instrument: Instrument) -> str:
 # Several runs -------------------------------------------------------------------------------
 
 
-def run_colors(runs: Mapping[str, History]) -> dict[str, Color]:
-    """The colour of each run."""
-    return dict(zip(runs, categorical_colors(len(runs)), strict=True))
-
-
 def _of_several(runs: Mapping[str, History]) -> list[Card]:
     """A card for each number that a run has, with a line for each run."""
-    colors = run_colors(runs)
+    colors = run_colors([*runs])
     found: list[Card] = []
     for one in numbers(runs):
         unit = UNITS.get(one.words, UNITS.get(one.view.label, ""))

@@ -20,12 +20,13 @@ from gradlens.history.finding import Finding
 from gradlens.history.history import History
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import Color, categorical_colors
+from gradlens.plotting.comparison import run_colors
 from gradlens.plotting.findings import findings_of, main_findings
 from gradlens.plotting.output import check_suffix, replacing
 from gradlens.plotting.panels import nothing
 from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
 from gradlens.report.columns import has_trend
-from gradlens.report.content import cards, run_colors
+from gradlens.report.content import cards
 from gradlens.report.figures import Drawn, draw, has_points, height, is_drawn
 from gradlens.report.marks import columns
 from gradlens.report.overview import facts, last_values
@@ -217,7 +218,7 @@ def _template(name: str) -> Template:
 
 def _head(shown: Page) -> str:
     """The facts of all runs and the table of their last values as HTML."""
-    colors = run_colors(shown.runs)
+    colors = run_colors([*shown.runs])
     runs = [
         facts(name, history, colors[name], shown.findings[name])
         for name, history in shown.runs.items()
@@ -235,7 +236,7 @@ def _variables(shown: Page, live: bool) -> dict[str, Any]:
         "js": (FILES / "page.js").read_text("utf-8"),
         "light": variables({**LIGHT, "density": gradient(DENSITY)}),
         "dark": variables({**DARK, "density": gradient(DENSITY_IN_DARK)}),
-        "runs": run_colors(shown.runs) if len(shown.runs) > 1 else {},
+        "runs": run_colors([*shown.runs]) if len(shown.runs) > 1 else {},
         "sections": [(group, found, _balanced(found)) for group, found in sections.items()],
         "head": _head(shown),
         "live": live,

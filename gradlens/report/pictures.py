@@ -42,7 +42,7 @@ def layer_map(history: History, instrument: Instrument) -> Card:
     found = layout(records, history)
     assert found is not None  # it is drawn by layer
     view, whole = instrument.view(history), table(records, found, history)
-    title = f"{instrument.heading(history)} by {found.noun}"
+    title = instrument.heading(history)
     known = whole.values[np.isfinite(whole.values)]
     if not known.size:
         return _nothing(title, Line(whole.steps, whole.values[0], whole.reason), "layers", records)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import math
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -146,8 +148,9 @@ def test_plot_in_every_format(run: Path, tmp_path: Path, suffix: str) -> None:
 
 
 def words(path: Path) -> list[str]:
-    """Texts of a figure in an SVG, which keeps them as comments."""
-    return [part.split("-->")[0].strip() for part in path.read_text().split("<!--")[1:]]
+    """Texts of a figure in an SVG."""
+    found = re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(), flags=re.DOTALL)
+    return [html.unescape(text).strip() for text in found]
 
 
 def test_plot_until_a_step_with_a_title(run: Path, tmp_path: Path) -> None:
@@ -166,6 +169,16 @@ def test_plot_on_a_logarithmic_step_axis(run: Path, tmp_path: Path) -> None:
     assert words(images[0]) == words(images[1])
     assert called("plot", run, "-o", images[1], "--log-steps") == 0
     assert words(images[0]) != words(images[1])
+
+
+def test_plot_panels_for_a_paper(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.svg"
+    wanted = ("--panel", "Gradient norm", "--panel", "Loss", "--width", 3.3, "--paper")
+    assert called("plot", run, "-o", out, *wanted, "--single-lines") == 0
+    assert {"Gradient norm", "Loss"} <= {*words(out)}
+    assert "STEP SIZE" not in words(out)
+    assert f'width="{3.3 * 72:g}pt"' in out.read_text()
+    assert called("plot", run, "-o", out, "--panel", "Lost") == 1
 
 
 @pytest.mark.slow

@@ -309,7 +309,7 @@ def test_series_have_views_of_their_own() -> None:
     cockpit = train([Aggregate(quantities.OutputNorm()), Aggregate(quantities.Loss(), over=5)])
     titles = {name: source.view.title for name, source in cockpit.history.sources.items()}
     assert titles == {
-        "OutputNorm (epoch)": "Output norm (epoch)", "Loss (window)": "Mini-batch loss (5 values)"
+        "OutputNorm (epoch)": "Output norm (epoch)", "Loss (window)": "Loss (5 values)"
     }  # fmt: skip
 
 

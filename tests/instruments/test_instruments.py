@@ -22,6 +22,7 @@ from matplotlib.text import Text
 from gradlens import instruments
 from gradlens.history.history import History
 from gradlens.history.records import Source
+from gradlens.history.setup import ParameterGroup, Setup
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.instruments import series, style
@@ -48,14 +49,14 @@ VIEWS: dict[str, View] = {
     "Alpha": View("Local step size α", group="step size", label="α"),
     "HessTrace": View("Hessian trace", group="curvature", yscale="symlog"),
     "HessEigenvalues": View("Curvature eigenvalues", group="curvature", yscale="symlog"),
-    "SpectralDensity": View("Spectral density of the Hessian", group="curvature", yscale="log"),
+    "SpectralDensity": View("Hessian spectral density", group="curvature", yscale="log"),
     "HessMaxEV": View("Largest Hessian eigenvalue", group="curvature", yscale="symlog"),
     "TICDiag": View("TIC, diagonal", group="curvature", yscale="log"),
     "TICTrace": View("TIC, trace", group="curvature", yscale="log"),
     "Stability": View("Edge of stability", group="curvature", yscale="symlog"),
     "GradNoiseScale": View("Gradient noise scale", group="noise", yscale="log"),
     "EarlyStopping": View("Early stopping", group="noise", label="criterion"),
-    "CABS": View("CABS batch size", group="noise", yscale="log", label="batch size"),
+    "CABS": View("Batch size", group="noise", yscale="log", label="batch size"),
     "MyQuantity": View("Sharpness", group="curvature", yscale="log", label="my own"),
 }
 """Kinds of quantities, and how they wish to be shown."""
@@ -272,7 +273,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "ActivationInstrument": ("OutputActivation",),
     "LayerLinesInstrument": ("OutputNorm",),
     "CorrelationsInstrument": ("UpdateGeometry",),
-    "LayerSharesInstrument": ("ParameterNorm",),
     "LayerStableRanksInstrument": ("InputCovariance",),
     "LayerConditionsInstrument": ("OutputGradientCovariance",),
     "LayerSpectraInstrument": ("InputCovariance",),
@@ -582,14 +582,73 @@ def test_negative_eigenvalues_are_below_a_line_at_zero() -> None:
     assert any(drawing.ax.get_ylim()[0] < tick < 0 for tick in drawing.ax.get_yticks())
 
 
-def test_largest_eigenvalue_has_the_threshold_of_the_logged_learning_rate() -> None:
+def of_optimizer(optimizer: str, **more: object) -> Setup:
+    """What is recorded of a run with one parameter group."""
+    options = {k: v for k, v in more.items() if isinstance(v, float)}
+    others: dict[str, Any] = {k: v for k, v in more.items() if not isinstance(v, float)}
+    return Setup(optimizer, **{"groups": (ParameterGroup(options, ("w",)),)} | others)
+
+
+THRESHOLDS = {
+    "descent": (of_optimizer("SGD", momentum=0.0), "2/η", [4.0, 20.0]),
+    "momentum": (of_optimizer("SGD", momentum=0.9), "(2+2β)/η", [7.6, 38.0]),
+    "Nesterov": (
+        of_optimizer("SGD", momentum=0.9, nesterov=1.0),
+        "(2+2β)/(η+2ηβ)",
+        [7.6 / 2.8, 38 / 2.8],
+    ),
+    "dampening": (of_optimizer("SGD", momentum=0.5, dampening=0.5), "(2+2β)/η", [12.0, 60.0]),
+}
+NO_THRESHOLD = {
+    "Adam": of_optimizer("Adam", beta1=0.9, beta2=0.999),
+    "weight decay": of_optimizer("SGD", momentum=0.0, weight_decay=0.1),
+    "a sum loss": of_optimizer("SGD", momentum=0.0, declared_reduction="sum"),
+    "several groups": of_optimizer("SGD", groups=(ParameterGroup({}, ("v",)),) * 2),
+    "no optimizer": Setup(),
+}
+
+
+def with_rates(setup: Setup | None) -> History:
+    """Eigenvalues of a run whose training loop has logged its learning rate."""
     history = recorded("HessMaxEV", {0: 3.0, 10: 5.0, 20: 30.0})
-    name = "2/η, descent on a mean loss"
-    assert name not in instruments.HessMaxEVInstrument().plot(history).artists
     for step, rate in ((5, 0.5), (20, 0.1)):
         history.append(step, {"learning_rate": rate})
-    threshold = instruments.HessMaxEVInstrument().plot(history).artists[name]
-    assert line_data(threshold) == ([10, 20], [4, 20])
+    if setup is not None:
+        history.facts.setups[0] = setup
+    return history
+
+
+@pytest.mark.parametrize("case", THRESHOLDS)
+def test_largest_eigenvalue_has_the_threshold_of_the_optimizer(case: str) -> None:
+    setup, name, values = THRESHOLDS[case]
+    drawing = instruments.HessMaxEVInstrument().plot(with_rates(setup))
+    steps, found = line_data(drawing.artists[name])
+    assert steps == [10, 20]
+    assert found == pytest.approx(values)
+
+
+@pytest.mark.parametrize("case", [*NO_THRESHOLD, "unknown"])
+def test_largest_eigenvalue_has_no_threshold_where_none_is_known(case: str) -> None:
+    drawing = instruments.HessMaxEVInstrument().plot(with_rates(NO_THRESHOLD.get(case)))
+    assert [*drawing.artists] == ["λ₁", "subtitle"]
+    assert "η" not in " ".join(shown_texts(drawing.ax))
+
+
+def test_a_threshold_is_at_the_rates_that_the_optimizer_had() -> None:
+    history = with_rates(THRESHOLDS["descent"][0])
+    history.facts.steps.add([0, 10, 20], {"lr": [0.5, 0.25, 0.125]})
+    drawing = instruments.HessMaxEVInstrument().plot(history)
+    assert line_data(drawing.artists["2/η"]) == ([0, 10, 20], [4, 8, 16])
+
+
+def test_a_threshold_far_above_is_only_named() -> None:
+    history = recorded("HessMaxEV", {0: 0.3, 10: 0.4})
+    history.append(0, {"learning_rate": 0.01})
+    history.facts.setups[0] = of_optimizer("SGD", momentum=0.0)
+    drawing = instruments.HessMaxEVInstrument().plot(history)
+    assert "2/η" not in drawing.artists
+    assert drawing.ax.get_ylim()[1] < 1
+    assert "2/η = 200, far above" in " ".join(shown_texts(drawing.ax))
 
 
 def test_undefined_eigenvalues_have_a_reason_despite_a_threshold() -> None:

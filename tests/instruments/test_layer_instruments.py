@@ -23,7 +23,6 @@ from gradlens.instruments import (
     LayerConditionsInstrument,
     LayerLinesInstrument,
     LayerMapInstrument,
-    LayerSharesInstrument,
     LayerSpectraInstrument,
 )
 from gradlens.instruments.layers import in_order, layout, table
@@ -124,14 +123,6 @@ def test_dead_units_are_told_and_an_alarm_if_they_are_many(dead: float, alarm: b
     assert drawing.ax.get_ylim() == (-0.02, 1.02)
 
 
-def test_shares_add_up_to_one() -> None:
-    records = {s: {"layers": {"0": 1.0, "1": 3.0, "2": Undefined("why")}} for s in (0, 1)}
-    drawing = LayerSharesInstrument().plot(recorded("OutputNorm", records))
-    tops = [drawing.artists[n].get_paths()[0].get_extents().ymax for n in ("0", "1")]  # type: ignore[attr-defined]
-    assert tops == [0.25, 1]
-    assert "2" not in drawing.artists
-
-
 def test_infinite_condition_numbers_are_at_the_upper_edge() -> None:
     history = realistic(10, ("InputCovariance",))
     drawing = LayerConditionsInstrument().plot(history)
@@ -183,12 +174,6 @@ def test_lines_of_shares_are_in_percent_and_between_none_and_all(dead: tuple[flo
     labels = [label.get_text() for label in drawing.ax.get_yticklabels()]
     assert all(label == "0" or label.endswith(" %") for label in labels)
     assert len(labels) > 1
-
-
-def test_shares_of_a_single_layer_say_so() -> None:
-    records = {s: {"layers": {"0": 1.0, "2": Undefined("why")}} for s in (0, 1)}
-    drawing = LayerSharesInstrument().plot(recorded("OutputNorm", records))
-    assert "0 has all of it" in drawing.artists["message"].get_text()  # type: ignore[attr-defined]
 
 
 def test_nothing_but_infinity_says_so() -> None:
@@ -263,8 +248,9 @@ def test_layers_are_on_the_second_screen() -> None:
     kinds = ("Loss", "OutputNorm", "OutputActivation", "UpdateGeometry", "InputCovariance")
     history = realistic(20, kinds)
     shown = [type(panel.instrument).__name__ for panel in layer_panels(history)]
-    assert {"LayerMapInstrument", "LayerLinesInstrument", "ActivationInstrument",
-            "LayerSharesInstrument", "LayerSpectraInstrument"} <= {*shown}  # fmt: skip
+    assert {"LayerMapInstrument", "ActivationInstrument", "LayerSpectraInstrument"} <= {*shown}
+    # Their numbers are in the maps.
+    assert "LayerLinesInstrument" not in shown
     names = [type(panel.instrument).__name__ for panel in main_panels(history)]
     assert names.count("GenericInstrument") == 0
 

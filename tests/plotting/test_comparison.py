@@ -17,8 +17,16 @@ from gradlens.history.history import History
 from gradlens.history.records import Source
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.instruments.style import CATEGORICAL
-from gradlens.plotting.comparison import RunListInstrument, compare, left_out, numbers
+from gradlens.instruments.style import CATEGORICAL, categorical_colors, sequence_colors
+from gradlens.plotting.comparison import (
+    RunListInstrument,
+    compare,
+    left_out,
+    numbers,
+    ordered_values,
+    run_colors,
+    short_run_names,
+)
 from tests.instruments.test_instruments import VIEWS, realistic, same
 from tests.plotting.test_plotter import boxes, overlap, titles, words
 
@@ -58,15 +66,84 @@ def test_runs_lie_over_each_other_in_their_colours() -> None:
 def test_one_list_of_runs_explains_the_colours() -> None:
     runs = {name: realistic(20, KINDS) for name in ("a", "b", "c")}
     figure = compare(runs)
-    shown = [text.get_text() for text in figure.findobj(Text)]
+    shown = [text.get_text() for text in figure.axes[0].findobj(Text)]
     assert [shown.count(name) for name in runs] == [1, 1, 1]
     assert titles(figure)[0] == "Runs"
 
 
+def test_each_line_has_the_name_of_its_run() -> None:
+    runs = {name: realistic(20, KINDS) for name in ("lr=0.1", "lr=0.01", "lr=1")}
+    figure = compare(runs)
+    for ax in figure.axes[1:]:
+        shown = [text.get_text() for text in ax.findobj(Text)]
+        assert [shown.count(name) for name in ("0.1", "0.01", "1")] == [1, 1, 1]
+
+
+ORDERS: dict[str, tuple[tuple[str, ...], list[float] | None]] = {
+    "learning rates": (("lr=0.1", "lr=1e-3", "lr=1"), [0.1, 0.001, 1]),
+    "batch sizes": (("b64.json", "b8.json", "b128.json"), [64, 8, 128]),
+    "one of two numbers": (("lr0.1-wd3", "lr0.2-wd3", "lr0.4-wd3"), [0.1, 0.2, 0.4]),
+    "words": (("adam", "sgd", "lion"), None),
+    "counted runs": (("run1", "run2", "run3"), None),
+    "seeds": (("lr=1 seed=1", "lr=1 seed=2", "lr=1 seed=3"), None),
+    "two numbers": (("lr1-wd3", "lr2-wd3", "lr2-wd4"), None),
+    "two runs": (("lr1", "lr2"), None),
+    "numbers alone": (("1", "2", "3"), None),
+}
+
+
+@pytest.mark.parametrize("case", ORDERS)
+def test_runs_are_ordered_by_the_value_in_their_names(case: str) -> None:
+    names, values = ORDERS[case]
+    assert ordered_values(names) == (
+        None if values is None else dict(zip(names, values, strict=True))
+    )
+    colors = [*run_colors(names).values()]
+    if values is None:
+        assert colors == categorical_colors(len(names))
+    else:
+        ascending = [colors[place] for place in np.argsort(values)]
+        assert ascending == sequence_colors(len(names))
+
+
+def test_a_list_of_ordered_runs_is_ascending() -> None:
+    names = ("lr=0.1", "lr=0.01", "lr=1")
+    figure = compare({name: realistic(5, ("Loss",)) for name in names})
+    shown = [t.get_text() for t in figure.axes[0].findobj(Text) if t.get_text() in names]
+    assert shown == ["lr=0.01", "lr=0.1", "lr=1"]
+
+
+@pytest.mark.parametrize("steps", [10, 400])
+def test_runs_on_the_same_line_have_gaps_in_turn(steps: int) -> None:
+    runs = {name: realistic(steps, ("Loss",)) for name in ("a", "b", "c")}
+    runs["d"] = losses("Loss", 3.0)
+    figure = compare(runs)
+    (ax,) = (ax for ax in figure.axes if ax.get_title(loc="left") == "Loss")
+    front = {to_rgb(one.get_color()): one for one in ax.get_lines() if one.get_linewidth() > 1}
+    dashed = [front[color].is_dashed() for color in map(to_rgb, CATEGORICAL[:4])]
+    assert dashed == [False, True, True, False]
+    patterns = {str(front[to_rgb(color)]._unscaled_dash_pattern) for color in CATEGORICAL[1:3]}
+    assert len(patterns) == 2
+
+
+SHORT = {
+    "values": (("lr=0.1", "lr=0.2"), ["0.1", "0.2"]),
+    "folders": (("runs/a/x", "runs/b/x"), ["a/x", "b/x"]),
+    "nothing in common": (("adam", "sgd"), ["adam", "sgd"]),
+    "one": (("lr=0.1",), ["lr=0.1"]),
+}
+
+
+@pytest.mark.parametrize("case", SHORT)
+def test_names_at_lines_lack_what_all_have(case: str) -> None:
+    names, expected = SHORT[case]
+    assert [*short_run_names(names).values()] == expected
+
+
 def test_panels() -> None:
     figure = compare({"a": realistic(20, KINDS), "b": realistic(20, ("Loss", "Stability"))})
-    expected = {"Runs", "Loss", "Gradient norm", "Norm test θ", "Gradient elements", "train_loss",
-                "Edge of stability"}  # fmt: skip
+    expected = {"Runs", "Loss", "Gradient norm", "Norm test θ", "Gradient elements",
+                "Losses: train", "Edge of stability"}  # fmt: skip
     assert {*titles(figure)} == expected
     # Sharpness and ratio
     assert titles(figure).count("Edge of stability") == 2

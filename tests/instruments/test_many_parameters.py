@@ -1,0 +1,257 @@
+"""Many parameters, exact zeros, values out of range, tests that coincide, and maps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from matplotlib.collections import QuadMesh
+from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
+
+from gradlens import instruments
+from gradlens.history.history import History
+from gradlens.history.records import Source
+from gradlens.history.setup import Layer, Setup
+from gradlens.history.view import View
+from gradlens.instruments import style
+from gradlens.instruments.drawing import MOST_LINES
+from gradlens.instruments.instrument import Normalisation, Options
+from gradlens.instruments.layer_map import normalised, row_labels
+from gradlens.instruments.layers import LayerTable
+from gradlens.instruments.scales import within_reach
+from tests.instruments.test_instruments import line_data, recorded, shown_texts
+
+
+def by_parameter(rows: dict[str, list[float]], kind: str = "GradNorm") -> History:
+    """A run with numbers by parameter."""
+    source = Source((kind,), View(kind, "step size", "log", "‖∇L‖"))
+    history = History({kind: source}, dict.fromkeys(rows, (2,)))
+    for step, values in enumerate(zip(*rows.values(), strict=True)):
+        history.append(step, {kind: dict(zip(rows, values, strict=True))})
+    return history
+
+
+def geometric(count: int, steps: int = 5) -> dict[str, list[float]]:
+    """Rows of which each is twice as large as the one before."""
+    return {f"h.{n}.weight": [2.0**n * (1 + step) for step in range(steps)] for n in range(count)}
+
+
+# Quantiles -------------------------------------------------------------------------------------
+
+
+def test_a_dozen_parameters_have_a_line_each() -> None:
+    drawing = instruments.GradNormInstrument().plot(by_parameter(geometric(MOST_LINES)))
+    assert {*geometric(MOST_LINES)} <= {*drawing.artists}
+    assert "median" not in drawing.artists
+
+
+def test_more_parameters_are_quantiles_with_the_extremes_named() -> None:
+    rows = geometric(MOST_LINES + 1)
+    drawing = instruments.GradNormInstrument().plot(by_parameter(rows))
+    assert not {*rows} & {*drawing.artists}
+    table = np.array([*rows.values()])
+    for name, values in (
+        ("median", np.median(table, axis=0)),
+        ("lowest", table[0]),
+        ("highest", table[-1]),
+    ):
+        np.testing.assert_allclose(line_data(drawing.artists[name])[1], values)
+    assert {"h.0.weight", "h.12.weight", "median of 13", "quartiles", "all"} <= shown_texts(
+        drawing.ax
+    )
+
+
+def test_single_lines_on_demand() -> None:
+    rows = geometric(40)
+    one = instruments.GradNormInstrument(options=Options(single_lines=True))
+    assert {*rows} <= {*one.plot(by_parameter(rows)).artists}
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.001, 1.2, 10.0])
+def test_names_of_extremes_are_apart_and_in_the_panel(ratio: float) -> None:
+    rows = {f"layer.{n}.weight": [ratio**n] * 3 for n in range(20)}
+    drawing = instruments.GradNormInstrument().plot(by_parameter(rows))
+    drawing.figure.draw_without_rendering()
+    panel = drawing.ax.get_window_extent()
+    boxes = [
+        drawing.artists[f"{which} name"].get_window_extent() for which in ("lowest", "highest")
+    ]
+    assert not boxes[0].overlaps(boxes[1])
+    for box in boxes:
+        assert panel.x0 <= box.x0 < box.x1 <= panel.x1
+        assert panel.y0 - 1 <= box.y0 < box.y1 <= panel.y1 + 1
+
+
+# Zeros -----------------------------------------------------------------------------------------
+
+
+def test_parameters_that_are_zero_are_counted_and_marked() -> None:
+    rows = {f"dead.{n}": [0.0, 0.0, 0.0] for n in range(7)} | {"alive": [1.0, 2.0, 4.0]}
+    drawing = instruments.GradNormInstrument().plot(by_parameter(rows))
+    assert not any(name.startswith("dead") for name in drawing.artists)
+    assert "7 are 0" in shown_texts(drawing.ax)
+    assert drawing.ax.get_yscale() == "log"
+    steps, heights = line_data(drawing.artists["zeros"])
+    assert (steps, heights) == ([0, 1, 2], [0, 0, 0])
+
+
+def test_a_single_zero_is_named_and_marked_at_its_steps() -> None:
+    rows = {"alive": [1.0, 2.0, 4.0, 3.0], "dying": [1.0, 0.0, 1.0, 0.0]}
+    drawing = instruments.GradNormInstrument().plot(by_parameter(rows))
+    assert "0: dying" in shown_texts(drawing.ax)
+    np.testing.assert_array_equal(
+        line_data(drawing.artists["zeros"])[1], [math.nan, 0, math.nan, 0]
+    )
+    values = line_data(drawing.artists["dying"])[1]
+    np.testing.assert_array_equal(values, [1, math.nan, 1, math.nan])
+    assert "missing" not in drawing.artists
+
+
+def test_distances_begin_at_zero_and_are_not_marked() -> None:
+    rows = {"a": [0.0, 1.0, 2.0], "b": [0.0, 2.0, 4.0]}
+    drawing = instruments.DistanceInstrument().plot(by_parameter(rows, "Distance"))
+    assert "zeros" not in drawing.artists
+
+
+def test_a_run_of_zeros_is_drawn() -> None:
+    drawing = instruments.GradNormInstrument().plot(by_parameter({"a": [0.0] * 3, "b": [0.0] * 3}))
+    assert {"a", "b"} <= {*drawing.artists}
+
+
+# Intervals and values out of range ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_intervals_leave_the_middle_a_third_of_the_axis(log: bool) -> None:
+    middle, ends = np.array([2.0, 3.0, 4.0]), np.array([-50.0, 1.5, 5.0, 1e9])
+    clipped = within_reach(ends, middle, log)
+    if log:
+        np.testing.assert_allclose(clipped, [1.5, 5, 4 * 2])
+    else:
+        np.testing.assert_allclose(clipped, [0, 1.5, 5, 6])
+
+
+def test_arrows_show_where_an_interval_ends_outside() -> None:
+    traces = [10.0, 12.0, 11.0, 13.0]
+    highs = [11.0, 5000.0, 12.0, 14.0]
+    values = {
+        step: {"trace": trace, "low": trace - 1, "high": high}
+        for step, (trace, high) in enumerate(zip(traces, highs, strict=True))
+    }
+    drawing = instruments.HessTraceInstrument().plot(recorded("HessTrace", values))
+    low, high = drawing.ax.get_ylim()
+    assert max(traces) - min(traces) > 0.2 * (high - low)
+    assert line_data(drawing.artists["above"]) == ([1], [1])
+    assert "below" not in drawing.artists
+
+
+@pytest.mark.parametrize("kind", ["TICTrace", "Alpha", "EarlyStopping"])
+@pytest.mark.parametrize(("spike", "edge"), [(1e6, "above"), (-1e6, "below")])
+def test_arrows_show_values_out_of_range(kind: str, spike: float, edge: str) -> None:
+    values = {step: 0.5 + 0.1 * (step % 5) for step in range(100)} | {40: spike}
+    (instrument,) = (one for one in instruments.BUILT_IN if kind in one.kinds)
+    drawing = instrument.plot(recorded(kind, values))
+    assert line_data(drawing.artists[edge])[0] == [pytest.approx(40, abs=1)]
+    assert max(map(abs, drawing.axes[-1].get_ylim())) < 100
+
+
+# Gradient tests ---------------------------------------------------------------------------------
+
+
+def test_gradient_tests_that_coincide_can_be_told_apart() -> None:
+    names = ("NormTest", "InnerTest", "OrthoTest")
+    history = History({n: Source((n,), View(n, "gradients", "log")) for n in names})
+    for step in range(20):
+        history.append(step, dict.fromkeys(names, 1.0 + 0.01 * step))
+    drawing = instruments.GradientTestsInstrument().plot(history)
+    lines = [drawing.artists[name] for name in ("norm θ", "inner θ", "ortho ν")]
+    assert all(isinstance(one, Line2D) for one in lines)
+    drawn = [(one.get_zorder(), one.get_linewidth(), one.is_dashed()) for one in lines]
+    # From behind to the front: wide, narrow, and narrow with gaps.
+    assert [order for order, _, _ in drawn] == sorted(order for order, _, _ in drawn)
+    assert drawn[0][1] > 2 * drawn[1][1]
+    assert [dashed for _, _, dashed in drawn] == [False, False, True]
+
+
+def test_a_test_alone_has_a_line_like_any_other() -> None:
+    drawing = instruments.GradientTestsInstrument().plot(recorded("NormTest", {0: 1.0, 1: 2.0}))
+    line = drawing.artists["norm θ"]
+    assert isinstance(line, Line2D)
+    assert line.get_linewidth() < 2
+
+
+# Maps -------------------------------------------------------------------------------------------
+
+
+def layered() -> History:
+    """Weights and biases of two linear layers and a normalisation."""
+    names = ("0.weight", "0.bias", "1.weight", "2.weight", "2.bias")
+    history = by_parameter(
+        {name: [10.0**place, 2 * 10.0**place, 0.0] for place, name in enumerate(names)}
+    )
+    linear, norm = Layer(("Linear",), True), Layer(("LayerNorm",), True)
+    history.facts.setups[0] = Setup(layers={"0": linear, "1": norm, "2": linear})
+    return history
+
+
+MEDIANS: dict[Normalisation, list[float]] = {
+    "row": [1.5, 15, 150, 1500, 15000],
+    "kind": [501, 5010, 150, 501, 5010],
+}
+
+
+@pytest.mark.parametrize("by", ["row", "kind"])
+def test_maps_are_divided_by_medians(by: Normalisation) -> None:
+    history = layered()
+    values = np.array([[10.0**n, 2 * 10.0**n, 0.0] for n in range(5)])
+    names = tuple(history.parameters)
+    table = LayerTable(names, np.arange(3.0), values, np.ones_like(values, dtype=bool))
+    expected = values / np.array(MEDIANS[by])[:, None]
+    np.testing.assert_allclose(normalised(table, by, history).values, expected)
+    one = instruments.LayerMapInstrument(("GradNorm",), options=Options(normalise=by))
+    drawing = one.plot(history)
+    mesh = drawing.artists["map"]
+    assert isinstance(mesh, QuadMesh)
+    shown = np.ma.filled(np.ma.asarray(mesh.get_array()), math.nan)[:, :2]
+    np.testing.assert_allclose(shown, expected[:, :2])
+    assert any(f"over the {by}'s median" in text for text in shown_texts(drawing.ax))
+
+
+def test_only_known_normalisations() -> None:
+    with pytest.raises(ValueError, match="use one of row, kind"):
+        Options(normalise="column")  # type: ignore[arg-type]
+
+
+def test_zeros_of_a_map_are_grey() -> None:
+    drawing = instruments.LayerMapInstrument(("GradNorm",)).plot(layered())
+    mesh = drawing.artists["map"]
+    assert isinstance(mesh, QuadMesh)
+    drawing.figure.draw_without_rendering()
+    mesh.update_scalarmappable()
+    colors = mesh.get_facecolor().reshape(5, 3, 4)
+    grey = (*style.tint(style.FAINT, 1), 1.0)
+    np.testing.assert_allclose(colors[:, 2], [grey] * 5, atol=1e-6)
+    assert not any(np.allclose(color, grey) for color in colors[:, :2].reshape(-1, 4))
+    assert any("grey: 0" in text for text in shown_texts(drawing.ax))
+
+
+def test_layers_with_a_number_have_their_class() -> None:
+    labels = row_labels(tuple(layered().parameters), layered())
+    assert labels == [
+        "0.weight Linear", "0.bias Linear", "1.weight LayerNorm",
+        "2.weight Linear", "2.bias Linear",
+    ]  # fmt: skip
+    history = layered()
+    history.facts.setups[0] = Setup(layers={"head": Layer(("Linear",), True)})
+    assert row_labels(("0", "head"), history) == ["0", "head"]
+
+
+def test_names_in_a_panel_are_annotations_at_the_ends() -> None:
+    drawing = instruments.GradNormInstrument().plot(by_parameter(geometric(20)))
+    found = [drawing.artists[f"{which} name"] for which in ("lowest", "highest")]
+    assert all(isinstance(one, Annotation) for one in found)
+    heights = [one.xy[1] for one in found]  # type: ignore[attr-defined]
+    assert all(a < b for a, b in itertools.pairwise(heights))

@@ -1,0 +1,170 @@
+"""Figures of chosen panels and sizes, for papers, in other sizes of type, and as vector files."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import re
+from pathlib import Path
+
+import matplotlib
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from gradlens.history.history import History
+from gradlens.history.records import Note
+from gradlens.instruments.style import text_width, wrapped
+from gradlens.plotting.panels import layer_panels, main_panels
+from gradlens.plotting.plotter import CockpitPlotter
+from tests.instruments.test_instruments import realistic
+from tests.plotting.test_plotter import boxes, drawn, overlap, titles, words
+
+COLUMN = 3.3
+"""Inches of a column of a paper."""
+
+RUN = realistic(60)
+MAIN = [panel.instrument.heading(RUN) for panel in main_panels(RUN)]
+EVERY = list(dict.fromkeys([*MAIN, *(p.instrument.heading(RUN) for p in layer_panels(RUN))]))
+
+
+def clashes(figure: matplotlib.figure.Figure, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Pairs of texts that overlap, and texts that are cut at the figure's edge."""
+    found = boxes(figure, monkeypatch)
+    width, height = figure.bbox.size
+    pairs = itertools.combinations(found.items(), 2)
+    return [
+        *((a.get_text(), b.get_text()) for (a, x), (b, y) in pairs if overlap(x, y)),
+        *(
+            text.get_text()
+            for text, (left, low, right, high) in found.items()
+            if left < -1 or low < -1 or right > width + 1 or high > height + 1
+        ),
+    ]
+
+
+@pytest.mark.parametrize("title", EVERY)
+def test_a_panel_in_a_column_has_a_label_and_nothing_is_cut(
+    title: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = drawn(RUN, panels=[title], size=COLUMN, style="paper")
+    assert figure.get_size_inches()[0] == pytest.approx(COLUMN)
+    assert clashes(figure, monkeypatch) == []
+    (shown,) = titles(figure)[:1]
+    assert shown.replace("\n", " ") == title
+
+
+@pytest.mark.parametrize("title", [t for t in MAIN if t not in ("Gradient tests",)])
+def test_value_axes_of_a_paper_have_labels(title: str) -> None:
+    figure = drawn(RUN, panels=[title], size=COLUMN, style="paper")
+    axes = [ax for ax in figure.axes for ax in (ax, *ax.child_axes) if ax.axison]
+    assert any(ax.get_ylabel() for ax in axes)
+
+
+def test_a_paper_has_panels_alone() -> None:
+    history = realistic(20, ("Loss",))
+    history.notes.append(Note(3, "a note"))
+    paper, screen = (drawn(history, style=style) for style in ("paper", "screen"))
+    assert {"PERFORMANCE", "Note at step 3: a note"} <= words(screen)
+    assert not {"PERFORMANCE", "Note at step 3: a note", "Cockpit"} & words(paper)
+
+
+def test_panels_are_those_asked_for_in_their_order() -> None:
+    figure = drawn(RUN, panels=["Update size", "Loss", "GradNorm", "Gradient norm by parameter"])
+    wanted = ["Update size", "Loss", "Gradient norm", "Gradient norm by parameter"]
+    assert sorted(titles(figure)) == sorted(wanted)
+    assert titles(figure)[0] == "Update size"
+
+
+def test_a_misspelt_panel_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(ValueError, match="no panel 'Gradient nrom': did you mean Gradient norm"):
+        drawn(RUN, panels=["Gradient nrom"])
+    with pytest.raises(ValueError, match="no style 'poster'"):
+        drawn(RUN, style="poster")
+    with pytest.raises(TypeError, match="pass a list"):
+        drawn(RUN, panels="Loss")
+
+
+def test_size_is_that_of_the_figure() -> None:
+    assert tuple(drawn(RUN, panels=["Loss"], size=(4, 3)).get_size_inches()) == (4, 3)
+    assert drawn(RUN, panels=["Loss"], size=7).get_size_inches()[0] == 7
+
+
+def test_a_size_without_room_for_the_panels_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"size=\(9, 5\): \d+ panels .* at least .* inches high"):
+        drawn(RUN, size=(9, 5))
+    for size in (0, -3, math.nan, 1):
+        with pytest.raises(ValueError, match=r"at least 1\.5 inches wide"):
+            drawn(RUN, panels=["Loss"], size=size)
+
+
+@pytest.mark.parametrize("size", [6.0, 10.0, 12.0])
+def test_font_size_has_an_effect_and_nothing_overlaps(
+    size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with matplotlib.rc_context({"font.size": size}):
+        figure = drawn(realistic(60, ("Loss", "GradNorm", "NormTest", "GradHist1d", "HessTrace")))
+        assert clashes(figure, monkeypatch) == []
+        (title,) = (ax.title for ax in [figure.axes[0]])
+        assert figure.axes[0].get_title(loc="left")
+        left = figure.axes[0]._left_title  # type: ignore[attr-defined]
+        assert left.get_fontsize() == pytest.approx(0.833 * size)
+        assert title is not left
+
+
+@pytest.mark.parametrize("ending", ["pdf", "svg"])
+@pytest.mark.parametrize("way", ["savefig", "save_plot"])
+def test_texts_of_vector_files_are_texts(ending: str, way: str, tmp_path: Path) -> None:
+    path = tmp_path / f"cockpit.{ending}"
+    options = {"save_plot": True, "savedir": tmp_path, "savefig_kwargs": {"format": ending}}
+    figure = drawn(realistic(5, ("Loss",)), **(options if way == "save_plot" else {}))
+    if way == "savefig":
+        figure.savefig(path)
+    content = path.read_bytes()
+    if ending == "svg":
+        assert re.search(rb"<text[^>]*>Loss</text>", content)
+    else:
+        assert b"/Type3" not in content
+
+
+def test_titles_become_smaller_before_they_are_cut() -> None:
+    for width in (1.9, 2.2, 2.6, 3.3):
+        figure = drawn(RUN, panels=["Largest Hessian eigenvalue"], size=(width, 2.2))
+        assert titles(figure)[0].replace("\n", " ") == "Largest Hessian eigenvalue"
+
+
+TEXT = "per-sample gradients cover half of the trainable parameters, and quantities describe these"
+
+
+@pytest.mark.parametrize("width", [60.0, 150.0, 1000.0])
+def test_texts_are_wrapped_between_words(width: float) -> None:
+    lines = wrapped(TEXT, width, 7, 99)
+    assert " ".join(lines) == TEXT
+    assert all(text_width(line, 7) <= width for line in lines)
+
+
+def test_a_text_that_is_too_long_ends_between_words() -> None:
+    lines = wrapped(TEXT, 150, 7, 2)
+    assert len(lines) == 2
+    assert lines[-1].endswith(" …")
+    assert TEXT.startswith(" ".join(lines).removesuffix(" …"))
+
+
+def test_notes_are_wrapped() -> None:
+    history = realistic(20, ("Loss",))
+    history.notes.append(Note(3, TEXT * 2))
+    figure = drawn(history)
+    shown = [text for text in words(figure) if text and text in f"Note at step 3: {TEXT * 2}"]
+    assert any(len(text) > 40 for text in shown)
+    image = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(image)
+
+
+def test_no_number_is_on_the_secondary_screen_twice() -> None:
+    kinds = ("OutputNorm", "ParameterNorm", "UpdateGeometry", "GradNorm", "InputCovariance")
+    history: History = realistic(12, kinds)
+    plotter = CockpitPlotter(secondary_screen=True)
+    plotter.plot(history, show_plot=False)
+    shown = [title for figure in plotter.secondary_figures for title in titles(figure)]
+    assert len(shown) == len({*shown})
+    assert [title for title in shown if title.startswith("Output norm")] == ["Output norm by layer"]
