@@ -294,7 +294,7 @@ def number_label(value: float, digits: int = 3) -> str:
         return "NaN" if math.isnan(value) else f"{value:g}".replace("inf", "∞")
     value = 0.0 if abs(value) < 1e-300 else value
     size = abs(value)
-    if value == 0 or (1e-3 * (1 - 1e-9) <= size and round(size) < 1e5):
+    if value == 0 or (size >= 1e-3 * (1 - 1e-9) and round(size) < 1e5):
         return f"{value:.{max(digits, len(str(round(size))))}g}".replace("-", "−")
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
