@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from benchmarks.diagnosis.development.basics import BASICS as PROBLEMS
 from benchmarks.diagnosis.faults.catalogue import FAULTS, LIKES, NAMES, SYMPTOMS
 from benchmarks.diagnosis.faults.fault import Fault, Injected
 from benchmarks.diagnosis.faults.of_the_batch import labels_of
 from benchmarks.diagnosis.faults.presence import diverges, gained
 from benchmarks.diagnosis.loop import Outcome, train
 from benchmarks.diagnosis.problem import Problem
-from benchmarks.diagnosis.problems import PROBLEMS
 from benchmarks.diagnosis.training import Batch, Training, batches, model_of
 
 BY_NAME = {problem.name: problem for problem in PROBLEMS}
