@@ -150,6 +150,16 @@ class Evidence:
         return Line(self.steps.astype(np.float64), values)
 
     @cached_property
+    def is_of_samples(self) -> bool:
+        """Whether the loss may be the mean of the single losses: their median is at most twice it.
+
+        That holds of all numbers that aren't negative (Markov's inequality).
+        """
+        if len(self.loss.values) != len(self.steps):
+            return True
+        return not median(ratio(self.loss.values, self.column("loss_median"))) < 1 / 2
+
+    @cached_property
     def labels(self) -> Floats:
         """How often each class was a label so far, in descending order."""
         counts = [largest(each) for each in self.by_name("labels").values.values()]
@@ -169,8 +179,11 @@ class Evidence:
         """The loss without any information about the sample; NaN if it isn't known.
 
         It is the entropy of the labels, but no less than half of log C, so that it isn't zero where
-        one class alone was seen; and the variance of the targets, of squared errors.
+        one class alone was seen; and the variance of the targets, of squared errors. It isn't known
+        where the loss is no mean of the single losses, as where these are weighted by rewards.
         """
+        if not self.is_of_samples:
+            return math.nan
         if self.setup.loss.startswith("Mse"):
             variance = self.typical("target_variance")
             return variance if variance > 0 else math.nan

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradlens.diagnosis.course import is_high
+from gradlens.diagnosis.course import is_high, is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import SAMPLES
 from gradlens.diagnosis.numbers import median
@@ -30,7 +30,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         return
     if typical <= SMALL:
         numbers = (below("samples in a batch", typical, SMALL + 1),)
-        is_alarm = typical == 1 or is_high(evidence)
+        is_alarm = typical == 1 or is_high(evidence) or is_stuck(evidence)
         yield Sign(int(evidence.steps[samples <= SMALL][0]), numbers, is_alarm=is_alarm)
         return
     noise = evidence.series("GradNoiseScale")
@@ -55,6 +55,6 @@ RULE = Rule(
     advice="Use larger batches, or accumulate the gradients of several before each step; with the "
     "batch as it is, a smaller learning rate averages over more of them.",
     others=("lr_edge",),
-    explains=("lr_edge", "lr_too_high", "clipping_always"),
+    explains=("clipping_always", "lr_too_high", "lr_edge", "labels_random"),
     sources=("McCandlish et al. (2018), arXiv:1812.06162: the noise scale",),
 )

@@ -42,8 +42,11 @@ def _of_losses(evidence: Evidence) -> Iterator[Sign]:
     if not found:
         return
     highest = max(found, key=lambda jump: jump.height)
+    usual = evidence.column("loss_median")[highest.place] / evidence.chance
     numbers = (
-        above("loss over that by chance", highest.height, OVER_CHANCE),
+        above("loss over that by chance", highest.height, OVER_CHANCE)
+        if highest.height > OVER_CHANCE
+        else above("loss of the median sample, over that by chance", usual, 1.0),
         below("largest share of one sample in the batch's gradients or loss", highest.share, SHARE),
         above("steps with such a jump", len(found), 0),
     )

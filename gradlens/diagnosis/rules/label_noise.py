@@ -10,18 +10,25 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import CHANCE, SINGLE_LOSSES
 from gradlens.diagnosis.numbers import finite, median
 from gradlens.diagnosis.rule import Rule, Sign, above, below
+from gradlens.diagnosis.samples import scores
+from gradlens.history.finding import Measured
 
-CERTAIN, FEWEST, MOST = 0.033, 0.025, 0.3
-"""Share of samples whose loss is more than 2 log C: measured at most 0.02 in healthy runs, where
-samples are hard, and 0.034 to 0.06 where 5 to 20 % of the labels are wrong. Below the first of
-these, it is a notice."""
+CERTAIN, FEWEST, MOST = 0.05, 0.025, 0.3
+"""Share of samples whose loss is more than 2 log C: measured at most 0.028 in healthy runs, where
+samples are hard, and 0.029 to 0.06 where 5 to 20 % of the labels are wrong. Below the first of
+these, it is a notice, unless validation is another sign."""
 LASTS = 0.8
 """The same over that of the quarter before: hard samples become fewer while a network learns, and
 wrong labels don't. Otherwise, it is a notice."""
-MEDIAN = 0.5
+MEDIAN = 0.35
 """The median sample's loss over that by chance: the network has learnt the others."""
+VALIDATED = 0.7
+"""The validation loss over the training loss at the end, where the labels that are validated with
+have been checked: measured 0.4 to 0.6 with wrong labels among those that are trained on."""
 STEPS = 40
 """A run that is shorter hasn't learnt what is easy."""
+NAMED = 10
+"""Samples that are named, where their ids are known: those with the highest losses."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -30,16 +37,29 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     usual = median(evidence.column("loss_median")[late]) / evidence.chance
     found = float(over.mean()) if over.size else float("nan")
     if evidence.length >= STEPS and usual < MEDIAN and FEWEST <= found <= MOST:
+        validated = tuple(_validated(evidence))
         lasts = found >= LASTS * _before(evidence)
-        is_alarm = found >= CERTAIN and lasts
-        limit = CERTAIN if is_alarm else FEWEST
+        is_certain = found >= CERTAIN and lasts
         numbers = (
-            above("share of samples whose loss is above 2 log C", found, limit),
+            above(
+                "share of samples whose loss is above 2 log C",
+                found,
+                CERTAIN if is_certain else FEWEST,
+            ),
             below("loss of the median sample, over that by chance", usual, MEDIAN),
+            *validated,
         )
-        with np.errstate(invalid="ignore"):
-            known = evidence.column("loss_median") < MEDIAN * evidence.chance
-        yield Sign(int(evidence.steps[known][0]), numbers, "consistent with", is_alarm)
+        step = int(evidence.steps[late][0])
+        is_alarm = is_certain or bool(validated)
+        yield Sign(step, numbers, "consistent with", is_alarm, samples=_worst(evidence))
+
+
+def _validated(evidence: Evidence) -> Iterator[Measured]:
+    """That samples which aren't trained on have a lower loss than those that are."""
+    valid = evidence.valid_loss.values[evidence.valid_loss.finite]
+    found = float(valid[-1]) / evidence.late_loss if valid.size else float("nan")
+    if found < VALIDATED:
+        yield below("validation loss, over the training loss", found, VALIDATED)
 
 
 def _before(evidence: Evidence) -> float:
@@ -49,6 +69,15 @@ def _before(evidence: Evidence) -> float:
     third = ~evidence.is_late(steps) & (steps >= steps[0] + 2 * quarter)
     shares = finite(evidence.column("loss_over")[third])
     return float(shares.mean()) if shares.size else 0.0
+
+
+def _worst(evidence: Evidence) -> tuple[str, ...]:
+    """The ids of the samples whose losses are the furthest above those of their batches."""
+    samples = evidence.history.samples
+    if samples is None:
+        return ()
+    order = np.argsort(-scores(samples), kind="stable")[:NAMED]
+    return tuple(str(samples.ids[place]) for place in order)
 
 
 RULE = Rule(

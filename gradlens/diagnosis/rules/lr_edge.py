@@ -17,6 +17,7 @@ from gradlens.diagnosis.needs import LOSS
 from gradlens.diagnosis.numbers import largest, share
 from gradlens.diagnosis.rule import Rule, Sign, above
 from gradlens.diagnosis.rules.lr_too_high import signs as diverges
+from gradlens.diagnosis.rules.vanishing_gradients import of_weights as vanishes
 from gradlens.history.finding import Measured
 
 RISE = 1.3
@@ -31,7 +32,7 @@ SHARE = 0.5
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
-    if diverges(evidence):
+    if diverges(evidence) or any(vanishes(evidence)):
         return
     numbers = [*_rises(evidence)]
     if numbers:
@@ -70,6 +71,14 @@ RULE = Rule(
     find=find,
     advice="Divide the learning rate by 3.",
     others=("momentum_high", "zero_grad_missing", "batch_too_small"),
-    explains=("corrupt_batch", "outlier_sample", "dead_units", "saturated_units", "labels_random"),
+    explains=(
+        "corrupt_batch",
+        "outlier_sample",
+        "dead_units",
+        "saturated_units",
+        "label_noise",
+        "overfitting",
+        "labels_random",
+    ),
     sources=("Cohen et al. (2021), arXiv:2103.00065: sharpness and 2/(learning rate)",),
 )

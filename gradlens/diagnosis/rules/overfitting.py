@@ -18,7 +18,8 @@ RISE = 0.05
 """The same rise, over the loss by chance: measured up to 0.06, once 0.18, in healthy runs, and 0.03
 to 0.11 in faulty ones."""
 GAP = 2.0
-"""The validation loss over the training loss."""
+"""The validation loss over the training loss, each over what it was at the first validation: a loss
+that is a sum may be validated as a mean."""
 EVALUATIONS = 2
 """In a row, at the end."""
 
@@ -33,14 +34,18 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     train = evidence.loss
     present = median(train.values[train.steps >= steps[-EVALUATIONS]])
     present = present if np.isfinite(present) else median(finite(train.values)[-10:])
+    before = finite(train.values[train.steps <= max(steps[0], train.steps[0])])[-10:]
+    gap = (latest / values[0]) / (present / median(before))
+    around = (train.steps >= steps[max(place - 1, 0)]) & (train.steps <= steps[place])
+    falls = present < median(train.values[around])
     reference = evidence.chance if np.isfinite(evidence.chance) else values[0]
     rises = latest > TIMES * lowest > 0 and latest - lowest > RISE * reference
-    if rises and place < len(values) - EVALUATIONS and latest > GAP * present:
+    if rises and place < len(values) - EVALUATIONS and gap > GAP and falls:
         is_alarm = latest > CERTAIN * lowest
         limit = CERTAIN if is_alarm else TIMES
         numbers = (
             above("validation loss, over its minimum", latest / lowest, limit),
-            above("validation loss, over the training loss", latest / present, GAP),
+            above("validation loss, over the training loss, both over their start", gap, GAP),
         )
         yield Sign(int(steps[place]), numbers, "very likely", is_alarm)
 
