@@ -125,7 +125,7 @@ def first_samples(data: Callable[[int], Split], count: int, seed: int) -> Split:
 
 
 FEWEST = 16
-"""Samples that are trained on: two batches of eight."""
+"""Samples that are searched for, of which a quarter still makes two batches."""
 
 
 def with_few_samples(training: Training, count: int) -> Training:
@@ -152,9 +152,7 @@ def overfitted_samples(training: Training, seed: int) -> int | None:
 
 def overfitting(training: Training, strength: float, seed: int) -> Injected | None:
     most = overfitted_samples(training, seed)
-    if most is None or most < strength * FEWEST:
-        return None
-    return Injected(with_few_samples(training, round(most / strength)))
+    return None if most is None else Injected(with_few_samples(training, round(most / strength)))
 
 
 OF_LEARNING = (

@@ -24,6 +24,10 @@ RISE = 1.3
 """The loss over that at the start at three steps, with large updates besides."""
 HIGH, PEAK = 1.5, 2.2
 """The loss over that at the start: what it is at three steps, and its peak."""
+ANY_UPDATE = 0.3
+"""‖update‖/‖θ‖ at any step, of a run that learns nothing after a peak of the loss: measured at most
+0.1 with other faults, and 0.9 and more where the first updates have driven units to their ends.
+(Those of healthy runs of RMSprop and Adagrad are up to 0.6, too.)"""
 SHARPNESS = 1.2
 """The sharpness over its threshold. By itself, it is no fault: measured 2.2 (SGD) and up to 11
 (Adam) in healthy runs."""
@@ -51,6 +55,10 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
         yield above("loss at its peak, over that at the start", peak, PEAK)
     elif is_stuck(evidence) and update > LARGE_UPDATE:
         yield above("late loss, over that without learning", evidence.progress, STUCK)
+    elif is_stuck(evidence) and peak > HIGH and largest(evidence.update_ratio.values) > ANY_UPDATE:
+        yield above("loss at its peak, over that at the start", peak, HIGH)
+        most = largest(evidence.update_ratio.values)
+        yield above("size of the largest update, over that of weights", most, ANY_UPDATE)
     else:
         return
     if update > LARGE_UPDATE:
@@ -76,6 +84,7 @@ RULE = Rule(
         "outlier_sample",
         "dead_units",
         "saturated_units",
+        "vanishing_gradients",
         "label_noise",
         "overfitting",
         "labels_random",
