@@ -45,6 +45,8 @@ VALIDATION = ("valid_loss", "val_loss", "validation_loss", "eval_loss")
 
 LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
 
+NORMALISATIONS = frozenset({"_NormBase", "LayerNorm", "GroupNorm", "RMSNorm"})
+
 LATE = 0.75
 """The last quarter of a run is late."""
 
@@ -84,6 +86,11 @@ class Evidence:
         """Whether the optimizer's updates hardly depend on the scale of the gradients."""
         by_options = any({"eps", "beta2"} & group.options.keys() for group in self.setup.groups)
         return by_options or self.setup.optimizer in ("Adafactor", "Rprop", "Lion")
+
+    @property
+    def is_normalised(self) -> bool:
+        """Whether a layer is a normalisation."""
+        return any(NORMALISATIONS & {*layer.classes} for layer in self.setup.layers.values())
 
     def layer_of(self, parameter: str) -> Layer | None:
         """The layer that a parameter belongs to; ``None`` if it isn't known."""
@@ -212,6 +219,17 @@ class Evidence:
     def late_loss(self) -> float:
         """The median over the last quarter."""
         return median(self.loss.values[self.is_late(self.loss.steps)])
+
+    @cached_property
+    def present_loss(self) -> float:
+        """The median since the validation before the last one; of the last ten steps without any.
+
+        The validation loss is compared with it.
+        """
+        validated = self.valid_loss.steps[self.valid_loss.finite][-2:]
+        recent = self.loss.values[self.loss.steps >= validated[0]] if validated.size else []
+        found = median(recent)
+        return found if math.isfinite(found) else median(finite(self.loss.values)[-10:])
 
     @cached_property
     def progress(self) -> float:

@@ -26,7 +26,6 @@ SATURATED = 0.5
 """Of the outputs of a tanh or sigmoid at the start, which large weights saturate."""
 GOOD_INPUTS = 5.0
 """The inputs' rms; of larger ones, the first loss is no sign of weights."""
-NORMALISATIONS = frozenset({"_NormBase", "LayerNorm", "GroupNorm", "RMSNorm"})
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -42,10 +41,9 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     numbers += [above("first loss, over that by chance", loss, LOSS)] if loss > LOSS else []
     if where and saturated > SATURATED:
         numbers.append(above("outputs of a tanh or sigmoid near its ends", saturated, SATURATED))
-    classes = {each for layer in evidence.setup.layers.values() for each in layer.classes}
     repeats = any(_is_repeated(name) for name in where)
     is_extreme = largest([*found.values()]) > HUGE or saturated > SATURATED
-    has_several = len(where) > 1 and not classes & NORMALISATIONS
+    has_several = len(where) > 1 and not evidence.is_normalised
     is_alarm = loss > RISEN or repeats or is_extreme or has_several
     step = int(evidence.by_name("weight_rms").steps[0])
     yield Sign(step, tuple(numbers), "very likely", is_alarm, where)

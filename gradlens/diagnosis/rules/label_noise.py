@@ -57,7 +57,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
 def _validated(evidence: Evidence) -> Iterator[Measured]:
     """That samples which aren't trained on have a lower loss than those that are."""
     valid = evidence.valid_loss.values[evidence.valid_loss.finite]
-    found = float(valid[-1]) / evidence.late_loss if valid.size else float("nan")
+    found = float(valid[-1]) / evidence.present_loss if valid.size else float("nan")
     if found < VALIDATED:
         yield below("validation loss, over the training loss", found, VALIDATED)
 

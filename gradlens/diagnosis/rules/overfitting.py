@@ -11,9 +11,9 @@ from gradlens.diagnosis.needs import LOSS, VALIDATION
 from gradlens.diagnosis.numbers import finite, median
 from gradlens.diagnosis.rule import Rule, Sign, above
 
-TIMES, CERTAIN = 1.1, 1.25
-"""The latest validation losses over the lowest one. Healthy runs rise a little late, so that up to
-the larger limit it is a notice."""
+TIMES, CERTAIN = 1.1, 1.15
+"""The latest validation losses over the lowest one: measured at most 1.06 in healthy runs that are
+far below it in training. Up to the larger limit, it is a notice."""
 RISE = 0.05
 """The same rise, over the loss by chance: measured up to 0.06, once 0.18, in healthy runs, and 0.03
 to 0.11 in faulty ones."""
@@ -32,8 +32,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     place = int(values.argmin())
     lowest, latest = float(values[place]), float(values[-EVALUATIONS:].min())
     train = evidence.loss
-    present = median(train.values[train.steps >= steps[-EVALUATIONS]])
-    present = present if np.isfinite(present) else median(finite(train.values)[-10:])
+    present = evidence.present_loss
     before = finite(train.values[train.steps <= max(steps[0], train.steps[0])])[-10:]
     gap = (latest / values[0]) / (present / median(before))
     around = (train.steps >= steps[max(place - 1, 0)]) & (train.steps <= steps[place])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.gains import is_weight
 from gradlens.diagnosis.needs import ROW_SPREAD
 from gradlens.diagnosis.numbers import largest
 from gradlens.diagnosis.rule import Rule, Sign, below
@@ -46,9 +47,11 @@ def find(evidence: Evidence) -> Iterator[Sign]:
 def _has_units(evidence: Evidence, name: str) -> bool:
     """Whether its rows are those of units whose gradients are as equal as they are.
 
-    Those of the last layer's units aren't, and parameters of other kinds may begin as equals.
+    Those of the last layer's units aren't, nor are those of units with inputs of their own, as of
+    depthwise convolutions. Parameters of other kinds may begin as equals.
     """
-    return name.rpartition(".")[2].startswith("weight") and name != evidence.weights[-1]
+    inputs = evidence.history.parameters.get(name, (0, 0))[1]
+    return is_weight(name) and inputs > 1 and name != evidence.weights[-1]
 
 
 RULE = Rule(

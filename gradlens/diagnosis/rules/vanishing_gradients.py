@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import takewhile
 
@@ -39,7 +40,7 @@ def of_weights(evidence: Evidence) -> Iterator[Sign]:
     # The gradients of the last weights don't go through others.
     others = {*evidence.weights[:-1]}
     small = {n: gain for n, gain in gains(evidence).items() if n in others and 0 < gain < GAIN}
-    signal = _signal(evidence)
+    signal = math.nan if evidence.is_normalised else _signal(evidence)
     if len(small) >= LAYERS and (is_stuck(evidence) or signal < SIGNAL):
         numbers = [below("rms(W) x root of fan-in, at the start", max(small.values()), GAIN)]
         if signal < SIGNAL:
@@ -55,7 +56,7 @@ def _signal(evidence: Evidence) -> float:
     weights = tuple(name for name in evidence.trained if name in gradients.values)
     biases = tuple(name for name in gradients.values if name.endswith("bias"))
     if not weights or not biases:
-        return float("nan")
+        return math.nan
     most = [np.nan_to_num(gradients.matrix(names)).max(axis=0) for names in (weights, biases)]
     return median(ratio(*most))
 
