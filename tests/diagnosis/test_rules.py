@@ -258,7 +258,7 @@ NOTICED: dict[str, list[History]] = {
         run(changed(S, loss_over=0.03)),
         run(changed(S, loss_over=np.linspace(0.2, 0.03, STEPS))),
     ],
-    "overfitting": [valid(2, 1, 0.8, 0.9, 0.9)],
+    "overfitting": [valid(2, 1, 0.9, 1.02, 1.02)],
     "weight_decay_high": [
         run(
             changed(S, lr=0.1),

@@ -15,7 +15,8 @@ from gradlens.diagnosis.rule import Rule, Sign, above, below
 SMALL = 4
 """Samples of a small batch. It is an alarm if there is one sample, or if training is unstable."""
 LABELS = 64
-"""Labels of a batch that isn't small, as of texts with a label for each word."""
+"""Labels of a batch of texts that isn't small, with one for each word. Those of the pixels of an
+image depend on each other."""
 FEWEST = 4
 """Steps, which a first look at a network need not have."""
 NOISE = 10.0
@@ -26,7 +27,8 @@ runs (measured up to 1e30), and it has not been tested as a rule: a notice."""
 def find(evidence: Evidence) -> Iterator[Sign]:
     samples = evidence.column("samples")
     typical = evidence.typical("samples")
-    if (samples > 0).sum() < FEWEST or evidence.typical("labels") >= LABELS:
+    is_text = evidence.setup.input_kind == "integers" and evidence.typical("labels") >= LABELS
+    if (samples > 0).sum() < FEWEST or is_text:
         return
     if typical <= SMALL:
         numbers = (below("samples in a batch", typical, SMALL + 1),)
