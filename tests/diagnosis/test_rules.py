@@ -140,7 +140,7 @@ FAULTY: dict[str, list[History]] = {
         )
         for m in (0.99, 0.999)
     ]
-    + [run(setup=with_options(momentum=0.995))],
+    + [run(setup=setup) for setup in (with_options(momentum=0.995), adam(beta1=0.985))],
     "clipping_always": [run(changed(S, grad_norm_at_step=kept)) for kept in (0.05, 0.005, 0.0005)],
     "loss_sum": [run(changed(S, loss=32 * loss), setup=SUM) for loss in (RISE, STUCK)],
     "nonfinite_input": [run(changed(S, bad_rows=at(50, 1.0), bad_row_unused=0.0))],
@@ -230,7 +230,7 @@ FAULTY: dict[str, list[History]] = {
     "labels_random": [run(changed(S, loss=STUCK)), run(changed(S, loss=STUCK * 0.99))],
     "label_noise": [
         *(run(changed(S, loss_over=share)) for share in (0.06, 0.2)),
-        validated(0.12, changed(S, loss_over=0.03)),
+        validated(0.12, changed(S, loss_over=0.04)),
     ],
     "overfitting": [valid(2, 1, 0.8, 1.2, 1.5), valid(2, 1.0, 0.5, 0.6, 0.7, 0.8)],
 }
@@ -256,6 +256,7 @@ NOTICED: dict[str, list[History]] = {
     "momentum_high": [run(setup=with_options(momentum=0.99))],
     "label_noise": [
         run(changed(S, loss_over=0.03)),
+        validated(0.12, changed(S, loss_over=0.03)),
         run(changed(S, loss_over=np.linspace(0.2, 0.03, STEPS))),
     ],
     "overfitting": [valid(2, 1, 0.9, 1.02, 1.02)],
