@@ -21,11 +21,13 @@ these, it is a notice, unless validation is another sign."""
 LASTS = 0.8
 """The same over that of the quarter before: hard samples become fewer while a network learns, and
 wrong labels don't. Otherwise, it is a notice."""
-MEDIAN = 0.35
-"""The median sample's loss over that by chance: the network has learnt the others."""
-VALIDATED = 0.7
+MEDIAN, CLEAR = 0.5, 0.35
+"""The median sample's loss over that by chance: the network has learnt the others. Above the second
+of these, labels may be random by nature, as clicks are (measured 0.45), and it is a notice unless
+validation is another sign."""
+VALIDATED = 0.8
 """The validation loss over the training loss, both late, where the labels that are validated with
-have been checked: measured 0.4 to 0.5 with wrong labels among those that are trained on. It is 1.1
+have been checked: measured 0.4 to 0.8 with wrong labels among those that are trained on. It is 1.1
 in healthy runs with hard samples in both, and as low as with wrong labels where few are hard."""
 PERSISTENT = 0.033
 """Share of samples whose loss is above chance at the latest visit and on average, which is needed
@@ -47,7 +49,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         many = found if math.isnan(persistent) else persistent
         validated = tuple(_validated(evidence)) if many > PERSISTENT else ()
         lasts = found >= LASTS * _before(evidence)
-        is_certain = found >= CERTAIN and lasts
+        is_certain = found >= CERTAIN and lasts and usual < CLEAR
         numbers = (
             above(
                 "share of samples whose loss is above 2 log C",
