@@ -166,6 +166,7 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, input_rms=at(70, 30.0), row_rms_max=at(70, 50), row_rms_median=at(70, 30))),
         run(spikes(share=0.2)),
         run(one_bad_batch(3.0)),
+        run(changed(spikes(share=0.9), input_rms=at(100, 30.0))),
     ],
     "symmetric_init": [
         *(run(layers=by_weight("row_spread", 0.95, s, 0.9)) for s in (0.0, 1e-6)),
@@ -257,6 +258,7 @@ NOTICED: dict[str, list[History]] = {
     "label_noise": [
         run(changed(S, loss_over=0.03)),
         validated(0.12, changed(S, loss_over=0.03)),
+        run(changed(S, loss_over=0.06, loss_median=1.0)),
         run(changed(S, loss_over=np.linspace(0.2, 0.03, STEPS))),
     ],
     "overfitting": [valid(2, 1, 0.9, 1.02, 1.02)],
