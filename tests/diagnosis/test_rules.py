@@ -258,7 +258,7 @@ NOTICED: dict[str, list[History]] = {
     "label_noise": [
         run(changed(S, loss_over=0.03)),
         validated(0.12, changed(S, loss_over=0.03)),
-        run(changed(S, loss_over=0.06, loss_median=1.0)),
+        run(changed(S, loss=0.8, loss_over=0.06, loss_median=1.0)),
         run(changed(S, loss_over=np.linspace(0.2, 0.03, STEPS))),
     ],
     "overfitting": [valid(2, 1, 0.9, 1.02, 1.02)],
