@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib import import_module
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -14,24 +15,18 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from benchmarks.diagnosis import unseen
+from benchmarks.diagnosis import development
 from benchmarks.diagnosis.controls import CONTROLS, has_learnt
 from benchmarks.diagnosis.faults.catalogue import FAULTS
 from benchmarks.diagnosis.faults.fault import Fault
 from benchmarks.diagnosis.faults.presence import hurts
 from benchmarks.diagnosis.loop import Outcome, train
 from benchmarks.diagnosis.problem import Problem
-from benchmarks.diagnosis.problems import PROBLEMS
 from benchmarks.diagnosis.scoring import Finding, Score, score
 from benchmarks.diagnosis.training import Training
 from gradlens.diagnosis.diagnose import diagnose
 
 Which: TypeAlias = Literal["development", "unseen"]
-TRAININGS: Mapping[Which, tuple[Training, ...]] = {
-    "development": tuple(map(Training, PROBLEMS)),
-    "unseen": unseen.TRAININGS,
-}
-"""How problems are usually trained."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +66,22 @@ class Options:
     is_live: bool = False
 
 
+@cache
+def trainings(which: Which) -> tuple[Training, ...]:
+    """How problems are usually trained; those that rules have never seen are imported here only."""
+    if which == "development":
+        return development.TRAININGS
+    return tuple(map(Training, import_module("benchmarks.diagnosis.unseen").PROBLEMS))
+
+
 def problems(which: Which) -> tuple[Problem, ...]:
     """The problems of a kind."""
-    return tuple(training.problem for training in TRAININGS[which])
+    return tuple(training.problem for training in trainings(which))
 
 
 def usual(which: Which, name: str) -> Training:
     """The usual training of a problem."""
-    return next(training for training in TRAININGS[which] if training.problem.name == name)
+    return next(training for training in trainings(which) if training.problem.name == name)
 
 
 @cache
@@ -105,7 +108,7 @@ def names(findings: Iterable[Finding], are_alarms: bool) -> tuple[str, ...]:
 
 def fitting(fault: Fault, which: Which, seed: int) -> Iterator[Training]:
     """Trainings that the fault can be injected into; others come first with another seed."""
-    known, first = TRAININGS[which], 5 * FAULTS.index(fault) + 7 * seed
+    known, first = trainings(which), 5 * FAULTS.index(fault) + 7 * seed
     for place in range(len(known)):
         training = known[(first + place) % len(known)]
         if fault.name not in training.problem.unfit and _fits(fault, training, seed):

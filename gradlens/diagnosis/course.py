@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.numbers import finite, largest, median
+from gradlens.diagnosis.numbers import Truths, finite, largest, median
 from gradlens.history.lines import Floats
 
 SETTLING = 5
@@ -61,6 +61,10 @@ DEVIATIONS = 9.0
 """A jump is so many median absolute deviations above the median of the steps before."""
 OVER_CHANCE = 1.5
 """A jump is to so many times the loss by chance, which healthy runs don't come back to."""
+TWICE = 2.0
+"""Times the loss of the median sample of the steps around it, of a batch in which it is above
+chance: measured at most 0.65 of chance in healthy runs that have learnt, and 1.2 and more where
+most labels are wrong."""
 SUDDEN, JUST_BEFORE = 0.25, 2
 """The share of a jump that the two steps before it may have: a bad sample or batch comes suddenly
 (measured at most 0.1), and an instability builds up (0.5)."""
@@ -86,7 +90,7 @@ def jumps(evidence: Evidence) -> tuple[Jump, ...]:
     """The jumps of the loss; none where there are so many that it is unstable."""
     values, reference = evidence.loss.values, evidence.start
     with np.errstate(invalid="ignore"):
-        places = np.flatnonzero(values > OVER_CHANCE * reference)
+        places = np.flatnonzero((values > OVER_CHANCE * reference) | _of_most_samples(evidence))
     if not places.size or len(places) > max(MOST_JUMPS * len(values), 1):
         return ()
     return tuple(
@@ -95,6 +99,16 @@ def jumps(evidence: Evidence) -> tuple[Jump, ...]:
         for place in map(int, places)
         if _is_jump(values, place)
     )  # fmt: skip
+
+
+def _of_most_samples(evidence: Evidence) -> Truths:
+    """At which steps most samples have a loss above chance, unlike just before and after."""
+    values = evidence.column("loss_median")
+    found = np.zeros(len(evidence.loss.values), dtype=np.bool_)
+    if len(values) == len(found) > 2:
+        limit = np.maximum(evidence.chance, TWICE * np.maximum(values[:-2], values[2:]))
+        found[1:-1] = values[1:-1] > limit
+    return found
 
 
 def _is_jump(values: Floats, place: int) -> bool:
@@ -109,11 +123,18 @@ def _is_jump(values: Floats, place: int) -> bool:
     return is_sudden and comes_back and bool(height > DEVIATIONS * deviation)
 
 
+SMALLEST = 8
+"""Samples of a batch: in a smaller one, a single sample often has most of the loss."""
+
+
 def largest_share(evidence: Evidence, place: int) -> float:
     """The share of one sample in the batch's squared gradient norms, or in its loss.
 
-    It is that of the loss where there are no norms of this step; NaN if neither is known.
+    It is that of the loss where there are no norms of this step; NaN if neither is known, or if the
+    batch is small.
     """
+    if evidence.typical("samples") < SMALLEST:
+        return math.nan
     suspects = evidence.suspects(int(evidence.loss.steps[place]))
     if suspects and not math.isnan(suspects[0].share):
         return suspects[0].share

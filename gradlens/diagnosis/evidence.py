@@ -45,6 +45,8 @@ VALIDATION = ("valid_loss", "val_loss", "validation_loss", "eval_loss")
 
 LOOKUPS = frozenset({"Embedding", "EmbeddingBag"})
 
+NORMALISATIONS = frozenset({"_NormBase", "LayerNorm", "GroupNorm", "RMSNorm"})
+
 LATE = 0.75
 """The last quarter of a run is late."""
 
@@ -84,6 +86,11 @@ class Evidence:
         """Whether the optimizer's updates hardly depend on the scale of the gradients."""
         by_options = any({"eps", "beta2"} & group.options.keys() for group in self.setup.groups)
         return by_options or self.setup.optimizer in ("Adafactor", "Rprop", "Lion")
+
+    @property
+    def is_normalised(self) -> bool:
+        """Whether a layer is a normalisation."""
+        return any(NORMALISATIONS & {*layer.classes} for layer in self.setup.layers.values())
 
     def layer_of(self, parameter: str) -> Layer | None:
         """The layer that a parameter belongs to; ``None`` if it isn't known."""
@@ -150,6 +157,16 @@ class Evidence:
         return Line(self.steps.astype(np.float64), values)
 
     @cached_property
+    def is_of_samples(self) -> bool:
+        """Whether the loss may be the mean of the single losses: their median is at most twice it.
+
+        That holds of all numbers that aren't negative (Markov's inequality).
+        """
+        if len(self.loss.values) != len(self.steps):
+            return True
+        return not median(ratio(self.loss.values, self.column("loss_median"))) < 1 / 2
+
+    @cached_property
     def labels(self) -> Floats:
         """How often each class was a label so far, in descending order."""
         counts = [largest(each) for each in self.by_name("labels").values.values()]
@@ -169,8 +186,11 @@ class Evidence:
         """The loss without any information about the sample; NaN if it isn't known.
 
         It is the entropy of the labels, but no less than half of log C, so that it isn't zero where
-        one class alone was seen; and the variance of the targets, of squared errors.
+        one class alone was seen; and the variance of the targets, of squared errors. It isn't known
+        where the loss is no mean of the single losses, as where these are weighted by rewards.
         """
+        if not self.is_of_samples:
+            return math.nan
         if self.setup.loss.startswith("Mse"):
             variance = self.typical("target_variance")
             return variance if variance > 0 else math.nan
@@ -199,6 +219,17 @@ class Evidence:
     def late_loss(self) -> float:
         """The median over the last quarter."""
         return median(self.loss.values[self.is_late(self.loss.steps)])
+
+    @cached_property
+    def present_loss(self) -> float:
+        """The median since the validation before the last one; of the last ten steps without any.
+
+        The validation loss is compared with it.
+        """
+        validated = self.valid_loss.steps[self.valid_loss.finite][-2:]
+        recent = self.loss.values[self.loss.steps >= validated[0]] if validated.size else []
+        found = median(recent)
+        return found if math.isfinite(found) else median(finite(self.loss.values)[-10:])
 
     @cached_property
     def progress(self) -> float:

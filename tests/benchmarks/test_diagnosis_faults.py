@@ -11,17 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from benchmarks.diagnosis.development.basics import BASICS as PROBLEMS
 from benchmarks.diagnosis.faults.catalogue import FAULTS, LIKES, NAMES, SYMPTOMS
 from benchmarks.diagnosis.faults.fault import Fault, Injected
 from benchmarks.diagnosis.faults.of_the_batch import labels_of
-from benchmarks.diagnosis.faults.presence import diverges, gained
+from benchmarks.diagnosis.faults.presence import diverges, gained, swings
 from benchmarks.diagnosis.loop import Outcome, train
 from benchmarks.diagnosis.problem import Problem
-from benchmarks.diagnosis.problems import PROBLEMS
 from benchmarks.diagnosis.training import Batch, Training, batches, model_of
 
 BY_NAME = {problem.name: problem for problem in PROBLEMS}
 WAYS = {(fault.name, fault.way): fault for fault in FAULTS}
+SEARCHED = {"lr_too_high": ["tanh"], "lr_edge": ["sigmoid"], "overfitting": ["sigmoid"]}
+"""Problems for faults whose strengths are searched for by training."""
 
 
 def injected(name: str, way: str, problem: str, level: int = 2) -> Injected:
@@ -72,8 +74,7 @@ def test_there_are_all_faults_of_the_catalogue() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.name}, {fault.way}")
 def test_each_fault_can_be_injected_at_each_strength(fault: Fault) -> None:
     assert len(set(fault.strengths)) == 3
-    # The rates that diverge are searched for by training.
-    names = ["tanh"] if fault.name in ("lr_too_high", "lr_edge") else [*BY_NAME]
+    names = SEARCHED.get(fault.name, [*BY_NAME])
     strengths = {
         strength
         for name in names
@@ -85,7 +86,7 @@ def test_each_fault_can_be_injected_at_each_strength(fault: Fault) -> None:
 
 def _strongest() -> Iterator[tuple[str, Injected]]:
     for fault in FAULTS:
-        if fault.name not in ("lr_too_high", "lr_edge"):
+        if fault.name not in SEARCHED:
             found = (fault.apply(Training(p), fault.strengths[2], 0) for p in PROBLEMS)
             yield fault.name, next(each for each in found if each is not None)
 
@@ -261,8 +262,19 @@ def test_a_rate_that_is_too_high_diverges() -> None:
     assert diverges(train(found.training, 0), healthy)
 
 
+def test_a_rate_at_the_edge_does_harm_without_divergence() -> None:
+    healthy = train(Training(BY_NAME["sigmoid"]), 0)
+    fault = WAYS["lr_edge", "place between harm and divergence"]
+    found = [fault.apply(Training(BY_NAME["sigmoid"]), place, 0) for place in fault.strengths]
+    rates = [each.training.problem.rate for each in found if each is not None]
+    assert len(rates) == 3
+    assert rates == sorted(rates)
+    assert all(swings(train(each.training, 0), healthy) for each in found if each is not None)
+
+
 def test_few_samples_are_overfitted() -> None:
-    outcome = train(injected("overfitting", "1 over samples", "regression").training, 0)
+    way = "most samples that are overfitted over"
+    outcome = train(injected("overfitting", way, "sigmoid", 0).training, 0)
     assert outcome.valid_end > 1.1 * outcome.valid_least
 
 

@@ -10,11 +10,11 @@ from scipy.stats import binomtest
 
 from benchmarks.diagnosis import controls
 from benchmarks.diagnosis.controls import CONTROLS, has_learnt
+from benchmarks.diagnosis.development.basics import BASICS as PROBLEMS
 from benchmarks.diagnosis.faults.fault import Injected
 from benchmarks.diagnosis.loop import train
 from benchmarks.diagnosis.measure import Row
 from benchmarks.diagnosis.problem import Problem
-from benchmarks.diagnosis.problems import PROBLEMS
 from benchmarks.diagnosis.report import report, write
 from benchmarks.diagnosis.scoring import Score, score, wilson
 from benchmarks.diagnosis.training import Training

@@ -90,8 +90,20 @@ def valid(*losses: float) -> History:
     return run(series={"valid_loss": dict(zip(steps, losses, strict=True))})
 
 
+def validated(loss: float, columns: dict[str, np.ndarray]) -> History:
+    """The last validation has this loss."""
+    return run(columns, series={"valid_loss": {0: 2.3, STEPS - 1: loss}})
+
+
+def one_bad_batch(median: float) -> dict[str, np.ndarray]:
+    """Most of its samples have a high loss; that of the batch is below the first one's."""
+    loss = np.where(np.arange(STEPS) == 100, 2.8, S["loss"])
+    return changed(S, loss=loss, loss_median=at(100, median), loss_max=at(100, 4.0))
+
+
 SUM = replace(SETUP, loss_reduction="sum", declared_reduction="sum")
-TANH = {**L, "saturated/0": np.full(ROWS, 0.95)}
+TANH_ALONE = {"saturated/0": np.full(ROWS, 0.95)}
+TANH = {**L, **TANH_ALONE}
 DYING = {**L, "dead/0": np.linspace(0.2, 1, ROWS)}
 
 FAULTY: dict[str, list[History]] = {
@@ -127,9 +139,10 @@ FAULTY: dict[str, list[History]] = {
             setup=with_options(momentum=m),
         )
         for m in (0.99, 0.999)
-    ],
+    ]
+    + [run(setup=setup) for setup in (with_options(momentum=0.995), adam(beta1=0.985))],
     "clipping_always": [run(changed(S, grad_norm_at_step=kept)) for kept in (0.05, 0.005, 0.0005)],
-    "loss_sum": [run(changed(S, loss=32 * RISE), setup=SUM)],
+    "loss_sum": [run(changed(S, loss=32 * loss), setup=SUM) for loss in (RISE, STUCK)],
     "nonfinite_input": [run(changed(S, bad_rows=at(50, 1.0), bad_row_unused=0.0))],
     "input_constant": [
         run(changed(S, input_rms=0.01, loss=STUCK)),
@@ -152,16 +165,31 @@ FAULTY: dict[str, list[History]] = {
     "corrupt_batch": [
         run(changed(S, input_rms=at(70, 30.0), row_rms_max=at(70, 50), row_rms_median=at(70, 30))),
         run(spikes(share=0.2)),
+        run(one_bad_batch(3.0)),
+        run(changed(spikes(share=0.9), input_rms=at(100, 30.0))),
     ],
-    "symmetric_init": [run(layers=by_weight("row_spread", 0.95, s, 0.9)) for s in (0.0, 1e-6)],
+    "symmetric_init": [
+        *(run(layers=by_weight("row_spread", 0.95, s, 0.9)) for s in (0.0, 1e-6)),
+        run(layers=by_weight("row_spread", 0.95, np.linspace(1e-6, 0.5, ROWS), 0.9)),
+    ],
     "exploding_gradients": [
         run(changed(S, loss=S["loss"] * 4), by_weight("weight_rms", *[gain / 8] * 3))
         for gain in (6.5, 30.0)
+    ]
+    + [
+        run(layers=by_weight("weight_rms", 0.07, 10 / 8, 0.07)),
+        run(layers={**by_weight("weight_rms", 3 / 4.5, 0.07, 0.07), **TANH_ALONE}),
     ],
     "vanishing_gradients": [
         run(
             changed(S, loss=STUCK),
             {**by_weight("weight_rms", 0.006, 0.006, 0.07), **by_weight_update(1e-5)},
+        ),
+        run(
+            layers={
+                **by_weight("weight_rms", *[0.006] * 3),
+                **{f"gradient_rms/{name}": np.full(ROWS, 1e-3) for name in WEIGHTS},
+            }
         ),
         *(
             run(layers=by_weight("gradient_rms", shrunk**2, shrunk, 0.01))
@@ -201,7 +229,10 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, loss=STUCK), by_weight("update_rms", *[size] * 3)) for size in (1e-5, 1e-8)
     ],
     "labels_random": [run(changed(S, loss=STUCK)), run(changed(S, loss=STUCK * 0.99))],
-    "label_noise": [run(changed(S, loss_over=share)) for share in (0.04, 0.2)],
+    "label_noise": [
+        *(run(changed(S, loss_over=share)) for share in (0.06, 0.2)),
+        validated(0.12, changed(S, loss_over=0.04)),
+    ],
     "overfitting": [valid(2, 1, 0.8, 1.2, 1.5), valid(2, 1.0, 0.5, 0.6, 0.7, 0.8)],
 }
 """Runs with each fault, from weak to strong."""
@@ -226,9 +257,11 @@ NOTICED: dict[str, list[History]] = {
     "momentum_high": [run(setup=with_options(momentum=0.99))],
     "label_noise": [
         run(changed(S, loss_over=0.03)),
+        validated(0.12, changed(S, loss_over=0.03)),
+        run(changed(S, loss=0.8, loss_over=0.06, loss_median=1.0)),
         run(changed(S, loss_over=np.linspace(0.2, 0.03, STEPS))),
     ],
-    "overfitting": [valid(2, 1, 0.8, 0.95, 0.95)],
+    "overfitting": [valid(2, 1, 0.9, 1.02, 1.02)],
     "weight_decay_high": [
         run(
             changed(S, lr=0.1),
@@ -249,6 +282,8 @@ def cosine(loss: np.ndarray) -> dict[str, np.ndarray]:
 
 
 FROM_ZERO = np.r_[np.nan, 0.8 * np.ones(ROWS - 1)]
+FROM_EQUAL = np.r_[0.0, 0.8 * np.ones(ROWS - 1)]
+AFTER_100 = (np.arange(STEPS) >= 100) & (np.arange(STEPS) < 103)
 
 HEALTHY: dict[str, History] = {
     "plain": run(),
@@ -258,6 +293,11 @@ HEALTHY: dict[str, History] = {
     "one late spike": run(changed(S, loss=at(130, 2.5))),
     "He": run(layers=by_weight("weight_rms", *[1.41 / 8] * 3)),
     "inputs in 0 to 1": run(changed(S, input_mean=0.3, input_std=0.1, input_rms=0.32)),
+    "small weights that sines make up for": run(layers=by_weight("weight_rms", *[0.01] * 3)),
+    "constant last layer": run(layers=by_weight("row_spread", 0.9, 0.9, FROM_EQUAL)),
+    "a loss weighted by rewards": run(changed(S, loss=0.1 * STUCK)),
+    "an unstable step": run(changed(S, loss_median=np.where(AFTER_100, 3.0, S["loss_median"]))),
+    "a low validation loss": validated(0.1, S),
     "zero last layer": run(layers=by_weight("row_spread", 0.9, 0.9, FROM_ZERO)),
     "weights of queries": run(layers=by_weight("gradient_rms", 1e-5, 0.01, 0.01)),
     "accumulation": run(changed(S, updates=(np.arange(STEPS) % 4 == 3).astype(float))),

@@ -60,7 +60,7 @@ def symmetric_init(training: Training, strength: float, seed: int) -> Injected |
     names = [*dict.fromkeys(name for pair in pairs for name, _ in pair)]
     symmetric = frozenset(first[0] for first, _ in pairs)
     prepared = replace(training, prepare=partial(equalise, names=names))
-    return Injected(prepared, symmetric, 10)
+    return Injected(prepared, symmetric, 0)
 
 
 def equalise_units(model: nn.Module, names: Iterable[str], spread: float) -> None:
@@ -81,7 +81,7 @@ def symmetric_units(training: Training, strength: float, seed: int) -> Injected 
     if not names:
         return None
     prepare = partial(equalise_units, names=names, spread=1 / strength)
-    return Injected(replace(training, prepare=prepare), frozenset(names), 10)
+    return Injected(replace(training, prepare=prepare), frozenset(names), 0)
 
 
 def set_gains(model: nn.Module, names: Iterable[str], value: float) -> None:
@@ -179,7 +179,7 @@ def precision_underflow(training: Training, strength: float, seed: int) -> Injec
     loss = partial(scaled_loss, problem.loss, 1 / strength)
     rate = problem.rate * (strength if problem.optimizer is SGD else 1.0)
     half = replace(training, precision=torch.float16, valid_loss=problem.loss)
-    return Injected(with_problem(half, loss=loss, rate=rate))
+    return Injected(with_problem(half, loss=loss, rate=rate), notice="harmless")
 
 
 # Which units are alive.

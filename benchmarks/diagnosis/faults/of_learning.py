@@ -12,35 +12,57 @@ from torch import Tensor
 
 from benchmarks.diagnosis.faults.fault import Fault, Injected, with_problem
 from benchmarks.diagnosis.faults.of_the_batch import labels_of
-from benchmarks.diagnosis.faults.presence import diverges, overfits, stalls, swings
+from benchmarks.diagnosis.faults.presence import (
+    can_contradict,
+    diverges,
+    overfits,
+    stalls,
+    swings,
+)
 from benchmarks.diagnosis.loop import train
-from benchmarks.diagnosis.problem import Problem, Split
+from benchmarks.diagnosis.problem import Split
 from benchmarks.diagnosis.training import Training
 
 DOUBLINGS = 12
 """A rate that is 4096 times the problem's own and doesn't diverge never does."""
+FINER = tuple(2 ** (-third / 3) for third in range(1, 8))
+"""Times a rate that diverges: the rates down to a fifth of it that may do harm without that."""
 
 
 @cache
-def largest_rate(problem: Problem, seed: int) -> float | None:
-    """The largest of ``rate`` times 1, 2, 4, ... that doesn't diverge; ``None`` if none does."""
-    plain = Training(problem)
-    healthy = train(plain, seed)
-    for doubling in range(1, DOUBLINGS + 1):
-        rate = problem.rate * 2**doubling
-        if diverges(train(with_problem(plain, rate=rate), seed), healthy):
-            return rate / 2
-    return None
+def diverging_rate(training: Training, seed: int) -> float | None:
+    """The first of the usual rate times 2, 4, 8, ... that diverges; ``None`` if none does."""
+    healthy = train(training, seed)
+    rates = (training.problem.rate * 2**doubling for doubling in range(1, DOUBLINGS + 1))
+    return next((r for r in rates if diverges(train(at_rate(training, r), seed), healthy)), None)
+
+
+@cache
+def edge_rates(training: Training, seed: int) -> tuple[float, ...]:
+    """The rates that do harm and don't diverge, in descending order."""
+    highest = diverging_rate(training, seed)
+    if highest is None:
+        return ()
+    healthy = train(training, seed)
+    rates = (highest * factor for factor in FINER)
+    return tuple(r for r in rates if swings(train(at_rate(training, r), seed), healthy))
+
+
+def at_rate(training: Training, rate: float) -> Training:
+    """The training with another learning rate."""
+    return with_problem(training, rate=rate)
 
 
 def lr_too_high(training: Training, strength: float, seed: int) -> Injected | None:
-    rate = largest_rate(training.problem, seed)
-    return None if rate is None else Injected(with_problem(training, rate=2 * strength * rate))
+    rate = diverging_rate(training, seed)
+    return None if rate is None else Injected(at_rate(training, strength * rate))
 
 
 def lr_edge(training: Training, strength: float, seed: int) -> Injected | None:
-    rate = largest_rate(training.problem, seed)
-    return None if rate is None else Injected(with_problem(training, rate=strength * rate))
+    rates = edge_rates(training, seed)
+    if not rates:
+        return None
+    return Injected(at_rate(training, rates[round((1 - strength) * (len(rates) - 1))]))
 
 
 def lr_too_low(training: Training, strength: float, seed: int) -> Injected:
@@ -102,19 +124,42 @@ def first_samples(data: Callable[[int], Split], count: int, seed: int) -> Split:
     return replace(split, inputs=split.inputs[:count], targets=split.targets[:count])
 
 
-def overfitting(training: Training, strength: float, seed: int) -> Injected:
-    problem, count = training.problem, round(1 / strength)
-    few = partial(first_samples, problem.data, count)
-    batch_size = min(problem.batch_size, count // 2)
-    steps = 2 * problem.steps
-    return Injected(with_problem(training, data=few, batch_size=batch_size, steps=steps))
+FEWEST = 16
+"""Samples that are searched for, of which a quarter still makes two batches."""
+
+
+def with_few_samples(training: Training, count: int) -> Training:
+    """Twice the steps on some of the samples."""
+    problem = training.problem
+    return with_problem(
+        training,
+        data=partial(first_samples, problem.data, count),
+        batch_size=min(problem.batch_size, count // 2),
+        steps=2 * problem.steps,
+    )
+
+
+@cache
+def overfitted_samples(training: Training, seed: int) -> int | None:
+    """The largest of all samples over 1, 2, 4, ... that are overfitted; ``None`` if none is."""
+    healthy, count = train(training, seed), len(training.problem.data(seed).inputs)
+    while count >= FEWEST:
+        if overfits(train(with_few_samples(training, count), seed), healthy):
+            return count
+        count //= 2
+    return None
+
+
+def overfitting(training: Training, strength: float, seed: int) -> Injected | None:
+    most = overfitted_samples(training, seed)
+    return None if most is None else Injected(with_few_samples(training, round(most / strength)))
 
 
 OF_LEARNING = (
     Fault("lr_too_high", "times a rate that diverges", (1, 4, 30), lr_too_high, diverges),
-    Fault("lr_edge", "times the largest rate that does not", (0.5, 0.75, 1.0), lr_edge, swings),
+    Fault("lr_edge", "place between harm and divergence", (0.0, 0.5, 1.0), lr_edge, swings),
     Fault("lr_too_low", "1 over factor", (1e2, 1e3, 1e4), lr_too_low, stalls),
     Fault("labels_random", "share of targets", (0.8, 0.95, 1.0), labels_random, stalls),
-    Fault("label_noise", "share of labels", (0.05, 0.1, 0.2), label_noise),
-    Fault("overfitting", "1 over samples", (1 / 128, 1 / 64, 1 / 32), overfitting, overfits),
+    Fault("label_noise", "share of labels", (0.05, 0.1, 0.2), label_noise, can_contradict),
+    Fault("overfitting", "most samples that are overfitted over", (1, 2, 4), overfitting, overfits),
 )

@@ -89,7 +89,7 @@ def outlier_in_batch(training: Training, strength: float, seed: int) -> Injected
     step = late_step(training)
     change = partial(with_scaled_rows, step, -strength, 1)
     samples = frozenset(batch_at(training, step, seed).ids[:1].tolist())
-    return Injected(replace(training, change=change), step=step, samples=samples)
+    return Injected(replace(training, change=change), step=step, samples=samples, notice="harmless")
 
 
 def scaled_sample(data: Callable[[int], Split], sample: int, factor: float, seed: int) -> Split:
@@ -108,7 +108,12 @@ def outlier_in_data(training: Training, strength: float, seed: int) -> Injected 
     every_batch = batches(training, problem.data(seed), seed)
     first = next(step for step, batch in every_batch if sample in batch.ids)
     data = partial(scaled_sample, problem.data, sample, -strength)
-    return Injected(with_problem(training, data=data), step=first, samples=frozenset({sample}))
+    return Injected(
+        with_problem(training, data=data),
+        step=first,
+        samples=frozenset({sample}),
+        notice="harmless",
+    )
 
 
 def with_shifted_target(at: int, shift: float, step: int, batch: Batch) -> Batch:

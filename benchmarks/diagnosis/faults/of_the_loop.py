@@ -237,7 +237,9 @@ def first_gradient_norm(training: Training, seed: int) -> float:
 def loss_sum(training: Training, strength: float, seed: int, declared: LossReduction) -> Injected:
     problem = training.problem
     loss = partial(problem.loss, reduction="sum")
-    summed = with_problem(training, loss=loss, rate=strength * problem.rate)
+    # The others' steps don't depend on the scale of the loss.
+    rate = problem.rate * (strength if problem.optimizer is SGD else 1.0)
+    summed = with_problem(training, loss=loss, rate=rate)
     summed = replace(summed, declared=declared, valid_loss=problem.loss)
     return Injected(summed, step=0, notice="harmless")
 
@@ -286,7 +288,7 @@ OF_THE_LOOP = (
     Fault("adam_epsilon", "epsilon", (0.01, 0.1, 1.0), adam_epsilon, hurts),
     Fault("weight_decay_high", "steps over memory", (3, 10, 30), weight_decay_high, hurts),
     Fault("momentum_high", "momentum", (0.985, 0.995, 0.999), momentum_high),
-    Fault("clipping_always", "of the first norm", (0.05, 0.01, 0.001), clipping_always),
+    Fault("clipping_always", "of the first norm", (0.02, 0.005, 0.001), clipping_always),
     Fault("loss_sum", "of the rate", (0.1, 0.3, 1.0), partial(loss_sum, declared="mean")),
     Fault("loss_sum", "of the rate, declared", (0.1, 0.3, 1.0), partial(loss_sum, declared="sum")),
 )

@@ -6,6 +6,7 @@ The rules of the diagnosis have no part in it: validation losses are compared.
 from __future__ import annotations
 
 import math
+from statistics import fmean
 
 from benchmarks.diagnosis.loop import Outcome
 
@@ -17,8 +18,12 @@ BLOWN_UP = 5.0
 """A loss of so many times its start isn't noise: healthy runs of all problems stay below 2.5."""
 RISEN = 0.1
 """A validation loss rises if it ends this share above its minimum."""
+CLEAR = 0.5
+"""Validation loss over its start, of data whose labels depend on the inputs above all."""
 JUMPED = 2.0
 """A loss of so many times the largest of the steps before is a jump."""
+ROW = 5
+"""Steps in a row that a rise takes, so that it isn't one batch."""
 BEFORE = 10
 """Steps before one with a jump."""
 
@@ -44,15 +49,29 @@ def diverges(faulty: Outcome, healthy: Outcome) -> bool:
     return faulty.peak > BLOWN_UP * healthy.start or not faulty.end < healthy.start
 
 
+def rises(faulty: Outcome, healthy: Outcome) -> bool:
+    """The loss of some steps in a row is on average above its start, after the first of these."""
+    losses = faulty.losses[ROW:]
+    return any(fmean(losses[n : n + ROW]) > healthy.start for n in range(len(losses) - ROW + 1))
+
+
 def swings(faulty: Outcome, healthy: Outcome) -> bool:
-    """Less is learnt, without divergence."""
-    return hurts(faulty, healthy) and not diverges(faulty, healthy)
+    """The loss rises or next to nothing is learnt, without divergence."""
+    does_harm = rises(faulty, healthy) or stalls(faulty, healthy)
+    return does_harm and hurts(faulty, healthy) and not diverges(faulty, healthy)
 
 
 def overfits(faulty: Outcome, healthy: Outcome) -> bool:
-    """The validation loss rises while the training loss is far below it."""
-    risen = faulty.valid_end > (1 + RISEN) * faulty.valid_least
-    return risen and faulty.end < 0.5 * faulty.valid_end
+    """What is learnt is lost again: the validation loss rises far above the training loss."""
+    lost = faulty.valid_end - faulty.valid_least
+    risen = lost > RISEN * faulty.valid_least
+    does_harm = lost > WORSE * (healthy.valid_start - healthy.valid_end)
+    return risen and does_harm and faulty.end < 0.5 * faulty.valid_end
+
+
+def can_contradict(faulty: Outcome, healthy: Outcome) -> bool:
+    """The right labels can be predicted, so that wrong ones differ from them."""
+    return healthy.valid_end < CLEAR * healthy.valid_start
 
 
 def jumps_at(step: int, faulty: Outcome) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradlens.diagnosis.course import is_high
+from gradlens.diagnosis.course import is_high, is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import SAMPLES
 from gradlens.diagnosis.numbers import median
@@ -15,7 +15,8 @@ from gradlens.diagnosis.rule import Rule, Sign, above, below
 SMALL = 4
 """Samples of a small batch. It is an alarm if there is one sample, or if training is unstable."""
 LABELS = 64
-"""Labels of a batch that isn't small, as of texts with a label for each word."""
+"""Labels of a batch of texts that isn't small, with one for each word. Those of the pixels of an
+image depend on each other."""
 FEWEST = 4
 """Steps, which a first look at a network need not have."""
 NOISE = 10.0
@@ -26,11 +27,12 @@ runs (measured up to 1e30), and it has not been tested as a rule: a notice."""
 def find(evidence: Evidence) -> Iterator[Sign]:
     samples = evidence.column("samples")
     typical = evidence.typical("samples")
-    if (samples > 0).sum() < FEWEST or evidence.typical("labels") >= LABELS:
+    is_text = evidence.setup.input_kind == "integers" and evidence.typical("labels") >= LABELS
+    if (samples > 0).sum() < FEWEST or is_text:
         return
     if typical <= SMALL:
         numbers = (below("samples in a batch", typical, SMALL + 1),)
-        is_alarm = typical == 1 or is_high(evidence)
+        is_alarm = typical == 1 or is_high(evidence) or is_stuck(evidence)
         yield Sign(int(evidence.steps[samples <= SMALL][0]), numbers, is_alarm=is_alarm)
         return
     noise = evidence.series("GradNoiseScale")
@@ -55,6 +57,6 @@ RULE = Rule(
     advice="Use larger batches, or accumulate the gradients of several before each step; with the "
     "batch as it is, a smaller learning rate averages over more of them.",
     others=("lr_edge",),
-    explains=("lr_edge", "lr_too_high", "clipping_always"),
+    explains=("clipping_always", "lr_too_high", "lr_edge", "labels_random"),
     sources=("McCandlish et al. (2018), arXiv:1812.06162: the noise scale",),
 )

@@ -9,12 +9,9 @@ import numpy as np
 from gradlens.diagnosis.course import OVER_CHANCE, jumps
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS
-from gradlens.diagnosis.numbers import first, median, ratio, share
+from gradlens.diagnosis.numbers import first
 from gradlens.diagnosis.rule import Rule, Sign, above, below
-from gradlens.diagnosis.rules.outlier_sample import MOST_STEPS, SHARE, out_of_scale
-
-TIMES = 3.0
-"""The batch's rms over the run's median."""
+from gradlens.diagnosis.rules.outlier_sample import BATCH_TIMES, SHARE, batches_out_of_scale
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -24,15 +21,12 @@ def find(evidence: Evidence) -> Iterator[Sign]:
 
 
 def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
-    sizes = evidence.column("input_rms")
-    found = ratio(sizes, np.full(len(sizes), median(sizes)))
-    with np.errstate(invalid="ignore"):
-        holds = (found > TIMES) & np.isnan(out_of_scale(evidence))
-    place = first(holds)
-    if place is not None and share(holds, np.isfinite(found)) < MOST_STEPS:
+    found = batches_out_of_scale(evidence)
+    place = first(np.isfinite(found))
+    if place is not None:
         numbers = (
-            above("rms of the batch, over that of the median one", found[place], TIMES),
-            above("steps with such a batch", holds.sum(), 0),
+            above("rms of the batch, over that of the median one", found[place], BATCH_TIMES),
+            above("steps with such a batch", np.isfinite(found).sum(), 0),
         )
         yield Sign(int(evidence.steps[place]), numbers, where=("the inputs",))
 
@@ -42,8 +36,11 @@ def _of_losses(evidence: Evidence) -> Iterator[Sign]:
     if not found:
         return
     highest = max(found, key=lambda jump: jump.height)
+    usual = evidence.column("loss_median")[highest.place] / evidence.chance
     numbers = (
-        above("loss over that by chance", highest.height, OVER_CHANCE),
+        above("loss over that by chance", highest.height, OVER_CHANCE)
+        if highest.height > OVER_CHANCE
+        else above("loss of the median sample, over that by chance", usual, 1.0),
         below("largest share of one sample in the batch's gradients or loss", highest.share, SHARE),
         above("steps with such a jump", len(found), 0),
     )

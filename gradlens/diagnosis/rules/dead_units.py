@@ -22,7 +22,8 @@ SMALLEST = 8
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
-    if evidence.typical("samples") < SMALLEST:
+    # Of graphs and texts, each node or word has a label.
+    if not largest([evidence.typical("samples"), evidence.typical("labels")]) >= SMALLEST:
         return
     yield from inactive(
         evidence, "dead", "units of a ReLU that are zero for the whole batch", SHARE
@@ -59,5 +60,5 @@ RULE = Rule(
     advice="Start with biases of zero and He initialisation; if units die while training, use a "
     "lower learning rate; or use GELU or leaky ReLU.",
     others=("lr_too_high", "input_offset", "symmetric_init"),
-    explains=("vanishing_gradients", "lr_too_low", "labels_random"),
+    explains=("vanishing_gradients", "lr_too_low", "label_noise", "labels_random"),
 )

@@ -20,26 +20,38 @@ RISEN = 1.5
 are normalised."""
 PRETRAINED = 0.9
 """The first loss over chance, of a network that has been trained before."""
-GOOD_INPUTS = 20.0
+HUGE = 8.0
+"""The gain of a single weight that is an alarm by itself: five times that of He."""
+SATURATED = 0.5
+"""Of the outputs of a tanh or sigmoid at the start, which large weights saturate."""
+GOOD_INPUTS = 5.0
 """The inputs' rms; of larger ones, the first loss is no sign of weights."""
-NORMALISATIONS = frozenset({"_NormBase", "LayerNorm", "GroupNorm", "RMSNorm"})
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
     found = gains(evidence)
     where = tuple(name for name, gain in found.items() if gain > GAIN)
     loss = evidence.first_loss / evidence.chance
+    saturated = _saturated(evidence)
     is_good = not evidence.typical("input_rms") > GOOD_INPUTS
     is_classified = evidence.typical("classes") > 1
     if loss < PRETRAINED or not (where or (is_good and is_classified and loss > LOSS)):
         return
     numbers = [above("rms(W) x root of fan-in", largest([*found.values()]), GAIN)] if where else []
     numbers += [above("first loss, over that by chance", loss, LOSS)] if loss > LOSS else []
-    classes = {each for layer in evidence.setup.layers.values() for each in layer.classes}
+    if where and saturated > SATURATED:
+        numbers.append(above("outputs of a tanh or sigmoid near its ends", saturated, SATURATED))
     repeats = any(_is_repeated(name) for name in where)
-    is_alarm = loss > RISEN or repeats or (len(where) > 1 and not classes & NORMALISATIONS)
+    is_extreme = largest([*found.values()]) > HUGE or saturated > SATURATED
+    has_several = len(where) > 1 and not evidence.is_normalised
+    is_alarm = loss > RISEN or repeats or is_extreme or has_several
     step = int(evidence.by_name("weight_rms").steps[0])
     yield Sign(step, tuple(numbers), "very likely", is_alarm, where)
+
+
+def _saturated(evidence: Evidence) -> float:
+    """The largest share of a layer's outputs that are saturated at the start; NaN if unknown."""
+    return largest([shares[0] for shares in evidence.by_name("saturated").values.values()])
 
 
 def _is_repeated(name: str) -> bool:
@@ -64,6 +76,7 @@ RULE = Rule(
         "lr_too_high",
         "lr_edge",
         "lr_too_low",
+        "label_noise",
         "labels_random",
     ),
     sources=("Glorot and Bengio (2010)", "He et al. (2015), arXiv:1502.01852"),

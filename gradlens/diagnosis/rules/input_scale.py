@@ -29,7 +29,6 @@ RULE = Rule(
     explains=(
         "loss_sum",
         "clipping_always",
-        "exploding_gradients",
         "saturated_units",
         "dead_units",
         "vanishing_gradients",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,18 +11,32 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import CHANCE, SINGLE_LOSSES
 from gradlens.diagnosis.numbers import finite, median
 from gradlens.diagnosis.rule import Rule, Sign, above, below
+from gradlens.diagnosis.samples import scores
+from gradlens.history.finding import Measured
 
-CERTAIN, FEWEST, MOST = 0.033, 0.025, 0.3
-"""Share of samples whose loss is more than 2 log C: measured at most 0.02 in healthy runs, where
-samples are hard, and 0.034 to 0.06 where 5 to 20 % of the labels are wrong. Below the first of
-these, it is a notice."""
+CERTAIN, FEWEST, MOST = 0.05, 0.025, 0.3
+"""Share of samples whose loss is more than 2 log C: measured at most 0.028 in healthy runs, where
+samples are hard, and 0.029 to 0.06 where 5 to 20 % of the labels are wrong. Below the first of
+these, it is a notice, unless validation is another sign."""
 LASTS = 0.8
 """The same over that of the quarter before: hard samples become fewer while a network learns, and
 wrong labels don't. Otherwise, it is a notice."""
-MEDIAN = 0.5
-"""The median sample's loss over that by chance: the network has learnt the others."""
+MEDIAN, CLEAR = 0.5, 0.35
+"""The median sample's loss over that by chance: the network has learnt the others. Above the second
+of these, labels may be random by nature, as clicks are (measured 0.45), and it is a notice unless
+validation is another sign."""
+VALIDATED = 0.8
+"""The validation loss over the training loss, both late, where the labels that are validated with
+have been checked: measured 0.4 to 0.8 with wrong labels among those that are trained on. It is 1.1
+in healthy runs with hard samples in both, and as low as with wrong labels where few are hard."""
+PERSISTENT = 0.033
+"""Share of samples whose loss is above chance at the latest visit and on average, which is needed
+besides: measured at most 0.023 in healthy runs with such a validation loss, and 0.047 and more
+where 5 % of the labels are wrong. Where ids aren't known, it is the share above 2 log C."""
 STEPS = 40
 """A run that is shorter hasn't learnt what is easy."""
+NAMED = 10
+"""Samples that are named, where their ids are known: those with the highest losses."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -30,16 +45,42 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     usual = median(evidence.column("loss_median")[late]) / evidence.chance
     found = float(over.mean()) if over.size else float("nan")
     if evidence.length >= STEPS and usual < MEDIAN and FEWEST <= found <= MOST:
+        persistent = _persistent(evidence)
+        many = found if math.isnan(persistent) else persistent
+        validated = tuple(_validated(evidence)) if many > PERSISTENT else ()
         lasts = found >= LASTS * _before(evidence)
-        is_alarm = found >= CERTAIN and lasts
-        limit = CERTAIN if is_alarm else FEWEST
+        is_certain = found >= CERTAIN and lasts and usual < CLEAR
         numbers = (
-            above("share of samples whose loss is above 2 log C", found, limit),
+            above(
+                "share of samples whose loss is above 2 log C",
+                found,
+                CERTAIN if is_certain else FEWEST,
+            ),
             below("loss of the median sample, over that by chance", usual, MEDIAN),
+            *validated,
         )
-        with np.errstate(invalid="ignore"):
-            known = evidence.column("loss_median") < MEDIAN * evidence.chance
-        yield Sign(int(evidence.steps[known][0]), numbers, "consistent with", is_alarm)
+        step = int(evidence.steps[late][0])
+        is_alarm = is_certain or bool(validated)
+        yield Sign(step, numbers, "consistent with", is_alarm, samples=_worst(evidence))
+
+
+def _validated(evidence: Evidence) -> Iterator[Measured]:
+    """That samples which aren't trained on have a lower loss than those that are."""
+    train, valid = evidence.loss, evidence.valid_loss
+    start = train.steps[evidence.is_late(train.steps)][0]
+    means = [finite(each.values[each.steps >= start]) for each in (valid, train)]
+    found = means[0].mean() / means[1].mean() if means[0].size and means[1].size else math.nan
+    if found < VALIDATED:
+        yield below("validation loss, over the training loss", found, VALIDATED)
+
+
+def _persistent(evidence: Evidence) -> float:
+    """The share of samples whose loss stays above chance; NaN where ids aren't known."""
+    samples = evidence.history.samples
+    if samples is None or not (samples.visits > 1).any():
+        return math.nan
+    lowest = np.minimum(samples.last_loss, samples.mean_loss)[samples.visits > 1]
+    return float((lowest > evidence.chance).mean())
 
 
 def _before(evidence: Evidence) -> float:
@@ -49,6 +90,15 @@ def _before(evidence: Evidence) -> float:
     third = ~evidence.is_late(steps) & (steps >= steps[0] + 2 * quarter)
     shares = finite(evidence.column("loss_over")[third])
     return float(shares.mean()) if shares.size else 0.0
+
+
+def _worst(evidence: Evidence) -> tuple[str, ...]:
+    """The ids of the samples whose losses are the furthest above those of their batches."""
+    samples = evidence.history.samples
+    if samples is None:
+        return ()
+    order = np.argsort(-scores(samples), kind="stable")[:NAMED]
+    return tuple(str(samples.ids[place]) for place in order)
 
 
 RULE = Rule(

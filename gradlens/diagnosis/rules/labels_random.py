@@ -48,5 +48,6 @@ RULE = Rule(
     "heart, it is the network or the learning rate; if they are, labels and inputs have nothing to "
     "do with each other, or the task has a plateau at its start.",
     others=("lr_too_low", "vanishing_gradients", "input_constant"),
+    explains=("dead_units",),
     sources=("Zhang et al. (2017), arXiv:1611.03530: networks fit random labels",),
 )

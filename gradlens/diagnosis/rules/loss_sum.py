@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradlens.diagnosis.course import is_high
+from gradlens.diagnosis.course import is_high, is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import SAMPLES, SETUP
 from gradlens.diagnosis.rule import Rule, Sign, above
@@ -15,7 +15,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     step = evidence.since(lambda setup: (setup.loss_reduction or setup.declared_reduction) == "sum")
     if step is not None and samples > 1:
         numbers = (above("times that gradients are those of the mean loss", samples, 1.0),)
-        is_alarm = not evidence.is_adaptive and is_high(evidence)
+        is_alarm = not evidence.is_adaptive and (is_high(evidence) or is_stuck(evidence))
         yield Sign(step, numbers, is_alarm=is_alarm)
 
 

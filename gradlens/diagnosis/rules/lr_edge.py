@@ -17,12 +17,17 @@ from gradlens.diagnosis.needs import LOSS
 from gradlens.diagnosis.numbers import largest, share
 from gradlens.diagnosis.rule import Rule, Sign, above
 from gradlens.diagnosis.rules.lr_too_high import signs as diverges
+from gradlens.diagnosis.rules.vanishing_gradients import of_weights as vanishes
 from gradlens.history.finding import Measured
 
 RISE = 1.3
 """The loss over that at the start at three steps, with large updates besides."""
 HIGH, PEAK = 1.5, 2.2
 """The loss over that at the start: what it is at three steps, and its peak."""
+ANY_UPDATE = 0.3
+"""‖update‖/‖θ‖ at any step, of a run that learns nothing after a peak of the loss: measured at most
+0.1 with other faults, and 0.9 and more where the first updates have driven units to their ends.
+(Those of healthy runs of RMSprop and Adagrad are up to 0.6, too.)"""
 SHARPNESS = 1.2
 """The sharpness over its threshold. By itself, it is no fault: measured 2.2 (SGD) and up to 11
 (Adam) in healthy runs."""
@@ -31,7 +36,7 @@ SHARE = 0.5
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
-    if diverges(evidence):
+    if diverges(evidence) or any(vanishes(evidence)):
         return
     numbers = [*_rises(evidence)]
     if numbers:
@@ -50,6 +55,10 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
         yield above("loss at its peak, over that at the start", peak, PEAK)
     elif is_stuck(evidence) and update > LARGE_UPDATE:
         yield above("late loss, over that without learning", evidence.progress, STUCK)
+    elif is_stuck(evidence) and peak > HIGH and largest(evidence.update_ratio.values) > ANY_UPDATE:
+        yield above("loss at its peak, over that at the start", peak, HIGH)
+        most = largest(evidence.update_ratio.values)
+        yield above("size of the largest update, over that of weights", most, ANY_UPDATE)
     else:
         return
     if update > LARGE_UPDATE:
@@ -70,6 +79,15 @@ RULE = Rule(
     find=find,
     advice="Divide the learning rate by 3.",
     others=("momentum_high", "zero_grad_missing", "batch_too_small"),
-    explains=("corrupt_batch", "outlier_sample", "dead_units", "saturated_units", "labels_random"),
+    explains=(
+        "corrupt_batch",
+        "outlier_sample",
+        "dead_units",
+        "saturated_units",
+        "vanishing_gradients",
+        "label_noise",
+        "overfitting",
+        "labels_random",
+    ),
     sources=("Cohen et al. (2021), arXiv:2103.00065: sharpness and 2/(learning rate)",),
 )

@@ -71,5 +71,6 @@ RULE = Rule(
     advice="Divide the learning rate by 10.",
     others=("loss_sum", "momentum_high", "exploding_gradients"),
     explains=("clipping_always", "saturated_units", "dead_units", "vanishing_gradients",
-              "corrupt_batch", "weight_decay_high", "lr_edge", "labels_random"),
+              "corrupt_batch", "weight_decay_high", "lr_edge", "label_noise", "overfitting",
+              "labels_random"),
 )  # fmt: skip

@@ -12,6 +12,9 @@ from gradlens.diagnosis.rule import Rule, Sign, above
 
 HIGHEST = 0.98
 """Above the usual 0.9 and 0.95; 0.99 is used with large batches and long runs."""
+RARE, SHARE = 0.99, 0.25
+"""Above the first, momentum is hardly ever meant to be so high, nor is Adam's β₁ above the usual:
+that it averages over more than this share of the steps so far is an alarm by itself."""
 RISE = 1.3
 """The loss over that at the start, after the first steps: measured at most 1.3 in healthy runs."""
 
@@ -28,7 +31,9 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     ]
     if highest > RISE:
         numbers.append(above("loss over that at the start, at three steps", highest, RISE))
-    is_alarm = highest > RISE or is_stuck(evidence)
+    is_rare = momentum > RARE or evidence.option("beta1") > HIGHEST
+    is_slow = is_rare and memory > SHARE * evidence.length
+    is_alarm = highest > RISE or is_stuck(evidence) or is_slow
     yield Sign(int(evidence.loss.steps[0]), tuple(numbers), is_alarm=is_alarm)
 
 
@@ -39,5 +44,12 @@ RULE = Rule(
     find=find,
     advice="Use 0.9, or less of a learning rate: a step of momentum b goes 1/(1 - b) times as far.",
     others=("lr_edge", "zero_grad_missing"),
-    explains=("saturated_units", "dead_units", "lr_too_high", "lr_edge", "labels_random"),
+    explains=(
+        "saturated_units",
+        "dead_units",
+        "lr_too_high",
+        "lr_edge",
+        "overfitting",
+        "labels_random",
+    ),
 )

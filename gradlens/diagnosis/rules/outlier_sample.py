@@ -40,6 +40,20 @@ def out_of_scale(evidence: Evidence) -> np.ndarray:
     return np.where(holds & (share(holds, known) < MOST_STEPS), found, np.nan)
 
 
+BATCH_TIMES = 3.0
+"""A batch's rms over the run's median, from which on it is the batch that is out of scale."""
+
+
+def batches_out_of_scale(evidence: Evidence) -> np.ndarray:
+    """``[K]``, a batch's rms over the median one's where no single sample explains it; else NaN."""
+    sizes = evidence.column("input_rms")
+    found = ratio(sizes, np.full(len(sizes), median(sizes)))
+    with np.errstate(invalid="ignore"):
+        holds = (found > BATCH_TIMES) & np.isnan(out_of_scale(evidence))
+    is_rare = share(holds, np.isfinite(found)) < MOST_STEPS
+    return np.where(holds & is_rare, found, np.nan)
+
+
 def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
     found = out_of_scale(evidence)
     certain = first(found > CERTAIN)
@@ -60,7 +74,8 @@ def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
 
 
 def _of_losses(evidence: Evidence) -> Iterator[Sign]:
-    found = [jump for jump in jumps(evidence) if jump.share > SHARE]
+    of_batches = evidence.steps[np.isfinite(batches_out_of_scale(evidence))]
+    found = [jump for jump in jumps(evidence) if jump.share > SHARE and jump.step not in of_batches]
     if not found:
         return
     highest = max(found, key=lambda jump: jump.height)

@@ -11,14 +11,15 @@ from gradlens.diagnosis.needs import LOSS, VALIDATION
 from gradlens.diagnosis.numbers import finite, median
 from gradlens.diagnosis.rule import Rule, Sign, above
 
-TIMES, CERTAIN = 1.1, 1.25
-"""The latest validation losses over the lowest one. Healthy runs rise a little late, so that up to
-the larger limit it is a notice."""
+TIMES, CERTAIN = 1.1, 1.15
+"""The latest validation losses over the lowest one: measured at most 1.06 in healthy runs that are
+far below it in training. Up to the larger limit, it is a notice."""
 RISE = 0.05
 """The same rise, over the loss by chance: measured up to 0.06, once 0.18, in healthy runs, and 0.03
 to 0.11 in faulty ones."""
 GAP = 2.0
-"""The validation loss over the training loss."""
+"""The validation loss over the training loss, each over what it was at the first validation: a loss
+that is a sum may be validated as a mean."""
 EVALUATIONS = 2
 """In a row, at the end."""
 
@@ -31,16 +32,19 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     place = int(values.argmin())
     lowest, latest = float(values[place]), float(values[-EVALUATIONS:].min())
     train = evidence.loss
-    present = median(train.values[train.steps >= steps[-EVALUATIONS]])
-    present = present if np.isfinite(present) else median(finite(train.values)[-10:])
+    present = evidence.present_loss
+    before = finite(train.values[train.steps <= max(steps[0], train.steps[0])])[-10:]
+    gap = (latest / values[0]) / (present / median(before))
+    around = (train.steps >= steps[max(place - 1, 0)]) & (train.steps <= steps[place])
+    falls = present < median(train.values[around])
     reference = evidence.chance if np.isfinite(evidence.chance) else values[0]
     rises = latest > TIMES * lowest > 0 and latest - lowest > RISE * reference
-    if rises and place < len(values) - EVALUATIONS and latest > GAP * present:
+    if rises and place < len(values) - EVALUATIONS and gap > GAP and falls:
         is_alarm = latest > CERTAIN * lowest
         limit = CERTAIN if is_alarm else TIMES
         numbers = (
             above("validation loss, over its minimum", latest / lowest, limit),
-            above("validation loss, over the training loss", latest / present, GAP),
+            above("validation loss, over the training loss, both over their start", gap, GAP),
         )
         yield Sign(int(steps[place]), numbers, "very likely", is_alarm)
 

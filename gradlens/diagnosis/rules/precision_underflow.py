@@ -44,5 +44,5 @@ RULE = Rule(
     advice="Scale the loss with torch.amp.GradScaler, and pass it to the context as scaler; or use "
     "bfloat16, whose smallest numbers are those of float32.",
     others=("vanishing_gradients", "dead_units"),
-    explains=("vanishing_gradients", "lr_too_low", "labels_random"),
+    explains=("vanishing_gradients", "lr_edge", "lr_too_low", "overfitting", "labels_random"),
 )

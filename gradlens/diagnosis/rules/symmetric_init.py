@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
+from gradlens.diagnosis.gains import is_weight
 from gradlens.diagnosis.needs import ROW_SPREAD
 from gradlens.diagnosis.numbers import largest
 from gradlens.diagnosis.rule import Rule, Sign, below
 
-SPREAD = 1e-5
+SPREAD = 1e-3
 """The spread of a weight's rows over its size: measured 0.7 and more in healthy runs, and 0 in
 faulty ones."""
 STEPS = 10
@@ -33,13 +34,24 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         return
     later = np.asarray((table[:, late] < SPREAD).all(axis=1))
     # Noise such as dropout may part equal units slowly.
-    first = np.asarray(spreads.matrix(names)[:, 0] < SPREAD)
+    has_units = np.array([_has_units(evidence, name) for name in names])
+    first = np.asarray(spreads.matrix(names)[:, 0] < SPREAD) & has_units
     where = tuple(name for name, is_equal in zip(names, later | first, strict=True) if is_equal)
     if where:
         spread = largest(table[later][:, late]) if later.any() else largest(table[first][:, 0])
         numbers = (below("spread of rows, over the weight's size", spread, SPREAD),)
         step = int(spreads.steps[0]) + (0 if first.any() else STEPS)
         yield Sign(step, numbers, where=where)
+
+
+def _has_units(evidence: Evidence, name: str) -> bool:
+    """Whether its rows are those of units whose gradients are as equal as they are.
+
+    Those of the last layer's units aren't, nor are those of units with inputs of their own, as of
+    depthwise convolutions. Parameters of other kinds may begin as equals.
+    """
+    inputs = evidence.history.parameters.get(name, (0, 0))[1]
+    return is_weight(name) and inputs > 1 and name != evidence.weights[-1]
 
 
 RULE = Rule(
@@ -49,5 +61,12 @@ RULE = Rule(
     find=find,
     advice="Draw the weights at random: units that begin as equals have equal gradients, and stay "
     "equal.",
-    explains=("vanishing_gradients", "dead_units", "lr_too_low", "labels_random"),
+    explains=(
+        "saturated_units",
+        "dead_units",
+        "vanishing_gradients",
+        "lr_edge",
+        "lr_too_low",
+        "labels_random",
+    ),
 )

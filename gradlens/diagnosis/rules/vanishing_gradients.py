@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import takewhile
 
@@ -22,22 +23,42 @@ LAYERS = 2
 
 
 GAIN = 0.15
-"""rms(W)·√fan-in at the start, of a run that learns nothing: 0.58 and more in healthy runs."""
+"""rms(W)·√fan-in at the start: 0.58 and more in healthy runs, but for initialisations that make up
+for it elsewhere (0.1, as of sines and embeddings)."""
+SIGNAL = 0.28
+"""The largest gradient of a weight over that of a bias, which is about the size of what the weight
+is multiplied with: measured 0.55 and more in healthy runs whose weights are that small, and at most
+0.14 in faulty ones, in which biases alone learn."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
-    yield from tuple(_of_gradients(evidence)) or _of_weights(evidence)
+    yield from tuple(_of_gradients(evidence)) or of_weights(evidence)
 
 
-def _of_weights(evidence: Evidence) -> Iterator[Sign]:
+def of_weights(evidence: Evidence) -> Iterator[Sign]:
+    """Signs of weights that are so small at the start that biases alone learn."""
     # The gradients of the last weights don't go through others.
     others = {*evidence.weights[:-1]}
     small = {n: gain for n, gain in gains(evidence).items() if n in others and 0 < gain < GAIN}
-    if len(small) >= LAYERS and is_stuck(evidence):
-        numbers = (below("rms(W) x root of fan-in, at the start", max(small.values()), GAIN),)
+    signal = math.nan if evidence.is_normalised else _signal(evidence)
+    if len(small) >= LAYERS and (is_stuck(evidence) or signal < SIGNAL):
+        numbers = [below("rms(W) x root of fan-in, at the start", max(small.values()), GAIN)]
+        if signal < SIGNAL:
+            numbers.append(below("gradients of weights, over those of biases", signal, SIGNAL))
         title = "Weights are so small at the start that signals and gradients vanish"
         step = int(evidence.loss.steps[0])
-        yield Sign(step, numbers, "very likely", where=tuple(small), title=title)
+        yield Sign(step, tuple(numbers), "very likely", where=tuple(small), title=title)
+
+
+def _signal(evidence: Evidence) -> float:
+    """The largest gradient of a weight over the largest of a bias, in the median of records."""
+    gradients = evidence.by_name("gradient_rms")
+    weights = tuple(name for name in evidence.trained if name in gradients.values)
+    biases = tuple(name for name in gradients.values if name.endswith("bias"))
+    if not weights or not biases:
+        return math.nan
+    most = [np.nan_to_num(gradients.matrix(names)).max(axis=0) for names in (weights, biases)]
+    return median(ratio(*most))
 
 
 def _of_gradients(evidence: Evidence) -> Iterator[Sign]:
@@ -78,6 +99,6 @@ RULE = Rule(
     find=find,
     advice=ADVICE,
     others=("precision_underflow", "saturated_units"),
-    explains=("lr_too_low", "labels_random"),
+    explains=("lr_edge", "lr_too_low", "labels_random"),
     sources=("Glorot and Bengio (2010)",),
 )

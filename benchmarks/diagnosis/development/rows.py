@@ -1,4 +1,4 @@
-"""Rows of the unseen problems: tables, sets of points and graphs.
+"""Rows of the development problems: tables, sets of points and graphs.
 
 Each function draws ``n`` samples with torch's global random numbers.
 """
@@ -10,7 +10,7 @@ import math
 import torch
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.unseen_draws import Samples, noisy, uniform
+from benchmarks.diagnosis.development.draws import Samples, noisy, uniform
 
 
 def solids(n: int, points: int = 48) -> Samples:

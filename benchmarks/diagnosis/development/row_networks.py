@@ -1,4 +1,4 @@
-"""Networks of the unseen problems that are for tables, sets of points and graphs."""
+"""Networks of the development problems that are for tables, sets of points and graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The problems that rules are developed with. Rates are measured with ``unseen``."""
+"""Small networks, most of which are plain stacks of layers, at a constant learning rate."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import Adagrad, Adam, AdamW, RMSprop
 
-from benchmarks.diagnosis import data
-from benchmarks.diagnosis.networks import (
+from benchmarks.diagnosis.development import data
+from benchmarks.diagnosis.development.networks import (
     Encoder,
     LanguageModel,
     Mixture,
@@ -26,7 +26,7 @@ from benchmarks.diagnosis.problem import Problem
 
 MOMENTUM = {"momentum": 0.9}
 
-PROBLEMS = (
+BASICS = (
     Problem("MLP", partial(mlp, 64, 48, 32, 10), data.digits, rate=0.1),
     Problem("CNN", cnn, data.digit_images, rate=0.03, options=MOMENTUM),
     Problem("ResNet", resnet, data.digit_images, rate=0.02, options={**MOMENTUM, "nesterov": True}),

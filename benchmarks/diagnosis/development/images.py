@@ -1,4 +1,4 @@
-"""Images of the unseen problems: rendered ones, and crops of scikit-learn's two photographs.
+"""Images of the development problems: rendered ones, and crops of scikit-learn's two photographs.
 
 Each function draws ``n`` samples with torch's global random numbers.
 """
@@ -14,7 +14,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.unseen_draws import Samples, noisy, uniform
+from benchmarks.diagnosis.development.draws import Samples, noisy, uniform
 
 
 def pixels(side: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Networks of the unseen problems that are for sequences.
+"""Networks of the development problems that are for sequences.
 
 Those with an output for each place give ``[N, outputs, T]``, as ``cross_entropy`` takes them.
 """

@@ -1,7 +1,6 @@
-"""The problems that rates are measured with: the rules' authors have never seen them.
+"""Well-known architectures, with the schedule and the clipping that they are usually trained with.
 
-Neither a network nor a data set is one of those in ``problems``, which rules are developed with.
-Each stands with the schedule and the clipping that such networks are usually trained with.
+Rates were measured with them before rules were developed with them.
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ from torch.optim import (
     RMSprop,
 )
 
-from benchmarks.diagnosis import unseen_image_networks as image_networks
-from benchmarks.diagnosis import unseen_images as images
-from benchmarks.diagnosis import unseen_row_networks as row_networks
-from benchmarks.diagnosis import unseen_rows as rows
-from benchmarks.diagnosis import unseen_sequence_networks as sequence_networks
-from benchmarks.diagnosis import unseen_sequences as sequences
+from benchmarks.diagnosis.development import (
+    image_networks,
+    images,
+    row_networks,
+    rows,
+    sequence_networks,
+    sequences,
+)
+from benchmarks.diagnosis.development.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
-from benchmarks.diagnosis.unseen_draws import divided
 
 
 def warmed_up(step: int, steps: int) -> float:
@@ -406,5 +407,4 @@ ROWS = (
 )
 """Those for tables, sets and graphs."""
 
-TRAININGS = IMAGES + SEQUENCES + ROWS
-"""All of them, with the schedule and clipping that they are usually trained with."""
+ARCHITECTURES = IMAGES + SEQUENCES + ROWS

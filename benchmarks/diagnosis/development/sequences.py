@@ -1,4 +1,4 @@
-"""Sequences of the unseen problems: text, words of formal languages, and series.
+"""Sequences of the development problems: text, words of formal languages, and series.
 
 Each function draws ``n`` samples with torch's global random numbers.
 """
@@ -9,7 +9,7 @@ import random
 
 import torch
 
-from benchmarks.diagnosis.unseen_draws import Samples, noisy, uniform
+from benchmarks.diagnosis.development.draws import Samples, noisy, uniform
 
 
 def tagged_sentences(n: int, length: int = 20) -> Samples:

@@ -1,4 +1,4 @@
-"""Networks of the unseen problems that are for images."""
+"""Networks of the development problems that are for images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the data of the unseen problems are drawn and divided."""
+"""How the data of the development problems are drawn and divided."""
 
 from __future__ import annotations
 

@@ -1,0 +1,9 @@
+"""The problems that rules are developed with. Rates are measured with others, which are new."""
+
+from benchmarks.diagnosis.development.architectures import ARCHITECTURES
+from benchmarks.diagnosis.development.basics import BASICS
+from benchmarks.diagnosis.training import Training
+
+TRAININGS = (*map(Training, BASICS), *ARCHITECTURES)
+"""How they are usually trained."""
+PROBLEMS = tuple(training.problem for training in TRAININGS)
