@@ -80,6 +80,8 @@ class Denoiser(nn.Module):
 class MaskedConvolution(nn.Conv2d):
     """Depends on the pixels before each one, row by row, and on the pixel itself if ``own``."""
 
+    seen: Tensor
+
     def __init__(self, inside: int, outside: int, size: int, own: bool) -> None:
         super().__init__(inside, outside, size, padding=size // 2)
         seen = torch.zeros(size * size)

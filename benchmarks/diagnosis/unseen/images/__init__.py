@@ -61,7 +61,8 @@ IMAGES = (
             rate=3e-3,
             batch_size=8,
             steps=120,
-        )
+        ),
+        schedule=schedules.exponential,
     ),
     Training(
         Problem(
@@ -95,11 +96,12 @@ IMAGES = (
             networks.PairSum,
             partial(divided, data.digit_pairs, 4000),
             partial(F.cross_entropy, label_smoothing=0.05),
-            rate=0.05,
+            rate=0.03,
             options={"momentum": 0.9},
             batch_size=48,
             steps=250,
-        )
+        ),
+        schedule=schedules.cosine,
     ),
     Training(
         Problem(

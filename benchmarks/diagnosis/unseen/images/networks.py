@@ -144,7 +144,7 @@ class Perceiver(nn.Module):
 
 
 class PairSum(nn.Module):
-    """The same layers for both images ``[2, 1, 8, 8]``, and a class from the sum of their outputs."""
+    """The same layers for both images ``[2, 1, 8, 8]``; a class from the sum of their outputs."""
 
     def __init__(self, width: int = 48, classes: int = 19) -> None:
         super().__init__()

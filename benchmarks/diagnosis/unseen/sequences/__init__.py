@@ -78,7 +78,7 @@ SEQUENCES = (
             partial(divided, data.consumption, 3000),
             F.huber_loss,
             AdamW,
-            rate=5e-3,
+            rate=3e-3,
             batch_size=32,
             steps=200,
         )
