@@ -53,7 +53,7 @@ GRAPHS = (
             batch_size=32,
             steps=200,
         ),
-        schedule=schedules.warmed_up,
+        schedule=schedules.warmed_up_cosine,
         clip=1.0,
     ),
 )

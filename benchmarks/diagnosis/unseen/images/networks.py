@@ -74,10 +74,12 @@ class Inception(nn.Module):
     def __init__(self, inside: int, each: int) -> None:
         super().__init__()
         self.branches = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(inside, each, size, padding=size // 2), nn.ReLU())
+            nn.Sequential(nn.Conv2d(inside, each, size, padding=size // 2), nn.LeakyReLU(0.05))
             for size in (1, 3, 5)
         )
-        self.pooled = nn.Sequential(*(nn.MaxPool2d(3, 1, 1), nn.Conv2d(inside, each, 1), nn.ReLU()))
+        self.pooled = nn.Sequential(
+            *(nn.MaxPool2d(3, 1, 1), nn.Conv2d(inside, each, 1), nn.LeakyReLU(0.05))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([*(branch(x) for branch in self.branches), self.pooled(x)], 1)

@@ -35,7 +35,8 @@ ROWS = (
             options={"weight_decay": 1e-4},
             batch_size=128,
             steps=200,
-        )
+        ),
+        schedule=schedules.cosine,
     ),
     Training(
         Problem(

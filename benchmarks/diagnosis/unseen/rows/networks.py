@@ -88,7 +88,7 @@ class SparseMixture(nn.Module):
     The outputs are a prediction and the gate's probabilities, ``[N, 1 + experts]``.
     """
 
-    def __init__(self, inputs: int = 8, width: int = 24, experts: int = 6) -> None:
+    def __init__(self, inputs: int = 8, width: int = 24, experts: int = 4) -> None:
         super().__init__()
         self.gate = nn.Linear(inputs, experts)
         self.experts = nn.ModuleList(
