@@ -15,8 +15,8 @@ class IsomorphismLayer(nn.Module):
         super().__init__()
         self.own = nn.Parameter(torch.zeros(()))
         self.update = nn.Sequential(
-            *(nn.Linear(inside, outside), nn.LayerNorm(outside), nn.ReLU()),
-            *(nn.Linear(outside, outside), nn.ReLU()),
+            *(nn.Linear(inside, outside), nn.LayerNorm(outside), nn.SELU()),
+            *(nn.Linear(outside, outside), nn.SELU()),
         )
 
     def forward(self, nodes: Tensor, adjacency: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class IsomorphismNetwork(nn.Module):
         self.first = IsomorphismLayer(features, width)
         self.second = IsomorphismLayer(width, width)
         self.head = nn.Sequential(
-            nn.Linear(2 * width, width), nn.ReLU(), nn.Dropout(0.05), nn.Linear(width, 1)
+            nn.Linear(2 * width, width), nn.SELU(), nn.Dropout(0.05), nn.Linear(width, 1)
         )
 
     def forward(self, x: Tensor) -> Tensor:
