@@ -1,0 +1,45 @@
+"""How samples are drawn and divided into those to train on and those to validate on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from benchmarks.diagnosis.problem import Split
+
+Samples: TypeAlias = tuple[Tensor, Tensor]
+"""Inputs ``[n, ...]`` and targets ``[n, ...]``."""
+
+
+def divided(draw: Callable[[int], Samples], trained: int, seed: int) -> Split:
+    """``trained`` samples of ``draw(n)`` to train on, and a quarter of that number to validate on.
+
+    ``draw`` uses torch's global random numbers, whose state is restored.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inputs, targets = draw(trained + trained // 4)
+    return Split(inputs[:trained], targets[:trained], inputs[trained:], targets[trained:])
+
+
+def random_state() -> int:
+    """A seed for scikit-learn's generators, drawn from torch's random numbers."""
+    return int(torch.randint(2**31 - 1, ()))
+
+
+def uniform(low: float, high: float, *shape: int) -> Tensor:
+    """Numbers between ``low`` and ``high``."""
+    return low + (high - low) * torch.rand(shape)
+
+
+def noisy(values: Tensor, deviation: float) -> Tensor:
+    """The values plus normal noise."""
+    return values + deviation * torch.randn_like(values)
+
+
+def standardised(values: Tensor) -> Tensor:
+    """Values whose mean over the samples is 0 and whose standard deviation is 1."""
+    return (values - values.mean(0)) / values.std(0)
