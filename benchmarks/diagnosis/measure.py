@@ -71,7 +71,8 @@ def trainings(which: Which) -> tuple[Training, ...]:
     """How problems are usually trained; those that rules have never seen are imported here only."""
     if which == "development":
         return development.TRAININGS
-    return tuple(map(Training, import_module("benchmarks.diagnosis.unseen").PROBLEMS))
+    found: tuple[Training, ...] = import_module("benchmarks.diagnosis.unseen").TRAININGS
+    return found
 
 
 def problems(which: Which) -> tuple[Problem, ...]:

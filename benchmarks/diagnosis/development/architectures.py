@@ -29,9 +29,10 @@ from benchmarks.diagnosis.development import (
     sequence_networks,
     sequences,
 )
-from benchmarks.diagnosis.development.draws import divided
+from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
+from benchmarks.diagnosis.unfit import OF_INPUTS
 
 
 def warmed_up(step: int, steps: int) -> float:
@@ -54,14 +55,6 @@ def one_cycle(step: int, steps: int) -> float:
         return 0.2 + 0.8 * progress / 0.3
     return 1.02 - progress
 
-
-OF_INPUTS = frozenset(
-    (
-        *("input_scale", "input_offset", "input_constant"),
-        *("outlier_sample", "corrupt_batch", "nonfinite_input"),
-    )
-)
-"""Faults that change the numbers that a network is given."""
 
 IMAGES = (
     Training(

@@ -14,7 +14,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.development.draws import Samples, noisy, uniform
+from benchmarks.diagnosis.draws import Samples, noisy, uniform
 
 
 def pixels(side: int) -> tuple[Tensor, Tensor]:

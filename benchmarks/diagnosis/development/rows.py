@@ -10,7 +10,7 @@ import math
 import torch
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.development.draws import Samples, noisy, uniform
+from benchmarks.diagnosis.draws import Samples, noisy, uniform
 
 
 def solids(n: int, points: int = 48) -> Samples:

@@ -9,7 +9,7 @@ import random
 
 import torch
 
-from benchmarks.diagnosis.development.draws import Samples, noisy, uniform
+from benchmarks.diagnosis.draws import Samples, noisy, uniform
 
 
 def tagged_sentences(n: int, length: int = 20) -> Samples:

@@ -6,7 +6,6 @@ the order of samples, the schedule and the clipping that such networks are usual
 
 from __future__ import annotations
 
-from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
 from benchmarks.diagnosis.unseen.generative import GENERATIVE
 from benchmarks.diagnosis.unseen.graphs import GRAPHS
@@ -15,4 +14,3 @@ from benchmarks.diagnosis.unseen.rows import ROWS
 from benchmarks.diagnosis.unseen.sequences import SEQUENCES
 
 TRAININGS: tuple[Training, ...] = (*ROWS, *IMAGES, *SEQUENCES, *GRAPHS, *GENERATIVE)
-PROBLEMS: tuple[Problem, ...] = tuple(training.problem for training in TRAININGS)

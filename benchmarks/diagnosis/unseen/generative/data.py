@@ -11,7 +11,7 @@ import torch
 from sklearn import datasets
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.unseen.draws import Samples, noisy, random_state, standardised
+from benchmarks.diagnosis.draws import Samples, noisy, random_state, standardised
 
 
 def moons(n: int) -> Samples:

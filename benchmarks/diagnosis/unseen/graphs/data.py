@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.unseen.draws import Samples, noisy, standardised, uniform
+from benchmarks.diagnosis.draws import Samples, noisy, standardised, uniform
 
 
 def molecules(n: int, atoms: int = 10, elements: int = 4) -> Samples:

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.unseen.draws import Samples, noisy, standardised, uniform
+from benchmarks.diagnosis.draws import Samples, noisy, standardised, uniform
 
 
 def grid(side: int) -> tuple[Tensor, Tensor]:

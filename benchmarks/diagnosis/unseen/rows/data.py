@@ -10,7 +10,7 @@ import torch
 from sklearn import datasets
 from torch import Tensor
 
-from benchmarks.diagnosis.unseen.draws import Samples, noisy, random_state, standardised, uniform
+from benchmarks.diagnosis.draws import Samples, noisy, random_state, standardised, uniform
 
 
 def reals(values: np.ndarray) -> Tensor:

@@ -7,10 +7,10 @@ from functools import partial
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW, RMSprop
 
+from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
 from benchmarks.diagnosis.unseen import schedules
-from benchmarks.diagnosis.unseen.draws import divided
 from benchmarks.diagnosis.unseen.sequences import data, networks
 
 SEQUENCES = (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.unseen.draws import Samples, noisy, uniform
+from benchmarks.diagnosis.draws import Samples, noisy, uniform
 
 
 def heartbeats(n: int, length: int = 80) -> Samples:
