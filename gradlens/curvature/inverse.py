@@ -90,6 +90,8 @@ class InverseOperator(LinearOperator):
 
     def _solve(self, products: Products, b: Tensor) -> Solution:
         size = float(norm(b))
+        if not math.isfinite(size):
+            raise UnavailableError("the vector contains NaN or Inf")
         x, residual, direction = torch.zeros_like(b), b.clone(), b.clone()
         square = float(inner(residual, residual))
         reason = ""
