@@ -1,10 +1,14 @@
-"""Curvature of the mini-batch loss: products, eigenvalues, traces, diagonals and densities.
+"""Curvature of the loss of a mini-batch or of a data set: products, eigenvalues, traces, diagonals.
 
-``HessianOperator`` and ``GGNOperator`` are the matrices, as scipy ``LinearOperator`` objects over
-the concatenated parameters. The functions analyse any symmetric matrix by its products with
-vectors: they find ``eigenpairs``, the trace (``hutchinson``, ``hutch_plus_plus``), the diagonal
-(``hutchinson_diagonal``) and the ``spectral_density``. ``LossCurvature`` is what quantities are
-given: both matrices of one step's loss, their diagonals and the traces of these.
+``HessianOperator``, ``GGNOperator``, ``FisherOperator``, ``EmpiricalFisherOperator`` and
+``GradCovarianceOperator`` are matrices as scipy ``LinearOperator`` objects over the concatenated
+parameters, and ``JacobianOperator`` is that of a network's outputs. Each is that of a mini-batch,
+and its ``over_data`` that of all batches of a data set. The functions analyse any symmetric matrix
+by its products with vectors: they find ``eigenpairs``, the trace (``hutchinson``,
+``hutch_plus_plus``, ``xtrace``), the diagonal (``hutchinson_diagonal``, ``xdiag``), the
+``frobenius_norm`` and the ``spectral_density``; ``InverseOperator`` multiplies by the inverse.
+``LossCurvature`` is what quantities are given: both matrices of one step's loss, their diagonals
+and the traces of these.
 """
 
 from gradlens.curvature.density import SpectralDensity, spectral_density

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from gradlens.curvature.parameter_selection import selected_parameters
 from gradlens.curvature.probes import private_random_numbers
+from gradlens.hooks.eager_calls import uncompiled_calls
 from gradlens.hooks.torch_private import Dropout, tree_leaves, tree_map_only
 from gradlens.hooks.undisturbed import training_kept, undisturbed
 from gradlens.numerics.checksums import sum_of_bits_in_order
@@ -161,6 +162,7 @@ class NetworkOverData:
             training_kept(self._model.parameters()),
             private_random_numbers(cpu, seed),
             private_random_numbers(self._device, seed),
+            uncompiled_calls(),
             torch.enable_grad(),
         ):
             for index, batch in enumerate(islice(self._data, batches)):

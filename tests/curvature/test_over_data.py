@@ -248,6 +248,16 @@ def test_dictionaries_as_batches() -> None:
     np.testing.assert_array_equal(matrix_of(operator), matrix_of(over_data("hessian", problem)))
 
 
+@pytest.mark.slow
+def test_compiled_models_run_uncompiled() -> None:
+    problem = build("perceptron", "cross-entropy")
+    compiled: Any = torch.compile(problem.model, backend="aot_eager")
+    compiled(problem.inputs)
+    loss = problem.loss_of("mean")
+    operator = HessianOperator.over_data(compiled, loss, problem.batches)
+    np.testing.assert_array_equal(matrix_of(operator), matrix_of(over_data("hessian", problem)))
+
+
 def test_eigenpairs_over_data() -> None:
     problem = build("perceptron", "cross-entropy")
     values = np.linalg.eigvalsh(data_cases.dense_hessian(problem, "mean"))
