@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.memory import status
 
-SAMPLES, BATCH, COLUMNS, REPETITIONS = 600, 128, 8, 5
-"""The last batch has 88 samples, so that an average over batches isn't that over samples."""
+SAMPLES, BATCH, COLUMNS, REPETITIONS = 300, 64, 8, 3
+"""The last batch has 44 samples, so that an average over batches isn't that over samples."""
 
 Multiply = Callable[[Tensor], Tensor]
 """Matrix times the columns of ``[D, k]``."""
@@ -178,26 +178,23 @@ def in_a_process(*arguments: object) -> list[str] | None:
     return result.stdout.split()
 
 
-def rows() -> list[list[str]]:
+def rows() -> Iterator[list[str]]:
     """The table."""
-    table = []
     with TemporaryDirectory() as folder:
         for matrix in MATRICES:
             reference = Path(folder) / "reference"
             in_a_process("product", "all at once", matrix, reference)
             expected = torch.load(reference)
-            for name in CONTENDERS.keys() - {"all at once"}:
-                if find_spec(name.replace("-", "_").lower()) is None:
-                    continue
+            for name in [*CONTENDERS][:-1]:
                 path = Path(folder) / name
-                if in_a_process("product", name, matrix, path) is None:
+                installed = find_spec(name.replace("-", "_").lower()) is not None
+                if not installed or in_a_process("product", name, matrix, path) is None:
                     continue
                 error = float((torch.load(path) - expected).norm() / expected.norm())
                 costs = [in_a_process("costs", name, matrix, count) for count in (1, COLUMNS)]
                 times = [f"{1000 * float(each[0]):.0f}" for each in costs if each]
                 memory = [f"{int(each[1]) / 2**20:.0f}" for each in costs if each]
-                table.append([matrix, name, f"{error:.1e}", *times, *memory])
-    return sorted(table, key=lambda row: (MATRICES.index(row[0]), [*CONTENDERS].index(row[1])))
+                yield [matrix, name, f"{error:.1e}", *times, *memory]
 
 
 def main() -> None:
@@ -216,7 +213,9 @@ def main() -> None:
             ]
             heading = [each.replace("1 vectors", "1 vector") for each in vectors]
             writer.writerow(["matrix", "library", "error", *heading])
-            writer.writerows(rows())
+            for row in rows():
+                writer.writerow(row)
+                sys.stdout.flush()
 
 
 if __name__ == "__main__":

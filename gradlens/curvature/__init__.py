@@ -25,12 +25,16 @@ from gradlens.curvature.inverse import InverseOperator, Solution
 from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.loss_diagonal import LossDiagonal
+from gradlens.curvature.loss_over_data import BatchLoss, LossOverData
+from gradlens.curvature.network_over_data import BatchOutputs
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.products import SymmetricMatrix
 from gradlens.curvature.sum_over_data import SumOverData
 from gradlens.curvature.trace import Estimate, hutch_plus_plus, hutchinson, hutchinson_blocks
 
 __all__ = [
+    "BatchLoss",
+    "BatchOutputs",
     "CurvatureOperator",
     "DiagonalEstimate",
     "Eigenpairs",
@@ -44,6 +48,7 @@ __all__ = [
     "JacobianOperator",
     "LossCurvature",
     "LossDiagonal",
+    "LossOverData",
     "Solution",
     "SpectralDensity",
     "SumOverData",

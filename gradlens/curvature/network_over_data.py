@@ -80,14 +80,6 @@ class BatchOutputs:
         raise ValueError(ONE_TENSOR.format(kind=_described(self.outputs)))
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """A batch's number of samples, and the checksums of its tensors."""
-
-    samples: int
-    sums: tuple[int, ...]
-
-
 @final
 class NetworkOverData:
     """A model and the batches that it is called with.
@@ -117,35 +109,37 @@ class NetworkOverData:
         self._data = data
         self._split = split
         self._passes = 0
-        self._batches: list[_Batch] = []
+        self._checksums: list[tuple[int, ...]] = []
+        self.samples = 0
         self._first_pass(inspect)
-        self.samples = sum(batch.samples for batch in self._batches)
 
     def each(self, function: Callable[[BatchOutputs], None]) -> None:
         """Call the function with each batch's outputs, of which none are kept."""
         count = self._pass(lambda batch, _: function(batch))
-        if count < len(self._batches):
+        if count < len(self._checksums):
             raise ValueError(CHANGED.format(index=count))
 
     def _first_pass(self, inspect: Callable[[BatchOutputs], None] | None) -> None:
-        found: list[_Batch] = []
-        first: list[list[Tensor]] = []
+        """Record the checksums, and find out whether the first batch is the same once more."""
+        checksums: list[tuple[int, ...]] = []
+        first: list[Tensor] = []
 
         def record(batch: BatchOutputs, sums: tuple[int, ...]) -> None:
-            found.append(_Batch(batch.samples, sums))
+            checksums.append(sums)
+            self.samples += batch.samples
             if batch.index == 0:
-                first.append([each.detach() for each in _tensors(batch.outputs)])
+                first.extend(each.detach() for each in _tensors(batch.outputs))
             if inspect is not None:
                 inspect(batch)
 
         def compare(batch: BatchOutputs, _: tuple[int, ...]) -> None:
-            if not _agree(first[0], _tensors(batch.outputs)):
+            if not all(map(_agree, first, _tensors(batch.outputs))):
                 raise ValueError(RANDOM_OUTPUTS.format(culprits=_dropout(self._model)))
 
         self._pass(record)
-        if not found:
+        if not checksums:
             raise ValueError("the data has no batches: pass at least one")
-        self._batches = found
+        self._checksums = checksums
         if not self._pass(compare, batches=1):
             raise ValueError(ONE_PASS.format(kind=_described(self._data)))
 
@@ -175,8 +169,7 @@ class NetworkOverData:
             raise ValueError(NO_PAIR.format(index=index, kind=_described(batch)))
         inputs, targets = (self._on_device(each) for each in self._split(batch))
         sums = tuple(sum_of_bits_in_order(each) for each in _tensors((inputs, targets)))
-        known = self._batches[index : index + 1]
-        if self._batches and (not known or known[0].sums != sums):
+        if self._checksums and self._checksums[index : index + 1] != [sums]:
             raise ValueError(CHANGED.format(index=index))
         outputs = self._model(**inputs) if isinstance(inputs, Mapping) else self._model(inputs)
         samples = _samples(index, outputs, targets)
@@ -210,15 +203,12 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _agree(before: Sequence[Tensor], now: Sequence[Tensor]) -> bool:
+def _agree(before: Tensor, now: Tensor) -> bool:
     """Whether outputs are equal to half of their digits, as nondeterministic kernels' are."""
-    for one, other in zip(before, now, strict=True):
-        if one.shape != other.shape or not one.is_floating_point():
-            return one.shape == other.shape and bool(torch.equal(one, other))
-        close = torch.finfo(one.dtype).eps ** 0.5 * float(one.norm())
-        if float((one - other.detach()).norm()) > close:
-            return False
-    return True
+    if before.shape != now.shape or not before.is_floating_point():
+        return torch.equal(before, now)
+    close = torch.finfo(before.dtype).eps ** 0.5 * float(before.norm())
+    return not float((before - now.detach()).norm()) > close
 
 
 def _dropout(model: nn.Module) -> str:

