@@ -35,8 +35,8 @@ class FisherOperator(CurvatureOperator):
 
     The first axis of the ``outputs`` must be that of samples. Raises ``ValueError`` for fewer than
     one draw, and otherwise as ``GGNOperator`` does; ``UnavailableError`` for a loss that is linear
-    in the outputs, isn't a sum over samples or isn't convex, and, where its Hessian has no closed
-    form, for more than 256 outputs of each sample.
+    in the outputs, isn't a sum over samples or isn't convex, and for more than 256 outputs of each
+    sample unless it is a squared error, a cross-entropy or a sum over single outputs.
     """
 
     def __init__(

@@ -142,6 +142,19 @@ def test_the_mean_of_many_draws_is_the_fisher_matrix(loss: str, reduction: Reduc
     assert np.linalg.norm(few - dense) > 0.15 * np.linalg.norm(dense)
 
 
+def test_many_outputs_that_count_one_by_one_have_draws() -> None:
+    """As of binary cross-entropies of an image's pixels, which are too many for a dense root."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(2, 300).double()
+        batches = [(torch.randn(2, 2).double(), torch.rand(2, 300).double())]
+    loss = nn.BCEWithLogitsLoss()
+    fisher = FisherOperator.over_data(model, loss, batches, draws=400, parameters=["bias"])
+    ggn = GGNOperator.over_data(model, loss, batches, parameters=["bias"])
+    found, expected = (np.diag(matrix_of(each)) for each in (fisher, ggn))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
 def test_draws_depend_on_the_seed_alone() -> None:
     problem = build("perceptron", "cross-entropy")
     vector = np.ones(over_data("fisher", problem).shape[0])
