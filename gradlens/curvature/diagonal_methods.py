@@ -19,6 +19,7 @@ from torch import Tensor
 from gradlens.curvature.agreement import has_diagonal
 from gradlens.curvature.backpack_graph import check_graph
 from gradlens.curvature.diagonal import probed_diagonal
+from gradlens.curvature.flat_vectors import parameter_slices
 from gradlens.curvature.ggn_diagonal import SamplesJacobians, roots, signed_sum
 from gradlens.curvature.loss_diagonal import (
     DiagonalKind,
@@ -29,7 +30,6 @@ from gradlens.curvature.loss_diagonal import (
     exact_diagonal,
     mean_diagonal,
 )
-from gradlens.curvature.operator import parameter_slices
 from gradlens.curvature.probes import private_random_numbers
 from gradlens.curvature.products import Products, float64_device
 from gradlens.curvature.sampled_traces import sampled_traces

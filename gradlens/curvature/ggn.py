@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
-from typing import final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, final
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from gradlens.curvature.differentiation import (
-    depends_on,
-    derivative,
-    differentiable_gradient,
-)
+from gradlens.curvature.differentiation import depends_on, derivative, differentiable_gradient
 from gradlens.curvature.hessian import check_loss
+from gradlens.curvature.jacobian import JacobianOperator
+from gradlens.curvature.loss_over_data import BatchLoss, LossFunction, LossOverData
+from gradlens.curvature.network_over_data import Split, as_pair
 from gradlens.curvature.operator import CurvatureOperator
+from gradlens.curvature.sum_over_data import SumOverData
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.per_sample.labelling.batch import LossReduction
+
+LINEAR_IN_OUTPUTS = (
+    "the loss is linear in what the model returned, such as log-probabilities, so that the "
+    "generalised Gauss-Newton matrix is zero: pass a model that returns the logits, and the loss "
+    "that is computed from these"
+)
 
 
 @final
@@ -41,34 +48,53 @@ class GGNOperator(CurvatureOperator):
     ) -> None:
         super().__init__(parameters, scale)
         check_loss(loss)
-        _check_outputs(loss, outputs)
+        check_outputs(loss, outputs)
         self.outputs = outputs
+        self._jacobian = JacobianOperator(outputs, parameters)
         self._loss_gradient = differentiable_gradient(loss, [outputs])
 
-    def jacobian_product(self, vectors: list[Tensor]) -> Tensor:
-        """Jv, of the outputs' shape; v is one tensor for each parameter, of its shape."""
-        cotangent, pulled_back = self._transposed
-        (pushed_forward,) = derivative(pulled_back, [cotangent], vectors)
-        return pushed_forward
+    @classmethod
+    def over_data(
+        cls,
+        model: nn.Module,
+        loss_function: LossFunction,
+        data: Iterable[Any],
+        *,
+        parameters: Sequence[str] | None = None,
+        loss_reduction: LossReduction = "mean",
+        split: Split = as_pair,
+    ) -> SumOverData:
+        """The matrix of the loss over all of the data, as ``HessianOperator.over_data``.
 
-    @cached_property
-    def _transposed(self) -> tuple[Tensor, list[Tensor | None]]:
-        """u and Jᵀu, linear in u, with respect to which its derivative times v is Jv."""
-        cotangent = torch.zeros_like(self.outputs, requires_grad=True)
-        parameters = list(self.parameters.values())
-        return cotangent, differentiable_gradient(self.outputs, parameters, cotangent)
+        The model must return one tensor. Where the loss is linear in it, so that the matrix is
+        zero, products raise ``UnavailableError``.
+        """
+        whole = LossOverData(model, loss_function, data, parameters, loss_reduction, split)
+
+        def of_batch(each: BatchLoss) -> GGNOperator:
+            operator = cls(each.loss, each.batch.output, whole.parameters)
+            if each.batch.index == 0 and operator.is_zero():
+                raise UnavailableError(LINEAR_IN_OUTPUTS)
+            return operator
+
+        return SumOverData(whole, of_batch)
 
     def loss_hessian_product(self, direction: Tensor) -> Tensor:
         """(∇²ℓ)u without the ``scale``; u and the result are of the outputs' shape."""
         (curved,) = derivative(self._loss_gradient, [self.outputs], [direction])
         return curved
 
+    def is_zero(self, seed: int = 0) -> bool:
+        """Whether the loss is linear in the outputs, by a product with a random vector."""
+        drawn = np.random.default_rng(seed).standard_normal(tuple(self.outputs.shape))
+        return not bool(self.loss_hessian_product(torch.tensor(drawn).to(self.outputs)).any())
+
     def _product(self, vectors: list[Tensor]) -> list[Tensor]:
-        curved = self.loss_hessian_product(self.jacobian_product(vectors))
-        return derivative([self.outputs], list(self.parameters.values()), [curved])
+        curved = self.loss_hessian_product(self._jacobian.product(vectors))
+        return self._jacobian.transposed_product(curved)
 
 
-def _check_outputs(loss: Tensor, outputs: Tensor) -> None:
+def check_outputs(loss: Tensor, outputs: Tensor) -> None:
     if not outputs.requires_grad:
         raise UnavailableError("the outputs have no graph: compute them with gradients enabled")
     if not depends_on(loss, outputs):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
 
-import numpy as np
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,7 +19,6 @@ from gradlens.curvature.diagonal_methods import (
     first_available,
 )
 from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.ggn_diagonal import normal_like
 from gradlens.curvature.hessian import HessianOperator, check_loss
 from gradlens.curvature.loss_diagonal import (
     DiagonalKind,
@@ -104,7 +102,7 @@ class LossCurvature:
         """
         found = self._network_outputs()
         operator = GGNOperator(self.loss, found.tensor, self.parameters, self._scale)
-        if found.origin == "the model's output" and _is_zero(operator, self.seed):
+        if found.origin == "the model's output" and operator.is_zero(self.seed):
             raise UnavailableError(LINEAR_IN_RETURNED)
         for text in (found.note, note_on_bypass(self.loss, found, self.parameters)):
             if text:
@@ -244,9 +242,3 @@ class LossCurvature:
     def _loss_calls(self) -> Sequence[LossCall]:
         """The loss module's call that returned the loss itself, or otherwise those behind it."""
         return loss_calls_at(self.loss) or self._calls.of_losses
-
-
-def _is_zero(ggn: GGNOperator, seed: int) -> bool:
-    """Whether the loss's Hessian at the outputs is zero, by its product with a random vector."""
-    probe = normal_like(ggn.outputs, np.random.default_rng(seed))
-    return not bool(ggn.loss_hessian_product(probe).any())

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.curvature.backpack_graph import BackpackGraph
+from gradlens.curvature.flat_vectors import parameter_slices
 from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.operator import CurvatureOperator, parameter_slices
+from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.trace import Estimate, positive_estimates, undefined_estimate
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import Plans

@@ -24,8 +24,9 @@ def drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Te
     Squared errors and cross-entropy have roots in closed form, up to a factor. Whether Hₙ is of
     that form is checked by its product with a random vector, which is wrong with probability zero.
     For other losses of few outputs the root is computed. Of many outputs, such as those for each
-    word of a text, it has a closed form for cross-entropy with a weight for each word, or without
-    some of them. ``UnavailableError`` as raised by ``roots`` otherwise.
+    word of a text or each pixel of an image, it has a closed form for cross-entropy with a weight
+    for each word, or without some of them, and for losses that are a sum over single outputs.
+    ``UnavailableError`` as raised by ``roots`` otherwise.
     """
     outputs = ggn.outputs.detach()
     probe = normal_like(outputs, generator)
@@ -37,6 +38,9 @@ def drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Te
     try:
         columns = roots(ggn, generator)
     except UnavailableError:
+        diagonal = _diagonal(ggn, generator)
+        if diagonal is not None:
+            return partial(_signed, lambda u: u, diagonal.sqrt(), outputs, generator)
         for axis in dict.fromkeys([1, outputs.dim() - 1]):
             weights = _weights_of_rows(ggn, axis, generator) if outputs.dim() > 2 else None
             if weights is not None:
@@ -48,6 +52,20 @@ def drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Te
         return signed_sum(columns, _signs(columns.new_empty(columns.shape[:2]), generator))
 
     return draw
+
+
+def _diagonal(ggn: GGNOperator, generator: np.random.Generator) -> Tensor | None:
+    """h ≥ 0 of the outputs' shape, where the loss's Hessian is diag(h).
+
+    ``None`` if it isn't, by its product with a random vector.
+    """
+    outputs = ggn.outputs.detach()
+    diagonal = ggn.loss_hessian_product(torch.ones_like(outputs))
+    probe = normal_like(outputs, generator)
+    difference = ggn.loss_hessian_product(probe) - diagonal * probe
+    close = torch.finfo(probe.dtype).eps ** 0.5 * (diagonal * probe).norm()
+    is_diagonal = bool(difference.norm() <= close) and not bool((diagonal < 0).any())
+    return diagonal if is_diagonal else None
 
 
 def _weights_of_rows(ggn: GGNOperator, axis: int, generator: np.random.Generator) -> Tensor | None:

@@ -36,7 +36,7 @@ class Products:
     """
 
     def __init__(self, matrix: SymmetricMatrix, own_precision: bool = False) -> None:
-        self._multiply, self.device, self.size, self.eps = _adapted(matrix)
+        self._multiply, self._multiply_many, self.device, self.size, self.eps = _adapted(matrix)
         self.dtype = torch.float64
         if own_precision and isinstance(matrix, CurvatureOperator):
             self.dtype, self.device = matrix.torch_dtype, matrix.device
@@ -44,7 +44,18 @@ class Products:
         self.norm = 0.0
 
     def __call__(self, vector: Tensor) -> Tensor:
-        product = self._multiply(vector).to(self.device, self.dtype)
+        return self._checked(vector, self._multiply(vector))
+
+    def many(self, vectors: Tensor) -> Tensor:
+        """The products with the rows of ``vectors`` ``[k, D]``, as rows ``[k, D]``.
+
+        Of a matrix over data they take one pass.
+        """
+        found = self._multiply_many(vectors)
+        return torch.stack([self._checked(*each) for each in zip(vectors, found, strict=True)])
+
+    def _checked(self, vector: Tensor, product: Tensor) -> Tensor:
+        product = product.to(self.device, self.dtype)
         self.count += 1
         size, product_size = float(norm(vector)), float(norm(product))
         if not math.isfinite(product_size):
@@ -72,13 +83,15 @@ def float64_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type in _WITHOUT_FLOAT64 else device
 
 
-_Adapted: TypeAlias = tuple[Callable[[Tensor], Tensor], torch.device, int, float]
+_Multiply: TypeAlias = Callable[[Tensor], Tensor]
+_Adapted: TypeAlias = tuple[_Multiply, _Multiply, torch.device, int, float]
 
 
 def _adapted(matrix: SymmetricMatrix) -> _Adapted:
     if isinstance(matrix, CurvatureOperator):
         eps = torch.finfo(matrix.torch_dtype).eps
-        return matrix.multiply, float64_device(matrix.device), matrix.shape[0], eps
+        device = float64_device(matrix.device)
+        return matrix.multiply, matrix.multiply_many, device, matrix.shape[0], eps
     if isinstance(matrix, np.ndarray):
         matrix = matrix.astype(np.float64)
     operator: Any = aslinearoperator(cast("Any", matrix))
@@ -91,4 +104,7 @@ def _adapted(matrix: SymmetricMatrix) -> _Adapted:
     def multiply(vector: Tensor) -> Tensor:
         return torch.tensor(operator.matvec(vector.numpy()))
 
-    return multiply, torch.device("cpu"), rows, eps
+    def multiply_many(vectors: Tensor) -> Tensor:
+        return torch.tensor(operator.matmat(vectors.numpy().T).T)
+
+    return multiply, multiply_many, torch.device("cpu"), rows, eps

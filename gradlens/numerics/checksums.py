@@ -40,5 +40,16 @@ def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[s
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:
+    return _bits(tensor).sum(dtype=torch.int64)
+
+
+def _bits(tensor: Tensor) -> Tensor:
     parts = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    return parts.contiguous().view(INTEGERS[parts.element_size()]).sum(dtype=torch.int64)
+    return parts.contiguous().view(INTEGERS[parts.element_size()])
+
+
+def sum_of_bits_in_order(tensor: Tensor) -> int:
+    """The sum of bits of each row times the row's number, which other orders of rows change."""
+    rows = tensor.detach().reshape(-1, 1) if tensor.dim() < 2 else tensor.detach().flatten(1)
+    sums = _bits(rows).flatten(1).sum(1, dtype=torch.int64)
+    return int((sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum())

@@ -1,0 +1,222 @@
+"""Products over a data set, beside other libraries: ``python -m benchmarks.curvature_peers``.
+
+Prints the rows of ``docs/curvature.csv``. Each library that is installed multiplies the matrices
+of one network and its data: ``pip install curvlinops-for-pytorch pyhessian hessian-eigenthings``.
+Errors are those in float64, relative to the loss of all samples at once; times and memory are those
+in float32, in a process for each.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp, vjp, vmap
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.memory import status
+
+SAMPLES, BATCH, COLUMNS, REPETITIONS = 300, 64, 8, 3
+"""The last batch has 44 samples, so that an average over batches isn't that over samples."""
+
+Multiply = Callable[[Tensor], Tensor]
+"""Matrix times the columns of ``[D, k]``."""
+
+MATRICES = ("Hessian", "Gauss-Newton", "empirical Fisher")
+LOSS = nn.CrossEntropyLoss()
+
+
+def problem(dtype: torch.dtype) -> tuple[nn.Module, DataLoader[Any]]:
+    """A convolutional network of 62,000 parameters, and images of 3 x 32 x 32 pixels."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(512, 90), nn.ReLU(), nn.Linear(90, 10),
+    ).to(dtype)  # fmt: skip
+    inputs, targets = torch.randn(SAMPLES, 3, 32, 32, dtype=dtype), torch.randint(10, (SAMPLES,))
+    return model, DataLoader(TensorDataset(inputs, targets), BATCH)
+
+
+def gradlens(matrix: str, model: nn.Module, data: DataLoader[Any]) -> Multiply:
+    from gradlens.curvature import EmpiricalFisherOperator, GGNOperator, HessianOperator
+
+    kinds = (HessianOperator, GGNOperator, EmpiricalFisherOperator)
+    kind: Any = dict(zip(MATRICES, kinds, strict=True))[matrix]
+    operator = kind.over_data(model, LOSS, data)
+    return lambda columns: torch.from_numpy(operator @ columns.numpy())
+
+
+def curvlinops(matrix: str, model: nn.Module, data: DataLoader[Any]) -> Multiply:
+    import curvlinops
+
+    names = ("HessianLinearOperator", "GGNLinearOperator", "EFLinearOperator")
+    kind = getattr(curvlinops, dict(zip(MATRICES, names, strict=True))[matrix])
+    operator = kind(model, LOSS, list(model.parameters()), data)
+    return lambda columns: operator @ columns
+
+
+def hessian_eigenthings(matrix: str, model: nn.Module, data: DataLoader[Any]) -> Multiply:
+    from hessian_eigenthings.operators.ggn import GGNOperator
+    from hessian_eigenthings.operators.hessian import HessianOperator
+
+    if matrix == "Hessian":
+        operator = HessianOperator(model, data, lambda model, each: LOSS(model(each[0]), each[1]))
+    elif matrix == "Gauss-Newton":
+        operator = GGNOperator(
+            model, data, lambda model, each: model(each[0]), lambda out, each: LOSS(out, each[1])
+        )
+    else:
+        raise NotImplementedError
+    return lambda columns: torch.stack([operator.matvec(one) for one in columns.T], dim=1)
+
+
+def pyhessian(matrix: str, model: nn.Module, data: DataLoader[Any]) -> Multiply:
+    import pyhessian
+
+    if matrix != "Hessian":
+        raise NotImplementedError
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    hessian = pyhessian.hessian(model, LOSS, dataloader=data, cuda=False)
+    shapes = [p.shape for p in model.parameters()]
+
+    def product(vector: Tensor) -> Tensor:
+        parts = vector.split([shape.numel() for shape in shapes])
+        shaped = [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return torch.cat([part.flatten() for part in hessian.dataloader_hv_product(shaped)[1]])
+
+    return lambda columns: torch.stack([product(one) for one in columns.T], dim=1)
+
+
+def all_at_once(matrix: str, model: nn.Module, data: DataLoader[Any]) -> Multiply:
+    """The reference: torch.func, of the loss of all samples at once."""
+    parameters = dict(model.named_parameters())
+    inputs, targets = data.dataset.tensors  # type: ignore[attr-defined]
+
+    def outputs(values: dict[str, Tensor], inputs: Tensor = inputs) -> Tensor:
+        return functional_call(model, values, inputs)
+
+    def product(vector: Tensor) -> Tensor:
+        parts = vector.split([p.numel() for p in parameters.values()])
+        pairs = zip(parameters.items(), parts, strict=True)
+        direction = {name: part.reshape(p.shape) for (name, p), part in pairs}
+        values = {name: p.detach() for name, p in parameters.items()}
+        if matrix == "Hessian":
+            _, found = jvp(grad(lambda v: LOSS(outputs(v), targets)), (values,), (direction,))
+        elif matrix == "Gauss-Newton":
+            logits, moved = jvp(outputs, (values,), (direction,))
+            _, curved = jvp(grad(lambda each: LOSS(each, targets)), (logits,), (moved,))
+            (found,) = vjp(outputs, values)[1](curved)
+        else:
+            of_sample = grad(lambda v, x, y: LOSS(outputs(v, x[None]), y[None]))
+            gradients = vmap(of_sample, (None, 0, 0))(values, inputs, targets)
+            rows = torch.cat([each.flatten(1) for each in gradients.values()], dim=1)
+            return rows.T @ (rows @ vector) / len(rows)
+        return torch.cat([part.flatten() for part in found.values()])
+
+    return lambda columns: torch.stack([product(one) for one in columns.T], dim=1)
+
+
+CONTENDERS: dict[str, Callable[[str, nn.Module, DataLoader[Any]], Multiply]] = {
+    "gradlens": gradlens,
+    "curvlinops": curvlinops,
+    "hessian-eigenthings": hessian_eigenthings,
+    "PyHessian": pyhessian,
+    "all at once": all_at_once,
+}
+
+
+def columns_of(model: nn.Module, count: int, dtype: torch.dtype) -> Tensor:
+    size = sum(p.numel() for p in model.parameters())
+    return torch.from_numpy(np.random.default_rng(0).standard_normal((size, count))).to(dtype)
+
+
+def save_product(name: str, matrix: str, path: str) -> None:
+    """The product with one vector, in float64."""
+    model, data = problem(torch.float64)
+    product = CONTENDERS[name](matrix, model, data)(columns_of(model, 1, torch.float64))
+    torch.save(product.detach(), path)
+
+
+def print_costs(name: str, matrix: str, count: int) -> None:
+    """Seconds and bytes of the product with some vectors, in float32."""
+    model, data = problem(torch.float32)
+    columns = columns_of(model, count, torch.float32)
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    multiply = CONTENDERS[name](matrix, model, data)
+    seconds = []
+    for _ in range(REPETITIONS):
+        start = time.process_time()
+        multiply(columns)
+        seconds.append(time.process_time() - start)
+    print(statistics.median(seconds), status("VmHWM") - before)
+
+
+def in_a_process(*arguments: object) -> list[str] | None:
+    """What another process prints; ``None`` where the library doesn't have the matrix."""
+    command = [sys.executable, "-m", "benchmarks.curvature_peers", *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if "NotImplementedError" in result.stderr:
+        return None
+    if result.returncode:
+        raise RuntimeError(result.stderr)
+    return result.stdout.split()
+
+
+def rows() -> Iterator[list[str]]:
+    """The table."""
+    with TemporaryDirectory() as folder:
+        for matrix in MATRICES:
+            reference = Path(folder) / "reference"
+            in_a_process("product", "all at once", matrix, reference)
+            expected = torch.load(reference)
+            for name in [*CONTENDERS][:-1]:
+                path = Path(folder) / name
+                installed = find_spec(name.replace("-", "_").lower()) is not None
+                if not installed or in_a_process("product", name, matrix, path) is None:
+                    continue
+                error = float((torch.load(path) - expected).norm() / expected.norm())
+                costs = [in_a_process("costs", name, matrix, count) for count in (1, COLUMNS)]
+                times = [f"{1000 * float(each[0]):.0f}" for each in costs if each]
+                memory = [f"{int(each[1]) / 2**20:.0f}" for each in costs if each]
+                yield [matrix, name, f"{error:.1e}", *times, *memory]
+
+
+def main() -> None:
+    """Print the table, or what one process of it finds."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    match sys.argv[1:]:
+        case ["product", name, matrix, path]:
+            save_product(name, matrix, path)
+        case ["costs", name, matrix, count]:
+            print_costs(name, matrix, int(count))
+        case _:
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            vectors = [
+                f"{count} vectors, {unit}" for unit in ("ms", "MB") for count in (1, COLUMNS)
+            ]
+            heading = [each.replace("1 vectors", "1 vector") for each in vectors]
+            writer.writerow(["matrix", "library", "error", *heading])
+            for row in rows():
+                writer.writerow(row)
+                sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""A network's outputs for all batches of a data set, which are computed anew in each pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from gradlens.curvature.parameter_selection import selected_parameters
+from gradlens.curvature.probes import private_random_numbers
+from gradlens.hooks.eager_calls import uncompiled_calls
+from gradlens.hooks.torch_private import Dropout, tree_leaves, tree_map_only
+from gradlens.hooks.undisturbed import training_kept, undisturbed
+from gradlens.numerics.checksums import sum_of_bits_in_order
+
+Split: TypeAlias = Callable[[Any], tuple[Any, Any]]
+"""Makes of a batch the inputs that the model is called with, and the targets."""
+
+CHANGED = (
+    "batch {index} of the data isn't the same as in the first pass, and each product takes a pass: "
+    "pass a DataLoader with shuffle=False and without random transforms, or list(loader), whose "
+    "batches are kept"
+)
+ONE_PASS = (
+    "data is {kind}, which ends after one pass, and each product takes a pass: pass a DataLoader "
+    "or a list of batches, such as list(data)"
+)
+NO_BATCHES = (
+    "data is {kind}, which has samples and no batches: pass DataLoader(data, batch_size=...)"
+)
+NO_PAIR = (
+    "batch {index} of the data is {kind}, and not a pair of inputs and targets: pass "
+    "split=lambda batch: (inputs, targets), or [(inputs, targets)] for one batch as data"
+)
+RANDOM_OUTPUTS = (
+    "two forward passes of the same batch give different outputs{culprits}, so that each product "
+    "would be that of another function: call model.eval() before, or make the model's forward pass "
+    "deterministic"
+)
+ONE_TENSOR = (
+    "the model returned {kind}, and this matrix takes the one tensor that the loss is computed "
+    "from: pass a model that returns it"
+)
+OTHER_LENGTHS = (
+    "batch {index} has outputs for {outputs} samples and targets for {targets}: the first axis of "
+    "both must be that of samples"
+)
+NO_SAMPLES = "batch {index} of the data has no samples: leave it out"
+NO_AXIS = (
+    "the model returned {kind} for batch {index}: it must return tensors whose first axis is that "
+    "of samples"
+)
+
+
+def as_pair(batch: Any) -> tuple[Any, Any]:
+    """The batch itself, which must be a pair of inputs and targets."""
+    inputs, targets = batch
+    return inputs, targets
+
+
+@dataclass(frozen=True)
+class BatchOutputs:
+    """The outputs for one batch, with their graph; ``index`` is the batch's place in the data."""
+
+    index: int
+    outputs: Any
+    targets: Any
+    samples: int
+
+    @property
+    def output(self) -> Tensor:
+        """The outputs as one tensor; raises ``ValueError`` if they are something else."""
+        if isinstance(self.outputs, Tensor):
+            return self.outputs
+        raise ValueError(ONE_TENSOR.format(kind=_described(self.outputs)))
+
+
+@final
+class NetworkOverData:
+    """A model and the batches that it is called with.
+
+    Each pass computes the outputs batch by batch, on the device of the model's first parameter and
+    in the model's own mode. Buffers, gradients and torch's random numbers are the same after a pass
+    as before. Inputs that are a mapping are passed as keyword arguments.
+
+    ``inspect`` is called with each batch of the first pass, which is made at once. Raises
+    ``ValueError`` for data that can't be passed through repeatedly or has no samples, for outputs
+    that differ from one forward pass to the next, and in later passes for batches that have
+    changed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Iterable[Any],
+        parameters: Sequence[str] | None = None,
+        split: Split = as_pair,
+        inspect: Callable[[BatchOutputs], None] | None = None,
+    ) -> None:
+        _check_data(data)
+        self.parameters = selected_parameters(model, parameters)
+        self._model = model
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._data = data
+        self._split = split
+        self._passes = 0
+        self._checksums: list[tuple[int, ...]] = []
+        self.samples = 0
+        self._first_pass(inspect)
+
+    def each(self, function: Callable[[BatchOutputs], None]) -> None:
+        """Call the function with each batch's outputs, of which none are kept."""
+        count = self._pass(lambda batch, _: function(batch))
+        if count < len(self._checksums):
+            raise ValueError(CHANGED.format(index=count))
+
+    def _first_pass(self, inspect: Callable[[BatchOutputs], None] | None) -> None:
+        """Record the checksums, and find out whether the first batch is the same once more."""
+        checksums: list[tuple[int, ...]] = []
+        first: list[Tensor] = []
+
+        def record(batch: BatchOutputs, sums: tuple[int, ...]) -> None:
+            checksums.append(sums)
+            self.samples += batch.samples
+            if batch.index == 0:
+                first.extend(each.detach() for each in _tensors(batch.outputs))
+            if inspect is not None:
+                inspect(batch)
+
+        def compare(batch: BatchOutputs, _: tuple[int, ...]) -> None:
+            if not all(map(_agree, first, _tensors(batch.outputs))):
+                raise ValueError(RANDOM_OUTPUTS.format(culprits=_dropout(self._model)))
+
+        self._pass(record)
+        if not checksums:
+            raise ValueError("the data has no batches: pass at least one")
+        self._checksums = checksums
+        if not self._pass(compare, batches=1):
+            raise ValueError(ONE_PASS.format(kind=_described(self._data)))
+
+    def _pass(
+        self, function: Callable[[BatchOutputs, tuple[int, ...]], None], batches: int | None = None
+    ) -> int:
+        """Call the function with outputs and checksums of all or some batches; their number."""
+        # Each pass has random numbers of its own, so that what depends on them is found out.
+        self._passes += 1
+        seed, cpu = self._passes, torch.device("cpu")
+        count = 0
+        with (
+            undisturbed(self._model),
+            training_kept(self._model.parameters()),
+            private_random_numbers(cpu, seed),
+            private_random_numbers(self._device, seed),
+            uncompiled_calls(),
+            torch.enable_grad(),
+        ):
+            for index, batch in enumerate(islice(self._data, batches)):
+                function(*self._outputs(index, batch))
+                count += 1
+        return count
+
+    def _outputs(self, index: int, batch: Any) -> tuple[BatchOutputs, tuple[int, ...]]:
+        if self._split is as_pair and not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise ValueError(NO_PAIR.format(index=index, kind=_described(batch)))
+        inputs, targets = (self._on_device(each) for each in self._split(batch))
+        sums = tuple(sum_of_bits_in_order(each) for each in _tensors((inputs, targets)))
+        if self._checksums and self._checksums[index : index + 1] != [sums]:
+            raise ValueError(CHANGED.format(index=index))
+        outputs = self._model(**inputs) if isinstance(inputs, Mapping) else self._model(inputs)
+        samples = _samples(index, outputs, targets)
+        return BatchOutputs(index, outputs, targets, samples), sums
+
+    def _on_device(self, tree: Any) -> Any:
+        return tree_map_only(Tensor, lambda tensor: tensor.to(self._device), tree)
+
+
+def _check_data(data: object) -> None:
+    if isinstance(data, Iterator):
+        raise ValueError(ONE_PASS.format(kind=_described(data)))
+    if isinstance(data, Dataset) and not isinstance(data, Iterable):
+        raise ValueError(NO_BATCHES.format(kind=_described(data)))
+
+
+def _samples(index: int, outputs: Any, targets: Any) -> int:
+    leaves = _tensors(outputs)
+    if not leaves or leaves[0].dim() == 0:
+        raise ValueError(NO_AXIS.format(kind=_described(outputs), index=index))
+    samples = len(leaves[0])
+    lengths = {len(each) for each in _tensors(targets) if each.dim()} - {samples}
+    if lengths:
+        raise ValueError(OTHER_LENGTHS.format(index=index, outputs=samples, targets=min(lengths)))
+    if samples == 0:
+        raise ValueError(NO_SAMPLES.format(index=index))
+    return samples
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _agree(before: Tensor, now: Tensor) -> bool:
+    """Whether outputs are equal to half of their digits, as nondeterministic kernels' are."""
+    if before.shape != now.shape or not before.is_floating_point():
+        return torch.equal(before, now)
+    close = torch.finfo(before.dtype).eps ** 0.5 * float(before.norm())
+    return not float((before - now.detach()).norm()) > close
+
+
+def _dropout(model: nn.Module) -> str:
+    """The end of a message that names modules with active dropout."""
+    active = [
+        name or type(module).__name__ for name, module in model.named_modules() if _drops(module)
+    ]
+    return f" (dropout is active in {', '.join(active)})" if active else ""
+
+
+def _drops(module: nn.Module) -> bool:
+    if isinstance(module, Dropout):
+        return module.training and module.p > 0
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+        return module.training and module.dropout > 0
+    return False
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} with the keys {[*value]}"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"

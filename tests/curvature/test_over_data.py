@@ -1,0 +1,416 @@
+"""Operators over data equal the dense matrices of all samples, and bad data is refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from gradlens.curvature import (
+    CurvatureOperator,
+    EmpiricalFisherOperator,
+    FisherOperator,
+    GGNOperator,
+    GradCovarianceOperator,
+    HessianOperator,
+    JacobianOperator,
+    eigenpairs,
+)
+from gradlens.curvature.jacobian import ParameterJacobian
+from gradlens.numerics.unavailable import UnavailableError
+from tests.cases import data_cases
+from tests.cases.data_cases import LOSSES, MODELS, DataProblem, Reduction, build
+
+with warnings.catch_warnings():
+    # It compiles with torch.jit.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import curvlinops
+    import torch._decomp.decompositions_for_jvp
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-12}
+
+CASES = [(model, "cross-entropy") for model in MODELS] + [
+    ("perceptron", "mse"),
+    ("convolutional", "bce"),
+    ("tied", "mse"),
+]
+
+OPERATORS: dict[str, Any] = {
+    "hessian": HessianOperator,
+    "ggn": GGNOperator,
+    "fisher": FisherOperator,
+    "empirical-fisher": EmpiricalFisherOperator,
+    "covariance": GradCovarianceOperator,
+}
+
+DENSE: dict[str, Callable[[DataProblem, Reduction], Tensor]] = {
+    "hessian": data_cases.dense_hessian,
+    "ggn": data_cases.dense_ggn,
+    "empirical-fisher": data_cases.dense_empirical_fisher,
+    "covariance": data_cases.dense_covariance,
+}
+
+ORACLES: dict[str, Any] = {
+    "hessian": curvlinops.HessianLinearOperator,
+    "ggn": curvlinops.GGNLinearOperator,
+    "empirical-fisher": curvlinops.EFLinearOperator,
+}
+
+
+def over_data(
+    kind: str, problem: DataProblem, reduction: Reduction = "mean", **options: Any
+) -> CurvatureOperator:
+    loss = problem.loss_of(reduction)
+    return OPERATORS[kind].over_data(
+        problem.model, loss, problem.batches, loss_reduction=reduction, **options
+    )
+
+
+def matrix_of(operator: CurvatureOperator) -> NDArray[Any]:
+    return operator @ np.eye(operator.shape[1])
+
+
+@pytest.fixture(params=["mean", "sum"])
+def reduction(request: pytest.FixtureRequest) -> Reduction:
+    return request.param
+
+
+# Equal to dense matrices ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("model", "loss"), CASES)
+@pytest.mark.parametrize("kind", DENSE)
+def test_matrices_equal_those_of_all_samples_at_once(kind: str, model: str, loss: str) -> None:
+    problem = build(model, loss)
+    reductions: tuple[Reduction, ...] = ("mean", "sum")
+    for reduction in reductions:
+        dense = DENSE[kind](problem, reduction).numpy()
+        np.testing.assert_allclose(matrix_of(over_data(kind, problem, reduction)), dense, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ORACLES)
+@pytest.mark.parametrize("model", ["convolutional", "normalised"])
+def test_products_equal_curvlinops(kind: str, model: str, reduction: Reduction) -> None:
+    problem = build(model, "cross-entropy")
+    operator = over_data(kind, problem, reduction)
+    loss, parameters = problem.loss_of(reduction), list(problem.parameters.values())
+    oracle = ORACLES[kind](problem.model, loss, parameters, problem.batches)
+    vector = np.random.default_rng(1).standard_normal(operator.shape[0])
+    expected = oracle @ torch.from_numpy(vector)
+    np.testing.assert_allclose(operator @ vector, expected.numpy(), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["empirical-fisher", "covariance"])
+def test_matrices_of_one_loss_equal_dense(kind: str, reduction: Reduction) -> None:
+    problem = build("convolutional", "bce")
+    outputs = problem.model(problem.inputs)
+    loss = problem.loss_of(reduction)(outputs, problem.targets)
+    operator = OPERATORS[kind](loss, outputs, problem.parameters, reduction)
+    np.testing.assert_allclose(matrix_of(operator), DENSE[kind](problem, reduction), **CLOSE)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_jacobian_equals_dense(model: str) -> None:
+    problem = build(model, "mse")
+    dense = data_cases.dense_jacobian(problem).flatten(0, 1).numpy()
+    outputs = problem.model(problem.inputs)
+    for operator in (
+        JacobianOperator(outputs, problem.parameters),
+        JacobianOperator.over_data(problem.model, problem.batches),
+    ):
+        rows, columns = dense.shape
+        assert operator.shape == dense.shape
+        np.testing.assert_allclose(operator @ np.eye(columns), dense, **CLOSE)
+        np.testing.assert_allclose(operator.T @ np.eye(rows), dense.T, **CLOSE)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_mean_of_many_draws_is_the_fisher_matrix(loss: str, reduction: Reduction) -> None:
+    """Of these likelihoods, that is the generalised Gauss-Newton matrix."""
+    problem = build("perceptron", loss)
+    dense = data_cases.dense_ggn(problem, reduction).numpy()
+    found = matrix_of(over_data("fisher", problem, reduction, draws=500))
+    assert np.linalg.norm(found - dense) < 0.15 * np.linalg.norm(dense)
+    few = matrix_of(over_data("fisher", problem, reduction, draws=2))
+    assert np.linalg.norm(few - dense) > 0.15 * np.linalg.norm(dense)
+
+
+def test_many_outputs_that_count_one_by_one_have_draws() -> None:
+    """As of binary cross-entropies of an image's pixels, which are too many for a dense root."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Linear(2, 300).double()
+        batches = [(torch.randn(2, 2).double(), torch.rand(2, 300).double())]
+    loss = nn.BCEWithLogitsLoss()
+    fisher = FisherOperator.over_data(model, loss, batches, draws=400, parameters=["bias"])
+    ggn = GGNOperator.over_data(model, loss, batches, parameters=["bias"])
+    found, expected = (np.diag(matrix_of(each)) for each in (fisher, ggn))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_draws_depend_on_the_seed_alone() -> None:
+    problem = build("perceptron", "cross-entropy")
+    vector = np.ones(over_data("fisher", problem).shape[0])
+    operator = over_data("fisher", problem, seed=1)
+    torch.manual_seed(5)
+    first = operator @ vector
+    np.testing.assert_array_equal(operator @ vector, first)
+    np.testing.assert_array_equal(over_data("fisher", problem, seed=1) @ vector, first)
+    assert not np.allclose(over_data("fisher", problem, seed=2) @ vector, first)
+    generator = over_data("fisher", problem, seed=np.random.default_rng(1))
+    np.testing.assert_array_equal(generator @ vector, first)
+
+
+@pytest.mark.parametrize("names", [["2"], ["0.weight"], ["2.bias", "0.weight"]])
+def test_blocks_are_those_of_the_whole_matrix(names: list[str]) -> None:
+    problem = build("perceptron", "cross-entropy")
+    whole = over_data("hessian", problem)
+    block = over_data("hessian", problem, parameters=names)
+    rows = np.concatenate([np.r_[whole.slices[name]] for name in block.slices])
+    assert all(any(each.startswith(name) for name in names) for each in block.slices)
+    np.testing.assert_allclose(matrix_of(block), matrix_of(whole)[np.ix_(rows, rows)], **CLOSE)
+
+
+# Contract ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_operators_are_symmetric_linear_and_of_the_models_dtype(kind: str) -> None:
+    problem = build("convolutional", "cross-entropy")
+    operator = over_data(kind, problem)
+    size = sum(p.numel() for p in problem.parameters.values())
+    assert operator.shape == (size, size)
+    assert operator.dtype == np.float64
+    x, y = np.random.default_rng(0).standard_normal((2, size))
+    both = operator @ np.stack([x, y], axis=1)
+    np.testing.assert_allclose(both[:, 0], operator @ x, **CLOSE)
+    np.testing.assert_allclose(x @ both[:, 1], y @ both[:, 0], **CLOSE)
+    np.testing.assert_allclose(operator.H @ x, both[:, 0], **CLOSE)
+    combined = 2 * both[:, 0] - 3 * both[:, 1]
+    np.testing.assert_allclose(operator @ (2 * x - 3 * y), combined, **CLOSE)
+    problem.model.float()
+    single = [(inputs.float(), targets) for inputs, targets in problem.batches]
+    loss = problem.loss_of("mean")
+    found = OPERATORS[kind].over_data(problem.model, loss, single)
+    assert (found @ x).dtype == found.dtype == np.float32
+    np.testing.assert_allclose(found @ x, both[:, 0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("jacobian", [True, False], ids=["jacobian", "hessian"])
+def test_adjoint(jacobian: bool) -> None:
+    problem = build("recurrent", "mse")
+    operator: ParameterJacobian | CurvatureOperator = over_data("hessian", problem)
+    if jacobian:
+        operator = JacobianOperator.over_data(problem.model, problem.batches)
+    generator = np.random.default_rng(0)
+    u, v = (generator.standard_normal(size) for size in operator.shape)
+    np.testing.assert_allclose(u @ (operator @ v), v @ operator.rmatvec(u), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_the_model_is_left_as_it_was(kind: str) -> None:
+    """Gradients, buffers, random numbers and the mode, though BatchNorm is in train mode."""
+    problem = build("normalised", "cross-entropy")
+    problem.model.train()
+    for parameter in problem.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    buffers = {name: each.clone() for name, each in problem.model.named_buffers()}
+    data = DataLoader(TensorDataset(problem.inputs, problem.targets), 4)
+    state = torch.get_rng_state()
+    operator = OPERATORS[kind].over_data(problem.model, problem.loss_of("mean"), data)
+    _ = operator @ np.ones(operator.shape[0])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(each, buffers[name]) for name, each in problem.model.named_buffers())
+    assert all(bool((p.grad == 1).all()) for p in problem.model.parameters())
+    assert problem.model.training
+
+
+def test_several_products_take_one_pass() -> None:
+    problem = build("perceptron", "cross-entropy")
+    passes = 0
+
+    class Counted(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            nonlocal passes
+            passes += 1
+            return super().__iter__()
+
+    data = Counted(problem.batches)
+    operator = HessianOperator.over_data(problem.model, problem.loss_of("mean"), data)
+    passes = 0
+    _ = operator @ np.ones((operator.shape[0], 5))
+    assert passes == 1
+
+
+def test_dictionaries_as_batches() -> None:
+    problem = build("perceptron", "cross-entropy")
+    data = [{"input": x, "labels": y} for x, y in problem.batches]
+    operator = HessianOperator.over_data(
+        problem.model,
+        problem.loss_of("mean"),
+        data,
+        split=lambda batch: ({"input": batch["input"]}, batch["labels"]),
+    )
+    np.testing.assert_array_equal(matrix_of(operator), matrix_of(over_data("hessian", problem)))
+
+
+@pytest.mark.slow
+def test_compiled_models_run_uncompiled() -> None:
+    problem = build("perceptron", "cross-entropy")
+    compiled: Any = torch.compile(problem.model, backend="aot_eager")
+    compiled(problem.inputs)
+    loss = problem.loss_of("mean")
+    operator = HessianOperator.over_data(compiled, loss, problem.batches)
+    np.testing.assert_array_equal(matrix_of(operator), matrix_of(over_data("hessian", problem)))
+
+
+def test_eigenpairs_over_data() -> None:
+    problem = build("perceptron", "cross-entropy")
+    values = np.linalg.eigvalsh(data_cases.dense_hessian(problem, "mean"))
+    operator = over_data("hessian", problem)
+    largest, smallest = eigenpairs(operator, 2), eigenpairs(operator, 2, "smallest")
+    np.testing.assert_allclose(largest.values, values[:-3:-1], rtol=1e-8)
+    np.testing.assert_allclose(smallest.values, values[:2], rtol=1e-8)
+    assert max(*largest.residuals, *smallest.residuals) < 1e-5
+
+
+# What is refused --------------------------------------------------------------------------------
+
+
+def weighted_mean(outputs: Tensor, targets: Tensor) -> Tensor:
+    weight = torch.tensor([1.0, 5.0, 1.0], dtype=outputs.dtype)
+    return nn.functional.cross_entropy(outputs, targets, weight)
+
+
+def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)))
+
+
+def hessian(
+    data: Any = None, loss: Any = None, model: nn.Module | None = None, **options: Any
+) -> CurvatureOperator:
+    problem = build("perceptron", "cross-entropy")
+    return HessianOperator.over_data(
+        problem.model if model is None else model,
+        nn.CrossEntropyLoss() if loss is None else loss,
+        problem.batches if data is None else data,
+        **options,
+    )
+
+
+BATCHES = build("perceptron", "cross-entropy").batches
+SAMPLES = TensorDataset(*(torch.cat(each) for each in zip(*BATCHES, strict=True)))
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "no batches": ({"data": []}, "the data has no batches"),
+    "empty batch": (
+        {"data": [*BATCHES, (torch.empty(0, 4).double(), torch.empty(0).long())]},
+        "batch 3 of the data has no samples: leave it out",
+    ),
+    "generator": (
+        {"data": (each for each in BATCHES)},
+        r"a generator, which ends after one pass.*list\(data\)",
+    ),
+    "dataset": ({"data": SAMPLES}, r"has samples and no batches: pass DataLoader\(data"),
+    "one batch": ({"data": BATCHES[0]}, r"batch 0 of the data is a tensor of shape \[3, 4\].*one"),
+    "dict": ({"data": [{"x": 1}]}, r"a dict with the keys \['x'\].*pass split=lambda"),
+    "shuffled": (
+        {"data": DataLoader(SAMPLES, 4, shuffle=True)},
+        "isn't the same as in the first pass.*shuffle=False",
+    ),
+    "shuffled in one batch": (
+        {"data": DataLoader(SAMPLES, 8, shuffle=True)},
+        "isn't the same as in the first pass.*shuffle=False",
+    ),
+    "sum passed as mean": (
+        {"loss": nn.CrossEntropyLoss(reduction="sum")},
+        "isn't the mean over its samples.*It is their sum: pass loss_reduction='sum'",
+    ),
+    "mean passed as sum": ({"loss_reduction": "sum"}, "pass loss_reduction='mean'"),
+    "weighted mean": ({"loss": weighted_mean}, "isn't the mean over its samples.*reduction='sum'"),
+    "coupled samples": ({"loss": contrastive}, "couples the samples of a batch"),
+    "one size of batch": (
+        {"loss": lambda x, y: (x.square().sum(1) * torch.ones(3).double()).mean()},
+        "can't be computed for a part of batch 0",
+    ),
+    "no reduction": (
+        {"loss": nn.CrossEntropyLoss(reduction="none")},
+        r"shape \[3\] for batch 0: it must return a scalar",
+    ),
+    "reduction": ({"loss_reduction": "none"}, "loss_reduction='none' is unknown"),
+    "other targets": (
+        {"data": [(BATCHES[0][0], BATCHES[2][1])], "loss": lambda x, y: x.sum()},
+        "outputs for 3 samples and targets for 4",
+    ),
+    "no axis": ({"loss": nn.MSELoss(), "model": nn.Sequential(
+        nn.Linear(4, 1).double(), nn.Flatten(0), nn.Unflatten(0, (1, -1)))}, "targets for 3"),
+    "dropout": (
+        {"model": nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)).double()},
+        r"different outputs \(dropout is active in 1\).*model.eval\(\)",
+    ),
+    "unknown name": ({"parameters": ["2.weigth"]}, "did you mean 2.weight"),
+    "module without parameters": ({"parameters": ["1"]}, "'1' has no parameters that require"),
+    "one name": ({"parameters": "2"}, r"one string: pass a list, \['2'\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_name_the_culprit_and_the_remedy(mistake: str) -> None:
+    arguments, message = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=message):
+        hessian(**arguments)
+
+
+def test_data_that_changes_later_is_found() -> None:
+    batches = [(inputs.clone(), targets) for inputs, targets in BATCHES]
+    operator = hessian(batches)
+    batches[1][0][0, 0] += 1
+    with pytest.raises(ValueError, match="batch 1 of the data isn't the same"):
+        operator @ np.ones(operator.shape[0])
+    with pytest.raises(ValueError, match="batch 1 of the data isn't the same"):
+        eigenpairs(operator)
+    del batches[1:]
+    with pytest.raises(ValueError, match="batch 1 of the data isn't the same"):
+        operator @ np.ones(operator.shape[0])
+
+
+def test_what_has_no_matrix_is_refused() -> None:
+    problem = build("perceptron", "cross-entropy")
+    log_probabilities = nn.Sequential(problem.model, nn.LogSoftmax(1))
+    vector = np.ones(sum(p.numel() for p in problem.model.parameters()))
+    for kind in (GGNOperator, FisherOperator):
+        operator = kind.over_data(log_probabilities, nn.NLLLoss(), problem.batches)
+        with pytest.raises(UnavailableError, match="linear in what the model returned"):
+            operator @ vector
+    with pytest.raises(ValueError, match="0 draws"):
+        over_data("fisher", problem, draws=0)
+    outputs = problem.model(problem.inputs)
+    with pytest.raises(UnavailableError, match="have no graph"):
+        JacobianOperator(outputs.detach(), problem.parameters)
+
+
+def test_outputs_must_be_one_tensor_but_for_the_hessian() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = build("perceptron", "cross-entropy").model
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.inner(x), x
+
+    def loss(outputs: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs[0], targets)
+
+    pair = Pair()
+    found = matrix_of(HessianOperator.over_data(pair, loss, BATCHES))
+    np.testing.assert_array_equal(found, matrix_of(hessian()))
+    operator = GGNOperator.over_data(pair, loss, BATCHES)
+    with pytest.raises(ValueError, match=r"returned a tuple of 2.*one tensor"):
+        operator @ np.ones(operator.shape[0])
