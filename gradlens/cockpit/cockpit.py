@@ -57,6 +57,7 @@ from gradlens.facts.recorder import FactRecorder
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import LATEST, History
 from gradlens.history.html import count, table
+from gradlens.history.new_file import OwnFiles
 from gradlens.hooks.data_parallel import replicas_of
 from gradlens.hooks.eager_calls import EagerCalls
 from gradlens.hooks.gathering import sharding_of
@@ -176,6 +177,7 @@ class Cockpit:
             steps_in_memory,
             sinks,
         )
+        self._files = OwnFiles()
         boundary = Boundary(self._run.note, strict)
         alone = processes.count == 1 and not processes_apart(setting)
         wants_autopsy = (diagnose or device.type == "cpu") if autopsy is None else autopsy
@@ -375,13 +377,15 @@ class Cockpit:
             for step in history.steps
         }
 
-    def write(self, path: str | Path) -> None:
-        """Write everything recorded so far to ``{path}.json``, as a run file.
+    def write(self, path: str | Path) -> Path:
+        """Write everything recorded so far as a run file, and return where it is.
 
-        ``FileExistsError`` if there is one already. With ``Cockpit(..., run=...)`` values are on
-        disk without it.
+        The ending ``.jsonl`` is added to a path without it. A later call writes the file anew; one
+        that isn't this cockpit's is kept, and the run is written beside it, with a warning.
+        With ``Cockpit(..., run=...)`` values are on disk without it.
         """
-        self.history.write(f"{path}.json")
+        file = path if Path(path).suffix == ".jsonl" else f"{path}.jsonl"
+        return self._files.write(file, self.history.whole().json_lines())
 
     def state_dict(self) -> dict[str, Any]:
         """What later values depend on, to be saved with the model and the optimizer.

@@ -330,10 +330,14 @@ class History:
         new_file(path).close()
         try:
             with Path(path).open("wb") as file:
-                file.writelines(to_line(record).encode() + b"\n" for record in whole.records())
+                file.writelines(whole.json_lines())
         except BaseException:
             Path(path).unlink(missing_ok=True)
             raise
+
+    def json_lines(self) -> Iterator[bytes]:
+        """The lines of a run's file that has what is in memory."""
+        return (to_line(record).encode() + b"\n" for record in self.records())
 
     def records(self) -> Iterator[dict[str, Value]]:
         """The records of a run's file that has what is in memory, the header first."""

@@ -19,7 +19,7 @@ from gradlens.plotting.layout import WIDEST, pages
 from gradlens.plotting.loading import load_run
 from gradlens.plotting.notebook_figure import NotebookFigure
 from gradlens.plotting.panels import Panel, is_of_layers, layer_panels, main_panels, nothing
-from gradlens.plotting.rendering import draw
+from gradlens.plotting.rendering import draw, draw_empty
 
 
 @runtime_checkable
@@ -48,7 +48,8 @@ class CockpitPlotter:
     place of the one for ``GradNorm``. A series without an instrument is drawn by its view.
 
     With ``findings``, what ``gradlens.diagnose`` finds wrong with the run is marked in the panels
-    and explained below them.
+    and explained below them. With ``pyplot``, figures are among those of ``matplotlib.pyplot`` also
+    if they aren't shown, and each call draws in those of the previous one.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class CockpitPlotter:
         secondary_screen: bool = False,
         instruments: Iterable[Instrument] = BUILT_IN,
         findings: bool = True,
+        pyplot: bool = False,
     ) -> None:
         self.secondary_screen = secondary_screen
+        self.pyplot = pyplot
         self.findings = findings
         given: object = instruments
         if isinstance(given, str) or not isinstance(given, Iterable):
@@ -109,12 +112,13 @@ class CockpitPlotter:
         ``source`` is a history, an object with a ``history`` (a cockpit), or the path of a run
         file. Steps after ``discard`` are left out. ``show_plot`` opens windows, or draws in those
         of the previous call; ``block`` waits until they are closed. ``save_plot`` writes
-        ``{savename}{savename_append}.png`` to ``savedir``, by default the folder of the run file,
-        otherwise the working directory. The secondary screen is another file, with ``__secondary``
-        after ``savename``; its further pages have ``__secondary_2`` and so on.
+        ``{savename}__primary.png`` to ``savedir``, by default the folder of the run file, otherwise
+        the working directory, and ``{savename}__primary__{savename_append}.png`` if there is
+        something to append. The secondary screen has ``__secondary`` instead, and its further pages
+        ``__secondary_2`` and so on.
         ``savefig_kwargs`` are passed to ``Figure.savefig``, and their ``format`` is also the file's
         ending. ``show_log_iter`` makes the step axis logarithmic, ``debug`` logs what is drawn.
-        ``ValueError`` if there is nothing to draw or the path is not a run.
+        The figure says why if there is nothing to draw. ``ValueError`` if the path is not a run.
         """
         history = up_to(read(source), discard)
         screens = self._screens(history)
@@ -123,13 +127,16 @@ class CockpitPlotter:
         figures: dict[str, Figure] = {}
         headings = _headings(heading, [*screens])
         for (screen, panels), title in zip(screens.items(), headings, strict=True):
-            if panels:
+            if panels or not any(screens.values()):
                 old = self._figures.get(screen)
-                figure = windowed(old) if show_plot else Figure(facecolor=PAPER)
+                figure = windowed(old) if show_plot or self.pyplot else Figure(facecolor=PAPER)
                 widest = math.inf if screen == "primary" else WIDEST
                 # A window keeps the size that the user has given it.
                 is_new = figure is not old
-                draw(figure, history, panels, title, show_log_iter, is_new, widest, found)
+                if panels:
+                    draw(figure, history, panels, title, show_log_iter, is_new, widest, found)
+                else:
+                    draw_empty(figure, title, nothing(history), is_new)
                 figures[screen] = figure
         if debug:
             log(describe(history, screens))
@@ -137,8 +144,8 @@ class CockpitPlotter:
         if save_plot:
             folder = default_folder(source) if savedir is None else Path(savedir)
             for screen, figure in figures.items():
-                suffix = "" if screen == "primary" else f"__{screen}"
-                save(figure, folder, f"{savename}{suffix}{savename_append or ''}", savefig_kwargs)
+                name = "__".join(filter(None, (savename, screen, savename_append)))
+                save(figure, folder, name, savefig_kwargs)
         if show_plot:
             show(list(figures.values()), block)
         return figures.get("primary") or figures["secondary"]
@@ -151,9 +158,7 @@ class CockpitPlotter:
         screens = {"primary": primary}
         for number, page in enumerate(pages(layers), 1):
             screens["secondary" if number == 1 else f"secondary_{number}"] = page
-        if not any(screens.values()):
-            raise ValueError(nothing(history))
-        if self.secondary_screen and not layers:
+        if self.secondary_screen and any(screens.values()) and not layers:
             warnings.warn(
                 "there is nothing by layer or parameter to draw on a secondary screen: record "
                 "GradNorm, GradHist1d or GradCovariance for them",

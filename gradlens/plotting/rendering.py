@@ -20,11 +20,14 @@ from gradlens.history.records import LeftOutWarning
 from gradlens.history.view import Group
 from gradlens.instruments.instrument import CELL, Instrument, panel_box, step_axis
 from gradlens.instruments.scales import StepAxis, number_label
-from gradlens.instruments.style import FAINT, INK, MUTED, literal, shorten, text_width
+from gradlens.instruments.style import FAINT, INK, MUTED, literal, message, shorten, text_width
 from gradlens.plotting.findings import main_findings, others
 from gradlens.plotting.layout import HEADING, LINE, Page, Place, arrange
 from gradlens.plotting.marks import explain, mark
 from gradlens.plotting.panels import EPOCHS, Panel
+
+EMPTY = (8.0, 4.0)
+"""Inches across and up of a figure without panels."""
 
 BOTTOM = 0.14
 """Inches from the lower edge to the middle of the last line of text."""
@@ -59,6 +62,18 @@ def draw(
         _draw_row(figure, history, row, axis)
     for ax in figure.axes if marked else ():
         mark(ax, marked)
+    literal(figure)
+
+
+def draw_empty(figure: Figure, title: str, why: str, resize: bool = True) -> None:
+    """Draw a title and why there are no panels on a figure, which is emptied first."""
+    figure.clear()
+    if resize:
+        figure.set_size_inches(*EMPTY)
+    _header(figure, title, ())
+    ax = figure.add_axes((0.05, 0.05, 0.9, 0.8))
+    ax.set_axis_off()
+    message(ax, why)
     literal(figure)
 
 
