@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from backpack.extensions.backprop_extension import BackpropExtension
@@ -35,6 +35,7 @@ from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
+from gradlens.cockpit.elsewhere import ARGUMENTS, ATTRIBUTES, CONTEXT_ARGUMENTS
 from gradlens.cockpit.forecast import Forecast, is_scheduled
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.metrics import loggable
@@ -71,6 +72,7 @@ from gradlens.per_sample.labelling.batch import LossReduction
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.sinks.sink import Sink
+from gradlens.spelling import suggests, unknown_attribute
 
 
 class Cockpit:
@@ -109,6 +111,7 @@ class Cockpit:
             loss.backward()
     """
 
+    @suggests(ARGUMENTS)
     def __init__(
         self,
         params: nn.Module | Iterable[nn.Parameter],
@@ -212,6 +215,11 @@ class Cockpit:
         self._tracking.flush()
         return self._run.history
 
+    if not TYPE_CHECKING:  # type checkers find unknown names themselves
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(self, name, ATTRIBUTES)
+
     def __repr__(self) -> str:
         """What is tracked, in one line."""
         parameters = count(len(self.parameters), "parameter")
@@ -234,6 +242,7 @@ class Cockpit:
         """Whether the loss is a ``"mean"`` or a ``"sum"`` over the samples."""
         return self._tracking.setting.loss_reduction
 
+    @suggests(CONTEXT_ARGUMENTS)
     def __call__(
         self,
         global_step: int,

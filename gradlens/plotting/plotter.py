@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from matplotlib.figure import Figure
 
@@ -20,6 +20,7 @@ from gradlens.plotting.loading import load_run
 from gradlens.plotting.notebook_figure import NotebookFigure
 from gradlens.plotting.panels import Panel, is_of_layers, layer_panels, main_panels, nothing
 from gradlens.plotting.rendering import draw, draw_empty
+from gradlens.spelling import suggests, unknown_attribute
 
 
 @runtime_checkable
@@ -31,6 +32,26 @@ class HasHistory(Protocol):
         """What has been recorded so far."""
         ...
 
+
+ELSEWHERE = {
+    "build_animation": "`gradlens plot RUN -o RUN.gif`",
+    "fig": "plotter.figure",
+    "save": "plotter.figure.savefig(path)",
+    "savefig": "plotter.figure.savefig(path)",
+    "secondary_fig": "plotter.secondary_figure",
+    "show": "plotter.plot(cockpit)",
+    "tracking_data": "cockpit.history.to_dataframe()",
+}
+"""Names that cockpit and matplotlib have, with a plotter's own, for error messages."""
+
+ARGUMENTS = {
+    **dict.fromkeys(("file", "filename", "path"), "savedir and savename, with save_plot=True"),
+    "save": "save_plot",
+    "secondary_screen": "CockpitPlotter(secondary_screen=True)",
+    "show": "show_plot",
+    "title": "plot_title",
+}
+"""The same for the arguments of ``plot``."""
 
 Source = History | HasHistory | str | Path
 
@@ -59,6 +80,11 @@ class CockpitPlotter:
         findings: bool = True,
         pyplot: bool = False,
     ) -> None:
+        if not isinstance(secondary_screen, bool):
+            raise TypeError(
+                f"secondary_screen={secondary_screen!r} is no bool: what is drawn is passed to "
+                "plot, as in CockpitPlotter().plot(cockpit)"
+            )
         self.secondary_screen = secondary_screen
         self.pyplot = pyplot
         self.findings = findings
@@ -77,6 +103,11 @@ class CockpitPlotter:
                 )
         self._figures: dict[str, Figure] = {}
 
+    if not TYPE_CHECKING:  # type checkers find unknown names themselves
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(self, name, ELSEWHERE)
+
     @property
     def figure(self) -> Figure | None:
         """The figure that the latest call returned; ``None`` before the first one."""
@@ -92,6 +123,7 @@ class CockpitPlotter:
         """All figures of single layers and parameters, page by page."""
         return tuple(figure for screen, figure in self._figures.items() if screen != "primary")
 
+    @suggests(ARGUMENTS)
     def plot(
         self,
         source: Source,
@@ -120,6 +152,11 @@ class CockpitPlotter:
         ending. ``show_log_iter`` makes the step axis logarithmic, ``debug`` logs what is drawn.
         The figure says why if there is nothing to draw. ``ValueError`` if the path is not a run.
         """
+        if not isinstance(show_plot, bool):
+            raise TypeError(
+                f"show_plot={show_plot!r} is no bool: a figure is saved by plot(cockpit, "
+                "show_plot=False).savefig(path), or by save_plot=True with savedir and savename"
+            )
         history = up_to(read(source), discard)
         screens = self._screens(history)
         found = findings_of(history) if self.findings else ()

@@ -114,6 +114,11 @@ def test_quantities_have_their_values() -> None:
     assert norm.output == {step: each["GradNorm"] for step, each in cockpit.output.items()}
 
 
+def test_the_method_for_eigenvalues_is_no_choice() -> None:
+    quantity = quantities.HessMaxEV(linear(1), use_power=False, tolerance=0.1)
+    assert (quantity.name, quantity.tolerance) == ("HessMaxEV", 0.1)
+
+
 def test_quantities_are_complete_at_the_first_step() -> None:
     cockpit = tracked(quantities.GradNorm())
     with pytest.raises(RuntimeError, match=r"Loss comes after the first step: .* second cockpit"):
