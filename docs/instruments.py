@@ -26,7 +26,9 @@ def tracked() -> list[quantities.Quantity]:
     return [
         *(quantity for quantity in preset if not isinstance(quantity, quantities.GradHist1d)),
         quantities.GradHist1d(rarely, adapt=GradAbsMax(rarely), keep_individual=True),
-        quantities.GradHist2d(rarely, adapt=(GradAbsMax(rarely), ParamAbsMax(rarely))),
+        quantities.GradHist2d(
+            rarely, adapt=(GradAbsMax(rarely), ParamAbsMax(rarely)), keep_individual=True
+        ),
         quantities.Parameters(),
         quantities.MeanGSNR(),
         quantities.GradCovariance(),

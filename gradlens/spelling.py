@@ -1,9 +1,15 @@
-"""Suggestions for misspelt names, for the messages of errors."""
+"""Suggestions for misspelt names, and for those of other libraries, in the messages of errors."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def similar(word: object, words: Iterable[str], cutoff: float = 0.5) -> list[str]:
@@ -29,6 +35,46 @@ def near(word: object, words: Iterable[str]) -> str:
     return f" (there is {shown})"
 
 
-def unknown_name(module: str, name: str, names: Iterable[str]) -> AttributeError:
-    """What a module raises for a name that it doesn't have."""
-    return AttributeError(f"module {module!r} has no attribute {name!r}{near(name, names)}")
+def unknown_name(
+    module: str, name: str, names: Iterable[str], elsewhere: Mapping[str, str] | None = None
+) -> AttributeError:
+    """What a module raises for a name that it doesn't have; ``elsewhere`` says what to use."""
+    found = (elsewhere or {}).get(name)
+    hint = near(name, names) if found is None else f": use {found}"
+    return AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
+
+
+def unknown_attribute(owner: object, name: str, elsewhere: Mapping[str, str]) -> AttributeError:
+    """What an object raises for a name that it doesn't have; ``elsewhere`` says what to use."""
+    kind, hint = type(owner).__name__, ""
+    if name in elsewhere:
+        hint = f": use {elsewhere[name]}"
+    elif not name.startswith("_"):
+        found = similar(name, (each for each in dir(type(owner)) if not each.startswith("_")), 0.7)
+        hint = f": did you mean {' or '.join(found)}?" if found else ""
+    return AttributeError(f"{kind!r} object has no attribute {name!r}{hint}")
+
+
+def suggests(
+    elsewhere: Mapping[str, str],
+) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
+    """Let a function explain the names of arguments that it doesn't have, by a ``TypeError``.
+
+    ``elsewhere`` says what takes the places of names that are used elsewhere; for others, the most
+    similar ones are named.
+    """
+
+    def explained(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        known = [*inspect.signature(function).parameters]
+        names = {*known}
+
+        @wraps(function)
+        def called(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            for name in () if names.issuperset(kwargs) else kwargs.keys() - names:
+                hint = f": use {elsewhere[name]}" if name in elsewhere else near(name, known[1:])
+                raise TypeError(f"{function.__qualname__} has no argument {name!r}{hint}")
+            return function(*args, **kwargs)
+
+        return called
+
+    return explained

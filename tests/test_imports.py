@@ -52,6 +52,7 @@ BELOW = {
     "gradlens.instruments": ("gradlens.history",),
     "gradlens.plotting": ("gradlens.instruments", "gradlens.diagnosis"),
     "gradlens.integrations": ("gradlens.cockpit", "gradlens.plotting"),
+    "gradlens.compat.cockpit": ("gradlens._version", "gradlens.cockpit", "gradlens.plotting"),
     "gradlens.report": ("gradlens.plotting",),
     "gradlens.cli": (
         "gradlens._version",
@@ -61,6 +62,7 @@ BELOW = {
     ),
     "gradlens": (
         "gradlens.cli",
+        "gradlens.compat.cockpit",
         "gradlens.compat.taiyi",
         "gradlens.diagnosis",
         "gradlens.integrations",

@@ -317,7 +317,15 @@ AT_ONCE: dict[str, tuple[Program, str]] = {
     # Other arguments of a cockpit.
     "a misspelt argument of a cockpit": (
         lambda _: cockpit_of(net(), loss_func=nn.MSELoss()),
-        r"TypeError: Cockpit.*unexpected keyword argument 'loss_func'",
+        r"TypeError: Cockpit.* has no argument 'loss_func': use loss_function",
+    ),
+    "a schedule of a cockpit": (
+        lambda _: cockpit_of(net(), interval=10),
+        r"TypeError: Cockpit.* has no argument 'interval': use those of the quantities, as in",
+    ),
+    "an argument of a cockpit that is of no kind": (
+        lambda _: cockpit_of(net(), steps_in_memry=10),
+        r"TypeError: Cockpit.* has no argument 'steps_in_memry': did you mean steps_in_memory",
     ),
     "a misspelt reduction": (
         lambda _: cockpit_of(net(), loss_reduction="avg"),
@@ -477,7 +485,11 @@ IN_CONTEXTS: dict[str, tuple[Program, str]] = {
     ),
     "a misspelt argument of a context": (
         lambda _: called(0, los=1.0),
-        r"TypeError: .*unexpected keyword argument 'los'",
+        r"TypeError: Cockpit.* has no argument 'los': did you mean loss\?",
+    ),
+    "individual losses by name": (
+        lambda _: called(0, individual_losses=torch.ones(8)),
+        r"TypeError: Cockpit.* has no argument 'individual_losses': use info, as in info=",
     ),
     "loss.item()": (
         lambda _: called(loss=1.5),
@@ -701,12 +713,6 @@ def nothing_for_the_budget(_: Path) -> Cockpit:
     return cockpit
 
 
-def plot_of_nothing_for_the_budget(_: Path) -> None:
-    cockpit = Cockpit(model := net(), [quantities.NormTest()], budget=0.1)
-    train(cockpit, model)
-    plotted(cockpit)
-
-
 def curvature_of_micro_batches(_: Path) -> Cockpit:
     model = net()
     cockpit, optimizer = Cockpit(model, [quantities.TICTrace(samples=2)]), sgd(model)
@@ -809,10 +815,6 @@ LOOPS: dict[str, tuple[Program, str]] = {
         nothing_for_the_budget,
         r"note: .*step 2: budget=0.1 gave no turn to NormTest in 3 steps.*first 13 steps are",
     ),
-    "a plot of a run with a budget": (
-        plot_of_nothing_for_the_budget,
-        r"ValueError: the history has no steps.*the cockpit's budget",
-    ),
     "curvature of micro-batches": (
         curvature_of_micro_batches,
         r"NaN of TICTrace: .*A micro-batch with a step of its own.*has a value of its own",
@@ -862,10 +864,56 @@ def misspelt_gradient(_: Path) -> None:
 per_sample_: Any = gradlens.per_sample_gradients
 plotter_of: Any = CockpitPlotter
 
+
+def plotted_with(*arguments: Any) -> None:
+    """A plot with arguments by their places."""
+    plotter_of().plot(*arguments)
+
+
 ELSEWHERE: dict[str, tuple[Program, str]] = {
-    "a plot of nothing": (
-        lambda _: plotted(Cockpit(net(), some())),
-        r"ValueError: the history has no steps: backward must run inside the cockpit's context",
+    "a plot into a file": (
+        lambda _: plotted_with(gradlens.History(), "plot.png"),
+        r"TypeError: show_plot='plot.png' is no bool: .*savefig\(path\)",
+    ),
+    "a plot by other names": (
+        lambda _: plotter_of().plot(gradlens.History(), show=False),
+        r"TypeError: CockpitPlotter.plot has no argument 'show': use show_plot",
+    ),
+    "a plotter of a cockpit": (
+        lambda _: plotter_of(cockpit_of(net())),
+        r"TypeError: secondary_screen=Cockpit.* is no bool: .*CockpitPlotter\(\).plot\(cockpit\)",
+    ),
+    "cockpit's figure": (
+        lambda _: plotter_of().fig,
+        r"AttributeError: 'CockpitPlotter' object has no attribute 'fig': use plotter.figure",
+    ),
+    "a plot by the cockpit": (
+        lambda _: cockpit_of(net()).plot(),
+        r"AttributeError: 'Cockpit' .* 'plot': use gradlens.CockpitPlotter\(\).plot\(cockpit\)",
+    ),
+    "a misspelt method": (
+        lambda _: cockpit_of(net()).get_outputs(),
+        r"AttributeError: 'Cockpit' .* 'get_outputs': did you mean get_output\?",
+    ),
+    "a history's table": (
+        lambda _: cockpit_of(net()).history.df,
+        r"AttributeError: 'History' .* 'df': use history.to_dataframe\(\)",
+    ),
+    "a series as an attribute": (
+        lambda _: cockpit_of(net(), some()).history.Loss,
+        r"AttributeError: 'History' .* 'Loss': use history\['Loss'\]",
+    ),
+    "the last step": (
+        lambda _: cockpit_of(net(), some()).history[-1],
+        r"KeyError: .*nothing was recorded at step -1.*history\[history.steps\[-1\]\]",
+    ),
+    "a quantity's values": (
+        lambda _: quantities_.Loss(name="mine").output,
+        r"AttributeError: 'Loss' .* 'output': use cockpit.history\['mine'\]",
+    ),
+    "another library's name": (
+        lambda _: gradlens_.watch(net()),
+        r"AttributeError: module 'gradlens' .* 'watch': use gradlens.Cockpit\(model\)",
     ),
     "a plot of a missing file": (
         lambda folder: plotted(folder / "run.jsonl"),
@@ -898,7 +946,7 @@ ELSEWHERE: dict[str, tuple[Program, str]] = {
     ),
     "a misspelt series": (
         lambda _: cockpit_of(net(), some()).history["Los"],
-        r"KeyError: .*no series 'Los' in this history \(it has: Loss, NormTest, UpdateSize\)",
+        r"KeyError: .*no series 'Los' in this history: did you mean Loss\?",
     ),
     "per-sample gradients of parameters": (
         lambda _: per_sample_(net().parameters()),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from backpack.extensions.backprop_extension import BackpropExtension
@@ -35,6 +35,7 @@ from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
+from gradlens.cockpit.elsewhere import ARGUMENTS, ATTRIBUTES, CONTEXT_ARGUMENTS
 from gradlens.cockpit.forecast import Forecast, is_scheduled
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.metrics import loggable
@@ -57,6 +58,7 @@ from gradlens.facts.recorder import FactRecorder
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import LATEST, History
 from gradlens.history.html import count, table
+from gradlens.history.new_file import OwnFiles
 from gradlens.hooks.data_parallel import replicas_of
 from gradlens.hooks.eager_calls import EagerCalls
 from gradlens.hooks.gathering import sharding_of
@@ -70,6 +72,7 @@ from gradlens.per_sample.labelling.batch import LossReduction
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.sinks.sink import Sink
+from gradlens.spelling import suggests, unknown_attribute
 
 
 class Cockpit:
@@ -108,6 +111,7 @@ class Cockpit:
             loss.backward()
     """
 
+    @suggests(ARGUMENTS)
     def __init__(
         self,
         params: nn.Module | Iterable[nn.Parameter],
@@ -176,6 +180,7 @@ class Cockpit:
             steps_in_memory,
             sinks,
         )
+        self._files = OwnFiles()
         boundary = Boundary(self._run.note, strict)
         alone = processes.count == 1 and not processes_apart(setting)
         wants_autopsy = (diagnose or device.type == "cpu") if autopsy is None else autopsy
@@ -210,6 +215,11 @@ class Cockpit:
         self._tracking.flush()
         return self._run.history
 
+    if not TYPE_CHECKING:  # type checkers find unknown names themselves
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(self, name, ATTRIBUTES)
+
     def __repr__(self) -> str:
         """What is tracked, in one line."""
         parameters = count(len(self.parameters), "parameter")
@@ -232,6 +242,7 @@ class Cockpit:
         """Whether the loss is a ``"mean"`` or a ``"sum"`` over the samples."""
         return self._tracking.setting.loss_reduction
 
+    @suggests(CONTEXT_ARGUMENTS)
     def __call__(
         self,
         global_step: int,
@@ -375,13 +386,15 @@ class Cockpit:
             for step in history.steps
         }
 
-    def write(self, path: str | Path) -> None:
-        """Write everything recorded so far to ``{path}.json``, as a run file.
+    def write(self, path: str | Path) -> Path:
+        """Write everything recorded so far as a run file, and return where it is.
 
-        ``FileExistsError`` if there is one already. With ``Cockpit(..., run=...)`` values are on
-        disk without it.
+        The ending ``.jsonl`` is added to a path without it. A later call writes the file anew; one
+        that isn't this cockpit's is kept, and the run is written beside it, with a warning.
+        With ``Cockpit(..., run=...)`` values are on disk without it.
         """
-        self.history.write(f"{path}.json")
+        file = path if Path(path).suffix == ".jsonl" else f"{path}.jsonl"
+        return self._files.write(file, self.history.whole().json_lines())
 
     def state_dict(self) -> dict[str, Any]:
         """What later values depend on, to be saved with the model and the optimizer.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from backpack.extensions.backprop_extension import BackpropExtension
-from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
-from backpack.extensions.secondorder.base import SecondOrderBackpropExtension
 from torch import nn
 
 from gradlens.curvature.backpack_graph import extended_by_backpack
@@ -48,7 +48,7 @@ def step_extensions(
         by_class.setdefault(type(extension), extension)
     per_sample = by_class.pop(PerSampleGradients, None) is not None
     found = list(by_class.values())
-    second_order = [e for e in found if isinstance(e, SecondOrderBackpropExtension)]
+    second_order = [e for e in found if e.expects_backpropagation_quantities()]
     apart = second_order if _runs_by_layer_hooks(model) else []
     return StepExtensions(
         [extension for extension in found if extension not in apart],
@@ -62,8 +62,29 @@ def step_extensions(
 def needs_layer_hooks(extensions: Iterable[BackpropExtension], model: nn.Module | None) -> bool:
     """Whether one of the extensions runs by gradlens's hooks on layers."""
     found = (e for e in extensions if not isinstance(e, PerSampleGradients))
-    first_order = any(isinstance(e, FirstOrderBackpropExtension) for e in found)
+    first_order = any(not e.expects_backpropagation_quantities() for e in found)
     return first_order and _runs_by_layer_hooks(model)
+
+
+class SavedResults:
+    """What the user's extensions have saved on the parameters when a step begins."""
+
+    def __init__(
+        self, extensions: Sequence[BackpropExtension], parameters: Iterable[nn.Parameter]
+    ) -> None:
+        self._parameters = tuple(parameters)
+        self._before = [(extension, self._saved_by(extension)) for extension in extensions]
+
+    def lacking(self) -> list[str]:
+        """Class names of the extensions that have saved nothing since."""
+        return [
+            type(extension).__name__
+            for extension, before in self._before
+            if all(map(operator.is_, before, self._saved_by(extension)))
+        ]
+
+    def _saved_by(self, extension: BackpropExtension) -> list[Any]:
+        return [vars(parameter).get(extension.savefield) for parameter in self._parameters]
 
 
 def _runs_by_layer_hooks(model: nn.Module | None) -> bool:

@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from gradlens.cockpit.autopsy import Autopsy
 from gradlens.cockpit.boundary import Refuse
-from gradlens.cockpit.extensions import StepExtensions, needs_layer_hooks, step_extensions
+from gradlens.cockpit.extensions import (
+    SavedResults,
+    StepExtensions,
+    needs_layer_hooks,
+    step_extensions,
+)
 from gradlens.cockpit.gradients import StepGradients
 from gradlens.cockpit.model import changed_parameters
 from gradlens.cockpit.plain import recordable
@@ -66,6 +71,7 @@ class TrackedStep:
         self._entered = False
         self._active: tuple[Quantity, ...] = ()
         self._extensions: StepExtensions | None = None
+        self._saved: SavedResults | None = None
         self._gradients: StepGradients | None = None
         self._losses: PerSampleLosses | None = None
         self._losses_reason = ""
@@ -147,6 +153,9 @@ class TrackedStep:
         if self._debug:
             log(f"[Step {step}] active: {', '.join(q.name for q in self._active) or 'nothing'}")
         self._extensions = step_extensions(self._active, self._by_user, model, step)
+        if self._by_user:
+            tracked = self._tracking.setting.parameters.values()
+            self._saved = SavedResults(self._by_user, tracked)
         with ExitStack() as stack:
             if self._needs_graph():
                 self._run_uncompiled(stack)
@@ -189,6 +198,8 @@ class TrackedStep:
             tracking.assembly.interrupt()
         once = 0.0 if self._gradients is None else self._gradients.labelling_seconds
         try:
+            if error is None and self._by_user:
+                self._check_user_results()
             if error is None and self._is_tracked:
                 self._finish()
         finally:
@@ -225,7 +236,7 @@ class TrackedStep:
             self._autopsy.release()
         if self._gradients is not None:
             self._gradients.release()
-        self._gradients = self._losses = self._factor = None
+        self._gradients = self._losses = self._factor = self._saved = None
         self._before = {}
         # Results of extensions that only quantities need are removed from the parameters.
         saved = frozenset() if self._extensions is None else self._extensions.saved
@@ -455,13 +466,20 @@ class TrackedStep:
             with boundary.contain("recording a step"):
                 tracking.run.record(self._global_step, self._values)
 
+    def _check_user_results(self) -> None:
+        """Exceptions of the user's own extensions are raised, and what they lack is noted."""
+        error = self._tracking.layer_hooks.take_error()
+        if error is not None:
+            raise error
+        lacking = [] if self._saved is None else self._saved.lacking()
+        if lacking:
+            text = NOTHING_SAVED.format(extensions=", ".join(lacking))
+            self._tracking.run.note(self._global_step, text)
+
     def _check_for_hook_errors(self) -> None:
-        """Exceptions of the user's own extensions are raised, others are reasons."""
         error = self._tracking.layer_hooks.take_error()
         if error is None:
             return
-        if self._by_user:
-            raise error
         by_hooks = [q for q in self._active if q.needs_layer_hooks(self._global_step)]
         self._tracking.boundary.report("a hook on a layer", error, self._refusing(*by_hooks))
 
@@ -631,6 +649,12 @@ NOT_PASSED = (
     "cockpit(global_step, {needed}={needed})"
 )
 SECOND_ORDER = "{extension} is of second order and needs the loss: pass loss=... to the context"
+NOTHING_SAVED = (
+    "{extensions} saved nothing on the parameters that are tracked. BackPACK's extensions need a "
+    "backward pass inside the context, and hooks on model and loss module before the forward pass: "
+    "pass both to the cockpit (Cockpit(model, loss_function=loss_function)), or extend them by "
+    "backpack.extend"
+)
 ENTERED = (
     "a context is entered once, for one step: call the cockpit anew for each step, as in "
     "`with cockpit(step, loss=loss):`"

@@ -38,9 +38,25 @@ from gradlens.history.scalars import Scalar, scalars_of
 from gradlens.history.series import Series
 from gradlens.history.spending import Spending
 from gradlens.history.spikes import Spike
+from gradlens.spelling import near, unknown_attribute
 
 if TYPE_CHECKING:
     import pandas
+
+
+_TABLE = "history.to_dataframe()"
+
+ELSEWHERE = {
+    **dict.fromkeys(("df", "dataframe", "to_df", "to_pandas", "data"), _TABLE),
+    **dict.fromkeys(("keys", "columns"), "history.names"),
+    **dict.fromkeys(("items", "values", "get"), "history['Loss'], which is a mapping by step"),
+    **dict.fromkeys(("last", "latest", "tail"), "history[history.steps[-1]]"),
+    "load": "gradlens.load_run(path)",
+    "plot": "gradlens.CockpitPlotter().plot(history)",
+    "save": "history.write(path)",
+    "to_csv": f"{_TABLE}.to_csv(path)",
+}
+"""Names that tables and mappings have, with a history's own, for error messages."""
 
 
 class Archive(ABC):
@@ -99,6 +115,12 @@ class History:
 
     def __post_init__(self) -> None:
         self.hold({})
+
+    if not TYPE_CHECKING:  # type checkers find unknown names themselves
+
+        def __getattr__(self, name: str) -> Any:
+            series = {each: f"history[{each!r}]" for each in vars(self).get("_values", ())}
+            raise unknown_attribute(self, name, series | ELSEWHERE)
 
     def __repr__(self) -> str:
         """The number of series and the latest step in one line, without reading a file."""
@@ -163,8 +185,7 @@ class History:
 
     def _series(self, name: str) -> Mapping[int, Value]:
         if name not in self._values:
-            known = ", ".join(self._values) or "none"
-            raise KeyError(f"no series {name!r} in this history (it has: {known})")
+            raise KeyError(f"no series {name!r} in this history{near(name, self._values)}")
         appended = self._values[name]
         if self._archive is not None and self._has_dropped:
             return MappingProxyType(_Chain(appended, _Archived(name, self._archive)))
@@ -248,7 +269,8 @@ class History:
         if not found:
             steps = self.steps
             known = f"steps {steps[0]} to {steps[-1]}" if steps else "no steps"
-            raise KeyError(f"nothing was recorded at step {step} (this history has {known})")
+            last = ": the last step is history[history.steps[-1]]" if step < 0 else ""
+            raise KeyError(f"nothing was recorded at step {step} (this history has {known}){last}")
         return found
 
     def _sliced(self, bounds: slice) -> History:
@@ -330,10 +352,14 @@ class History:
         new_file(path).close()
         try:
             with Path(path).open("wb") as file:
-                file.writelines(to_line(record).encode() + b"\n" for record in whole.records())
+                file.writelines(whole.json_lines())
         except BaseException:
             Path(path).unlink(missing_ok=True)
             raise
+
+    def json_lines(self) -> Iterator[bytes]:
+        """The lines of a run's file that has what is in memory."""
+        return (to_line(record).encode() + b"\n" for record in self.records())
 
     def records(self) -> Iterator[dict[str, Value]]:
         """The records of a run's file that has what is in memory, the header first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,14 @@ from gradlens.hooks.torch_private import (
     tree_unflatten,
     version,
 )
+from gradlens.messages import GradlensWarning
 
+SECOND_ORDER = (
+    "{extension} is of second order and has computed nothing: gradlens's hooks on layers run "
+    "extensions of first order alone. Extend the model and the loss module by backpack.extend, or "
+    "pass the model, the loss module and the extension to the cockpit, as in "
+    "Cockpit(model, loss_function=loss_function) and cockpit(step, {extension}(), loss=loss)"
+)
 OVERWRITTEN = "an in-place operation has overwritten the layer's input"
 
 
@@ -159,12 +167,13 @@ def _needs_backpack(module: nn.Module) -> bool:
 def _run_backpack(call: LayerCall) -> None:
     """Do what BackPACK's own hook does, with the inputs of this very call."""
     module, grad_outputs = call.module, call.grad_outputs
-    extensions = [
-        extension
-        for extension in CTX.get_active_exts()
-        if isinstance(extension, FirstOrderBackpropExtension)
-        and (isinstance(module, LossModule) or not isinstance(extension, LossExtension))
-    ]
+    extensions = []
+    for extension in CTX.get_active_exts():
+        if extension.expects_backpropagation_quantities():
+            kind = type(extension).__name__
+            warnings.warn(SECOND_ORDER.format(extension=kind), GradlensWarning, stacklevel=2)
+        elif isinstance(module, LossModule) or not isinstance(extension, LossExtension):
+            extensions.append(extension)
     if extensions and isinstance(module, nn.RNNBase):
         raise NotImplementedError(
             f"BackPACK's rules for {type(module).__name__} need the module's output: extend the "

@@ -53,7 +53,10 @@ from gradlens.instruments.histogram_1d import Histogram1dInstrument
 from gradlens.instruments.histogram_2d import Histogram2dInstrument
 from gradlens.instruments.instrument import Drawing, Instrument, Options
 from gradlens.instruments.layer_covariance import LayerRanksInstrument
-from gradlens.instruments.layer_histograms import LayerHistogramsInstrument
+from gradlens.instruments.layer_histograms import (
+    LayerHistogramsInstrument,
+    LayerJointHistogramsInstrument,
+)
 from gradlens.instruments.layer_lines import CorrelationsInstrument, LayerLinesInstrument
 from gradlens.instruments.layer_map import LayerMapInstrument
 from gradlens.instruments.layer_spectra import (
@@ -150,6 +153,7 @@ BUILT_IN: tuple[Instrument, ...] = (
     LayerMapInstrument(),
     LayerRanksInstrument(),
     LayerHistogramsInstrument(),
+    LayerJointHistogramsInstrument(),
     LayerSpectraInstrument(),
 )
 
@@ -194,6 +198,7 @@ __all__ = [
     "Instrument",
     "LayerConditionsInstrument",
     "LayerHistogramsInstrument",
+    "LayerJointHistogramsInstrument",
     "LayerLinesInstrument",
     "LayerMapInstrument",
     "LayerRanksInstrument",

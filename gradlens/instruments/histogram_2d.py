@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator, NullLocator
@@ -54,13 +55,18 @@ class Histogram2dInstrument(Instrument):
         return artists
 
 
-def _joint(ax: Axes, one: Histogram) -> Artists:
+def draw_joint(ax: Axes, one: Histogram) -> Artist:
+    """Draw the counts of a two-dimensional histogram as colours, on a logarithmic scale."""
     counts = np.ma.masked_equal(one.counts.T, 0)
     norm = LogNorm(1, max(float(one.counts.max()), 2))
-    mesh = ax.pcolormesh(
+    return ax.pcolormesh(
         one.edges[0], one.edges[1], counts, norm=norm, cmap=density_colormap(), rasterized=True,
         zorder=2,
     )  # fmt: skip
+
+
+def _joint(ax: Axes, one: Histogram) -> Artists:
+    mesh = draw_joint(ax, one)
     ax.set_xlim(_range(one, 0))
     ax.set_ylim(_range(one, 1))
     for axis, most in ((ax.xaxis, 4), (ax.yaxis, 3)):

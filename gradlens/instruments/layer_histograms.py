@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
@@ -15,6 +16,7 @@ from gradlens.history.histograms import Histogram, by_parameter, latest
 from gradlens.history.history import History
 from gradlens.instruments.drawing import Artists, label_rows, row_stride
 from gradlens.instruments.histogram_1d import fill, label_elements, show_elements
+from gradlens.instruments.histogram_2d import draw_joint
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.series import input_to_output
@@ -79,6 +81,52 @@ class LayerHistogramsInstrument(Instrument):
         return artists | {"subtitle": subtitle(ax, words)}
 
 
+class LayerJointHistogramsInstrument(Instrument):
+    """Gradient elements and parameter values at the latest step, a small panel for each parameter.
+
+    All panels have the same two ranges, and the colour is the logarithm of the count. There are
+    ``MOST`` panels at most, those nearest to the input.
+    """
+
+    kinds: ClassVar[tuple[str, ...]] = ("GradHist2d",)
+    title: ClassVar[str] = "Joint histogram by parameter"
+    together: ClassVar[bool] = False
+    secondary: ClassVar[bool] = True
+    part: ClassVar[str] = "parameters"
+    columns: ClassVar[int] = 6
+    width: ClassVar[float] = 4.0
+
+    def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
+        found = latest(history[self.names[0]], self.part)
+        assert found is not None
+        step, parts = found[0], by_parameter(*found)
+        names = input_to_output(tuple(parts), history)[:MOST]
+        shown = [parts[name] for name in names]
+        ranges = [_common_range(shown, side) for side in (0, 1)]
+        artists: Artists = {}
+        panels = _grid(ax, len(shown), self.columns)
+        for panel, name, one in zip(panels, names, shown, strict=True):
+            artists[f"{name}: joint"] = _small_joint(panel, name, one, ranges)
+        first = f"first {len(shown)} of {len(parts)}, " if len(parts) > len(shown) else ""
+        words = f"step {step:,} · across: gₙ, up: parameter · colour: count, log · {first}"
+        return artists | {"subtitle": subtitle(ax, f"{words}from input to output")}
+
+
+def _small_joint(
+    ax: Axes, name: str, one: Histogram, ranges: Sequence[tuple[float, float]]
+) -> Artist:
+    _heading(ax, name, one)
+    if not one.counts.any():
+        ax.set_xticks([])
+        return message(ax, "no finite element")
+    mesh = draw_joint(ax, one)
+    ax.set_xlim(ranges[0])
+    ax.set_ylim(ranges[1])
+    ax.yaxis.set_major_locator(NullLocator())
+    _ends(ax, ranges[0])
+    return mesh
+
+
 def _carpet(ax: Axes, parts: Mapping[str, Histogram]) -> Artists:
     width, height = size_in_points(ax)
     stride = row_stride(len(parts), height)
@@ -119,8 +167,8 @@ def _grid(ax: Axes, count: int, columns: int) -> list[Axes]:
     ]
 
 
-def _common_range(parts: Sequence[Histogram]) -> tuple[float, float]:
-    filled = [one.occupied(0) for one in parts if one.counts.any()] or [(-1.0, 1.0)]
+def _common_range(parts: Sequence[Histogram], side: int = 0) -> tuple[float, float]:
+    filled = [one.occupied(side) for one in parts if one.counts.any()] or [(-1.0, 1.0)]
     return min(low for low, _ in filled), max(high for _, high in filled)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
+import torch
 from torch import Tensor, nn
 
 from gradlens.history.html import count, table
 from gradlens.hooks.data_parallel import replicas_of
 from gradlens.hooks.gathering import sharding_of
 from gradlens.hooks.layer_hooks import NO_MODULE
+from gradlens.hooks.model_calls import forget_calls, keep_calls
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
 from gradlens.per_sample.gradients import Gradients, Setting
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
@@ -26,6 +29,7 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     The operators stay valid after the context, and keep the layers' inputs and output gradients
     alive. Without ``loss``, the loss is the tensor whose ``backward`` is called; pass it if that is
     a multiple of the loss, or if backward is run by other means than ``loss.backward()``.
+    The forward pass belongs into the context, too; ``gradlens.extend`` before it does as well.
     ``batch_size`` is needed where the number of samples can't be read off the loss. ``batchnorm``
     chooses what a gradient is where samples are coupled (``gradlens.per_sample.batchnorm``). A
     parameter without gradients raises a ``KeyError`` with the reason. Of a model that several
@@ -44,6 +48,7 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         check_batchnorm(batchnorm)
         if not isinstance(model, nn.Module):
             raise TypeError(NO_MODULE.format(kind=type(model).__name__))
+        self._model = model
         sharding = sharding_of(model)
         shards = {} if sharding is None else sharding.shards()
         named = {name: shards.get(id(p), p) for name, p in model.named_parameters()}
@@ -70,6 +75,7 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         collector = self._gradients.collector
         self._reducer = Reducer(self._setting.parameters, collector, (), keep=lambda each: each)
         self._reducer.start(self._setting.leaves)
+        self._contexts.enter_context(_recorded_calls(self._model, self._gradients))
         self._contexts.enter_context(LossFactor(info, self._gradients).finding())
         return self
 
@@ -86,6 +92,27 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
         found = self._reducer.kept
         self._operators = {name: found[name] for name in self._setting.parameters if name in found}
         self._reducer.stop()
+
+    def squared_norms(self) -> Tensor:
+        """‖gₙ‖² of every sample over all trainable parameters, ``[N]``.
+
+        A parameter without gradients raises ``UnavailableError`` with the reason.
+        """
+        return _sum_of([each.squared_norms() for each in self._complete()])
+
+    def norms(self) -> Tensor:
+        """‖gₙ‖ of every sample over all trainable parameters, ``[N]``, as ``squared_norms``."""
+        return self.squared_norms().sqrt()
+
+    def gram(self) -> Tensor:
+        """⟨gₙ, gₘ⟩ over all trainable parameters, ``[N, N]``, as ``squared_norms``."""
+        return _sum_of([each.gram() for each in self._complete()])
+
+    def _complete(self) -> list[GradientOperator]:
+        for name in self._setting.parameters:
+            if name not in self._operators:
+                raise UnavailableError(self._why_absent(name))
+        return [*self._operators.values()]
 
     def __getitem__(self, name: str) -> GradientOperator:
         if name in self._operators:
@@ -132,6 +159,21 @@ class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
             return f"no trainable parameter {name!r} (there are: {known})"
         found = {} if self._gradients is None else self._gradients.collector.unavailable
         return f"no per-sample gradients of {name!r}: {found.get(name, UNSEEN)}"
+
+
+def _sum_of(values: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors, which may be on different devices, on that of the first."""
+    return torch.stack([value.to(values[0].device) for value in values]).sum(0)
+
+
+@contextmanager
+def _recorded_calls(model: nn.Module, user: Gradients) -> Iterator[None]:
+    """A context in which calls of the model are recorded, from which N can be read."""
+    keep_calls(model, user)
+    try:
+        yield
+    finally:
+        forget_calls(model, user)
 
 
 UNSEEN = (

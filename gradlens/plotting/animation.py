@@ -14,10 +14,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from gradlens.history.history import History
+from gradlens.history.new_file import replacing
 from gradlens.instruments.instrument import step_axis
 from gradlens.instruments.style import PAPER
 from gradlens.plotting.axes_state import apply, look_of_panel, shows_single_steps, widened
-from gradlens.plotting.output import check_suffix, replacing
+from gradlens.plotting.output import check_suffix
 from gradlens.plotting.plotter import up_to
 from gradlens.plotting.progress import progress
 from gradlens.plotting.screen import Screen

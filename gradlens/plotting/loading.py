@@ -26,8 +26,8 @@ SIGNATURES = {
 def load_run(path: str | Path) -> History:
     """The history in a file: a gradlens run, or a log of cockpit-for-pytorch 1.0.2.
 
-    ``path`` may lack the ending ``.json``, which ``Cockpit.write`` puts behind the name that it is
-    given. ``ValueError`` for a directory, an empty file, and whatever else is no run.
+    ``path`` may lack the ending that ``Cockpit.write`` adds, ``.jsonl``, or cockpit's, ``.json``.
+    ``ValueError`` for a directory, an empty file, and whatever else is no run.
     """
     return GrowingRun(path).read()
 
@@ -61,8 +61,8 @@ class GrowingRun:
 
 
 def _with_ending(path: Path) -> Path:
-    ending = Path(f"{path}.json")
-    return ending if not path.is_file() and ending.is_file() else path
+    candidates = (path, Path(f"{path}.jsonl"), Path(f"{path}.json"))
+    return next((file for file in candidates if file.is_file()), path)
 
 
 def _files_in(directory: Path) -> str:

@@ -1,34 +1,19 @@
-"""Files that are whole, or not there at all."""
+"""Files of figures."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
+from gradlens.history.new_file import replacing
+
 FIGURES = (".png", ".pdf", ".svg")
 DPI = 200
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of ``path`` once that has succeeded.
-
-    A reader of ``path`` gets the old file or the new one, never a part. Folders are made.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, where renaming is atomic; the suffix says which format is written.
-    partial = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def check_suffix(path: Path, known: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from matplotlib.figure import Figure
 
@@ -28,8 +28,8 @@ from gradlens.plotting.panels import (
     named_panels,
     nothing,
 )
-from gradlens.plotting.rendering import draw
-from gradlens.spelling import near
+from gradlens.plotting.rendering import draw, draw_empty
+from gradlens.spelling import near, suggests, unknown_attribute
 
 
 @runtime_checkable
@@ -41,6 +41,26 @@ class HasHistory(Protocol):
         """What has been recorded so far."""
         ...
 
+
+ELSEWHERE = {
+    "build_animation": "`gradlens plot RUN -o RUN.gif`",
+    "fig": "plotter.figure",
+    "save": "plotter.figure.savefig(path)",
+    "savefig": "plotter.figure.savefig(path)",
+    "secondary_fig": "plotter.secondary_figure",
+    "show": "plotter.plot(cockpit)",
+    "tracking_data": "cockpit.history.to_dataframe()",
+}
+"""Names that cockpit and matplotlib have, with a plotter's own, for error messages."""
+
+ARGUMENTS = {
+    **dict.fromkeys(("file", "filename", "path"), "savedir and savename, with save_plot=True"),
+    "save": "save_plot",
+    "secondary_screen": "CockpitPlotter(secondary_screen=True)",
+    "show": "show_plot",
+    "title": "plot_title",
+}
+"""The same for the arguments of ``plot``."""
 
 Source = History | HasHistory | str | Path
 
@@ -58,7 +78,8 @@ class CockpitPlotter:
     place of the one for ``GradNorm``. A series without an instrument is drawn by its view.
 
     With ``findings``, what ``gradlens.diagnose`` finds wrong with the run is marked in the panels
-    and explained below them.
+    and explained below them. With ``pyplot``, figures are among those of ``matplotlib.pyplot`` also
+    if they aren't shown, and each call draws in those of the previous one.
     """
 
     def __init__(
@@ -66,8 +87,15 @@ class CockpitPlotter:
         secondary_screen: bool = False,
         instruments: Iterable[Instrument] = BUILT_IN,
         findings: bool = True,
+        pyplot: bool = False,
     ) -> None:
+        if not isinstance(secondary_screen, bool):
+            raise TypeError(
+                f"secondary_screen={secondary_screen!r} is no bool: what is drawn is passed to "
+                "plot, as in CockpitPlotter().plot(cockpit)"
+            )
         self.secondary_screen = secondary_screen
+        self.pyplot = pyplot
         self.findings = findings
         given: object = instruments
         if isinstance(given, str) or not isinstance(given, Iterable):
@@ -84,6 +112,11 @@ class CockpitPlotter:
                 )
         self._figures: dict[str, Figure] = {}
 
+    if not TYPE_CHECKING:  # type checkers find unknown names themselves
+
+        def __getattr__(self, name: str) -> Any:
+            raise unknown_attribute(self, name, ELSEWHERE)
+
     @property
     def figure(self) -> Figure | None:
         """The figure that the latest call returned; ``None`` before the first one."""
@@ -99,6 +132,7 @@ class CockpitPlotter:
         """All figures of single layers and parameters, page by page."""
         return tuple(figure for screen, figure in self._figures.items() if screen != "primary")
 
+    @suggests(ARGUMENTS)
     def plot(
         self,
         source: Source,
@@ -124,12 +158,13 @@ class CockpitPlotter:
         ``source`` is a history, an object with a ``history`` (a cockpit), or the path of a run
         file. Steps after ``discard`` are left out. ``show_plot`` opens windows, or draws in those
         of the previous call; ``block`` waits until they are closed. ``save_plot`` writes
-        ``{savename}{savename_append}.png`` to ``savedir``, by default the folder of the run file,
-        otherwise the working directory. The secondary screen is another file, with ``__secondary``
-        after ``savename``; its further pages have ``__secondary_2`` and so on.
+        ``{savename}__primary.png`` to ``savedir``, by default the folder of the run file, otherwise
+        the working directory, and ``{savename}__primary__{savename_append}.png`` if there is
+        something to append. The secondary screen has ``__secondary`` instead, and its further pages
+        ``__secondary_2`` and so on.
         ``savefig_kwargs`` are passed to ``Figure.savefig``, and their ``format`` is also the file's
         ending. ``show_log_iter`` makes the step axis logarithmic, ``debug`` logs what is drawn.
-        ``ValueError`` if there is nothing to draw or the path is not a run.
+        The figure says why if there is nothing to draw. ``ValueError`` if the path is not a run.
 
         ``panels`` are the titles of panels, or names of series, of which the figure then consists;
         ``size`` is its size in inches, or its width alone. ``style="paper"`` leaves out everything
@@ -138,6 +173,11 @@ class CockpitPlotter:
         quantiles. ``normalise`` divides the rows of maps by their medians (``"row"``) or by the
         medians of their kinds (``"kind"``), such as biases of linear layers.
         """
+        if not isinstance(show_plot, bool):
+            raise TypeError(
+                f"show_plot={show_plot!r} is no bool: a figure is saved by plot(cockpit, "
+                "show_plot=False).savefig(path), or by save_plot=True with savedir and savename"
+            )
         history = up_to(read(source), discard)
         if style not in FRAMES:
             raise ValueError(f"there is no style {style!r}{near(style, FRAMES)}")
@@ -149,15 +189,19 @@ class CockpitPlotter:
         figures: dict[str, Figure] = {}
         headings = _headings(heading, [*screens])
         for (screen, shown), title in zip(screens.items(), headings, strict=True):
-            if shown:
+            if shown or not any(screens.values()):
                 old = self._figures.get(screen)
-                figure = windowed(old) if show_plot else TextFigure(facecolor=PAPER)
+                figure = windowed(old) if show_plot or self.pyplot else TextFigure(facecolor=PAPER)
                 widest = columns(size) if screen == "primary" else min(columns(size), WIDEST)
                 # A window keeps the size that the user has given it.
                 is_new = figure is not old
-                draw(
-                    figure, history, shown, title, show_log_iter, is_new, widest, found, style, size
-                )  # fmt: skip
+                if shown:
+                    draw(
+                        figure, history, shown, title, show_log_iter, is_new, widest, found, style,
+                        size,
+                    )  # fmt: skip
+                else:
+                    draw_empty(figure, title, nothing(history), is_new)
                 figures[screen] = figure
         if debug:
             log(describe(history, screens))
@@ -165,8 +209,8 @@ class CockpitPlotter:
         if save_plot:
             folder = default_folder(source) if savedir is None else Path(savedir)
             for screen, figure in figures.items():
-                suffix = "" if screen == "primary" else f"__{screen}"
-                save(figure, folder, f"{savename}{suffix}{savename_append or ''}", savefig_kwargs)
+                name = "__".join(filter(None, (savename, screen, savename_append)))
+                save(figure, folder, name, savefig_kwargs)
         if show_plot:
             show(list(figures.values()), block)
         return figures.get("primary") or figures["secondary"]
@@ -185,9 +229,7 @@ class CockpitPlotter:
         screens = {"primary": primary}
         for number, page in enumerate(pages(layers), 1):
             screens["secondary" if number == 1 else f"secondary_{number}"] = page
-        if not any(screens.values()):
-            raise ValueError(nothing(history))
-        if self.secondary_screen and not layers:
+        if self.secondary_screen and any(screens.values()) and not layers:
             warnings.warn(
                 "there is nothing by layer or parameter to draw on a secondary screen: record "
                 "GradNorm, GradHist1d or GradCovariance for them",

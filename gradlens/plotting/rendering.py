@@ -30,6 +30,7 @@ from gradlens.instruments.style import (
     TITLE_SIZE,
     font_scale,
     literal,
+    message,
     points,
     shorten,
     text_width,
@@ -49,6 +50,9 @@ from gradlens.plotting.layout import (
 )
 from gradlens.plotting.marks import HINTED, explain, explained, mark
 from gradlens.plotting.panels import EPOCHS, Panel
+
+EMPTY = (8.0, 4.0)
+"""Inches across and up of a figure without panels."""
 
 BOTTOM = 0.14
 """Inches from the lower edge to the middle of the last line of text."""
@@ -117,6 +121,18 @@ def _figure_size(page: Page, size: FigureSize) -> tuple[float, float]:
             "pass the width alone, a larger size, or fewer panels"
         )
     return size
+
+
+def draw_empty(figure: Figure, title: str, why: str, resize: bool = True) -> None:
+    """Draw a title and why there are no panels on a figure, which is emptied first."""
+    figure.clear()
+    if resize:
+        figure.set_size_inches(*EMPTY)
+    _header(figure, title, ())
+    ax = figure.add_axes((0.05, 0.05, 0.9, 0.8))
+    ax.set_axis_off()
+    message(ax, why)
+    literal(figure)
 
 
 def facts(history: History) -> tuple[str, ...]:

@@ -18,11 +18,12 @@ from jinja2 import Environment, Template
 from gradlens.history.coverage import few
 from gradlens.history.finding import Finding
 from gradlens.history.history import History
+from gradlens.history.new_file import replacing
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import Color, categorical_colors
 from gradlens.plotting.comparison import run_colors
 from gradlens.plotting.findings import findings_of, main_findings
-from gradlens.plotting.output import check_suffix, replacing
+from gradlens.plotting.output import check_suffix
 from gradlens.plotting.panels import nothing
 from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
 from gradlens.report.columns import has_trend

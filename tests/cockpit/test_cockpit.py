@@ -738,8 +738,8 @@ def test_names_of_cockpit_for_pytorch(model: nn.Module, tmp_path: Path) -> None:
     assert output[0].keys() >= {"Alpha", "Distance", "GradHist1d", "UpdateSize", "valid_accuracy"}
     assert output[2]["valid_loss"] == 0.5
     assert "test_loss" not in output[2]
-    cockpit.write(tmp_path / "log")
-    assert History.load(tmp_path / "log.json").steps == (0, 1, 2)
+    assert cockpit.write(tmp_path / "log") == tmp_path / "log.jsonl"
+    assert History.load(tmp_path / "log.jsonl").steps == (0, 1, 2)
     figure = gradlens.CockpitPlotter().plot(tmp_path / "log", show_plot=False)
     assert len(figure.axes) > 4
 

@@ -295,7 +295,7 @@ def test_a_file_has_the_same_facts(tmp_path: Path) -> None:
     cockpit.close()
     assert_same(History.load(tmp_path / "run.jsonl").facts, cockpit.history.facts)
     cockpit.write(tmp_path / "again")
-    assert_same(History.load(tmp_path / "again.json").facts, cockpit.history.facts)
+    assert_same(History.load(tmp_path / "again.jsonl").facts, cockpit.history.facts)
     part = cockpit.history[10:20].facts
     assert part.steps.steps.tolist() == [*range(10, 20)]
 

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from hypothesis.extra import numpy as npst
 from gradlens import History, Undefined, View
 from gradlens.history.coverage import Coverage
 from gradlens.history.json_lines import from_line, to_line
+from gradlens.history.new_file import OwnFiles
 from gradlens.history.records import LeftOutWarning, Note, Source
 from gradlens.history.run_file import RunFile
+from gradlens.messages import GradlensWarning
 
 scalars = st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats() | st.text()
 arrays = npst.arrays(
@@ -193,8 +196,8 @@ def test_without_its_header_a_run_keeps_its_values(tmp_path: Path) -> None:
     assert (loaded.steps, loaded.notes, loaded.sources) == ((3, 10), example().notes, {})
 
 
-def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(KeyError, match=r"no series 'Los'.*Loss, mine"):
+def test_an_unknown_name_suggests_a_known_one() -> None:
+    with pytest.raises(KeyError, match=r"no series 'Los' in this history: did you mean Loss\?"):
         example()["Los"]
 
 
@@ -256,3 +259,33 @@ def test_killed_run_loses_at_most_its_last_line(tmp_path: Path) -> None:
     history = History.load(path)
     assert set(history["NormTest"]) >= set(range(finished + 1))
     assert all(math.isfinite(value) for value in history["NormTest"].values())
+
+
+def test_own_files_are_written_anew_and_others_kept(tmp_path: Path) -> None:
+    files, path = OwnFiles(), tmp_path / "new" / "log.json"
+    assert files.write(path, [b"1"]) == path
+    assert files.write(path, [b"2"]) == path
+    with pytest.warns(GradlensWarning, match=r"log\.json is another run's file and is kept"):
+        other = OwnFiles().write(path, [b"3"])
+    assert (path.read_bytes(), other.read_bytes()) == (b"2", b"3")
+    path.write_bytes(b"changed by another program")
+    with pytest.warns(GradlensWarning, match=r"this run is written to .*log-3\.json"):
+        files.write(path, [b"4"])
+    contents = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    assert contents.pop("log.json") == b"changed by another program"
+    assert contents == {"log-2.json": b"3", "log-3.json": b"4"}
+
+
+def test_a_failed_write_keeps_the_earlier_file(tmp_path: Path) -> None:
+    def failing() -> Iterator[bytes]:
+        yield b"half"
+        raise OSError("no space left")
+
+    files, path = OwnFiles(), tmp_path / "log.json"
+    with pytest.raises(OSError, match="no space"):
+        files.write(path, failing())
+    assert not [*tmp_path.iterdir()]
+    files.write(path, [b"whole"])
+    with pytest.raises(OSError, match="no space"):
+        files.write(path, failing())
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"whole"]

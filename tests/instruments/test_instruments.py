@@ -196,8 +196,8 @@ def hist_2d(width: float, names: Mapping[str, Any], rng: Any) -> dict[str, Any]:
     gradient = rng.laplace(0, width, 20_000) + 0.1 * width * parameter
     counts, *_ = np.histogram2d(np.clip(gradient, -0.5, 0.5), np.clip(parameter, -2, 2), edges)
     below, above = [int((gradient < -0.5).sum()), 0], [int((gradient > 0.5).sum()), 0]
-    return {"hist": counts.astype(np.int64), "edges": edges, "below": below, "above": above,
-            "nan": 0}  # fmt: skip
+    whole = {"hist": counts.astype(np.int64), "below": below, "above": above, "nan": 0}
+    return {**whole, "edges": edges, "parameters": dict.fromkeys(names, whole)}
 
 
 def covariance(size: float, names: Mapping[str, Any], rng: Any) -> dict[str, Any]:
@@ -270,6 +270,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "LayerMapInstrument": ("GradNorm",),
     "LayerRanksInstrument": ("GradCovariance",),
     "LayerHistogramsInstrument": ("GradHist1d",),
+    "LayerJointHistogramsInstrument": ("GradHist2d",),
     "ActivationInstrument": ("OutputActivation",),
     "LayerLinesInstrument": ("OutputNorm",),
     "CorrelationsInstrument": ("UpdateGeometry",),
@@ -282,11 +283,13 @@ CASES: dict[str, tuple[str, ...]] = {
 """What each instrument is shown in the tests that all of them share."""
 
 BY_LAYER = {"LayerMapInstrument", "LayerRanksInstrument", "LayerHistogramsInstrument",
-            "LayerSpectraInstrument", "CorrelationsInstrument"}  # fmt: skip
+            "LayerJointHistogramsInstrument", "LayerSpectraInstrument",
+            "CorrelationsInstrument"}  # fmt: skip
 NOT_OVER_STEPS = {
     "Histogram1dInstrument",
     "Histogram2dInstrument",
     "LayerHistogramsInstrument",
+    "LayerJointHistogramsInstrument",
     "SpectralDensityInstrument",
 }
 REASON = "one sample has no spread"
@@ -731,18 +734,37 @@ def test_histogram_with_all_elements_in_one_bin() -> None:
     drawing.figure.savefig(io.BytesIO())
 
 
-def test_layer_histograms_go_from_input_to_output() -> None:
-    history = realistic(1, ("GradHist1d",), layers=4)
-    drawing = instruments.LayerHistogramsInstrument().plot(history)
+of_layers = pytest.mark.parametrize(
+    ("case", "kind"),
+    [("LayerHistogramsInstrument", "GradHist1d"), ("LayerJointHistogramsInstrument", "GradHist2d")],
+)
+
+
+@of_layers
+def test_layer_histograms_go_from_input_to_output(case: str, kind: str) -> None:
+    history = realistic(1, (kind,), layers=4)
+    drawing = instrument(case).plot(history)
     titles = [ax.get_title(loc="left") for ax in drawing.axes[1:]]
     assert titles == [*history.parameters]
 
 
 @pytest.mark.slow
-def test_layer_histograms_share_their_range() -> None:
-    drawing = instruments.LayerHistogramsInstrument().plot(realistic(1, ("GradHist1d",)))
-    ranges = {ax.get_xlim() for ax in drawing.axes[1:]}
-    assert len(ranges) == 1
+@of_layers
+def test_layer_histograms_share_their_range(case: str, kind: str) -> None:
+    drawing = instrument(case).plot(realistic(1, (kind,)))
+    assert len({ax.get_xlim() for ax in drawing.axes[1:]}) == 1
+
+
+def test_joint_histograms_of_very_many_parameters_are_the_first_ones() -> None:
+    counts = {"hist": np.ones((2, 2), int), "below": [0, 0], "above": [0, 0], "nan": 0}
+    names = {f"{n}.weight": (3,) for n in range(60)}
+    edges = [np.arange(3.0), np.arange(3.0)]
+    parts = dict.fromkeys(names, counts)
+    history = recorded("GradHist2d", {0: counts | {"edges": edges, "parameters": parts}})
+    history.parameters = names
+    drawing = instruments.LayerJointHistogramsInstrument().plot(history)
+    assert len(drawing.axes) == 1 + 48
+    assert any("first 48 of 60" in text for text in shown_texts(drawing.ax))
 
 
 def test_narrow_layer_histograms_keep_their_names() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import gradlens
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.backward_pass import BackwardPass
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
@@ -124,6 +126,30 @@ def test_layer(
 
 def classifier() -> nn.Module:
     return gradlens.extend(nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4)).double())
+
+
+@pytest.mark.parametrize("extend", [gradlens.extend, lambda model: model], ids=["before", "not"])
+def test_all_parameters_together(extend: Callable[[nn.Module], nn.Module]) -> None:
+    model = extend(nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4)).double())
+    hooks = [len(module._forward_hooks) for module in model.modules()]
+    inputs, labels = torch.randn(6, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 2, 0])
+    with gradlens.per_sample_gradients(model) as gradients:
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+    rows = torch.cat([each.dense().flatten(1) for each in gradients.values()], 1)
+    assert_close(gradients.norms(), rows.norm(dim=1))
+    assert_close(gradients.squared_norms(), rows.square().sum(1))
+    assert_close(gradients.gram(), rows @ rows.T)
+    weight = gradients["0.weight"]
+    assert_close(weight.norms(), weight.dense().flatten(1).norm(dim=1))
+    assert [len(module._forward_hooks) for module in model.modules()] == hooks
+
+
+def test_norms_of_some_parameters_are_not_those_of_all() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4))
+    with gradlens.per_sample_gradients(model) as gradients:
+        model[0](torch.randn(6, 5)).square().sum(1).mean().backward()
+    with pytest.raises(UnavailableError, match=r"no per-sample gradients of '1\.weight'"):
+        gradients.norms()
 
 
 def test_class_weights() -> None:

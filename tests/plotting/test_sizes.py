@@ -115,7 +115,7 @@ def test_font_size_has_an_effect_and_nothing_overlaps(
 @pytest.mark.parametrize("ending", ["pdf", "svg"])
 @pytest.mark.parametrize("way", ["savefig", "save_plot"])
 def test_texts_of_vector_files_are_texts(ending: str, way: str, tmp_path: Path) -> None:
-    path = tmp_path / f"cockpit.{ending}"
+    path = tmp_path / f"cockpit__primary.{ending}"
     options = {"save_plot": True, "savedir": tmp_path, "savefig_kwargs": {"format": ending}}
     figure = drawn(realistic(5, ("Loss",)), **(options if way == "save_plot" else {}))
     if way == "savefig":

@@ -123,6 +123,11 @@ class GradientOperator(ABC):
             return self._squared_norms() * self.scale**2
 
     @final
+    def norms(self) -> Tensor:
+        """‖gₙ‖ of every sample, ``[N]``."""
+        return self.squared_norms().sqrt()
+
+    @final
     def gram(self) -> Tensor:
         """⟨gₙ, gₘ⟩ of every pair of samples, ``[N, N]``."""
         with torch.no_grad():

@@ -1,0 +1,1 @@
+"""cockpit's package of utilities."""

@@ -1,0 +1,5 @@
+"""cockpit's schedules."""
+
+from gradlens.schedules import linear, logarithmic
+
+__all__ = ["linear", "logarithmic"]

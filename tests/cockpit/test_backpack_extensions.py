@@ -1,0 +1,168 @@
+"""BackPACK extensions of the user's own, with every way of extending: a result or a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from backpack import backpack
+from backpack import extend as backpack_extend
+from backpack.extensions import BatchGrad, DiagGGNExact
+from backpack.extensions.backprop_extension import FAIL_SILENT, BackpropExtension
+from backpack.extensions.firstorder.base import FirstOrderModuleExtension
+from backpack.extensions.secondorder.diag_ggn import DiagGGN
+from torch import Tensor, nn
+
+import gradlens
+from gradlens import Cockpit
+from gradlens.messages import GradlensWarning
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+
+class Residual(nn.Module):
+    """A network that isn't sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer, self.activation = nn.Linear(5, 5), nn.Linear(5, 3), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(x + self.activation(self.inner(x)))  # type: ignore[no-any-return]
+
+
+def sequential() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+class OwnDiagonal(DiagGGN):
+    """A second-order extension of the user's own, under a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__("exact", "own_diagonal")
+
+
+class Gradients(FirstOrderModuleExtension):
+    """The gradient at a layer's output, added up over samples."""
+
+    def __init__(self) -> None:
+        super().__init__(params=["bias"])
+
+    def bias(self, extension: Any, module: Any, g_inp: Any, g_out: Any, found: Any) -> Tensor:
+        del extension, module, g_inp, found
+        total: Tensor = g_out[0].sum(0)
+        return total
+
+
+class OwnBase(BackpropExtension):
+    """Of first order, without BackPACK's class for that."""
+
+    def __init__(self) -> None:
+        super().__init__("own_base", {nn.Linear: Gradients()}, fail_mode=FAIL_SILENT)
+
+    def expects_backpropagation_quantities(self) -> bool:
+        return False
+
+
+class Failing(OwnBase):
+    """Raises in the backward pass."""
+
+    def __call__(self, module: Any, g_inp: Any, g_out: Any) -> None:
+        raise RuntimeError("an extension has failed")
+
+
+def backward(
+    network: Callable[[], nn.Module],
+    extension: BackpropExtension,
+    way: str,
+) -> nn.Module:
+    """The network after a backward pass with the extension, which is passed on in one way."""
+    torch.manual_seed(0)
+    model, loss_function = network(), nn.CrossEntropyLoss()
+    x, y = torch.randn(6, 5), torch.randint(3, (6,))
+    given: Any = model
+    if "BackPACK's extend" in way:
+        model = backpack_extend(model, use_converter="converter" in way)
+        given = list(model.parameters())
+        backpack_extend(loss_function)
+    if "gradlens.extend" in way:
+        given = list(gradlens.extend(model).parameters())
+    if "nothing extended" in way:
+        given = list(model.parameters())
+    loaded = {"loss_function": loss_function} if "loss function" in way else {}
+    cockpit = None if "alone" in way else Cockpit(given, [], **loaded)
+    loss = loss_function(model(x), y)
+    with ExitStack() as stack:
+        if cockpit is None or "around" in way:
+            stack.enter_context(backpack(extension))
+        if cockpit is not None:
+            passed = () if "around" in way else (extension,)
+            stack.enter_context(cockpit(0, *passed, loss=loss))
+        loss.backward()
+    return model
+
+
+def saved(model: nn.Module, extension: BackpropExtension) -> list[Tensor]:
+    return [getattr(p, extension.savefield) for p in model.parameters()]
+
+
+@pytest.mark.parametrize("extension", [BatchGrad, DiagGGNExact, OwnDiagonal])
+@pytest.mark.parametrize(
+    ("network", "way"),
+    [
+        (sequential, "model and loss function"),
+        (sequential, "BackPACK's extend"),
+        (sequential, "BackPACK's extend, backpack() around the cockpit"),
+        (Residual, "BackPACK's extend, converter"),
+    ],
+)
+def test_extensions_that_run(network: Any, way: str, extension: Any) -> None:
+    found = backward(network, extension(), way)
+    alone = "BackPACK's extend, alone" + ", converter" * ("converter" in way)
+    expected = backward(network, extension(), alone)
+    torch.testing.assert_close(saved(found, extension()), saved(expected, extension()))
+
+
+@pytest.mark.parametrize("extension", [DiagGGNExact, OwnDiagonal])
+@pytest.mark.parametrize("network", [sequential, Residual])
+@pytest.mark.parametrize("way", ["gradlens.extend", "gradlens.extend, alone"])
+@pytest.mark.filterwarnings("ignore:gradlens, step 0. .* saved nothing")
+def test_second_order_by_gradlens_hooks_is_a_warning(
+    network: Any, way: str, extension: Any
+) -> None:
+    with pytest.warns(GradlensWarning, match="second order and has computed nothing") as caught:
+        model = backward(network, extension(), way)
+    assert extension.__name__ in str(caught[0].message)
+    assert not any(hasattr(p, extension().savefield) for p in model.parameters())
+
+
+@pytest.mark.parametrize("extension", [BatchGrad, DiagGGNExact, OwnDiagonal, OwnBase])
+def test_what_nothing_was_extended_for_is_noted(extension: Any) -> None:
+    with pytest.warns(GradlensWarning, match=f"{extension.__name__} saved nothing"):
+        backward(sequential, extension(), "nothing extended")
+
+
+def test_results_of_an_earlier_step_are_none_of_this_one() -> None:
+    model = sequential()
+    for parameter in model.parameters():
+        parameter.grad_batch = torch.ones(1)  # type: ignore[attr-defined]
+    cockpit = Cockpit(model.parameters(), [])
+    loss = model(torch.randn(6, 5)).square().mean()
+    with pytest.warns(GradlensWarning, match="BatchGrad saved nothing"), cockpit(0, BatchGrad()):
+        loss.backward()
+
+
+@pytest.mark.parametrize("way", ["model", "gradlens.extend", "gradlens.extend, alone"])
+def test_first_order_is_what_needs_nothing_propagated(way: str) -> None:
+    model = backward(sequential, OwnBase(), way)
+    for layer in (model[0], model[2]):  # type: ignore[index]
+        torch.testing.assert_close(layer.bias.own_base, layer.bias.grad)
+
+
+@pytest.mark.parametrize("way", ["model", "gradlens.extend", "gradlens.extend, alone"])
+def test_an_exception_of_the_users_extension_is_raised(way: str) -> None:
+    with pytest.raises(RuntimeError, match="an extension has failed"):
+        backward(sequential, Failing(), way)
