@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.curvature.ggn import GGNOperator
+from gradlens.history.coverage import few
 from gradlens.hooks.undisturbed import undisturbed
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
@@ -91,7 +92,7 @@ class SamplesJacobians:
         if absent:
             reason = next(iter(absent.values()))
             raise UnavailableError(
-                f"there are no per-sample gradients of {', '.join(absent)}: {reason}"
+                f"there are no per-sample gradients of {few(absent)}: {reason}"
             )
         if self._plan.coupling:
             raise UnavailableError("a normalisation over the batch couples the samples")
