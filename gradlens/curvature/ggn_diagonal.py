@@ -92,7 +92,7 @@ class SamplesJacobians:
         if absent:
             reason = next(iter(absent.values()))
             raise UnavailableError(
-                f"there are no per-sample gradients of {few(absent)}: {reason}"
+                f"there are no per-sample gradients of {few([*absent])}: {reason}"
             )
         if self._plan.coupling:
             raise UnavailableError("a normalisation over the batch couples the samples")
