@@ -76,5 +76,5 @@ def can_contradict(faulty: Outcome, healthy: Outcome) -> bool:
 
 def jumps_at(step: int, faulty: Outcome) -> bool:
     """The loss of this step is far above those before it."""
-    before = max(faulty.losses[max(0, step - BEFORE) : step])
+    before = max(faulty.losses[max(0, step - BEFORE) : step], default=math.inf)
     return not math.isfinite(faulty.losses[step]) or faulty.losses[step] > JUMPED * before
