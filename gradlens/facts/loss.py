@@ -70,6 +70,12 @@ def loss_node(loss: Tensor) -> LossNode | None:
     return found[0] if len(found) == 1 else None
 
 
+def is_weighted(found: LossNode) -> bool:
+    """Whether a loss function was given weights of classes or samples."""
+    weights = (saved(found.node, name, None) for name in ("weight", "pos_weight"))
+    return any(each is not None for each in weights)
+
+
 @dataclass(frozen=True)
 class LossRows:
     """What a loss function was called with, and its values, for each row of the targets ``[M]``.

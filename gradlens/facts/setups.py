@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from gradlens.facts.batch import Rows
-from gradlens.facts.loss import LossNode
+from gradlens.facts.loss import LossNode, is_weighted
 from gradlens.facts.network import Network
 from gradlens.facts.optimizers import groups
 from gradlens.history.setup import Layer, ParameterGroup, Setup
@@ -39,6 +39,7 @@ def setup_of(
         frozen=_frozen(setting),
         loss="" if node is None else node.kind,
         loss_reduction="" if node is None else node.reduction,
+        loss_weighted=node is not None and is_weighted(node),
         declared_reduction=setting.loss_reduction,
         layers={} if setting.model is None else _layers(setting.model),
         activations={} if network is None else {a.layer: a.kind for a in network.activations},

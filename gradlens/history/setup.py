@@ -40,8 +40,9 @@ class Setup:
     ``optimizer`` is the name of its class; empty if it wasn't passed to the context. ``missed`` are
     trainable parameters in none of its groups, and ``frozen`` those that need no gradient.
     ``loss`` is the kind of the loss's node in the graph, and ``loss_reduction`` what it says of
-    itself; ``declared_reduction`` is that of the cockpit. ``activations`` are the kinds of the
-    nonlinear nodes by the layer before each. ``order`` are the parameters from input to output.
+    itself; ``loss_weighted`` says that it has weights of classes or samples, and
+    ``declared_reduction`` is that of the cockpit. ``activations`` are the kinds of the nonlinear
+    nodes by the layer before each. ``order`` are the parameters from input to output.
     ``before_loss`` is the kind of the node from which the loss's logarithm of probabilities is
     computed, if it makes probabilities itself. ``linear_pairs`` are pairs of layers with nothing
     but linear nodes between, and ``is_linear`` says that all of the network's nodes are linear.
@@ -54,6 +55,7 @@ class Setup:
     frozen: tuple[str, ...] = ()
     loss: str = ""
     loss_reduction: str = ""
+    loss_weighted: bool = False
     declared_reduction: str = ""
     layers: Mapping[str, Layer] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=dict)
@@ -120,5 +122,6 @@ SCHEMAS: Mapping[str, Schema] = {
     "dtypes": NAMES,
     "input_kind": Is(str),
     "input_normalised": Is(bool),
+    "loss_weighted": Is(bool),
 }
 SETUP = Fields(SCHEMAS)

@@ -19,6 +19,7 @@ from gradlens.facts.batch import RowNumbers, batch_columns, distinct, joined, ro
 from gradlens.facts.loss import (
     LabelCounts,
     counts_of,
+    is_weighted,
     known_rows,
     label_columns,
     loss_columns,
@@ -156,6 +157,25 @@ def test_losses_of_a_classification(reduction: str, wrap: str) -> None:
     assert found.labels is not None
     torch.testing.assert_close(found.losses, single.detach())
     assert found.labels.tolist() == CLASSES.tolist()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("loss", ["classes", "two classes", "targets between classes"])
+def test_weights_of_a_loss(loss: str, weighted: bool) -> None:
+    x, targets = scores(6, 3), (CLASSES > 0).float()
+    weight = torch.tensor([1.0, 2.0, 3.0]) if weighted else None
+    found = {
+        "classes": lambda: functional.cross_entropy(x, CLASSES, weight=weight),
+        "two classes": lambda: functional.binary_cross_entropy_with_logits(
+            x[:, 0], targets, pos_weight=None if weight is None else weight[1]
+        ),
+        "targets between classes": lambda: functional.binary_cross_entropy(
+            x.sigmoid(), targets[:, None].expand(6, 3), weight=weight
+        ),
+    }[loss]()
+    node = loss_node(found)
+    assert node is not None
+    assert is_weighted(node) == weighted
 
 
 @pytest.mark.parametrize("ignored", [-100, -1, 255, 3])

@@ -27,8 +27,20 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     found = float(counts[0]) / max(others, 1.0)
     if found > TIMES:
         name = "labels of the most frequent class, over those of the median one"
-        title = "All labels are of one class" if len(counts) == 1 else ""
-        yield Sign(_first_step(evidence), (above(name, found, TIMES),), title=title)
+        is_weighted = evidence.setup.loss_weighted
+        yield Sign(
+            _first_step(evidence),
+            (above(name, found, TIMES),),
+            is_alarm=not is_weighted or len(counts) == 1,
+            title="All labels are of one class" if len(counts) == 1 else "",
+            advice=WEIGHTED if is_weighted else "",
+        )
+
+
+WEIGHTED = (
+    "The loss has weights already. Judge by a measure other than accuracy: a constant prediction "
+    "is right most of the time."
+)
 
 
 def _first_step(evidence: Evidence) -> int:
