@@ -103,7 +103,11 @@ class TrackedStep:
             if self._is_tracked and tracking.may_end_alone:
                 tracking.assembly.leave_out()
                 self._refuse_all(MAY_END_ALONE)
-        self._begin_autopsy()
+        try:
+            # Without a context of the boundary, which costs more than this.
+            self._begin_autopsy()
+        except Exception as error:
+            tracking.boundary.report("reading the loss", error)
         self._check_user_hooks()
         self._check_needs(tracking.boundary.strict or not tracking.run.has_recorded)
         if self._is_tracked or self._by_user:
@@ -119,12 +123,7 @@ class TrackedStep:
                 tracking.sample_log.add(step, self._info)
         if tracking.autopsies is None:
             return
-        try:
-            # Without a context of the boundary, which costs more than this.
-            jump = tracking.autopsies.begin_step(step, self._info)
-        except Exception as error:
-            tracking.boundary.report("reading the loss", error)
-            return
+        jump = tracking.autopsies.begin_step(step, self._info)
         if jump is not None:
             contain = tracking.boundary.contain
             self._autopsy = Autopsy(step, jump, self._info, tracking.autopsies.part, contain)

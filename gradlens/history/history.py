@@ -119,7 +119,9 @@ class History:
     if not TYPE_CHECKING:  # type checkers find unknown names themselves
 
         def __getattr__(self, name: str) -> Any:
-            series = {each: f"history[{each!r}]" for each in vars(self).get("_values", ())}
+            if name.startswith("_"):  # there are none of these while a copy is made
+                raise AttributeError(name)
+            series = {each: f"history[{each!r}]" for each in self._values}
             raise unknown_attribute(self, name, series | ELSEWHERE)
 
     def __repr__(self) -> str:

@@ -8,7 +8,6 @@ import math
 import re
 import subprocess
 import sys
-import time
 import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
@@ -337,18 +336,6 @@ def screens(history: History) -> None:
 
 def test_full_run_has_everything_of_the_preset() -> None:
     assert {*FULL} == {quantity.name for quantity in configuration("full")}
-
-
-@pytest.mark.slow
-def test_ten_thousand_steps_take_little_longer_than_a_hundred(long_run: History) -> None:
-    def seconds(history: History) -> float:
-        start = time.process_time()
-        screens(history)
-        return time.process_time() - start
-
-    short_run = full_run(100)
-    pairs = [(seconds(long_run), seconds(short_run)) for _ in range(3)]
-    assert min(long for long, _ in pairs) < 3 * min(short for _, short in pairs)
 
 
 @pytest.mark.slow
