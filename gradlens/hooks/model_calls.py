@@ -89,7 +89,8 @@ class ModelCalls(HookOwner):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if self._paused or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        # The compiler first: what else is read in compiled code, it compiles anew for.
+        if torch.compiler.is_compiling() or self._paused or not torch.is_grad_enabled():
             return
         # Inside torch.func's transforms, tensors have no memory of their own. Any class of tensors
         # may lack more: N is unknown then, and the user's forward pass goes on.

@@ -42,7 +42,8 @@ class ModelOutputs(HookOwner):
         return found
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self._paused or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        # The compiler first: what else is read in compiled code, it compiles anew for.
+        if torch.compiler.is_compiling() or self._paused or not torch.is_grad_enabled():
             return
         with suppress(Exception):  # of objects that the model returns; the forward pass goes on
             self._latest = tuple(t for t in tensors_of(output) if t.grad_fn is not None)
