@@ -50,11 +50,6 @@ class _EagerStance:
     _entered: ClassVar[weakref.WeakSet[_EagerStance]] = weakref.WeakSet()
     _stance: ClassVar[Any] = None
 
-    @classmethod
-    def is_entered(cls) -> bool:
-        """Whether such a context is entered, in any thread."""
-        return cls._stance is not None
-
     def __enter__(self) -> None:
         if not compiler_is_imported():
             return
@@ -98,8 +93,7 @@ class EagerCall:
         self._call = self.replaced or hooked_forward(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        is_own = _EagerStance.is_entered()
-        if is_own or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return self._call(*args, **kwargs)
         if any(user.needed for user in self.users):
             with uncompiled_calls():

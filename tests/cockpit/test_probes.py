@@ -24,6 +24,7 @@ from gradlens.curvature import (
 )
 from gradlens.curvature.trace import Estimate, weighted_sum
 from gradlens.history.undefined import Undefined
+from gradlens.hooks.layer_hooks import HookInstaller
 from gradlens.quantities import (
     CurvatureQuantity,
     HessEigenvalues,
@@ -574,3 +575,26 @@ def test_sums_of_estimates() -> None:
     undefined = weighted_sum([parts[0], Estimate(Undefined("why"), Undefined("why"), 1, 0)], [1, 1])
     assert isinstance(undefined.value, Undefined)
     assert undefined.value.reason == "why"
+
+
+def test_passes_of_gradlens_leave_what_is_known_of_the_users_calls() -> None:
+    """Between a step's forward pass and its context, and at a step whose hooks came too late."""
+    problem = build("perceptron", "mse")
+    model = problem.model
+    own = HessEigenvalues(matrix="ggn", k=1, tolerance=1e-8)
+    cockpit = Cockpit(model, [own])
+    loss = model(problem.inputs).square().mean()
+    HessianOperator.over_data(model, nn.MSELoss(), [(problem.inputs, problem.targets)])
+    with cockpit(0, loss=loss):
+        loss.backward()
+    assert cockpit.history["HessEigenvalues"][0]["converged"]
+
+    late, probing = HookInstaller([model]), HookInstaller([model])
+    cockpit.close()
+    for installer in (late, probing):
+        installer.install_if(False)
+    late.install_if(True)
+    assert late.missed_call
+    with probing.installed():
+        model(problem.inputs)
+    assert late.missed_call
