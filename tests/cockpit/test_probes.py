@@ -546,6 +546,32 @@ def test_a_probe_that_fails_is_a_nan_with_its_reason(name: str) -> None:
     assert all(module.training for module in model.modules())
 
 
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("case", ["linear", "beside", "none"])
+def test_a_ggn_that_is_not_that_of_the_loss_is_refused(case: str, batches: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1))
+    functions: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+        "linear": (nn.functional.nll_loss, "let the model return another tensor, such as the log"),
+        "beside": (
+            lambda x, y: nn.functional.cross_entropy(x, y) + model[0].weight.square().sum(),
+            "depends on 0.weight in other ways than through the model's output.*let the model",
+        ),
+        "none": (lambda x, y: model[0].weight.square().sum(), "the one tensor that the model"),
+    }
+    function, reason = functions[case]
+    inputs, labels = torch.randn(6, 4), torch.randint(3, (6,))
+    data = list(zip(inputs.chunk(batches), labels.chunk(batches), strict=True))
+    on = Probe(data, function)
+    tracked: list[Quantity] = [HessEigenvalues(on=on, matrix="ggn"), HessMaxEV(on=on)]
+    tracked.append(HessTrace(on=on, curvature="diag_ggn_exact"))
+    history = step_of(model, tracked).history
+    assert np.isfinite(history["HessMaxEV"][0])
+    for value in (history["HessEigenvalues"][0], history["HessTrace"][0]["trace"]):
+        text = value.reason if isinstance(value, Undefined) else value["reason"]
+        assert re.search(reason, text), text
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantities_with_a_probe_keep_the_contract(kind: str) -> None:
     """A schedule and a name of their own, no note, and NaN where all parameters are frozen."""
