@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from gradlens import sinks
 from gradlens.cockpit.aggregate import Aggregate
+from gradlens.curvature.probe import Probe
 from gradlens.history.spikes import SampleId
 from gradlens.per_sample.labelling.batch import LossReduction
 from gradlens.per_sample.losses import own_reduction
@@ -88,6 +89,23 @@ def check_together(quantities: Iterable[Quantity]) -> None:
                 f"in {type(quantity).__name__}(..., name='{quantity.name}2')"
             )
         seen.add(quantity.name)
+
+
+def check_probes(quantities: Iterable[Quantity], model: nn.Module | None) -> None:
+    """``TypeError`` for what isn't a probe, ``ValueError`` for a probe without a model."""
+    for quantity in quantities:
+        if quantity.on is None:
+            continue
+        if not isinstance(quantity.on, Probe):
+            raise TypeError(
+                f"{quantity.name}: on={_short(quantity.on)} is not a probe: pass "
+                "on=gradlens.curvature.Probe(data, loss_function)"
+            )
+        if model is None:
+            raise ValueError(
+                f"{quantity.name} has a probe, whose outputs the model computes: pass the model, "
+                "as in Cockpit(model, ...), instead of its parameters"
+            )
 
 
 def check_loss_function(loss_function: Any, loss_reduction: LossReduction) -> None:

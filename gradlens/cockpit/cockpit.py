@@ -20,6 +20,7 @@ from gradlens.cockpit.arguments import (
     check_extensions,
     check_loss_function,
     check_max_bytes,
+    check_probes,
     check_run,
     check_sink_layers,
     check_steps_in_memory,
@@ -52,6 +53,7 @@ from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.tracked_step import TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
+from gradlens.curvature.probed_model import ProbedModels
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.facts.recorder import FactRecorder
@@ -149,6 +151,7 @@ class Cockpit:
             params if self.model is None else self.model, sharding
         )
         check_sink_layers(sinks, self.model, self.parameters)
+        check_probes(self.quantities, self.model)
         self._ids = frozenset(id(parameter) for parameter in self.parameters.values())
         for quantity in self.quantities:
             quantity.choose(self.model, self.parameters)
@@ -189,6 +192,7 @@ class Cockpit:
             self.quantities,
             setting,
             Plans(),
+            ProbedModels(),
             self._run,
             Updates(setting, self.quantities, self._run.record, boundary),
             BatchAssembly(setting, processes, max_bytes),

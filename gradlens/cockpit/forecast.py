@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from gradlens.cockpit.boundary import Boundary
-from gradlens.quantities.quantity import Phase, Quantity
+from gradlens.quantities.quantity import Quantity
 from gradlens.stateful import State
 
 
@@ -100,19 +100,15 @@ class Forecast:
         Without any, it is unknown which step comes next.
         """
         if not steps:
-            return any(_is_of_curvature(quantity) for quantity in self._quantities)
+            return any(quantity.of_loss_curvature for quantity in self._quantities)
         return any(may_hold(self._needs_outputs_at, step) for step in steps)
 
     def _needs_outputs_at(self, global_step: int) -> bool:
         active = self.active_at(global_step)
-        return any(_is_of_curvature(q) and q.should_compute(global_step) for q in active)
+        return any(q.of_loss_curvature and q.should_compute(global_step) for q in active)
 
     def _needs_layer_hooks_at(self, global_step: int) -> bool:
         return any(q.needs_layer_hooks(global_step) for q in self.active_at(global_step))
-
-
-def _is_of_curvature(quantity: Quantity) -> bool:
-    return Phase.BEFORE_BACKWARD in quantity.phases
 
 
 def steps_after(past: Iterable[int]) -> tuple[int, ...]:

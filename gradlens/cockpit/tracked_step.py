@@ -25,7 +25,9 @@ from gradlens.cockpit.model import changed_parameters
 from gradlens.cockpit.plain import recordable
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import WaitingQuantity
+from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.probe import Probe
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.hooks.backpack_context import own_pass, with_extensions
@@ -321,8 +323,7 @@ class TrackedStep:
             stack.enter_context(BackwardCall(check))
 
     def _before_backward(self, extensions: StepExtensions) -> None:
-        """Run what needs the curvature of the loss, while the loss's graph is whole."""
-        tracking, setting, info = self._tracking, self._tracking.setting, self._info
+        """Run what needs curvature, while the loss's graph is whole."""
         active = [
             quantity
             for quantity in self._active
@@ -330,19 +331,20 @@ class TrackedStep:
             and not self._accumulating
             and quantity.name not in self._values
         ]
-        if not active and not extensions.apart:
-            return
+        of_loss = [quantity for quantity in active if quantity.on is None]
+        if of_loss or extensions.apart:
+            self._run_on_loss(of_loss, extensions.apart)
+        for probe in dict.fromkeys(quantity.on for quantity in active):
+            if probe is not None:
+                self._run_on_probe(probe, [each for each in active if each.on is probe])
+
+    def _run_on_loss(self, active: Sequence[Quantity], apart: Sequence[BackpropExtension]) -> None:
+        tracking, setting, info = self._tracking, self._tracking.setting, self._info
         loss = unscaled_loss(info)
         if loss is None:
-            self._refuse_curvature(active, extensions.apart)
+            self._refuse_curvature(active, apart)
             return
-        if not any(parameter.requires_grad for parameter in setting.parameters.values()):
-            self._refusing(*active)(ALL_FROZEN)
-            return
-        if any(map(is_distributed, setting.parameters.values())):
-            if any(extension in self._by_user for extension in extensions.apart):
-                raise NotImplementedError(NO_SECOND_DERIVATIVES)
-            self._refusing(*active)(NO_SECOND_DERIVATIVES)
+        if self._has_no_curvature(active, apart):
             return
         is_part = tracking.assembly.has_parts(self._accumulating)
         curvature = LossCurvature(
@@ -359,15 +361,49 @@ class TrackedStep:
             is_part=is_part,
         )
         with setting.own_passes(), own_pass(setting.model):
-            for extension in extensions.apart:
+            for extension in apart:
                 self._run_apart(curvature, extension)
-            for quantity in active:
-                with tracking.boundary.contain(quantity.name, self._refusing(quantity)):
-                    self._take(quantity, Phase.BEFORE_BACKWARD, quantity.before_backward(curvature))
-        for note in curvature.notes:
-            tracking.run.note(self._global_step, note)
+            self._run_on(curvature, active)
         if active and is_part:
             tracking.run.note(self._global_step, CURVATURE_OF_A_PART)
+
+    def _run_on_probe(self, probe: Probe, active: Sequence[Quantity]) -> None:
+        tracking, setting = self._tracking, self._tracking.setting
+        assert setting.model is not None  # the cockpit has checked it
+        if self._has_no_curvature(active):
+            return
+        probed = tracking.probed.of(probe, setting.model)
+        optimizer = self._info.get("optimizer")
+        with (
+            tracking.boundary.contain("a probe", self._refusing(*active)),
+            setting.own_passes(),
+            own_pass(setting.model, setting.parameters.values()),
+            probed.curvature(self._global_step, setting.parameters, optimizer) as curvature,
+        ):
+            self._run_on(curvature, active)
+
+    def _has_no_curvature(
+        self, active: Sequence[Quantity], apart: Sequence[BackpropExtension] = ()
+    ) -> bool:
+        """Whether parameters have no second derivatives, so that quantities have no value."""
+        parameters = self._tracking.setting.parameters.values()
+        if not any(parameter.requires_grad for parameter in parameters):
+            self._refusing(*active)(ALL_FROZEN)
+            return True
+        if any(map(is_distributed, parameters)):
+            if any(extension in self._by_user for extension in apart):
+                raise NotImplementedError(NO_SECOND_DERIVATIVES)
+            self._refusing(*active)(NO_SECOND_DERIVATIVES)
+            return True
+        return False
+
+    def _run_on(self, curvature: Curvature, active: Iterable[Quantity]) -> None:
+        tracking = self._tracking
+        for quantity in active:
+            with tracking.boundary.contain(quantity.name, self._refusing(quantity)):
+                self._take(quantity, Phase.BEFORE_BACKWARD, quantity.before_backward(curvature))
+        for note in curvature.notes:
+            tracking.run.note(self._global_step, note)
 
     def _refuse_curvature(
         self, active: Iterable[Quantity], apart: Sequence[BackpropExtension]

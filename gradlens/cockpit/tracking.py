@@ -19,6 +19,7 @@ from gradlens.cockpit.run import Run
 from gradlens.cockpit.sample_log import SampleLog
 from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.updates import Updates
+from gradlens.curvature.probed_model import ProbedModels
 from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.facts.recorder import FactRecorder
 from gradlens.history.finding import Finding
@@ -42,6 +43,7 @@ class Tracking:
     quantities: Sequence[Quantity]
     setting: Setting
     output_plans: Plans
+    probed: ProbedModels
     run: Run
     updates: Updates
     assembly: BatchAssembly
@@ -192,6 +194,7 @@ class Tracking:
             self.run.close()
         self.layers.close()
         self.layer_hooks.close()
+        self.probed.close()
         self.eager_calls.close()
         self.model_outputs.keep_if(False)
         if self.setting.model is not None:

@@ -7,10 +7,11 @@ and its ``over_data`` that of all batches of a data set. The functions analyse a
 by its products with vectors: they find ``eigenpairs``, the trace (``hutchinson``,
 ``hutch_plus_plus``, ``xtrace``), the diagonal (``hutchinson_diagonal``, ``xdiag``), the
 ``frobenius_norm`` and the ``spectral_density``; ``InverseOperator`` multiplies by the inverse.
-``LossCurvature`` is what quantities are given: both matrices of one step's loss, their diagonals
-and the traces of these.
+``Curvature`` is what quantities are given: both matrices of one step's loss, or of that of a
+``Probe``, their diagonals and the traces of these.
 """
 
+from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.density import SpectralDensity, spectral_density
 from gradlens.curvature.diagonal import DiagonalEstimate, hutchinson_diagonal
 from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
@@ -28,6 +29,7 @@ from gradlens.curvature.loss_diagonal import LossDiagonal
 from gradlens.curvature.loss_over_data import BatchLoss, LossOverData
 from gradlens.curvature.network_over_data import BatchOutputs
 from gradlens.curvature.operator import CurvatureOperator
+from gradlens.curvature.probe import Probe
 from gradlens.curvature.products import SymmetricMatrix
 from gradlens.curvature.sum_over_data import SumOverData
 from gradlens.curvature.trace import Estimate, hutch_plus_plus, hutchinson, hutchinson_blocks
@@ -35,6 +37,7 @@ from gradlens.curvature.trace import Estimate, hutch_plus_plus, hutchinson, hutc
 __all__ = [
     "BatchLoss",
     "BatchOutputs",
+    "Curvature",
     "CurvatureOperator",
     "DiagonalEstimate",
     "Eigenpairs",
@@ -49,6 +52,7 @@ __all__ = [
     "LossCurvature",
     "LossDiagonal",
     "LossOverData",
+    "Probe",
     "Solution",
     "SpectralDensity",
     "SumOverData",

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from gradlens.curvature.backpack_graph import BackpackGraph, backpack_graph, check_graph
 from gradlens.curvature.calls import Calls, LossCall, calls_behind, loss_calls_at
+from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.diagonal_methods import (
     DIAGONAL_METHODS,
     TRACE_METHODS,
@@ -44,16 +45,15 @@ from gradlens.per_sample.labelling.planner import plan_of
 
 
 @final
-class LossCurvature:
+class LossCurvature(Curvature):
     """The curvature matrices of the mean mini-batch loss, as long as its graph is alive.
 
     Each is built when it is first needed, by ``torch.autograd.grad``, which leaves the parameters'
     gradients as they are. BackPACK's context is global, so only one thread at a time may use an
-    object of this class. ``seed`` is that of random vectors, and differs from step to step.
-    ``outputs`` is what the user has passed as such, and ``returned`` the tensors that the model has
-    returned. ``plans`` hold from step to step which rows belong to which sample, and ``notes`` are
-    messages to the user on how the curvature was found. ``is_part`` says that the loss is that of a
-    part of its step's batch, such as the last micro-batch.
+    object of this class. ``outputs`` is what the user has passed as such, and ``returned`` the
+    tensors that the model has returned; ``find_outputs`` goes before both. ``batch`` is given where
+    it is known without the graph. ``plans`` hold from step to step which rows belong to which
+    sample.
     """
 
     def __init__(
@@ -68,21 +68,22 @@ class LossCurvature:
         optimizer: Optimizer | None = None,
         loss_reduction: LossReduction = "mean",
         batch_size: int | None = None,
+        find_outputs: Callable[[], NetworkOutputs] | None = None,
+        batch: Batch | None = None,
         plans: Plans | None = None,
         is_part: bool = False,
+        seed: int | None = None,
     ) -> None:
-        self.global_step = global_step
-        self.seed = global_step
+        super().__init__(global_step, parameters, optimizer, is_part)
+        self.seed = global_step if seed is None else seed
         self.loss = loss
-        self.parameters = {name: p for name, p in parameters.items() if p.requires_grad}
-        self.optimizer = optimizer
-        self.is_part = is_part
-        self.notes: list[str] = []
         self._model = model
         self._outputs = outputs
         self._returned = returned
         self._loss_reduction = loss_reduction
         self._batch_size = batch_size
+        self._find_outputs = find_outputs
+        self._batch = batch
         self._plans = Plans() if plans is None else plans
         self._diagonals: dict[tuple[DiagonalKind, int], LossDiagonal] = {}
         self._traces: dict[tuple[DiagonalKind, int, int | None], LossTraces] = {}
@@ -103,13 +104,15 @@ class LossCurvature:
         found = self._network_outputs()
         operator = GGNOperator(self.loss, found.tensor, self.parameters, self._scale)
         if found.origin == "the model's output" and operator.is_zero(self.seed):
-            raise UnavailableError(LINEAR_IN_RETURNED)
+            raise UnavailableError(LINEAR_IN_RETURNED.format(remedy=found.remedy))
         for text in (found.note, note_on_bypass(self.loss, found, self.parameters)):
             if text:
                 self.note(text)
         return operator
 
     def _network_outputs(self) -> NetworkOutputs:
+        if self._find_outputs is not None:
+            return self._find_outputs()
         if self._outputs is not None:
             return passed_outputs(self._outputs)
         calls = self._loss_calls
@@ -123,6 +126,8 @@ class LossCurvature:
 
         Raises ``UnavailableError`` if that number isn't known, or the loss has no graph.
         """
+        if self._batch is not None:
+            return self._batch
         if self._loss_reduction == "mean":
             return Batch()
         check_loss(self.loss)
@@ -138,22 +143,11 @@ class LossCurvature:
         return Batch(plan.samples, plan.known_by, "sum")
 
     def diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
-        """The diagonal by the first method that applies (``DIAGONAL_METHODS``).
-
-        Exact where one of them is, and estimated with ``samples`` draws otherwise;
-        ``"diag_ggn_mc"`` is always an estimate. Each is found once for all quantities. Where no
-        method applies, its values are NaN, and its traces hold the reason.
-        """
         if (kind, samples) not in self._diagonals:
             self._diagonals[kind, samples] = self._diagonal(kind, samples)
         return self._diagonals[kind, samples]
 
     def traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
-        """The sums of the diagonal's blocks, without a diagonal where a method finds them so.
-
-        That is so for ``"diag_ggn_mc"``, with ``samples`` draws, each for ``sub_batch`` samples of
-        the batch (``None``: all). Otherwise they are sums of a diagonal with two draws at least.
-        """
         key = (kind, samples, sub_batch)
         if key not in self._traces:
             found, _ = self._first(TRACE_METHODS[kind], kind, samples, sub_batch)
@@ -172,10 +166,6 @@ class LossCurvature:
             raise UnavailableError(
                 f"{type(extension).__name__} can't be run on this network: {reason}"
             ) from reason
-
-    def note(self, text: str) -> None:
-        """Append to the notes."""
-        self.notes.append(text)
 
     def _diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
         found, reasons = self._first(DIAGONAL_METHODS[kind], kind, samples)
@@ -215,14 +205,6 @@ class LossCurvature:
             lambda: self._graph,
         )
         return first_available(methods, problem)
-
-    @property
-    def loss_factor(self) -> int:
-        """The loss over the mean of ℓₙ: N under a sum loss, 1 under a mean loss.
-
-        Raises ``ValueError`` as ``batch`` does.
-        """
-        return self.batch.samples or 1
 
     @property
     def _scale(self) -> float:

@@ -13,7 +13,7 @@ from gradlens.curvature.backpack_graph import BackpackGraph
 from gradlens.curvature.flat_vectors import parameter_slices
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.operator import CurvatureOperator
-from gradlens.curvature.trace import Estimate, positive_estimates, undefined_estimate
+from gradlens.curvature.trace import Estimate, positive_estimates, undefined_estimate, weighted_sum
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import Plans
 
@@ -90,6 +90,17 @@ class LossDiagonal:
     def sums(self) -> LossTraces:
         """The traces without the values."""
         return LossTraces(self.trace, self.traces, self.method)
+
+
+def summed_traces(parts: Sequence[LossTraces], weights: Sequence[float]) -> LossTraces:
+    """The traces of Σᵢ wᵢ Mᵢ from those of the matrices, whose estimates are independent.
+
+    The method is the least exact of all.
+    """
+    traces = {n: weighted_sum([part.traces[n] for part in parts], weights) for n in parts[0].traces}
+    least_exact: tuple[Method, ...] = ("", "Hutchinson", "Monte Carlo", "exact")
+    method = min((part.method for part in parts), key=least_exact.index)
+    return LossTraces(weighted_sum([part.trace for part in parts], weights), traces, method)
 
 
 def diagonal_by_parameter(

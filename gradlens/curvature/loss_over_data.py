@@ -80,6 +80,7 @@ class LossOverData:
         self._network = NetworkOverData(model, data, parameters, split, self._check)
         self.parameters = self._network.parameters
         self.samples = self._network.samples
+        self.batches = self._network.batches
 
     def each(self, function: Callable[[BatchLoss], None]) -> None:
         """Call the function with each batch's loss, of which none is kept."""

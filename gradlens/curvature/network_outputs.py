@@ -27,7 +27,7 @@ NO_OUTPUTS = (
 )
 LINEAR_IN_RETURNED = (
     "the loss is linear in what the model has returned, such as log-probabilities, so the "
-    f"generalised Gauss-Newton matrix is zero at it: {_PASS}, such as the logits"
+    "generalised Gauss-Newton matrix is zero at it: {remedy}, such as the logits"
 )
 SEVERAL_RETURNED = (
     "the loss is computed from several tensors that the model has returned (of shapes {shapes}), "
@@ -40,11 +40,15 @@ _Edge: TypeAlias = tuple[Node, int]
 
 @dataclass(frozen=True)
 class NetworkOutputs:
-    """The network's outputs, their ``origin``, and a note on them, if any."""
+    """The network's outputs, their ``origin``, and a note on them, if any.
+
+    ``remedy`` is the beginning of how the user can give others.
+    """
 
     tensor: Tensor
     origin: Literal["info['outputs']", "the loss module's input", "the model's output"]
     note: str = ""
+    remedy: str = _PASS
 
     @property
     def passed(self) -> bool:
@@ -115,10 +119,11 @@ def note_on_bypass(
     if not names:
         return ""
     if not outputs.passed:
+        rest = ", or this one to leave the rest out" if outputs.remedy == _PASS else ""
         raise UnavailableError(
             f"the loss depends on {_listed(names)} in other ways than through {outputs.origin}, so "
             "the generalised Gauss-Newton matrix would be that of a part of it: "
-            f"{_PASS}, the one tensor that it is computed from, or this one to leave the rest out"
+            f"{outputs.remedy}, the one tensor that it is computed from{rest}"
         )
     return (
         f"the loss depends on {_listed(names)} in other ways than through info['outputs']: that "

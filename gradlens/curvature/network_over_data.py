@@ -15,7 +15,7 @@ from gradlens.curvature.parameter_selection import selected_parameters
 from gradlens.curvature.probes import private_random_numbers
 from gradlens.hooks.eager_calls import uncompiled_calls
 from gradlens.hooks.torch_private import Dropout, tree_leaves, tree_map_only
-from gradlens.hooks.undisturbed import training_kept, undisturbed
+from gradlens.hooks.undisturbed import random_states_kept, training_kept, undisturbed
 from gradlens.numerics.checksums import sum_of_bits_in_order
 
 Split: TypeAlias = Callable[[Any], tuple[Any, Any]]
@@ -39,8 +39,8 @@ NO_PAIR = (
 )
 RANDOM_OUTPUTS = (
     "two forward passes of the same batch give different outputs{culprits}, so that each product "
-    "would be that of another function: call model.eval() before, or make the model's forward pass "
-    "deterministic"
+    "would be that of another function: call model.eval() before (of a Probe: training=False), or "
+    "make the model's forward pass deterministic"
 )
 ONE_TENSOR = (
     "the model returned {kind}, and this matrix takes the one tensor that the loss is computed "
@@ -102,7 +102,7 @@ class NetworkOverData:
         split: Split = as_pair,
         inspect: Callable[[BatchOutputs], None] | None = None,
     ) -> None:
-        _check_data(data)
+        check_data(data)
         self.parameters = selected_parameters(model, parameters)
         self._model = model
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -112,6 +112,11 @@ class NetworkOverData:
         self._checksums: list[tuple[int, ...]] = []
         self.samples = 0
         self._first_pass(inspect)
+
+    @property
+    def batches(self) -> int:
+        """How many batches the data has."""
+        return len(self._checksums)
 
     def each(self, function: Callable[[BatchOutputs], None]) -> None:
         """Call the function with each batch's outputs, of which none are kept."""
@@ -156,6 +161,7 @@ class NetworkOverData:
             training_kept(self._model.parameters()),
             private_random_numbers(cpu, seed),
             private_random_numbers(self._device, seed),
+            random_states_kept(),
             uncompiled_calls(),
             torch.enable_grad(),
         ):
@@ -179,7 +185,8 @@ class NetworkOverData:
         return tree_map_only(Tensor, lambda tensor: tensor.to(self._device), tree)
 
 
-def _check_data(data: object) -> None:
+def check_data(data: object) -> None:
+    """Raise ``ValueError`` for data that has no batches or ends after one pass."""
     if isinstance(data, Iterator):
         raise ValueError(ONE_PASS.format(kind=_described(data)))
     if isinstance(data, Dataset) and not isinstance(data, Iterable):

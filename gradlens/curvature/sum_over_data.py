@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias, final
 
 import torch
@@ -21,11 +21,17 @@ class SumOverData(CurvatureOperator):
     """Σᵢ wᵢ Mᵢ ``[D, D]`` over the batches, with each batch's weight in the loss of all samples.
 
     Each product takes a pass through the data, and so do several products together. The matrix is
-    that of the parameters' values and the model's mode at the time of the product.
+    that of the parameters' values and the model's mode at the time of the product. ``parameters``
+    are by default those of ``loss``.
     """
 
-    def __init__(self, loss: LossOverData, of_batch: OfBatch) -> None:
-        super().__init__(loss.parameters, 1.0)
+    def __init__(
+        self,
+        loss: LossOverData,
+        of_batch: OfBatch,
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__(loss.parameters if parameters is None else parameters, 1.0)
         self.loss = loss
         self._of_batch = of_batch
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -166,6 +167,19 @@ class HookInstaller:
                 hook.install_for(self, module)
             else:
                 hook.remove_for(self, module)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Install the hooks for a forward pass of gradlens's own, of which layers keep no trace."""
+        hooks = [_hook_for(module) for module in self._modules]
+        missed = [hook.missed_call for hook in hooks]
+        self.install_if(True)
+        try:
+            yield
+        finally:
+            self.install_if(False)
+            for hook, before in zip(hooks, missed, strict=True):
+                hook.missed_call = before
 
     def install_always(self) -> None:
         """Install the hooks for all later forward passes; ``install_if`` removes none."""

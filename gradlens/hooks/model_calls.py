@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.hooks.layer_rules import forget_layer_calls, record_layer_calls
-from gradlens.hooks.module_hooks import takes_hooks
+from gradlens.hooks.module_hooks import HookOwner, takes_hooks
 from gradlens.hooks.node_kinds import VIEWS, Node, kind
 from gradlens.hooks.torch_private import (
     forward_hooks,
@@ -74,7 +74,7 @@ class ModelCall:
         return tuple(dict.fromkeys(given.shape for given in counting))
 
 
-class ModelCalls:
+class ModelCalls(HookOwner):
     """A forward hook that records which tensors a module was called with.
 
     A call belongs to a loss whose graph contains one of its outputs. Nodes are compared by their
@@ -89,7 +89,8 @@ class ModelCalls:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        # The compiler first: what else is read in compiled code, it compiles anew for.
+        if torch.compiler.is_compiling() or self._paused or not torch.is_grad_enabled():
             return
         # Inside torch.func's transforms, tensors have no memory of their own. Any class of tensors
         # may lack more: N is unknown then, and the user's forward pass goes on.

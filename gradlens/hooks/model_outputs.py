@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.hooks.model_calls import tensors_of
+from gradlens.hooks.module_hooks import HookOwner
 from gradlens.hooks.torch_private import remove_forward_hook
 
 
-class ModelOutputs:
+class ModelOutputs(HookOwner):
     """A forward hook that keeps the tensors that its model's latest call has returned.
 
     It is registered while later calls may be those of a step that needs them, and the tensors are
@@ -41,7 +42,8 @@ class ModelOutputs:
         return found
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        # The compiler first: what else is read in compiled code, it compiles anew for.
+        if torch.compiler.is_compiling() or self._paused or not torch.is_grad_enabled():
             return
         with suppress(Exception):  # of objects that the model returns; the forward pass goes on
             self._latest = tuple(t for t in tensors_of(output) if t.grad_fn is not None)

@@ -91,12 +91,12 @@ def _remove(handles: Iterable[RemovableHandle]) -> None:
 
 
 def hook_owners(model: nn.Module) -> set[HookOwner]:
-    """The owners of all hooks on a model's modules."""
+    """The owners of all hooks on a model's modules; a hook may be its own."""
     hooks: list[Any] = []
     for module in model.modules():
         hooks += [*forward_pre_hooks(module).values(), *forward_hooks(module).values()]
-    owners = [hook.owner for hook in hooks if isinstance(hook, OwnedHook)]
-    return {owner for owner in owners if owner is not None}
+    owners = [hook.owner if isinstance(hook, OwnedHook) else hook for hook in hooks]
+    return {owner for owner in owners if isinstance(owner, HookOwner)}
 
 
 def on_gradient(tensor: Tensor, function: Callable[[Tensor], None]) -> RemovableHandle:

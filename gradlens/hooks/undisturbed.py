@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -45,6 +47,34 @@ def training_kept(parameters: Iterable[Tensor]) -> Iterator[None]:
     finally:
         for each, gradient in zip(leaves, gradients, strict=True):
             each.grad = gradient
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """The states of Python's and numpy's global generators are the same after the context."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """All modules are in eval mode inside the context, and in their own modes afterwards.
+
+    Without a call of ``model.eval()``, which a class may have defined to do more, such as to merge
+    weights.
+    """
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @contextmanager

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.eigenpairs import Which
-from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.view import View
@@ -42,7 +42,7 @@ class HessEigenvalues(CurvatureQuantity):
             )
         self._eigenpairs = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
-    def compute(self, curvature: LossCurvature) -> dict[str, Any]:
+    def compute(self, curvature: Curvature) -> dict[str, Any]:
         found = self._eigenpairs(self._matrix(curvature), curvature.seed, self.k, self.which)
         return {
             "eigenvalues": found.values,
@@ -58,5 +58,5 @@ class HessEigenvalues(CurvatureQuantity):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._eigenpairs.load_state_dict(state)
 
-    def _matrix(self, curvature: LossCurvature) -> CurvatureOperator:
+    def _matrix(self, curvature: Curvature) -> CurvatureOperator:
         return curvature.hessian if self.matrix == "hessian" else curvature.ggn

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
@@ -49,7 +49,7 @@ class HessMaxEV(CurvatureQuantity):
             self.tolerance, self.max_products, self.search_interval
         )
 
-    def compute(self, curvature: LossCurvature) -> float:
+    def compute(self, curvature: Curvature) -> float:
         found = self._eigenpairs(curvature.hessian, curvature.seed)
         if found.converged:
             return float(found.values[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.loss_diagonal import DiagonalKind, check_request
 from gradlens.curvature.trace import Estimate
 from gradlens.history.view import View
@@ -55,7 +55,7 @@ class HessTrace(CurvatureQuantity):
         least = 1 if self.curvature == "diag_ggn_mc" else 2
         check_request(self.name, self.curvature, self.samples, least, self.sub_batch)
 
-    def compute(self, curvature: LossCurvature) -> dict[str, Any]:
+    def compute(self, curvature: Curvature) -> dict[str, Any]:
         found = curvature.traces(self.curvature, self.samples, self.sub_batch)
         parameters = {name: _fields(trace) for name, trace in found.traces.items()}
         return {**_fields(found.trace), "method": found.method, "parameters": parameters}

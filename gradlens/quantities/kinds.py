@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, final
+from dataclasses import dataclass, field
+from typing import Any, final
 
-from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.curvature import Curvature
+from gradlens.curvature.probe import Probe
 from gradlens.quantities.quantity import Needed, Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
@@ -26,18 +28,30 @@ class SingleStepQuantity(Quantity):
         return self.compute(step)
 
 
+@dataclass(eq=False)
 class CurvatureQuantity(Quantity):
-    """A quantity of the loss's curvature, computed before the backward pass frees the graph."""
+    """A quantity of the loss's curvature, computed before the backward pass frees the graph.
+
+    With a probe, ``on``, it is of the curvature of the probe's loss instead, and doesn't need the
+    step's loss. Where a step's batch comes in parts, it is computed once, before the last one.
+    """
 
     phases = (Phase.BEFORE_BACKWARD,)
-    needs: ClassVar[Sequence[Needed]] = ("loss",)
+    needs: Sequence[Needed] = field(default=("loss",), init=False, repr=False)
+
+    on: Probe | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.on is not None:
+            self.needs = tuple(each for each in self.needs if each != "loss")
 
     @abstractmethod
-    def compute(self, curvature: LossCurvature) -> Any:
+    def compute(self, curvature: Curvature) -> Any:
         """The value at a tracked step; called before the backward pass."""
 
     @final
-    def before_backward(self, curvature: LossCurvature) -> Any:
+    def before_backward(self, curvature: Curvature) -> Any:
         return self.compute(curvature)
 
 
@@ -45,10 +59,10 @@ class GradientCurvatureQuantity(Quantity):
     """A quantity of the loss's curvature, and of the gradients that are computed after it."""
 
     phases = (Phase.BEFORE_BACKWARD, Phase.AFTER_BACKWARD)
-    needs: ClassVar[Sequence[Needed]] = ("loss",)
+    needs: Sequence[Needed] = ("loss",)
 
     @abstractmethod
-    def before_backward(self, curvature: LossCurvature) -> Any:
+    def before_backward(self, curvature: Curvature) -> Any:
         """What ``compute`` needs of the curvature."""
 
     @abstractmethod

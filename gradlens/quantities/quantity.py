@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
-from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.curvature import Curvature
+from gradlens.curvature.probe import Probe
 from gradlens.history.view import View
 from gradlens.per_sample.extension import PerSampleGradients
 from gradlens.quantities.step import Step
@@ -68,10 +69,12 @@ class Quantity(ABC):
     """The phases in which the quantity computes, in the order of ``Phase``."""
     reductions: Sequence[Reduction] = field(default=(), init=False, repr=False)
     """Reductions of the per-sample gradients whose results the quantity reads from the step."""
-    needs: ClassVar[Sequence[Needed]] = ()
+    needs: Sequence[Needed] = field(default=(), init=False, repr=False)
     """What the quantity needs on a tracked step: ``"loss"`` and ``"optimizer"``, which the user
     passes to the context, or ``"individual_losses"``, which are computed by the loss module that
     the cockpit has been given, or read off the loss's graph."""
+    on: Probe | None = field(default=None, init=False, repr=False)
+    """Whose loss's curvature ``before_backward`` is given; ``None`` for that of the step's loss."""
     retains_gradients: ClassVar[bool] = False
     """Whether per-sample gradients are kept until the optimizer has stepped."""
     view: ClassVar[View] = View("")
@@ -108,8 +111,8 @@ class Quantity(ABC):
 
     # The methods of the phases: a subclass defines those of its own.
 
-    def before_backward(self, curvature: LossCurvature) -> Any:
-        """Compute in ``Phase.BEFORE_BACKWARD``, from the curvature of the loss."""
+    def before_backward(self, curvature: Curvature) -> Any:
+        """Compute in ``Phase.BEFORE_BACKWARD``, from the curvature of the loss, or of a probe's."""
         raise NotImplementedError
 
     def after_backward(self, step: Step, earlier: Any) -> Any:
@@ -185,6 +188,11 @@ class Quantity(ABC):
         return bool(self.reductions) or self.retains_gradients
 
     @property
+    def of_loss_curvature(self) -> bool:
+        """Whether values are computed from the curvature of the step's own loss."""
+        return Phase.BEFORE_BACKWARD in self.phases and self.on is None
+
+    @property
     def layer_requests(self) -> Mapping[str, Request]:
         """What is captured of the signals of ``modules``, by their names; by default, nothing."""
         return {}
@@ -214,11 +222,12 @@ class Quantity(ABC):
     def needs_layer_hooks(self, global_step: int) -> bool:
         """Whether layers need hooks in the forward pass of this step, if the quantity is active.
 
-        Curvature, BackPACK's extensions and per-sample losses need them. Per-sample gradients
-        don't: they are computed from the loss's graph.
+        The loss's curvature, BackPACK's extensions and per-sample losses need them. Per-sample
+        gradients don't: they are computed from the loss's graph.
         """
-        curved = Phase.BEFORE_BACKWARD in self.phases
-        if (curved or "individual_losses" in self.needs) and self.should_compute(global_step):
+        if (self.of_loss_curvature or "individual_losses" in self.needs) and self.should_compute(
+            global_step
+        ):
             return True
         found = self.extensions(global_step)
         extends = any(not isinstance(each, PerSampleGradients) for each in found)
@@ -234,7 +243,7 @@ class Quantity(ABC):
             getattr(type(self), name) is not getattr(Quantity, name)
             for name in ("extensions", "extension_hooks", "needs_layer_hooks")
         )
-        of_loss = Phase.BEFORE_BACKWARD in self.phases or "individual_losses" in self.needs
+        of_loss = self.of_loss_curvature or "individual_losses" in self.needs
         return own or of_loss or self.of_samples or bool(self.layer_requests)
 
     def needs_graph(self, global_step: int) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.density import spectral_density
-from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.quantities.kinds import CurvatureQuantity
@@ -29,7 +29,7 @@ class SpectralDensity(CurvatureQuantity):
     steps: int = 30
     points: int = 256
 
-    def compute(self, curvature: LossCurvature) -> dict[str, Any]:
+    def compute(self, curvature: Curvature) -> dict[str, Any]:
         found = spectral_density(
             curvature.hessian, self.probes, self.steps, points=self.points, seed=curvature.seed
         )

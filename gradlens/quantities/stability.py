@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from scipy.sparse.linalg import LinearOperator
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from gradlens.curvature.hessian import HessianOperator
-from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.curvature import Curvature
+from gradlens.curvature.operator import CurvatureOperator
+from gradlens.curvature.probe import Probe
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 from gradlens.history.thresholds import descent_threshold
 from gradlens.history.undefined import Undefined
@@ -39,6 +40,10 @@ class Stability(GradientCurvatureQuantity):
     other factor that backward is called with counts in the same way. If backward is called on
     something that isn't a multiple of the loss, such as one with a regulariser, values are NaN.
     ``tolerance`` and ``max_products`` are those of ``HessMaxEV``.
+
+    With a probe, ``on``, H is the Hessian of its mean loss. The threshold is that of the
+    optimizer's step on the step's own loss, which is still needed, and under a sum loss
+    ``info={"batch_size": N}``, too.
     """
 
     needs = ("loss", "optimizer")
@@ -46,23 +51,26 @@ class Stability(GradientCurvatureQuantity):
 
     tolerance: float = 1e-3
     max_products: int = 100
+    on: Probe | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._eigenpairs = WarmStartedEigenpairs(self.tolerance, self.max_products)
 
-    def before_backward(self, curvature: LossCurvature) -> Sharpness | Undefined:
-        """Sharpness and threshold of the loss itself, or why there are none."""
+    def before_backward(self, curvature: Curvature) -> Sharpness | Undefined:
+        """Sharpness and threshold of the loss itself, or why there are none.
+
+        With a probe, those of a step on a mean loss.
+        """
         assert curvature.optimizer is not None  # the cockpit has checked `needs`
         try:
             if curvature.is_part and curvature.batch.loss_reduction == "sum":
                 raise _NoTheoryError(SUM_OVER_PARTS)
-            limit = stability_limit(
-                curvature.optimizer, curvature.parameters, curvature.loss_factor
-            )
+            factor = curvature.loss_factor if self.on is None else 1
+            limit = stability_limit(curvature.optimizer, curvature.parameters, factor)
         except _NoTheoryError as reason:
             return Undefined(str(reason))
-        matrix: LinearOperator | HessianOperator = curvature.hessian
+        matrix: LinearOperator | CurvatureOperator = curvature.hessian
         if limit.scaling is not None:
             matrix = _rescaled(curvature.hessian, limit.scaling)
         found = self._eigenpairs(matrix, curvature.seed)
@@ -70,12 +78,22 @@ class Stability(GradientCurvatureQuantity):
         return Sharpness(value, limit)
 
     def compute(self, step: Step, earlier: Sharpness | Undefined) -> dict[str, float]:
-        weight = Undefined(NEGATIVE) if step.loss_weight < 0 else step.loss_weight
         if isinstance(earlier, Undefined):
             return _everywhere(earlier)
+        weight = self._weight(step)
         if isinstance(weight, Undefined):
             return _everywhere(weight)
         return earlier.under(weight)
+
+    def _weight(self, step: Step) -> float:
+        """Of what the optimizer minimises, over the loss that the threshold is of."""
+        if step.loss_weight < 0:
+            return Undefined(NEGATIVE)
+        if self.on is None or isinstance(step.loss_weight, Undefined):
+            return step.loss_weight
+        if step.loss_reduction == "sum" and step.batch_size is None:
+            return Undefined(UNKNOWN_SIZE)
+        return step.gradient_factor
 
     def state_dict(self) -> State:
         return self._eigenpairs.state_dict()
@@ -123,6 +141,10 @@ class StabilityLimit:
 SUM_OVER_PARTS = (
     "the step on a sum loss grows with the number of samples, which isn't known before all "
     "parts of the batch are there: use a mean loss"
+)
+UNKNOWN_SIZE = (
+    "the step on a sum loss grows with the number of samples, which isn't known: pass "
+    "info={'batch_size': N} to the context, or use a mean loss"
 )
 NEGATIVE = (
     "backward was called on a negative multiple of the loss: maximising is never stable on a "
@@ -181,7 +203,7 @@ def _adam_limit(
     return StabilityLimit(threshold, torch.cat(roots).rsqrt())
 
 
-def _rescaled(hessian: HessianOperator, scaling: Tensor) -> LinearOperator:
+def _rescaled(hessian: CurvatureOperator, scaling: Tensor) -> LinearOperator:
     diagonal = scaling.cpu().numpy()
 
     def product(vector: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.loss_diagonal import (
     DiagonalKind,
     LossDiagonal,
@@ -48,7 +48,7 @@ class TIC(GradientCurvatureQuantity):
         self._method: Method = ""
 
     @final
-    def before_backward(self, curvature: LossCurvature) -> LossDiagonal | LossTraces | Undefined:
+    def before_backward(self, curvature: Curvature) -> LossDiagonal | LossTraces | Undefined:
         if curvature.is_part:
             return Undefined(OF_PARTS)
         found = self._found(curvature)
@@ -77,7 +77,7 @@ class TIC(GradientCurvatureQuantity):
         self._method = state["method"]
 
     @abstractmethod
-    def _found(self, curvature: LossCurvature) -> LossDiagonal | LossTraces:
+    def _found(self, curvature: Curvature) -> LossDiagonal | LossTraces:
         """The diagonal of the curvature, or its traces."""
 
     @abstractmethod
@@ -113,7 +113,7 @@ class TICDiag(TIC):
     reductions = (SumOfSquares(),)
     view = View("TIC (diagonal)", group="curvature", yscale="log", label="TIC")
 
-    def _found(self, curvature: LossCurvature) -> LossDiagonal:
+    def _found(self, curvature: Curvature) -> LossDiagonal:
         return curvature.diagonal(self.curvature, self.samples)
 
     def _criterion(
@@ -144,7 +144,7 @@ class TICTrace(TIC):
         super().__post_init__()
         check_request(self.name, self.curvature, self.samples, 1, self.sub_batch)
 
-    def _found(self, curvature: LossCurvature) -> LossTraces:
+    def _found(self, curvature: Curvature) -> LossTraces:
         return curvature.traces(self.curvature, self.samples, self.sub_batch)
 
     def _criterion(

@@ -1,0 +1,626 @@
+"""Curvature of a probe: equal to dense references, and without any effect on training."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import gradlens
+from gradlens import Cockpit, quantities
+from gradlens.curvature import (
+    Curvature,
+    HessianOperator,
+    Probe,
+    eigenpairs,
+    spectral_density,
+)
+from gradlens.curvature.trace import Estimate, weighted_sum
+from gradlens.history.undefined import Undefined
+from gradlens.hooks.layer_hooks import HookInstaller
+from gradlens.quantities import (
+    CurvatureQuantity,
+    HessEigenvalues,
+    HessMaxEV,
+    HessTrace,
+    Quantity,
+    SpectralDensity,
+    Stability,
+)
+from gradlens.schedules import linear
+from tests.cases import data_cases
+from tests.cases.data_cases import DataProblem, Reduction, build
+
+ON_PROBES: dict[str, Callable[[Probe], Quantity]] = {
+    "HessMaxEV": lambda probe: HessMaxEV(on=probe, tolerance=1e-9),
+    "HessEigenvalues": lambda probe: HessEigenvalues(on=probe, k=2, tolerance=1e-9),
+    "GGN": lambda probe: HessEigenvalues(on=probe, matrix="ggn", k=2, tolerance=1e-9),
+    "HessTrace": lambda probe: HessTrace(on=probe),
+    "trace of the GGN": lambda probe: HessTrace(on=probe, curvature="diag_ggn_exact"),
+    "SpectralDensity": lambda probe: SpectralDensity(on=probe, steps=4),
+    "Stability": lambda probe: Stability(on=probe, tolerance=1e-9),
+}
+KINDS = ("HessMaxEV", "HessEigenvalues", "HessTrace", "SpectralDensity", "Stability")
+
+
+class Matrices(CurvatureQuantity):
+    """Dense matrices, and what is known of the samples."""
+
+    def compute(self, curvature: Curvature) -> Any:
+        identity = np.eye(curvature.hessian.shape[0])
+        return {
+            "hessian": curvature.hessian @ identity,
+            "ggn": curvature.ggn @ identity,
+            "factor": curvature.loss_factor,
+            "part": curvature.is_part,
+        }
+
+
+class Diagonal(CurvatureQuantity):
+    def compute(self, curvature: Curvature) -> Any:
+        found = curvature.diagonal("diag_h", 2)
+        assert curvature.diagonal("diag_h", 2) is found
+        values = torch.cat([each.flatten() for each in found.values.values()]).numpy()
+        return {"diagonal": values, "trace": found.trace.value, "method": found.method}
+
+
+def probe_of(problem: DataProblem, reduction: Reduction, batches: int) -> Probe:
+    data = problem.batches if batches > 1 else [(problem.inputs, problem.targets)]
+    return Probe(data, problem.loss_of(reduction), loss_reduction=reduction)
+
+
+def step_of(
+    model: nn.Module, tracked: list[Quantity], global_step: int = 0, **options: Any
+) -> Cockpit:
+    """A cockpit after one step on a batch that no probe has."""
+    cockpit = Cockpit(model, tracked, **options)
+    step_on(cockpit, model, global_step)
+    return cockpit
+
+
+def step_on(cockpit: Cockpit, model: nn.Module, global_step: int) -> None:
+    first = next(model.parameters())
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    inputs = torch.randn(5, 4, generator=torch.Generator().manual_seed(global_step))
+    optimizer.zero_grad()
+    loss = model(inputs.to(first)).square().sum(1).mean()
+    with cockpit(global_step, loss=loss, optimizer=optimizer):
+        loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("network", ["perceptron", "convolutional", "normalised", "tied", "frozen"])
+def test_matrices_are_those_of_all_data(network: str, reduction: Reduction, batches: int) -> None:
+    problem = build(network, "cross-entropy")
+    hessian = data_cases.dense_hessian(problem, "mean").numpy()
+    ggn = data_cases.dense_ggn(problem, "mean").numpy()
+    modes = [module.training for module in problem.model.modules()]
+    cockpit = step_of(problem.model, [Matrices(on=probe_of(problem, reduction, batches))])
+    found = cockpit.history["Matrices"][0]
+    np.testing.assert_allclose(found["hessian"], hessian, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found["ggn"], ggn, rtol=1e-9, atol=1e-12)
+    assert found["factor"] == (len(problem.inputs) if reduction == "sum" else 1)
+    assert found["part"] is False
+    assert modes == [module.training for module in problem.model.modules()]
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("network", ["perceptron", "convolutional", "frozen"])
+def test_diagonals_are_those_of_all_data(network: str, batches: int) -> None:
+    problem = build(network, "cross-entropy")
+    expected = data_cases.dense_hessian(problem, "mean").numpy().diagonal()
+    cockpit = step_of(problem.model, [Diagonal(on=probe_of(problem, "sum", batches))])
+    found = cockpit.history["Diagonal"][0]
+    np.testing.assert_allclose(found["diagonal"], expected, rtol=1e-9, atol=1e-12)
+    assert found["trace"] == pytest.approx(expected.sum())
+    assert found["method"] == "exact"
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_estimated_traces_are_within_their_intervals(batches: int) -> None:
+    problem = build("tied", "mse")
+    expected = float(data_cases.dense_hessian(problem, "mean").trace())
+    quantity = HessTrace(on=probe_of(problem, "mean", batches), samples=50)
+    with pytest.warns(gradlens.GradlensWarning, match="diag_h is estimated"):
+        found = step_of(problem.model, [quantity]).history["HessTrace"][0]
+    assert found["method"] == "Hutchinson"
+    assert abs(found["trace"] - expected) < 4 * found["standard_error"]
+    assert found["standard_error"] < 0.2 * expected
+
+
+@pytest.mark.parametrize("name", ON_PROBES)
+def test_one_batch_and_several_have_equal_values(name: str) -> None:
+    found = []
+    for batches in (1, 3):
+        problem = build("perceptron", "mse")
+        quantity = ON_PROBES[name](probe_of(problem, "mean", batches))
+        found.append(step_of(problem.model, [quantity]).history[quantity.name][0])
+    one, several = (each if isinstance(each, dict) else {"": each} for each in found)
+    for key, value in one.items():
+        if isinstance(value, str | dict):
+            assert several[key] == value or isinstance(value, dict)
+        else:
+            np.testing.assert_allclose(several[key], value, rtol=1e-8, atol=1e-10)
+            assert np.isfinite(value).all()
+
+
+def test_the_step_of_a_quantity_is_that_of_the_parameters() -> None:
+    problem = build("perceptron", "mse")
+    cockpit = Cockpit(problem.model, [HessMaxEV(on=probe_of(problem, "mean", 3), tolerance=1e-8)])
+    for step in range(3):
+        hessian = data_cases.dense_hessian(problem, "mean").numpy()
+        step_on(cockpit, problem.model, step)
+        largest = np.linalg.eigvalsh(hessian)[-1]
+        assert cockpit.history["HessMaxEV"][step] == pytest.approx(largest, rel=1e-6)
+
+
+def test_quantities_of_a_probe_equal_the_operators_over_data() -> None:
+    problem = build("perceptron", "mse")
+    probe = probe_of(problem, "mean", 3)
+    matrix = HessianOperator.over_data(problem.model, problem.loss_of("mean"), problem.batches)
+    values = eigenpairs(matrix, k=2, tolerance=1e-9).values
+    density = spectral_density(matrix, 4, 4, points=256, seed=7).density
+    eigenvalues = HessEigenvalues(on=probe, k=2, tolerance=1e-9)
+    tracked: list[Quantity] = [eigenvalues, SpectralDensity(on=probe, steps=4)]
+    history = step_of(problem.model, tracked, global_step=7).history
+    np.testing.assert_allclose(history["HessEigenvalues"][7]["eigenvalues"], values, rtol=1e-8)
+    np.testing.assert_allclose(history["SpectralDensity"][7]["density"], density, rtol=1e-6)
+
+
+def test_modes_are_those_of_the_probe() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)).double()
+    inputs, targets = torch.randn(9, 4).double(), torch.randint(3, (9,))
+    model(inputs)
+    function = nn.CrossEntropyLoss()
+    expected = {}
+    for mode in (False, True):
+        model.train(mode)
+        largest = HessianOperator(function(model(inputs), targets), dict(model.named_parameters()))
+        expected[mode] = np.linalg.eigvalsh(largest @ np.eye(largest.shape[0]))[-1]
+    data = [(inputs, targets)]
+    tracked: list[Quantity] = [
+        HessMaxEV(on=Probe(data, function, training=mode), tolerance=1e-8, name=str(mode))
+        for mode in (False, True)
+    ]
+    model[1].train()
+    model(inputs)  # the running statistics that the steps begin with are other ones
+    model.eval()
+    largest = HessianOperator(function(model(inputs), targets), dict(model.named_parameters()))
+    expected[False] = np.linalg.eigvalsh(largest @ np.eye(largest.shape[0]))[-1]
+    model.train()
+    cockpit = Cockpit(model, tracked)
+    statistics = model[1].running_mean.clone()
+    loss = model[0].weight.square().sum()
+    with cockpit(0, loss=loss):
+        loss.backward()
+    assert torch.equal(model[1].running_mean, statistics)
+    for mode, largest_value in expected.items():
+        assert cockpit.history[str(mode)][0] == pytest.approx(largest_value, rel=1e-6)
+    assert abs(expected[True] - expected[False]) > 1e-3
+
+
+class Merging(nn.Sequential):
+    """Changes its weights when its mode is changed, as classes do that merge adapters."""
+
+    def train(self, mode: bool = True) -> Merging:
+        with torch.no_grad():
+            next(self.parameters()).mul_(2)
+        return super().train(mode)
+
+
+class Drawing(nn.Linear):
+    """Draws from Python's and numpy's global generators, and ignores what it draws."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 0 * (random.random() + np.random.rand())
+
+
+def outcome(batches: int, training: bool, is_tracked: bool) -> list[Tensor]:
+    """All that three steps leave behind, with or without probes."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    drop = 0.0 if training else 0.5
+    model = Merging(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(drop), Drawing(4, 3))
+    inputs, targets = torch.randn(9, 4), torch.randint(3, (9,))
+    data = DataLoader(TensorDataset(inputs, targets), 9 // batches)
+    probe = Probe(data, nn.CrossEntropyLoss(), training=training)
+    probed = [make(probe) for make in ON_PROBES.values()]
+    for name, quantity in zip(ON_PROBES, probed, strict=True):
+        quantity.name = name
+    own: list[Quantity] = [HessMaxEV(name="own"), quantities.OutputNorm(), quantities.UpdateSize()]
+    cockpit = Cockpit(model, [*own, *(probed if is_tracked else [])], strict=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    left: list[Tensor] = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs[step:]), targets[step:])
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        left += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        optimizer.step()
+    numbers = [random.random(), np.random.rand(), cockpit.history["own"][1]]
+    modes = [module.training for module in model.modules()]
+    left += [*model.state_dict().values(), torch.get_rng_state(), torch.tensor(modes)]
+    return [*left, torch.tensor(numbers, dtype=torch.float64)]
+
+
+@pytest.mark.filterwarnings("ignore:gradlens, step 0.*is estimated")
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_training_is_bit_identical(batches: int, training: bool) -> None:
+    without, tracked = (outcome(batches, training, each) for each in (False, True))
+    assert len(without) == len(tracked)
+    assert all(map(torch.equal, without, tracked))
+
+
+def test_hooks_of_gradlens_are_paused_and_the_steps_calls_stay_known() -> None:
+    """The number of samples is read off the step's calls, of which 64 are kept."""
+    data = [(torch.randn(1, 4), torch.randint(3, (1,))) for _ in range(70)]
+    on = Probe(data, nn.CrossEntropyLoss())
+    histories = []
+    for probes in ([], [HessMaxEV(on=on)]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+        own: list[Quantity] = [quantities.NormTest(), quantities.OutputNorm()]
+        own += [HessTrace(curvature="diag_ggn_mc"), Stability()]
+        cockpit = step_of(model, [*own, *probes], loss_reduction="sum")
+        step_on(cockpit, model, 1)
+        facts = cockpit.history.facts
+        tables = [{n: table[n] for n in table.names} for table in (facts.steps, facts.layers)]
+        histories.append([*(dict(cockpit.history[q.name]) for q in own), *tables])
+    np.testing.assert_equal(*histories)
+
+
+def test_the_steps_loss_and_graph_are_not_needed() -> None:
+    problem = build("perceptron", "mse")
+    quantity = HessMaxEV(on=probe_of(problem, "mean", 1))
+    assert quantity.needs == ()
+    assert not quantity.needs_layer_hooks(0)
+    assert not quantity.needs_graph(0)
+    assert not quantity.may_need_graph
+    assert HessMaxEV().needs == ("loss",)
+    assert HessMaxEV().needs_graph(0)
+    cockpit = Cockpit(problem.model, [quantity])
+    loss = problem.model(problem.inputs).sum()
+    with cockpit(0):
+        loss.backward()
+    assert np.isfinite(cockpit.history["HessMaxEV"][0])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_values_under_accumulation_are_those_of_the_probe_once_a_step(reduction: Reduction) -> None:
+    problem = build("perceptron", "cross-entropy")
+    calls = [0]
+
+    def function(outputs: Tensor, targets: Tensor) -> Tensor:
+        calls[0] += 1
+        return problem.loss_of(reduction)(outputs, targets)
+
+    on = Probe(problem.batches, function, loss_reduction=reduction)
+    own, plain = HessMaxEV(on=on, tolerance=1e-8), Stability(on=on, tolerance=1e-8)
+    cockpit = Cockpit(problem.model, [own, plain], loss_reduction=reduction)
+    largest = np.linalg.eigvalsh(data_cases.dense_hessian(problem, "mean").numpy())[-1]
+    optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.1)
+    loss_function = problem.loss_of(reduction)
+    for part, (inputs, targets) in enumerate(problem.batches):
+        last = part == len(problem.batches) - 1
+        loss = loss_function(problem.model(inputs), targets)
+        weight = 1 if reduction == "sum" else len(inputs) / len(problem.inputs)
+        before = calls[0]
+        with cockpit(0, accumulating=not last, loss=loss, optimizer=optimizer):
+            (weight * loss).backward()
+        assert (calls[0] > before) == last
+    record = cockpit.history["Stability"][0]
+    samples = len(problem.inputs) if reduction == "sum" else 1
+    assert cockpit.history["HessMaxEV"][0] == pytest.approx(largest, rel=1e-6)
+    assert record["sharpness"] == pytest.approx(largest, rel=1e-6)
+    assert record["threshold"] == pytest.approx(2 / (0.1 * samples), rel=1e-6)
+    assert not cockpit.history.notes
+
+
+@pytest.mark.parametrize("batch_size", [None, 6])
+def test_a_step_on_a_sum_loss_has_a_threshold_where_its_size_is_known(
+    batch_size: int | None,
+) -> None:
+    problem = build("perceptron", "mse")
+    cockpit = Cockpit(
+        problem.model,
+        [Stability(on=probe_of(problem, "mean", 1), tolerance=1e-8)],
+        loss_reduction="sum",
+    )
+    largest = np.linalg.eigvalsh(data_cases.dense_hessian(problem, "mean").numpy())[-1]
+    optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.1)
+    loss = problem.model(problem.inputs[:6]).square().sum()
+    info = {} if batch_size is None else {"batch_size": batch_size}
+    with cockpit(0, loss=loss, optimizer=optimizer, info=info):
+        loss.backward()
+    record = cockpit.history["Stability"][0]
+    if batch_size is None:
+        assert "info={'batch_size': N}" in record["threshold"].reason
+    else:
+        assert record["threshold"] == pytest.approx(2 / (0.1 * 6))
+        assert record["sharpness"] == pytest.approx(largest, rel=1e-6)
+
+
+def test_parameters_may_be_frozen_and_unfrozen_between_steps() -> None:
+    problem = build("perceptron", "mse")
+    cockpit = Cockpit(problem.model, [HessMaxEV(on=probe_of(problem, "mean", 3), tolerance=1e-8)])
+    for step, trained in enumerate([(True, True), (False, True), (True, False)]):
+        for layer, needed in zip((problem.model[0], problem.model[2]), trained, strict=True):
+            layer.requires_grad_(needed)
+        hessian = data_cases.dense_hessian(problem, "mean").numpy()
+        step_on(cockpit, problem.model, step)
+        value = cockpit.history["HessMaxEV"][step]
+        assert value == pytest.approx(np.linalg.eigvalsh(hessian)[-1], rel=1e-6)
+
+
+def test_a_checkpoint_keeps_the_warm_start() -> None:
+    products = []
+    for continued in (False, True):
+        problem = build("perceptron", "mse")
+        tracked = [HessEigenvalues(on=probe_of(problem, "mean", 3))]
+        cockpit = step_of(problem.model, list(tracked))
+        if continued:
+            state = cockpit.state_dict()
+            cockpit.close()
+            cockpit = Cockpit(problem.model, [HessEigenvalues(on=probe_of(problem, "mean", 3))])
+            cockpit.load_state_dict(state)
+        step_on(cockpit, problem.model, 1)
+        products.append(cockpit.history["HessEigenvalues"][1])
+    np.testing.assert_equal(products[0], products[1])
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_compiled_models_stay_compiled_for_the_step(in_place: bool) -> None:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    inputs, targets = torch.randn(9, 4), torch.randint(3, (9,))
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    model: Any = inner
+    if in_place:
+        inner.compile(backend=backend)
+    else:
+        model = torch.compile(inner, backend=backend)
+    cockpit = Cockpit(model, [HessMaxEV(on=Probe([(inputs, targets)], nn.CrossEntropyLoss()))])
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    count = len(graphs)
+    with cockpit(0, loss=loss):
+        loss.backward()
+    model(inputs)
+    assert len(graphs) == count > 0
+    matrix = HessianOperator.over_data(inner, nn.CrossEntropyLoss(), [(inputs, targets)])
+    largest = np.linalg.eigvalsh(matrix @ np.eye(matrix.shape[0], dtype=np.float32))[-1]
+    assert cockpit.history["HessMaxEV"][0] == pytest.approx(largest, rel=2e-3)
+    assert not cockpit.history.notes
+
+
+def test_autocast_has_no_effect_on_a_probe_and_stays_as_it_is() -> None:
+    found = []
+    for enabled in (False, True):
+        problem = build("perceptron", "mse")
+        cockpit = Cockpit(problem.model, [HessMaxEV(on=probe_of(problem, "mean", 1))])
+        loss = problem.model(problem.inputs).square().mean()
+        with torch.autocast("cpu", enabled=enabled), cockpit(0):
+            assert torch.is_autocast_enabled("cpu") == enabled
+            loss.backward()
+        found.append(cockpit.history["HessMaxEV"][0])
+    assert found[0] == found[1]
+
+
+class Mapped(nn.Module):
+    """A model that is called with keyword arguments and returns a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor, scale: float) -> dict[str, Tensor]:
+        return {"logits": torch.tanh(self.layer(x)) * scale}
+
+
+def test_batches_and_outputs_of_any_form() -> None:
+    torch.manual_seed(0)
+    model, function = Mapped(), nn.CrossEntropyLoss()
+    inputs, labels = torch.randn(6, 4).double(), torch.randint(3, (6,))
+    data = [{"x": inputs[:4], "labels": labels[:4]}, {"x": inputs[4:], "labels": labels[4:]}]
+    probe = Probe(
+        data,
+        lambda outputs, targets: function(outputs["logits"], targets),
+        split=lambda batch: ({"x": batch["x"], "scale": 2.0}, batch["labels"]),
+    )
+    cockpit = Cockpit(model, [Matrices(on=probe)])
+    loss = model(inputs, 2.0)["logits"].sum()
+    with cockpit(0):
+        loss.backward()
+    found = cockpit.history["Matrices"][0]
+    logits = model(inputs, 2.0)["logits"]
+    loss = function(logits, labels)
+    parameters = dict(model.named_parameters())
+    dense = HessianOperator(loss, parameters) @ np.eye(15)
+    np.testing.assert_allclose(found["hessian"], dense, atol=1e-12)
+    ggn = gradlens.curvature.GGNOperator(loss, logits, parameters) @ np.eye(15)
+    np.testing.assert_allclose(found["ggn"], ggn, atol=1e-12)
+
+
+# What is refused.
+
+
+def one_pass() -> Iterator[Any]:
+    yield torch.randn(3, 4), torch.randint(3, (3,))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (one_pass(), r"ends after one pass.*list\(data\)"),
+        (TensorDataset(torch.randn(3, 4)), r"pass DataLoader\(data"),
+    ],
+    ids=["iterator", "data set"],
+)
+def test_data_without_batches_to_repeat(data: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Probe(data, nn.CrossEntropyLoss())
+
+
+def test_arguments_of_a_probe() -> None:
+    with pytest.raises(ValueError, match="loss_reduction"):
+        Probe([], nn.CrossEntropyLoss(), loss_reduction="none")  # type: ignore[arg-type]
+    model, probe = nn.Linear(4, 3), Probe([], nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match=r"HessMaxEV has a probe.*Cockpit\(model, \.\.\.\)"):
+        Cockpit(model.parameters(), [HessMaxEV(on=probe)])
+    with pytest.raises(TypeError, match=r"HessMaxEV: on=.* is not a probe: pass on=.*Probe\("):
+        Cockpit(model, [HessMaxEV(on=[])])  # type: ignore[arg-type]
+    for mixed in (quantities.TICDiag, quantities.TICTrace):
+        with pytest.raises(TypeError, match="'on'"):
+            mixed(on=probe)  # type: ignore[call-arg]
+    assert "data" not in repr(HessMaxEV(on=probe))
+
+
+def shuffled() -> Probe:
+    data = TensorDataset(torch.randn(8, 4), torch.randint(3, (8,)))
+    return Probe(DataLoader(data, 4, shuffle=True), nn.CrossEntropyLoss())
+
+
+def dropped() -> Probe:
+    data = [(torch.randn(3, 4), torch.randint(3, (3,)))]
+    return Probe(data, nn.CrossEntropyLoss(), training=True)
+
+
+def failing() -> Probe:
+    def split(_: Any) -> Any:
+        raise KeyError("no such key")
+
+    return Probe([{}], nn.CrossEntropyLoss(), split=split)
+
+
+def empty() -> Probe:
+    return Probe([(torch.randn(0, 4), torch.randint(3, (0,)))], nn.CrossEntropyLoss())
+
+
+REFUSED: dict[str, tuple[Callable[[], Probe], str]] = {
+    "shuffled": (shuffled, "isn't the same as in the first pass.*shuffle=False"),
+    "dropout": (dropped, r"dropout is active in 1\).*of a Probe: training=False"),
+    "failing": (failing, "no such key"),
+    "without samples": (empty, "batch 0 of the data has no samples"),
+    "without batches": (lambda: Probe([], nn.CrossEntropyLoss()), "the data has no batches"),
+    "coupled": (
+        lambda: Probe([(torch.randn(3, 4), torch.randn(3, 3))], lambda x, y: (x - y).norm()),
+        "the loss of batch 0 isn't the mean over its samples",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_probe_that_fails_is_a_nan_with_its_reason(name: str) -> None:
+    torch.manual_seed(0)
+    make, reason = REFUSED[name]
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+    probe = make()
+    with pytest.warns(gradlens.GradlensWarning, match="a probe failed"):
+        cockpit = step_of(model, [HessMaxEV(on=probe), HessTrace(on=probe), HessMaxEV(name="own")])
+    for quantity in ("HessMaxEV", "HessTrace"):
+        value = cockpit.history[quantity][0]
+        assert isinstance(value, Undefined)
+        assert re.search(reason, value.reason), value.reason
+    assert np.isfinite(cockpit.history["own"][0])
+    assert all(module.training for module in model.modules())
+    strict = Cockpit(model, [HessMaxEV(on=make())], strict=True)
+    with pytest.raises(Exception, match=reason):
+        step_on(strict, model, 0)
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("case", ["linear", "beside", "none"])
+def test_a_ggn_that_is_not_that_of_the_loss_is_refused(case: str, batches: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1))
+    functions: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+        "linear": (nn.functional.nll_loss, "let the model return another tensor, such as the log"),
+        "beside": (
+            lambda x, y: nn.functional.cross_entropy(x, y) + model[0].weight.square().sum(),
+            "depends on 0.weight in other ways than through the model's output.*let the model",
+        ),
+        "none": (lambda x, y: model[0].weight.square().sum(), "the one tensor that the model"),
+    }
+    function, reason = functions[case]
+    inputs, labels = torch.randn(6, 4), torch.randint(3, (6,))
+    data = list(zip(inputs.chunk(batches), labels.chunk(batches), strict=True))
+    on = Probe(data, function)
+    tracked: list[Quantity] = [HessEigenvalues(on=on, matrix="ggn"), HessMaxEV(on=on)]
+    tracked.append(HessTrace(on=on, curvature="diag_ggn_exact"))
+    history = step_of(model, tracked).history
+    assert np.isfinite(history["HessMaxEV"][0])
+    for value in (history["HessEigenvalues"][0], history["HessTrace"][0]["trace"]):
+        text = value.reason if isinstance(value, Undefined) else value["reason"]
+        assert re.search(reason, text), text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantities_with_a_probe_keep_the_contract(kind: str) -> None:
+    """A schedule and a name of their own, no note, and NaN where all parameters are frozen."""
+    problem = build("perceptron", "mse")
+    probe = probe_of(problem, "mean", 3)
+    quantity = getattr(quantities, kind)(linear(2), on=probe, name="probed")
+    assert getattr(quantities, kind)().on is None
+    cockpit = Cockpit(problem.model, [quantity])
+    for step in range(3):
+        step_on(cockpit, problem.model, step)
+    assert list(cockpit.history["probed"]) == [0, 2]
+    assert not cockpit.history.notes
+    problem.model.requires_grad_(False)
+    scale = torch.ones((), requires_grad=True, dtype=torch.float64)
+    loss = scale * problem.model(problem.inputs).square().mean()
+    with cockpit(4, loss=loss, optimizer=torch.optim.SGD(problem.model.parameters(), 0.1)):
+        loss.backward()
+    assert "frozen" in cockpit.history["probed"][4].reason
+
+
+def test_sums_of_estimates() -> None:
+    parts = [Estimate(1.0, 3.0, 4, 5), Estimate(2.0, 4.0, 4, 5)]
+    found = weighted_sum(parts, [1.0, 1.0])
+    assert found == Estimate(3.0, 5.0, 625 / (81 / 4 + 256 / 4), 10)
+    exact = weighted_sum([Estimate(1.0, 0.0, 1, 1)] * 2, [0.25, 0.75])
+    assert (exact.value, exact.standard_error) == (1.0, 0.0)
+    undefined = weighted_sum([parts[0], Estimate(Undefined("why"), Undefined("why"), 1, 0)], [1, 1])
+    assert isinstance(undefined.value, Undefined)
+    assert undefined.value.reason == "why"
+
+
+def test_passes_of_gradlens_leave_what_is_known_of_the_users_calls() -> None:
+    """Between a step's forward pass and its context, and at a step whose hooks came too late."""
+    problem = build("perceptron", "mse")
+    model = problem.model
+    own = HessEigenvalues(matrix="ggn", k=1, tolerance=1e-8)
+    cockpit = Cockpit(model, [own])
+    loss = model(problem.inputs).square().mean()
+    HessianOperator.over_data(model, nn.MSELoss(), [(problem.inputs, problem.targets)])
+    with cockpit(0, loss=loss):
+        loss.backward()
+    assert cockpit.history["HessEigenvalues"][0]["converged"]
+
+    late, probing = HookInstaller([model]), HookInstaller([model])
+    cockpit.close()
+    for installer in (late, probing):
+        installer.install_if(False)
+    late.install_if(True)
+    assert late.missed_call
+    with probing.installed():
+        model(problem.inputs)
+    assert late.missed_call
