@@ -16,7 +16,11 @@ from gradlens.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGE = (ROOT / "docs" / "quickstart.rst").read_text(encoding="utf-8")
+PAGES = {
+    name: (ROOT / "docs" / f"{name}.rst").read_text(encoding="utf-8")
+    for name in ("index", "quickstart", "choosing")
+}
+PAGE = PAGES["quickstart"]
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
@@ -48,8 +52,11 @@ def test_per_sample_gradients_and_own_quantity() -> None:
 
 
 @pytest.mark.slow
-def test_loop_of_the_quickstart_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = re.search(r"\.\. testcode::\n\n(.*?)\n\n\.\.", PAGE, flags=re.DOTALL)
+@pytest.mark.parametrize("page", ["index", "quickstart"])
+def test_the_first_loop_of_a_page(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = re.search(r"\.\. testcode::\n\n(.*?)\n\n\.\.", PAGES[page], flags=re.DOTALL)
     assert found is not None
     monkeypatch.chdir(tmp_path)
     exec(textwrap.dedent(found[1]), {})
@@ -63,3 +70,15 @@ def test_commands_of_the_quickstart_page(tmp_path: Path, monkeypatch: pytest.Mon
     assert others
     for command in others:
         assert main(shlex.split(command)) == 0
+
+
+@pytest.mark.parametrize(
+    "code",
+    re.findall(r"^     - ``((?:Cockpit|gradlens\.|\[).*?)``", PAGES["choosing"], re.MULTILINE),
+)
+def test_what_to_pass_for_what_is_wanted(code: str) -> None:
+    model = torch.nn.Linear(3, 2)
+    names = {"gradlens": gradlens, "Cockpit": gradlens.Cockpit, "model": model}
+    found = eval(code, names)
+    cockpit = found if isinstance(found, gradlens.Cockpit) else gradlens.Cockpit(model, found)
+    cockpit.close()
