@@ -13,7 +13,6 @@ from gradlens.plotting.comparison import numbers
 from gradlens.plotting.panels import layer_panels, main_panels
 from gradlens.plotting.summary import summarize
 from gradlens.quantities import Quantity
-from gradlens.report.content import cards as report_cards
 from tests.instruments.test_instruments import realistic
 
 PAGE = Path(__file__).parents[2] / "docs" / "instruments.rst"
@@ -52,6 +51,9 @@ def test_a_quantity_and_its_panel_have_the_same_name(
 
 
 def test_a_report_has_the_names_of_the_figure() -> None:
+    pytest.importorskip("bokeh")
+    from gradlens.report.content import cards as report_cards
+
     history = realistic(20)
     panels = [*main_panels(history), *layer_panels(history)]
     headings = {panel.instrument.heading(history) for panel in panels}
