@@ -79,11 +79,13 @@ class ModelCalls(HookOwner):
 
     A call belongs to a loss whose graph contains one of its outputs. Nodes are compared by their
     sequence numbers, so that the hook keeps no graph alive. Copies and pickles of the module get
-    an empty hook. ``users`` are the objects that need it.
+    an empty hook. ``users`` are the objects that need it, and ``of_whole`` those of them whose
+    model the module is: of a part of a model, calls with data as input are enough.
     """
 
     def __init__(self) -> None:
         self.users: weakref.WeakSet[Hashable] = weakref.WeakSet()
+        self.of_whole: weakref.WeakSet[Hashable] = weakref.WeakSet()
         self._latest: deque[ModelCall] = deque(maxlen=MAX_CALLS)
 
     def __call__(
@@ -91,6 +93,8 @@ class ModelCalls(HookOwner):
     ) -> None:
         # The compiler first: what else is read in compiled code, it compiles anew for.
         if torch.compiler.is_compiling() or self._paused or not torch.is_grad_enabled():
+            return
+        if not self.of_whole and any(map(_is_computed, args)):
             return
         # Inside torch.func's transforms, tensors have no memory of their own. Any class of tensors
         # may lack more: N is unknown then, and the user's forward pass goes on.
@@ -103,6 +107,13 @@ class ModelCalls(HookOwner):
     def with_outputs(self, numbers: Set[int]) -> list[ModelCall]:
         """The calls whose outputs were computed by nodes with some of these sequence numbers."""
         return [call for call in self._latest if call.outputs & numbers]
+
+
+def _is_computed(argument: Any) -> bool:
+    """Whether layers with parameters have computed a tensor."""
+    if not isinstance(argument, Tensor) or not argument.requires_grad:
+        return False
+    return argument.dim() > 0 and argument.layout == torch.strided
 
 
 def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCall:
@@ -177,7 +188,10 @@ def keep_calls(model: nn.Module, user: Hashable) -> None:
     for module in filter(takes_hooks, (model, *_parts_of(model))):
         if not _hooks_of(module):
             module.register_forward_hook(ModelCalls(), with_kwargs=True)
-        _hooks_of(module)[0].users.add(user)
+        hook = _hooks_of(module)[0]
+        hook.users.add(user)
+        if module is model:
+            hook.of_whole.add(user)
     record_layer_calls(model)
 
 
@@ -186,6 +200,7 @@ def forget_calls(model: nn.Module, user: Hashable) -> None:
     for module in (model, *_parts_of(model)):
         for hook in _hooks_of(module):
             hook.users.discard(user)
+            hook.of_whole.discard(user)
             if not hook.users:
                 remove_forward_hook(module, hook)
     if not _hooks_of(model):
