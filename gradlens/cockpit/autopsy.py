@@ -92,7 +92,7 @@ class Autopsies:
         gradient = self._front.grad
         if gradient is None or type(gradient) is not Tensor or gradient.layout != torch.strided:
             return
-        is_finite = bool(gradient.detach().sum().isfinite())
+        is_finite = math.isfinite(abs(gradient.detach().sum().item()))
         was_finite, self._gradient_was_finite = self._gradient_was_finite, is_finite
         if is_finite or not was_finite or info.get("scaler") is not None or "loss" not in info:
             return
