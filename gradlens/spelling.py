@@ -58,10 +58,10 @@ def unknown_attribute(owner: object, name: str, elsewhere: Mapping[str, str]) ->
 def suggests(
     elsewhere: Mapping[str, str],
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Let a function explain the names of arguments that it doesn't have, by a ``TypeError``.
+    """A decorator whose functions raise a ``TypeError`` for arguments that they don't have.
 
-    ``elsewhere`` says what takes the places of names that are used elsewhere; for others, the most
-    similar ones are named.
+    The error says what to use instead: what ``elsewhere`` has for the name, which is one of another
+    library, or otherwise the arguments with the most similar names.
     """
 
     def explained(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -36,6 +36,8 @@ class Curvature(ABC):
         self.optimizer = optimizer
         self.is_part = is_part
         self.notes: list[str] = []
+        self._diagonals: dict[tuple[DiagonalKind, int], LossDiagonal] = {}
+        self._traces: dict[tuple[DiagonalKind, int, int | None], LossTraces] = {}
 
     @property
     @abstractmethod
@@ -52,7 +54,7 @@ class Curvature(ABC):
     def batch(self) -> Batch:
         """The samples, with their number under a sum loss, which is divided by it."""
 
-    @abstractmethod
+    @final
     def diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
         """The diagonal by the first method that applies (``DIAGONAL_METHODS``).
 
@@ -60,14 +62,29 @@ class Curvature(ABC):
         ``"diag_ggn_mc"`` is always an estimate. Each is found once for all quantities. Where no
         method applies, its values are NaN, and its traces hold the reason.
         """
+        if (kind, samples) not in self._diagonals:
+            self._diagonals[kind, samples] = self._find_diagonal(kind, samples)
+        return self._diagonals[kind, samples]
 
-    @abstractmethod
+    @final
     def traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
         """The sums of the diagonal's blocks, without a diagonal where a method finds them so.
 
         That is so for ``"diag_ggn_mc"``, with ``samples`` draws, each for ``sub_batch`` samples of
         the batch (``None``: all). Otherwise they are sums of a diagonal with two draws at least.
         """
+        key = (kind, samples, sub_batch)
+        if key not in self._traces:
+            self._traces[key] = self._find_traces(*key)
+        return self._traces[key]
+
+    @abstractmethod
+    def _find_diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
+        """The diagonal, which isn't known yet."""
+
+    @abstractmethod
+    def _find_traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
+        """The traces, which aren't known yet."""
 
     @final
     @property

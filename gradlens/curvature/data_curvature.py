@@ -93,8 +93,6 @@ class DataCurvature(Curvature):
     ) -> None:
         super().__init__(global_step, parameters, optimizer)
         self._batches = batches
-        self._diagonals: dict[tuple[DiagonalKind, int], LossDiagonal] = {}
-        self._traces: dict[tuple[DiagonalKind, int, int | None], LossTraces] = {}
 
     @property
     def hessian(self) -> CurvatureOperator:
@@ -108,20 +106,10 @@ class DataCurvature(Curvature):
     def batch(self) -> Batch:
         return self._batches.batch
 
-    def diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
-        if (kind, samples) not in self._diagonals:
-            self._diagonals[kind, samples] = self._diagonal(kind, samples)
-        return self._diagonals[kind, samples]
+    def _find_traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
+        return self._summed(lambda curvature, _: curvature.traces(kind, samples, sub_batch))
 
-    def traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
-        key = (kind, samples, sub_batch)
-        if key not in self._traces:
-            self._traces[key] = self._summed(
-                lambda curvature, _: curvature.traces(kind, samples, sub_batch)
-            )
-        return self._traces[key]
-
-    def _diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
+    def _find_diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
         totals: dict[str, Tensor] = {}
 
         def add(curvature: LossCurvature, weight: float) -> LossTraces:

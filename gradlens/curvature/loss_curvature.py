@@ -85,8 +85,6 @@ class LossCurvature(Curvature):
         self._find_outputs = find_outputs
         self._batch = batch
         self._plans = Plans() if plans is None else plans
-        self._diagonals: dict[tuple[DiagonalKind, int], LossDiagonal] = {}
-        self._traces: dict[tuple[DiagonalKind, int, int | None], LossTraces] = {}
 
     @cached_property
     def hessian(self) -> HessianOperator:
@@ -142,17 +140,9 @@ class LossCurvature(Curvature):
             )
         return Batch(plan.samples, plan.known_by, "sum")
 
-    def diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
-        if (kind, samples) not in self._diagonals:
-            self._diagonals[kind, samples] = self._diagonal(kind, samples)
-        return self._diagonals[kind, samples]
-
-    def traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
-        key = (kind, samples, sub_batch)
-        if key not in self._traces:
-            found, _ = self._first(TRACE_METHODS[kind], kind, samples, sub_batch)
-            self._traces[key] = found or self.diagonal(kind, max(samples, 2)).sums()
-        return self._traces[key]
+    def _find_traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
+        found, _ = self._first(TRACE_METHODS[kind], kind, samples, sub_batch)
+        return found or self.diagonal(kind, max(samples, 2)).sums()
 
     def run(self, extension: BackpropExtension) -> None:
         """Run a second-order BackPACK extension, which saves its results on the parameters.
@@ -167,7 +157,7 @@ class LossCurvature(Curvature):
                 f"{type(extension).__name__} can't be run on this network: {reason}"
             ) from reason
 
-    def _diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
+    def _find_diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
         found, reasons = self._first(DIAGONAL_METHODS[kind], kind, samples)
         if found is None:
             # The last method takes nothing but products, so its reason is the matrix's own.

@@ -162,21 +162,19 @@ def known_rows(losses: Floats, labels: Floats, ignored: int | None) -> tuple[Flo
 
 def loss_columns(losses: Floats, classes: int) -> dict[str, Floats]:
     """Columns of the steps' table, from losses of single samples ``[K, N]``; NaN is none."""
-    counts = np.isfinite(losses) | np.isinf(losses)
-    known = counts.sum(axis=1)
-    any_known = known > 0
+    counts = (~np.isnan(losses)).sum(axis=1)
+    known = np.where(np.isnan(losses), -np.inf, losses)
     ordered = np.sort(losses, axis=1)  # NaN come last
-    places = np.stack([np.maximum(known - 1, 0), np.minimum(known // 2, losses.shape[1] - 1)], 1)
+    places = np.stack([np.maximum(counts - 1, 0), np.minimum(counts // 2, losses.shape[1] - 1)], 1)
     largest, middle = np.take_along_axis(ordered, places, axis=1).T
-    place = np.where(counts, losses, -np.inf).argmax(axis=1)
     found = {
         "loss_max": largest,
-        "loss_largest": np.where(any_known, place, np.nan),
+        "loss_largest": np.where(counts > 0, known.argmax(axis=1), np.nan),
         "loss_median": middle,
     }
     if classes > 1:
-        over = (np.where(counts, losses, -np.inf) > 2 * math.log(classes)).sum(axis=1)
-        found["loss_over"] = np.where(any_known, over / np.maximum(known, 1), np.nan)
+        over = (known > 2 * math.log(classes)).sum(axis=1)
+        found["loss_over"] = np.where(counts > 0, over / np.maximum(counts, 1), np.nan)
     return found
 
 

@@ -125,7 +125,7 @@ def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCa
     tensors = [leaf for leaf in given if leaf.dim() and leaf.layout == torch.strided]
     nodes = [tensor.grad_fn for tensor in outputs]
     numbers = frozenset(n for node in nodes if node is not None for n in _numbers(node))
-    is_first = not any(tensor.requires_grad for tensor in tensors)
+    is_first = not any(map(_is_computed, given))
     return ModelCall(tuple(map(Given.of, tensors)), numbers, is_first)
 
 

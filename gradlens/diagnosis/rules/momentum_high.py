@@ -13,8 +13,8 @@ from gradlens.diagnosis.rule import Rule, Sign, above
 HIGHEST = 0.98
 """Above the usual 0.9 and 0.95; 0.99 is used with large batches and long runs."""
 RARE, SHARE = 0.99, 0.25
-"""Above the first, momentum is hardly ever meant to be so high, nor is Adam's β₁ above the usual:
-that it averages over more than this share of the steps so far is an alarm by itself."""
+"""A momentum above the first, or an Adam's β₁ above the usual one, is hardly ever intended. It is
+an alarm by itself if gradients are averaged over more than the second's share of the steps."""
 RISE = 1.3
 """The loss over that at the start, after the first steps: measured at most 1.3 in healthy runs."""
 
