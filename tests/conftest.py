@@ -25,6 +25,26 @@ collect_ignore = [path for path, names in NEEDED.items() if None in map(find_spe
 torch.set_num_threads(1)
 
 
+FAST_CASES = 3
+"""The number of fast cases of a test that has more than these.
+
+With three, all fast tests take less than a minute on two cores.
+"""
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark all but a few cases of each test as slow; the others are spread over all cases."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in cases.values():
+        stride = -(-len(found) // FAST_CASES)
+        for item in (item for place, item in enumerate(found) if place % stride):
+            item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_finish() -> None:
     """Leave what is imported by now out of later garbage collections, which tests ask for."""
     gc.collect()

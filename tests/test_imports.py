@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -118,14 +119,12 @@ def module_of(name: str) -> str | None:
     return next((one for one in (name, name.rpartition(".")[0]) if one in MODULES), None)
 
 
+@cache
 def imported_modules() -> dict[str, set[str]]:
     """For each module those of ours that it imports."""
     trees = {name: ast.parse(file.read_text("utf-8")) for name, file in MODULES.items()}
     found = {name: {module_of(one) for one in imports(tree)} for name, tree in trees.items()}
     return {name: {one for one in names if one is not None} for name, names in found.items()}
-
-
-IMPORTED = imported_modules()
 
 
 def package_of(module: str) -> str:
@@ -153,7 +152,7 @@ def test_no_import_upwards(package: str) -> None:
         f"{module} imports {imported}"
         for module in MODULES
         if package_of(module) == package
-        for imported in sorted(IMPORTED[module])
+        for imported in sorted(imported_modules()[module])
         if package_of(imported) not in allowed
     ]
     assert not upwards
@@ -161,7 +160,7 @@ def test_no_import_upwards(package: str) -> None:
 
 def test_no_circles() -> None:
     try:
-        TopologicalSorter(IMPORTED).prepare()
+        TopologicalSorter(imported_modules()).prepare()
     except CycleError as error:
         pytest.fail(f"modules import each other: {' <- '.join(error.args[1])}")
 
@@ -189,6 +188,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", WITHOUT_TORCH)
+@pytest.mark.slow
 def test_modules_that_need_no_torch(name: str) -> None:
     if "report" in name:
         pytest.importorskip("bokeh")
@@ -198,6 +198,7 @@ def test_modules_that_need_no_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["plot", "summary", "diagnose", "report"])
+@pytest.mark.slow
 def test_commands_that_need_no_torch(command: str, run: Path) -> None:
     if command == "report":
         pytest.importorskip("bokeh")

@@ -67,6 +67,7 @@ def test_noise_of_few_samples_has_a_lower_end_alone(noise: str) -> None:
         ("sampled trace, 128 samples", "equal", 1, 0.7),
     ],
 )
+@pytest.mark.slow
 def test_intervals_are_no_wider_than_they_need(
     kind: str, distribution: str, number: int, width: float
 ) -> None:

@@ -256,12 +256,14 @@ def test_hardly_anything_is_learnt(name: str, way: str) -> None:
     assert gained(train(injected(name, way, "tanh").training, 0), healthy) < 0.3
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_too_high_diverges() -> None:
     healthy = train(Training(BY_NAME["regression"]), 0)
     found = injected("lr_too_high", "times a rate that diverges", "regression")
     assert diverges(train(found.training, 0), healthy)
 
 
+@pytest.mark.slow
 def test_a_rate_at_the_edge_does_harm_without_divergence() -> None:
     healthy = train(Training(BY_NAME["sigmoid"]), 0)
     fault = WAYS["lr_edge", "place between harm and divergence"]
@@ -272,6 +274,7 @@ def test_a_rate_at_the_edge_does_harm_without_divergence() -> None:
     assert all(swings(train(each.training, 0), healthy) for each in found if each is not None)
 
 
+@pytest.mark.slow
 def test_few_samples_are_overfitted() -> None:
     way = "most samples that are overfitted over"
     outcome = train(injected("overfitting", way, "sigmoid", 0).training, 0)

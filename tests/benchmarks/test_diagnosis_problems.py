@@ -27,6 +27,7 @@ def test_learns(training: Training) -> None:
 
 
 @pytest.mark.parametrize("training", TRAININGS[::4], ids=lambda each: each.problem.name)
+@pytest.mark.slow
 def test_data_depend_on_the_seed_alone(training: Training) -> None:
     state = torch.get_rng_state()
     first, torch_draws, again = training.problem.data(0), torch.rand(3), training.problem.data(0)

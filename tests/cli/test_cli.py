@@ -46,6 +46,7 @@ def test_demo_trains_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (out / "cockpit.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_demo_is_reproducible(tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert main(["demo", "--out", str(tmp_path / name), "--steps", "3"]) == 0
@@ -127,6 +128,7 @@ def called(*arguments: object) -> int:
     return main([str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_plot_writes_beside_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert called("plot", run) == 0
     assert called("plot", run, "--layers") == 0
@@ -140,6 +142,7 @@ def test_plot_writes_beside_the_run(run: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     "suffix", [".png", ".pdf", ".svg", pytest.param(".gif", marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_plot_in_every_format(run: Path, tmp_path: Path, suffix: str) -> None:
     out = tmp_path / "new" / f"a{suffix}"
     assert called("plot", run, "-o", out, "--frames", "2") == 0
@@ -163,6 +166,7 @@ def test_plot_until_a_step_with_a_title(run: Path, tmp_path: Path) -> None:
     assert any("last step 19 " in word for word in words(out))
 
 
+@pytest.mark.slow
 def test_plot_on_a_logarithmic_step_axis(run: Path, tmp_path: Path) -> None:
     images = [tmp_path / name for name in ("a.svg", "b.svg")]
     assert called("plot", run, "-o", images[0]) == called("plot", run, "-o", images[1]) == 0

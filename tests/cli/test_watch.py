@@ -163,6 +163,7 @@ def test_a_slow_drawing_takes_half_of_the_time(
 # Files --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_image_is_always_whole(tmp_path: Path) -> None:
     """A thread writes the run while another one looks at the image."""
     path, image = tmp_path / "run.jsonl", tmp_path / "live" / "now.png"

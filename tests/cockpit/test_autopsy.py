@@ -263,6 +263,7 @@ def test_nothing_is_left_behind() -> None:
     gc.collect()
 
 
+@pytest.mark.slow
 def test_a_healthy_run_has_none() -> None:
     for problem in (classification, images, regression):
         found = train(problem(), steps=150)
@@ -276,6 +277,7 @@ def test_nothing_is_read_if_it_is_switched_off() -> None:
     assert not found.cockpit.history.spikes
 
 
+@pytest.mark.slow
 def test_a_new_level_of_the_loss_is_one_spike() -> None:
     def damage(inputs: Tensor, targets: Tensor, network: nn.Module) -> None:
         problem.targets += 20
@@ -299,6 +301,7 @@ def test_without_a_loss_nothing_happens() -> None:
     assert not cockpit.history.spikes
 
 
+@pytest.mark.slow
 def test_micro_batches() -> None:
     """A spike is that of one micro-batch, and values of the whole step are what they are."""
     problem = classification()
@@ -358,6 +361,7 @@ def test_without_per_sample_gradients_the_spike_is_recorded_with_the_reason() ->
     assert autopsy(spike).certainty == "consistent with"
 
 
+@pytest.mark.slow
 def test_failing_is_contained(monkeypatch: pytest.MonkeyPatch) -> None:
     from gradlens.cockpit import autopsy as module
 

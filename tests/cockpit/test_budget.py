@@ -294,6 +294,7 @@ def test_what_had_no_turn_is_said(case: str) -> None:
     assert re.search(text, budget.without_turns)
 
 
+@pytest.mark.slow
 def test_a_run() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 10))

@@ -271,6 +271,7 @@ def test_a_resumed_run_equals_an_unbroken_one(name: str, cut: int) -> None:
 
 @pytest.mark.parametrize("cut", [0, 2])
 @pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.slow
 def test_micro_batches_of_a_step_that_is_not_complete_are_run_again(cut: int, parts: int) -> None:
     """What waits for that step, such as Alpha at the step before, is in the state."""
     case = replace(CASES["micro-batches"], micro_batches=4)
@@ -439,6 +440,7 @@ def test_later_steps_change_nothing_in_a_state() -> None:
     assert not list(different(state, copy))
 
 
+@pytest.mark.slow
 def test_saving_changes_nothing() -> None:
     """Nor before the optimizer's step, where there is no update yet."""
     for name in ("economy", "economy, by the context"):

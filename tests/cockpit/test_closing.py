@@ -115,6 +115,7 @@ def test_a_closed_cockpit_leaves_no_trace(preset: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_what_another_cockpit_needs_stays() -> None:
     training, alone = Training(), Training()
     closed, cockpit, other = (

@@ -249,6 +249,7 @@ def test_nested_cockpits_on_two_models_do_not_meet(model: nn.Module) -> None:
         assert found["GradNorm"][0] == reference["GradNorm"][0]
 
 
+@pytest.mark.slow
 def test_threads_do_not_meet() -> None:
     def run(seed: int, results: dict[int, list[float]]) -> None:
         generator = torch.Generator().manual_seed(seed)

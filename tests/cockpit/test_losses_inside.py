@@ -144,6 +144,7 @@ def test_other_problems_than_classification(problem: str) -> None:
     np.testing.assert_array_equal(record["Outputs"], logits)
 
 
+@pytest.mark.slow
 def test_quantities_are_those_of_losses_and_outputs_that_are_passed() -> None:
     values = [record(is_passed) for is_passed in (False, True)]
     assert values[0].keys() == {0, 1}

@@ -145,6 +145,7 @@ WEIGHTS = (None, 0.0, 0.25, 0.5, 1.0, -1.0)
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(WEIGHTS), min_size=2, max_size=4))
+@pytest.mark.slow
 def test_weights_of_parts(weights: list[float | None]) -> None:
     """The loss is the sum of what backward was called on, over the factors' sum.
 
@@ -264,6 +265,7 @@ def test_an_interval_ends_with_a_step_that_was_completed(parts: int, at: int, ho
 @pytest.mark.parametrize("tokens", [False, True], ids=["samples", "tokens"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("sizes", [(10, 10), (7, 13), (1,) * N, (3, 1, 9, 7)], ids=str)
+@pytest.mark.slow
 def test_parts_are_one_batch(sizes: tuple[int, ...], reduction: str, tokens: bool) -> None:
     found = train(sizes, reduction, tokens=tokens, max_bytes=2**24)
     assert_same_histories(found, train((N,), reduction, tokens=tokens))
@@ -298,6 +300,7 @@ def test_whether_a_reduction_was_told_how_to_merge_makes_no_difference() -> None
 # More samples than fit ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_estimated_or_says_so() -> None:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -332,6 +335,7 @@ def test_histograms_of_parts_that_weigh_differently() -> None:
     assert math.isfinite(found["NormTest"][0])
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_drawn_samples() -> None:
     def after(max_bytes: int) -> tuple[Tensor, Any]:
         torch.manual_seed(3)
@@ -390,6 +394,7 @@ def _uncontained(work: str, refuse: Any) -> Any:
     return nullcontext()
 
 
+@pytest.mark.slow
 def test_estimates_are_unbiased_and_their_errors_are_right() -> None:
     torch.manual_seed(0)
     rows = torch.randn(200, 6, dtype=torch.float64) * (1 + torch.arange(200)[:, None] % 3) + 1.0
@@ -418,6 +423,7 @@ def test_estimates_are_unbiased_and_their_errors_are_right() -> None:
     )
 
 
+@pytest.mark.slow
 def test_all_samples_are_kept_with_the_same_probability() -> None:
     counts = torch.zeros(60)
     for seed in range(3000):
@@ -523,6 +529,7 @@ def test_merge_is_associative(parts: Any, reduction: Any, seed: int) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(0, 100))
+@pytest.mark.slow
 def test_merged_parts_are_the_joined_batch(sizes: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(sum(sizes) + 1, 2, 3, generator=generator, dtype=torch.float64)

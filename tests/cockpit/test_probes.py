@@ -258,12 +258,14 @@ def outcome(batches: int, training: bool, is_tracked: bool) -> list[Tensor]:
 @pytest.mark.filterwarnings("ignore:gradlens, step 0.*is estimated")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.slow
 def test_training_is_bit_identical(batches: int, training: bool) -> None:
     without, tracked = (outcome(batches, training, each) for each in (False, True))
     assert len(without) == len(tracked)
     assert all(map(torch.equal, without, tracked))
 
 
+@pytest.mark.slow
 def test_hooks_of_gradlens_are_paused_and_the_steps_calls_stay_known() -> None:
     """The number of samples is read off the step's calls, of which 64 are kept."""
     data = [(torch.randn(1, 4), torch.randint(3, (1,))) for _ in range(70)]
@@ -365,6 +367,7 @@ def test_parameters_may_be_frozen_and_unfrozen_between_steps() -> None:
         assert value == pytest.approx(np.linalg.eigvalsh(hessian)[-1], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_keeps_the_warm_start() -> None:
     products = []
     for continued in (False, True):
@@ -382,6 +385,7 @@ def test_a_checkpoint_keeps_the_warm_start() -> None:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.slow
 def test_compiled_models_stay_compiled_for_the_step(in_place: bool) -> None:
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))

@@ -159,6 +159,7 @@ def micro_batches(*sizes: int, weigh: bool = True) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("sizes", [(6, 6), (4, 4, 4), (7, 5), (12,), (1,) * 12])
+@pytest.mark.slow
 def test_micro_batches_are_one_batch(sizes: tuple[int, ...]) -> None:
     assert_same_histories(train(micro_batches(*sizes)), train(whole_batch))
 
@@ -323,6 +324,7 @@ def curvature_quantities() -> list[Quantity]:
 
 @pytest.mark.parametrize("factor", [8.0, 1 / 3])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.slow
 def test_curvature_of_a_scaled_loss_is_that_of_the_loss(reduction: Any, factor: float) -> None:
     def run(scale: float) -> gradlens.History:
         model, (x, y) = network(), data()
@@ -426,6 +428,7 @@ def test_autocast(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.slow
 def test_backward_and_the_optimizers_step_under_autocast(dtype: torch.dtype) -> None:
     """As in a training step that is run under autocast as a whole."""
     histories = []

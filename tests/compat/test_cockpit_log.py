@@ -113,6 +113,7 @@ def test_values_have_the_structure_of_ours(history: History) -> None:
         assert theirs <= known, name
 
 
+@pytest.mark.slow
 def test_every_instrument_draws_it(history: History) -> None:
     panels = {*main_panels(history), *layer_panels(history)}
     shown = {name for panel in panels for name in panel.instrument.names}

@@ -45,6 +45,7 @@ def _windowless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore:.* is another run's file and is kept")
+@pytest.mark.slow
 def test_programs_run_and_run_again(program: Path, tmp_path: Path) -> None:
     if "tracking_data" in program.read_text():
         pytest.importorskip("pandas")

@@ -478,6 +478,7 @@ def test_outputs_without_a_batch_axis(build: Callable[[], Problem], kind: str) -
 
 @pytest.mark.parametrize("kind", ["diag_h", "diag_ggn_exact", "diag_ggn_mc"])
 @pytest.mark.parametrize("network", [perceptron, Residual])
+@pytest.mark.slow
 def test_autocast(network: Callable[[], nn.Module], kind: Any) -> None:
     torch.manual_seed(0)
     model, loss_function, x, y = network(), cross_entropy(), inputs(), labels()

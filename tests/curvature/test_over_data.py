@@ -117,6 +117,7 @@ def test_matrices_of_one_loss_equal_dense(kind: str, reduction: Reduction) -> No
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.slow
 def test_jacobian_equals_dense(model: str) -> None:
     problem = build(model, "mse")
     dense = data_cases.dense_jacobian(problem).flatten(0, 1).numpy()

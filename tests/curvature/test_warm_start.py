@@ -78,6 +78,7 @@ def searches(tolerance: float) -> Iterator[tuple[RitzPairs, float, float]]:
 
 
 @pytest.mark.parametrize("tolerance", [1e-3, 0.03])
+@pytest.mark.slow
 def test_matrices_that_jump(tolerance: float) -> None:
     """Searches from the last vectors alone would be far too small at one step of twelve.
 
@@ -136,6 +137,7 @@ def test_following_takes_a_few_products() -> None:
     assert max(np.delete(products, range(0, 40, 10))) <= 2
 
 
+@pytest.mark.slow
 def test_what_is_followed_is_an_eigenvalue_whatever_the_jump() -> None:
     """Within the tolerance of one, and never above the largest, even where another is the largest.
 

@@ -67,6 +67,7 @@ def numbers(count: int) -> st.SearchStrategy[list[float]]:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), steps=st.integers(0, 30), names=st.sets(st.sampled_from(STEP_NAMES)))
+@pytest.mark.slow
 def test_any_numbers_of_steps(data: st.DataObject, steps: int, names: set[str]) -> None:
     columns = step_columns(steps)
     for name in names:
@@ -78,6 +79,7 @@ def test_any_numbers_of_steps(data: st.DataObject, steps: int, names: set[str]) 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), names=st.sets(st.sampled_from(LAYER_NAMES)))
+@pytest.mark.slow
 def test_any_numbers_of_layers(data: st.DataObject, names: set[str]) -> None:
     columns = layer_columns()
     for name in names:
@@ -91,6 +93,7 @@ def test_any_numbers_of_layers(data: st.DataObject, names: set[str]) -> None:
     values=st.lists(st.floats(width=32), max_size=12),
     name=st.sampled_from(["valid_loss", "Loss", "GradNoiseScale", "Stability", "GradNorm"]),
 )
+@pytest.mark.slow
 def test_any_series(values: list[float], name: str) -> None:
     series = {name: dict(enumerate(values))}
     diagnose(run(series=series))

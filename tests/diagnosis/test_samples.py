@@ -78,6 +78,7 @@ def test_losses_and_norms_of_each_sample(as_ids: str) -> None:
         assert samples.label[place] == number % 3
 
 
+@pytest.mark.slow
 def test_wrong_labels_are_ranked_first() -> None:
     problem = classification()
     wrong = torch.randperm(512, generator=torch.Generator().manual_seed(3))[:10]
@@ -148,6 +149,7 @@ def test_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None
     assert samples.left_out == 20  # as many are counted at most
 
 
+@pytest.mark.slow
 def test_a_killed_run_keeps_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.jsonl"
     monkeypatch.setattr(Cockpit, "close", lambda self: None)

@@ -321,6 +321,7 @@ def test_numbers_out_of_the_range_of_a_file_are_infinite(seed: int, tmp_path: Pa
 
 @pytest.mark.parametrize("at", [1, 7, 20, 21])
 @pytest.mark.parametrize("further", [0, 5])
+@pytest.mark.slow
 def test_a_run_that_is_resumed(tmp_path: Path, at: int, further: int) -> None:
     whole, _, _ = run(range(30), None)
     whole.close()

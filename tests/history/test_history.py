@@ -116,6 +116,7 @@ def test_write_and_load(tmp_path: Path) -> None:
     assert loaded.of_kind("X") == ("mine",)
 
 
+@pytest.mark.slow
 def test_every_truncation_of_a_run_loads(tmp_path: Path) -> None:
     example().write(tmp_path / "run.jsonl")
     content = (tmp_path / "run.jsonl").read_bytes()

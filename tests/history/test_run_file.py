@@ -101,6 +101,7 @@ def test_a_run_is_continued_from_any_prefix(count: int, whole: bytes, tmp_path: 
         assert len(found["Loss"]) == sum(b'"Loss"' in line for line in lines[1:]) + 1
 
 
+@pytest.mark.slow
 def test_a_cut_inside_a_character(tmp_path: Path) -> None:
     history = History(parameters={"w": (1,)})
     history.notes.append(Note(1, "‖θ‖"))

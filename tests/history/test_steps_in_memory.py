@@ -84,6 +84,7 @@ ACCESS: dict[str, Callable[[History], Any]] = {
 
 
 @pytest.mark.parametrize("kept", [1, 3, 1000])
+@pytest.mark.slow
 def test_every_access_finds_what_is_on_disk(kept: int, tmp_path: Path) -> None:
     expected = Recording(None, None).steps(0, STEPS).history
     recording = Recording(tmp_path / "run.jsonl", kept).steps(0, STEPS)

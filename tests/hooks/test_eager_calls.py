@@ -143,6 +143,7 @@ def test_contexts_inside_each_other() -> None:
     assert stance() == "default"
 
 
+@pytest.mark.slow
 def test_compiled_code_can_not_be_left() -> None:
     def function(x: Tensor) -> Tensor:
         torch._dynamo.graph_break()
@@ -191,6 +192,7 @@ def test_modules_that_are_compiled_later() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # inside torch, which hides it
+@pytest.mark.slow
 def test_where_compiled_code_is_in_a_graph() -> None:
     layer, x = nn.Linear(2, 2), torch.ones(1, 2)
     assert not ran_compiled(x)

@@ -153,6 +153,7 @@ assert cockpit.history["OutputGradientGeometry"][0]["layers"]["0"]["norm"] > 0
 
 
 @pytest.mark.parametrize("use", USES)
+@pytest.mark.slow
 def test_tensors_that_were_changed_through_a_view(use: str) -> None:
     """In a process of its own, since torch's register_hook crashes it without on_gradient."""
     run = subprocess.run(

@@ -520,6 +520,7 @@ def test_a_copy_without_hook_tables_calls_no_hook() -> None:
         assert hook.calls == expected
 
 
+@pytest.mark.slow
 def test_compiled_modules_are_recognised() -> None:
     module = nn.Sequential(nn.Linear(2, 2))
     assert not private.is_compiled(module)
@@ -644,6 +645,7 @@ def private_uses(tree: ast.Module, of_torch: set[str], own: set[str]) -> Iterato
             yield from [repr(node.value)] if saved or node.value in of_torch else []
 
 
+@pytest.mark.slow
 def test_no_other_module_uses_private_names_of_torch() -> None:
     trees = {path: ast.parse(path.read_text()) for path in SOURCES}
     of_torch, own = private_names_of_torch(), own_names([*trees.values()])

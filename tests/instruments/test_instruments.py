@@ -755,6 +755,7 @@ def test_layer_histograms_share_their_range(case: str, kind: str) -> None:
     assert len({ax.get_xlim() for ax in drawing.axes[1:]}) == 1
 
 
+@pytest.mark.slow
 def test_joint_histograms_of_very_many_parameters_are_the_first_ones() -> None:
     counts = {"hist": np.ones((2, 2), int), "below": [0, 0], "above": [0, 0], "nan": 0}
     names = {f"{n}.weight": (3,) for n in range(60)}

@@ -92,6 +92,7 @@ def test_page_uses_public_names_alone() -> None:
     assert modules == {"gradlens", "gradlens.instruments", "gradlens.history.records", "torch"}
 
 
+@pytest.mark.slow
 def test_a_derived_quantity_is_drawn_as_its_base_in_another_process(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     run = tmp_path / "run.jsonl"

@@ -132,6 +132,7 @@ def test_other_classes_are_refused() -> None:
         from_bytes(message, OPERATOR_CLASSES, CPU)
 
 
+@pytest.mark.slow
 def test_nothing_is_unpickled() -> None:
     words = re.compile(r"\bpickle\b|\bload$|_object$|_object_list$")
     found = set()

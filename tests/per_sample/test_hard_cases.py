@@ -473,6 +473,7 @@ class Steps(nn.Module):
         return self.head(state)
 
 
+@pytest.mark.slow
 def test_a_parameter_used_at_many_steps() -> None:
     torch.manual_seed(0)
     model = gradlens.extend(Steps().double())

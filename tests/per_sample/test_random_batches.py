@@ -26,6 +26,7 @@ def test_random_program(seed: int) -> None:
     assert not any(reason.endswith("EMPTY") for reason in findings.reasons)
 
 
+@pytest.mark.slow
 def test_most_is_covered() -> None:
     programs = [draw_program(random.Random(seed)) for seed in range(PROGRAMS)]
     covered = [examine(program).covered for program in programs]

@@ -307,6 +307,7 @@ def test_folded_samples_without_the_loss(name: str) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_network_that_is_refused_altogether_does_not_stop_the_training() -> None:
     """Quantities are NaN with the reason, from the first step on."""
     torch.manual_seed(0)

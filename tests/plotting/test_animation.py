@@ -179,6 +179,7 @@ def test_frames_are_even_on_the_step_axis() -> None:
 # Files --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_gif(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "new" / "run.gif"
     history = same(
@@ -205,6 +206,7 @@ def test_gif(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "4/4" in progress
 
 
+@pytest.mark.slow
 def test_one_step(tmp_path: Path) -> None:
     animate(realistic(1, ("Loss", "GradHist1d")), Screen("A run"), tmp_path / "a.gif", most=3)
     with Image.open(tmp_path / "a.gif") as image:

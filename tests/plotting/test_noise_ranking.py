@@ -116,6 +116,7 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
     st.integers(1, 6).flatmap(lambda rows: st.lists(
         st.lists(NUMBERS, min_size=rows, max_size=rows), min_size=1, max_size=8))
 )  # fmt: skip
+@pytest.mark.slow
 def test_any_numbers_are_ranked(table: list[list[float]]) -> None:
     """Each layer is there once, in the order of its median by numpy in extended precision."""
     records = [of_layers(**{f"l{n}": value for n, value in enumerate(row)}) for row in table]

@@ -155,6 +155,7 @@ def test_groups_are_named_and_together() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_header_states_the_run() -> None:
     history = realistic(100)
     found = words(drawn(history, plot_title="My run"))

@@ -99,6 +99,7 @@ def test_a_size_without_room_for_the_panels_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("size", [6.0, 10.0, 12.0])
+@pytest.mark.slow
 def test_font_size_has_an_effect_and_nothing_overlaps(
     size: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

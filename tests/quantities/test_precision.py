@@ -271,6 +271,7 @@ EXPONENTS = {
     ("dtype", "exponent"), [(d, e) for d, es in EXPONENTS.items() for e in es], ids=str
 )
 @pytest.mark.parametrize("name", ["mlp", "convolutions", "sequence"])
+@pytest.mark.slow
 def test_losses_of_any_size(name: str, dtype: torch.dtype, exponent: int) -> None:
     """A loss times a power of two has the same gradients, times the same power, exactly."""
     if name == "sequence" and dtype != torch.float64:

@@ -109,6 +109,7 @@ def test_several_runs_have_lists_and_no_marks() -> None:
     assert shown.marks == {}
 
 
+@pytest.mark.slow
 def test_a_first_finding_loads_a_live_page_again_and_a_later_one_does_not() -> None:
     live = Live(page({"run": faulty(4)}, ""))
     live.document(Document(), live=True)

@@ -1042,6 +1042,7 @@ def train(tracked: bool, steps: int = 20) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_training_is_bit_identical() -> None:
     assert_bit_identical(train(tracked=True), train(tracked=False))
 
