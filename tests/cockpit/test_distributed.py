@@ -346,8 +346,15 @@ class SumsOfSquares(Norms):
 
 
 def counting(rank: int, port: int, folder: Path) -> None:
-    """Bytes that the second process sends to the first."""
     start(rank, 2, port)
+    found = sent_bytes()
+    if rank:
+        (folder / "sent.json").write_text(json.dumps(found))
+    distributed.destroy_process_group()
+
+
+def sent_bytes() -> dict[str, int]:
+    """Bytes that this process sends, by quantity; the second one sends to the first."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(50, 50, bias=False), nn.Linear(50, 50, bias=False)).double()
     parallel, send, sent = nn.parallel.DistributedDataParallel(model), distributed.send, [0]
@@ -367,6 +374,4 @@ def counting(rank: int, port: int, folder: Path) -> None:
             loss.backward()
         cockpit.close()
         found[kind.__name__] = sent[0]
-    if rank:
-        (folder / "sent.json").write_text(json.dumps(found))
-    distributed.destroy_process_group()
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 import gradlens
@@ -27,6 +27,7 @@ from gradlens.quantities import (
     TICTrace,
 )
 from gradlens.quantities.step import Step
+from tests.cases.process_group import in_process_group
 
 N = 4
 
@@ -293,13 +294,13 @@ def test_losses_behind_a_wrapper_for_several_processes() -> None:
 
     x, y = batch()
     expected = functional.cross_entropy(network()(x), y, reduction="none").detach()
-    distributed.init_process_group("gloo", rank=0, world_size=1, store=distributed.HashStore())
-    try:
+
+    def record() -> dict[str, Any]:
         model = nn.parallel.DistributedDataParallel(WithLoss(), find_unused_parameters=True)
-        record = found(model, lambda: model(x, y)["loss"])
-    finally:
-        distributed.destroy_process_group()
-    np.testing.assert_allclose(record["Losses"], expected, rtol=1e-10)
+        return found(model, lambda: model(x, y)["loss"])
+
+    losses = in_process_group(record)["Losses"]
+    np.testing.assert_allclose(losses, expected, rtol=1e-10)
 
 
 REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
