@@ -175,11 +175,12 @@ class _Collection(Form):
         starts = accumulate((form.numbers for form in forms), initial=0)
         self.parts = tuple(zip(forms, starts, strict=False))
         """Each form, and how many numbers are before it."""
-        self._is_plain = {*forms} <= {FLOAT}
+        self.is_plain = {*forms} <= {FLOAT}
+        """Whether all are finite floats."""
         self._packed = struct.Struct(f"{self.numbers}d")
 
     def _take_all(self, stored: Collection[Any], content: Content) -> bool:
-        if self._is_plain:
+        if self.is_plain:
             if not {*map(type, stored)} <= {float}:
                 return False
             content.numbers.frombytes(self._packed.pack(*stored))  # faster than ``extend``
@@ -192,7 +193,7 @@ class _Collection(Form):
         return True
 
     def _values(self, content: Content, start: int) -> Iterable[Value]:
-        if self._is_plain:
+        if self.is_plain:
             return content.numbers[start : start + self.numbers]
         return [one.value(content, start + at) for one, at in self.parts]
 

@@ -21,7 +21,7 @@ from gradlens.history.html import count, in_short, table
 from gradlens.history.json_lines import Value, to_line
 from gradlens.history.lines import number_lines
 from gradlens.history.new_file import new_file
-from gradlens.history.reading import Reading
+from gradlens.history.reading import BUFFER, Reading
 from gradlens.history.records import (
     FORMAT,
     Note,
@@ -396,7 +396,7 @@ class History:
         are left out and listed in ``broken_lines``, with a ``LeftOutWarning``. ``ValueError`` if
         the file is no run, or was written in another format.
         """
-        with Path(path).open("rb") as file:
+        with Path(path).open("rb", buffering=BUFFER) as file:
             reading = Reading(Path(path), cls())
             reading.read_on(file)
         return reading.history

@@ -99,7 +99,8 @@ def stored_record(line: str) -> dict[str, Any]:
     record = _parsed(line, _STRICT)
     if not isinstance(record, dict):
         raise ValueError("a record is a JSON object")
-    if "\\ud" in line or "\\uD" in line:  # half a character, or two halves of one
+    # Looking for one character first is much faster, and few lines have it.
+    if "\\" in line and ("\\ud" in line or "\\uD" in line):  # halves of characters
         _check(record, 0)
     return record
 

@@ -84,7 +84,11 @@ def lines(records: Records, field: str = "") -> dict[str, Line]:
     With ``field``, they are dicts of dicts that have this entry.
     """
     if isinstance(records, Series):
-        found = {name: records.column(name) for name in records.names_of_entries}
+        names = records.names_of_entries
+        floats = records.table() if not field else None
+        if floats is not None:
+            return {name: Line(records.steps, one) for name, one in zip(names, floats, strict=True)}
+        found = {name: records.column(name) for name in names}
         return {name: field_line(one, field) if field else line(one) for name, one in found.items()}
     entries = ordered(records)
     names = keys(entries)

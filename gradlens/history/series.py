@@ -9,6 +9,7 @@ from collections.abc import ItemsView, Iterator, Mapping, Sequence, ValuesView
 from typing import Any, TypeAlias, final
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from gradlens.history.forms import FLOAT, Constant, Content, Dict, Form, Number, form_of
@@ -164,6 +165,20 @@ class Series(Mapping[int, Value]):
                 np.array(self._start)[are_numbers]
             ]
         return found
+
+    def table(self) -> Floats | None:
+        """All entries ``[R, K]`` of dicts of floats with the same keys; ``None`` for others.
+
+        This is much faster than one column after the other.
+        """
+        used = self._used()
+        if len(used) != 1 or type(used[0]) is not Dict or not used[0].is_plain:
+            return None
+        # The view lasts no longer than this statement, since the numbers can't grow meanwhile.
+        rows = sliding_window_view(np.frombuffer(self._content.numbers), used[0].numbers)[
+            np.array(self._start)
+        ]
+        return np.ascontiguousarray(rows.T)
 
     def column(self, name: str, whole: bool = False) -> Series:
         """One entry of each dict, ``None`` where there is none, and all other values themselves.

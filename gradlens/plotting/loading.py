@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from gradlens.compat.cockpit_log import read_cockpit_log
 from gradlens.history.history import History
-from gradlens.history.reading import Reading
+from gradlens.history.reading import BUFFER, Reading
 
 HEADER = b'{"gradlens_run"'
 BEGINNING = 512
@@ -44,7 +44,7 @@ class GrowingRun:
         file = _with_ending(self._path)
         if file.is_dir():
             raise ValueError(f"{file} is a directory, not a run: {_files_in(file)}")
-        with file.open("rb") as stream:
+        with file.open("rb", buffering=BUFFER) as stream:
             beginning = stream.read(BEGINNING)
             if beginning.startswith(HEADER):
                 return self._read_on(file, stream)
