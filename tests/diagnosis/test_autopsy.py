@@ -78,4 +78,5 @@ def test_several_odd_samples_are_named_together() -> None:
 
 
 def test_a_record_in_a_file_is_the_same() -> None:
-    assert Spike.from_plain({**SPIKE.plain(), "more": 1}) == SPIKE
+    found = Spike.from_plain({**SPIKE.plain(), "more": 1})
+    assert repr(found) == repr(SPIKE)  # the NaN of two spikes aren't equal
