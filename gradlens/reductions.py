@@ -281,7 +281,7 @@ class Deviations(ReductionAboutMean):
         return one.merge(other)
 
     def total(self, values: Sequence[deviations.SampleDeviations]) -> deviations.SampleDeviations:
-        first, *others = [value.cpu() for value in values]
+        first, *others = values
         return sum(others, start=first)
 
 

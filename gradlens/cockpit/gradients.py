@@ -13,6 +13,7 @@ from gradlens.cockpit.batch_assembly import BatchAssembly, Whole, need_gradients
 from gradlens.cockpit.model import changed_parameters
 from gradlens.history.coverage import Coverage, few
 from gradlens.numerics.formulas import inner_test_error
+from gradlens.numerics.host import on_host
 from gradlens.numerics.shards import has_nonzero
 from gradlens.numerics.strata import Drawn, count
 from gradlens.numerics.unavailable import Contain
@@ -247,7 +248,7 @@ class StepGradients:
 
 def _error(whole: Whole) -> str:
     """The standard error of what is computed from drawn samples, if it is."""
-    values = list(whole.values.get(Deviations(), {}).values())
+    values = on_host([*whole.values.get(Deviations(), {}).values()])
     if not values:
         return ""
     error = inner_test_error(Deviations().total(values))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gradlens.history.json_lines import DEEPEST, LARGEST, Value
 from gradlens.messages import log
+from gradlens.numerics.host import on_host
 from gradlens.quantities.quantity import Quantity
 
 
@@ -21,7 +22,7 @@ def recordable(quantity: Quantity, global_step: int, value: Any) -> Value:
     ``TypeError`` names the quantity if its value can't be recorded.
     """
     try:
-        plain = to_plain(value)
+        plain = to_plain(on_host(value))
     except TypeError as error:
         raise TypeError(f"{quantity.name}: {error}") from error
     if quantity.verbose:

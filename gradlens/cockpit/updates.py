@@ -16,6 +16,7 @@ from gradlens.cockpit.plain import recordable
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.checksums import checksums, differing, sums_of_bits
+from gradlens.numerics.host import on_host
 from gradlens.numerics.saveable import restored, saveable
 from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Drawn, Stratum, all_drawn
@@ -333,8 +334,8 @@ def _projections(
 ) -> Tensor | None:
     # All processes take part in gathering a difference, whatever they have retained.
     gathered = ((name, whole(difference)) for name, difference in direction.items())
-    dots = [retained[n].dot(each).cpu().double() for n, each in gathered if n in retained]
-    return torch.stack(dots).sum(0) if dots else None
+    dots = on_host([retained[n].dot(each) for n, each in gathered if n in retained])
+    return torch.stack([each.double() for each in dots]).sum(0) if dots else None
 
 
 def _loaded_update(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> Update:

@@ -14,6 +14,7 @@ from gradlens.curvature.ggn_diagonal import SamplesJacobians
 from gradlens.curvature.loss_diagonal import DiagonalProblem, LossTraces
 from gradlens.curvature.output_draws import drawing
 from gradlens.curvature.trace import estimates_of_one_draw, positive_estimates
+from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError
 
 
@@ -51,8 +52,9 @@ def _squared_norms(jacobians: SamplesJacobians, start: Tensor, kept: Tensor | No
     """‖Jₙᵀsₙ‖² ``[samples, parameters]`` of those ``kept`` or all, in float64 on the host."""
     zeros = torch.zeros(len(start) if kept is None else len(kept), dtype=torch.float64)
     found = jacobians.operators(start, kept)
-    norms = {name: each.squared_norms().cpu().double() for name, each in found.items()}
-    return torch.stack([norms.get(name, zeros) for name in jacobians.ggn.parameters], dim=1)
+    norms = on_host({name: each.squared_norms() for name, each in found.items()})
+    columns = [norms.get(name, zeros).double() for name in jacobians.ggn.parameters]
+    return torch.stack(columns, dim=1)
 
 
 def _some_of(n: int, size: int | None, generator: np.random.Generator) -> Tensor | None:

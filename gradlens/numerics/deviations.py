@@ -107,18 +107,6 @@ class SampleDeviations:
         bound = self.noise + self.rounding
         return bool((self.spread <= bound) & (self.squared_mean > 0))
 
-    def cpu(self) -> SampleDeviations:
-        """The same on the host."""
-        return SampleDeviations(
-            self.squared_norms.cpu(),
-            self.dots.cpu(),
-            self.squared_mean.cpu(),
-            self.noise.cpu(),
-            self.rounding.cpu(),
-            None if self.known_spread is None else self.known_spread.cpu(),
-            self.strata,
-        )
-
 
 @dataclass(frozen=True)
 class ElementDeviations:

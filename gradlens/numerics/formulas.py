@@ -16,6 +16,7 @@ from torch import Tensor
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.deviations import ROUNDINGS, ElementDeviations, SampleDeviations
 from gradlens.numerics.histograms import CHUNK
+from gradlens.numerics.host import on_host
 from gradlens.numerics.precision import double
 from gradlens.numerics.strata import Strata, mean_variance, weights
 
@@ -96,8 +97,8 @@ def _relative_error(spread: Tensor, found: SampleDeviations, rounding: Tensor) -
 class ElementRatios:
     """ḡⱼ²/(vⱼ + ε) of the elements j of one parameter, summed over each of C pieces.
 
-    The columns of ``sums`` ``[C, 3]``, in float64 on the host, are those of Σₙ(gₙⱼ − ḡⱼ)², of the
-    ratios, and of bounds for the ratios' errors.
+    The columns of ``sums`` ``[C, 3]``, in float64, are those of Σₙ(gₙⱼ − ḡⱼ)², of the ratios, and
+    of bounds for the ratios' errors.
     """
 
     sums: Tensor
@@ -106,15 +107,15 @@ class ElementRatios:
 
 def element_ratios(found: ElementDeviations, divisor: int, eps: float) -> ElementRatios:
     """Of one parameter, with vⱼ = Σₙ(gₙⱼ − ḡⱼ)²/divisor."""
-    sums = [torch.zeros(0, 3, dtype=torch.float64)]
+    sums = []
     # As many at once as stay in a processor's cache.
     pieces = (each.flatten().split(CHUNK) for each in (found.mean, found.squares))
     for mean, squares in zip(*pieces, strict=True):
         ratios = mean.to(squares.dtype).square().div_((squares / divisor).add_(eps))
         # An error of noise·ḡⱼ² in a denominator is one of noise·ratio relative to it.
         errors = found.noise * double(torch.linalg.vecdot(ratios, ratios))
-        sums.append(torch.stack([double(squares.sum()), double(ratios.sum()), errors]).cpu()[None])
-    return ElementRatios(torch.cat(sums), found.mean.numel())
+        sums.append(torch.stack([double(squares.sum()), double(ratios.sum()), errors]))
+    return ElementRatios(torch.stack(sums), found.mean.numel())
 
 
 def gradient_signal_to_noise(parts: Sequence[ElementRatios]) -> float:
@@ -132,7 +133,7 @@ def early_stopping(parts: Sequence[ElementDeviations], n: int, eps: float) -> fl
     It is positive where gradients can't be distinguished from noise (Mahsereci et al., 2017,
     arXiv:1703.09580, Eq. 7).
     """
-    ratio = _mean_ratio([element_ratios(part, n - 1, eps) for part in parts])
+    ratio = _mean_ratio(on_host([element_ratios(part, n - 1, eps) for part in parts]))
     return ratio if isinstance(ratio, Undefined) else 1 - n * ratio
 
 
@@ -171,7 +172,7 @@ def takeuchi_by_diagonal(
     arXiv:1906.07774). NaN where cⱼ isn't positive although sⱼ is; ``remedy`` says what to do then.
     """
     pairs = list(zip(second_moments, curvatures, strict=True))
-    flat = sum(int(((c <= 0) & (s > 0)).sum()) for s, c in pairs)
+    flat = int(torch.stack([((c <= 0) & (s > 0)).sum() for s, c in pairs]).sum())
     if flat:
         elements = sum(c.numel() for c in curvatures)
         return Undefined(
@@ -327,6 +328,7 @@ def local_step_size(
     """
     if length == 0:
         return Undefined("the update is zero")
+    losses, slopes = on_host((losses, slopes))
     observed = (*losses, *slopes)
     if min(len(values) for values in observed) < 2:
         return Undefined(ONE_SAMPLE)

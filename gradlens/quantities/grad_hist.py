@@ -144,7 +144,7 @@ class GradHist2d(SingleStepQuantity):
 def _record(step: Step, histogram: Reduction, keep_individual: bool, edges: Any) -> dict[str, Any]:
     record = {**_fields(step.total(histogram)), "edges": edges}
     if keep_individual:
-        counts: Mapping[str, Counts] = step.by_parameter(histogram)
+        counts: Mapping[str, Counts] = step.on_host(histogram)
         record["parameters"] = {name: _fields(count) for name, count in counts.items()}
     return record
 

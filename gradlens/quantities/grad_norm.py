@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gradlens.history.view import View
+from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import norms
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
@@ -21,7 +22,7 @@ class GradNorm(SingleStepQuantity):
 
     def compute(self, step: Step) -> dict[str, Tensor | float]:
         gradients = step.gradients()
-        sizes = norms([*gradients.values()])
+        sizes = on_host(norms([*gradients.values()]))
         return {
             name: explained(size, f"the gradient of {name}")
             for name, size in zip(gradients, sizes, strict=True)

@@ -19,7 +19,7 @@ class DeviationsQuantity(NoiseQuantity, ABC):
     reductions = (Deviations(),)
 
     def parts(self, step: Step) -> Mapping[str, SampleDeviations]:
-        return {name: found.cpu() for name, found in step.by_parameter(Deviations()).items()}
+        return step.on_host(Deviations())
 
 
 class NormTest(DeviationsQuantity):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, final
 from torch import nn
 
 from gradlens.history.undefined import Undefined
+from gradlens.numerics.host import on_host
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.selective import select_for
@@ -66,13 +67,14 @@ class LayerQuantity(SingleStepQuantity):
 
     @final
     def compute(self, step: Step) -> dict[str, Any]:
-        signals, layers = step.signals.values, {}
+        signals, found = step.signals.values, {}
         for name, module in self.modules.items():
             if self.request in signals.get(name, {}):
                 reduced = signals[name][self.request]
                 undefined = isinstance(reduced, Undefined)
-                value = reduced if undefined else self.layer_value(name, module, reduced)
-                layers[name] = explained(value, f"the {self.signal.value} of {name}")
+                found[name] = reduced if undefined else self.layer_value(name, module, reduced)
+        signal = self.signal.value
+        layers = {n: explained(each, f"the {signal} of {n}") for n, each in on_host(found).items()}
         self.end_step()
         return {"layers": layers, **self.summary(layers)}
 

@@ -12,6 +12,7 @@ from gradlens.numerics.formulas import (
     element_ratios,
     gradient_signal_to_noise,
 )
+from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.noise_quantity import NoiseQuantity
 from gradlens.quantities.step import Step
@@ -34,7 +35,9 @@ class MeanGSNR(NoiseQuantity):
         if step.samples < 2:
             raise UnavailableError(ONE_SAMPLE)
         found = step.by_parameter(ElementDeviations())
-        return {n: element_ratios(each, step.samples, self.epsilon) for n, each in found.items()}
+        return on_host(
+            {n: element_ratios(each, step.samples, self.epsilon) for n, each in found.items()}
+        )
 
     def value(self, parts: Sequence[ElementRatios]) -> float:
         return gradient_signal_to_noise(parts)

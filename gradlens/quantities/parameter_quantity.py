@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
+from gradlens.numerics.host import on_host
 from gradlens.per_sample.scales import gradient_scale
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
@@ -56,7 +57,7 @@ class AllParametersQuantity(SingleStepQuantity):
     @final
     def compute(self, step: Step) -> dict[str, Any]:
         present = {n: step.parameters[n] for n in self.chosen if n not in step.removed}
-        found = self.parameter_values(step, present)
+        found = on_host(self.parameter_values(step, present))
         known = {n: explained(value, f"the {self.part} {n}") for n, value in found.items()}
         values = {name: known.get(name, Undefined(REMOVED)) for name in self.chosen}
         self.end_step()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradlens.history.undefined import Undefined
+from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import layer_of
 from gradlens.per_sample.labelling.batch import LossReduction
@@ -93,20 +94,26 @@ class Step:
             raise self._nothing_covered()
         return {name: found[name] for name in self.parameters if name in found}
 
-    def total(self, reduction: Reduction) -> Any:
-        """A reduction's value for all covered parameters together.
+    def on_host(self, reduction: Reduction) -> Mapping[str, Any]:
+        """As ``by_parameter``, but on the host, and in float64 where a value is a tensor.
 
-        Tensors are in float64 on the host, so that formulas of them are precise and need a single
-        synchronisation with the device.
+        The program waits once for the device, since all parameters' values are moved together.
         """
-        values = [_on_host(value) for value in self.by_parameter(reduction).values()]
-        return reduction.total(values)
+        found = on_host(self.by_parameter(reduction))
+        return {name: _precise(value) for name, value in found.items()}
+
+    def total(self, reduction: Reduction) -> Any:
+        """A reduction's value for all covered parameters together, on the host.
+
+        Tensors are in float64, so that formulas of them are precise.
+        """
+        return reduction.total(list(self.on_host(reduction).values()))
 
     def by_layer(self, reduction: Reduction) -> dict[str, Any]:
         """A reduction's value for the parameters of each layer together; otherwise as ``total``."""
         layers: dict[str, list[Any]] = {}
-        for name, value in self.by_parameter(reduction).items():
-            layers.setdefault(layer_of(name), []).append(_on_host(value))
+        for name, value in self.on_host(reduction).items():
+            layers.setdefault(layer_of(name), []).append(value)
         return {layer: reduction.total(values) for layer, values in layers.items()}
 
     @property
@@ -168,5 +175,5 @@ NO_GRADIENTS = (
 )
 
 
-def _on_host(value: Any) -> Any:
-    return value.detach().cpu().double() if isinstance(value, Tensor) else value
+def _precise(value: Any) -> Any:
+    return value.detach().double() if isinstance(value, Tensor) else value

@@ -21,6 +21,7 @@ from gradlens.curvature.loss_diagonal import (
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.formulas import takeuchi_by_diagonal, takeuchi_by_trace
+from gradlens.numerics.host import on_host
 from gradlens.quantities.kinds import GradientCurvatureQuantity
 from gradlens.quantities.step import Step
 from gradlens.reductions import SquaredNorms, SumOfSquares
@@ -150,6 +151,6 @@ class TICTrace(TIC):
     def _criterion(
         self, sums: Mapping[str, Tensor], samples: int, found: LossTraces, remedy: str
     ) -> float:
-        moments = [norms.cpu().double() / samples for norms in sums.values()]
+        moments = [norms.double() / samples for norms in on_host([*sums.values()])]
         traces = [torch.tensor(found.traces[n].value, dtype=torch.float64) for n in sums]
         return takeuchi_by_trace(moments, traces, self.epsilon, remedy)

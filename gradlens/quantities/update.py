@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import norms
 from gradlens.numerics.strata import Strata
 
@@ -30,7 +31,7 @@ class Update:
 
     def norms(self) -> dict[str, float]:
         """‖d‖₂ of each parameter by name."""
-        sizes = map(float, norms([*self.direction.values()]))
+        sizes = map(float, on_host(norms([*self.direction.values()])))
         return dict(zip(self.direction, sizes, strict=True))
 
     def norm(self) -> float:

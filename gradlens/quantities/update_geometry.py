@@ -10,6 +10,7 @@ from torch import nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
+from gradlens.numerics.host import on_host
 from gradlens.quantities.consecutive import Consecutive, geometries, mean_correlation
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import UpdateQuantity
@@ -51,7 +52,7 @@ class UpdateGeometry(UpdateQuantity):
 
     def compute(self, step: Step, update: Update) -> dict[str, Any]:
         present = {n: update.direction[n] for n in self.chosen if n not in step.removed}
-        found = geometries(present, self.normalize, self._steps)
+        found = on_host(geometries(present, self.normalize, self._steps))
         known = {name: explained(each, f"the update of {name}") for name, each in found.items()}
         values = {name: known.get(name, Undefined(REMOVED)) for name in self.chosen}
         if self._steps is not None:
