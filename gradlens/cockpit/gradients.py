@@ -115,6 +115,11 @@ class StepGradients:
         with self._contain("reading the factor of the loss", self._refuse_all):
             self._weight = float(factor)
 
+    @property
+    def are_complete(self) -> bool:
+        """Whether the backward pass has reached all parameters."""
+        return self._reducer.has_seen_all
+
     def end(self) -> None:
         """Remove the hooks on the loss's graph."""
         self._gradients.end()

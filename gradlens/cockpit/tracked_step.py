@@ -196,7 +196,7 @@ class TrackedStep:
         with boundary.contain("the end of a backward pass", self._refuse_all):
             self._contexts.close()
         if error is not None:
-            tracking.assembly.interrupt()
+            self._interrupt(error)
         once = 0.0 if self._gradients is None else self._gradients.labelling_seconds
         try:
             if error is None and self._by_user:
@@ -212,6 +212,20 @@ class TrackedStep:
                 tracking.end_step(self._global_step, self._info, is_complete, goes_on)
             if tracking.budget is not None:
                 tracking.budget.end_step(once)
+
+    def _interrupt(self, error: BaseException) -> None:
+        """Drop the batch's parts, since an exception leaves the context.
+
+        After a whole backward pass, other processes may have left theirs without one, and would
+        wait for this one's part.
+        """
+        assembly, gradients = self._tracking.assembly, self._gradients
+        is_last = gradients is not None and gradients.are_complete and not self._accumulating
+        if is_last and isinstance(error, Exception):
+            reason = LEFT_EARLY.format(error=type(error).__name__)
+            with self._tracking.boundary.contain("the exchange with other processes"):
+                assembly.refuse(reason, self._reductions(), self._accumulating)
+        assembly.interrupt()
 
     def _end_autopsy(self, error: BaseException | None) -> None:
         """Record what is behind a jump of the loss, also if an exception has come of it."""
@@ -713,6 +727,7 @@ NO_SECOND_DERIVATIVES = (
     "has no second derivatives: they are freed behind each layer in the backward pass, or "
     "gradients are exchanged by functions that can't be differentiated"
 )
+LEFT_EARLY = "a {error} has left the context of one process, whose part of the batch is unknown"
 MAY_END_ALONE = (
     "since DistributedDataParallel.join was entered, processes may have different numbers of "
     "steps, and none can wait for what others have found: give all of them the same number of "

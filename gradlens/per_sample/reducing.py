@@ -53,6 +53,7 @@ class Reducer:
         self._contain = contain
         self._leaves = parameters
         self._handles: list[RemovableHandle] = []
+        self._pending: set[str] = set()
 
     def start(self, leaves: Mapping[str, nn.Parameter]) -> None:
         """Set hooks that reduce a parameter's gradients as soon as they are complete.
@@ -65,12 +66,19 @@ class Reducer:
         for name, leaf in leaves.items():
             if leaf.is_leaf and leaf.requires_grad:
                 complete = self._completion(name)
+                self._pending.add(name)
                 self._handles.append(leaf.register_post_accumulate_grad_hook(complete))
+
+    @property
+    def has_seen_all(self) -> bool:
+        """Whether autograd has accumulated the gradients of all parameters."""
+        return not self._pending
 
     def _completion(self, name: str) -> Callable[[Tensor], None]:
         return lambda _: self._complete(name, backward_pass_id())
 
     def _complete(self, name: str, backward_pass: int) -> None:
+        self._pending.discard(name)
         with self._contain(f"the gradients of {name}", partial(self._refuse, name)):
             if name in self.collector.names:
                 with torch.no_grad(), autocast_off(self._leaves[name]):

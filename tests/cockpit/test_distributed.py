@@ -8,6 +8,7 @@ import os
 import socket
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -271,16 +272,19 @@ def failing(rank: int, port: int, folder: Path) -> None:
     parallel = nn.parallel.DistributedDataParallel(model)
     part = SHARES["equal"][rank]
     for kind in FAILURES:
+        steps = 3 if kind == "one raises" else 2
         track: list[Any] = [NormTest(), Failing(kind)]
         if kind == "other quantities":
             track = [NormTest() if rank else MeanGSNR()]
         cockpit = gradlens.Cockpit(parallel, track)
-        for step in range(2):
+        for step in range(steps):
             loss = nn.functional.cross_entropy(parallel(x[part]), y[part])
-            with cockpit(step, loss=loss):
+            with suppress(ValueError), cockpit(step, loss=loss):
                 loss.backward()
                 if kind == "one dies" and rank == 1 and step == 1:
                     os._exit(0)
+                if kind == "one raises" and rank == 1 and step == 1:
+                    raise ValueError
         cockpit.close()
         cockpit.history.write(folder / f"{kind} {rank}.jsonl")
 
@@ -289,6 +293,7 @@ FAILURES = {
     "can't be merged": "merging FailingReduction failed: RuntimeError: out of luck",
     "can't be sent": "a object can't be sent to other processes",
     "in one process": "RuntimeError: out of luck",
+    "one raises": "a ValueError has left the context of one process",
     "other quantities": "the parts of the batch were tracked differently",
     "one dies": "",
 }
@@ -304,13 +309,20 @@ def failed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", FAILURES)
 def test_no_process_waits_in_vain(kind: str, failed_runs: Path) -> None:
-    for rank in (0,) if kind == "one dies" else (0, 1):
+    for rank in (0,) if kind in ("one dies", "one raises") else (0, 1):
         history = gradlens.History.load(failed_runs / f"{kind} {rank}.jsonl")
         for name in history.names:
             value = history[name][1]
             spared = name == "NormTest" and kind in ("can't be merged", "in one process")
             assert math.isnan(value) != spared
             assert spared or FAILURES[kind] in value.reason
+
+
+def test_a_process_that_raises_goes_on_with_the_others(failed_runs: Path) -> None:
+    for rank, steps in enumerate(((0, 1, 2), (0, 2))):
+        history = gradlens.History.load(failed_runs / f"one raises {rank}.jsonl")
+        assert history.steps == steps
+        assert all(math.isfinite(history[name][2]) for name in history.names)
 
 
 def test_what_is_sent(tmp_path: Path) -> None:
