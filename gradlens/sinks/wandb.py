@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -23,9 +26,9 @@ class WandB(Sink):
 
     The charts have ``gradlens/step`` as their step, since W&B drops what is logged for an earlier
     step than the latest. The records of a step are one row, which is logged when the next step is
-    recorded, or when the cockpit is closed. Neighbouring bins of histograms with more than 512 are
-    joined. ``options`` are those of ``Sink``. ``ImportError`` without wandb, and
-    ``ValueError`` if there is no run.
+    recorded, when the cockpit is closed, or at the end of the program if W&B's run still goes on.
+    Neighbouring bins of histograms with more than 512 are joined. ``options`` are those of
+    ``Sink``. ``ImportError`` without wandb, and ``ValueError`` if there is no run.
     """
 
     def __init__(self, run: wandb.Run | None = None, **options: Any) -> None:
@@ -40,6 +43,9 @@ class WandB(Sink):
         self._run.define_metric(f"{self.prefix}/*", step_metric=self._step_name)
         self._row: dict[str, Any] = {}
         """What was recorded of the latest step."""
+        # W&B's own function was registered before by wandb.init, and is called after this one.
+        self._at_exit = partial(_log_last, self._run, self._row)
+        atexit.register(self._at_exit)
 
     def record(
         self, step: int, scalars: Mapping[str, float], histograms: Mapping[str, Histogram]
@@ -51,14 +57,15 @@ class WandB(Sink):
         self._add(step, {f"{self.prefix}/note": text})
 
     def close(self) -> None:
+        atexit.unregister(self._at_exit)
         if self._row:
             # What the training loop logs next may be about the same step.
             self._run.log(self._row, commit=False)
 
     def _add(self, step: int, values: Mapping[str, Any]) -> None:
         if self._row and self._row[self._step_name] != step:
-            self._run.log(self._row)
-            self._row = {}
+            self._run.log({**self._row})
+            self._row.clear()
         self._row |= {**values, self._step_name: step}
 
     def _histogram(self, histogram: Histogram) -> Any:
@@ -66,6 +73,13 @@ class WandB(Sink):
         joined = np.arange(0, counts.size, -(-counts.size // MOST_BINS))
         bins = np.add.reduceat(counts, joined), np.append(edges[joined], edges[-1])
         return self._wandb.Histogram(np_histogram=bins)
+
+
+def _log_last(run: wandb.Run, row: Mapping[str, Any]) -> None:
+    """Log what a program has left without closing its cockpit."""
+    if row:
+        with suppress(Exception):  # the run may have been finished before
+            run.log({**row}, commit=False)
 
 
 def wandb_library() -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import math
 import re
 import sys
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,19 @@ def test_the_records_of_a_step_are_one_row_of_wandb() -> None:
         (0, ["Late"]),
         (2, ["gradlens/note"]),
     ]
+
+
+@pytest.mark.slow
+def test_the_last_row_of_wandb_is_logged_without_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", ends.append)
+    run = LiveRun()
+    sink = WandB(run)  # type: ignore[arg-type]
+    sink.record(0, {"Loss": 1.0}, {})
+    assert not run.rows
+    (end,) = ends
+    end()
+    assert run.rows == [{"Loss": 1.0, "gradlens/step": 0}]
 
 
 @pytest.mark.slow
