@@ -18,7 +18,7 @@ from gradlens.history.undefined import Undefined
 from gradlens.history.view import GROUPS_OF_LOGGED, View
 
 FEW = 6
-"""Up to so many entries of a dict are told one by one."""
+"""Up to so many entries of a dict are numbers of their own."""
 
 
 @dataclass(frozen=True)
@@ -81,20 +81,20 @@ def _parts(kinds: Sequence[str], records: Records, parameters: set[str]) -> dict
         return {"s/step": durations(line(records))} if records else {}
     found = keys(records)
     known = next((KNOWN[kind] for kind in kinds if found and kind in KNOWN), None)
-    parts = _told(records, found, parameters) if known is None else known
+    parts = _of_each(records, found, parameters) if known is None else known
     chosen = [part for part in parts if not part.key or part.key in found]
     fitting = Mapping if found else object
     return {part.name: _read(records, part, fitting) for part in chosen}
 
 
-def _told(records: Records, names: tuple[str, ...], parameters: set[str]) -> tuple[Part, ...]:
+def _of_each(records: Records, names: tuple[str, ...], parameters: set[str]) -> tuple[Part, ...]:
     values = list(records.values())
     entries = {name: [v[name] for v in values if _has(v, name)] for name in names}
-    told = [name for name, found in entries.items() if any(_has_size(value) for value in found)]
-    if len(told) > FEW or parameters & {*told}:
+    named = [name for name, found in entries.items() if any(_has_size(value) for value in found)]
+    if len(named) > FEW or parameters & {*named}:
         return (Part("least", read=_least), Part("most", read=_most))
-    if told:
-        return tuple(Part(name, name) for name in told)
+    if named:
+        return tuple(Part(name, name) for name in named)
     if any(_is_array(value) for value in values):
         return (Part("median", read=_median),)
     return (Part(read=number),) if any(_has_size(value) for value in values) else ()

@@ -75,8 +75,8 @@ class Summary:
 def summarize(history: History) -> Summary:
     """The summary of a run, from its history alone."""
     found = history.scalars()
-    told = {scalar.series for scalar in found}
-    others = tuple((name, len(history[name])) for name in history.names if name not in told)
+    printed = {scalar.series for scalar in found}
+    others = tuple((name, len(history[name])) for name in history.names if name not in printed)
     rows = tuple(_row(scalar) for scalar in found)
     latest = history.coverages[max(history.coverages)] if history.coverages else None
     coverage = None if latest is None else CoverageTable(latest, history.parameters)

@@ -110,7 +110,7 @@ class SignalCapture(HookOwner):
     # Called by the cockpit, in the order of a step.
 
     def expect(self, wanted: Requests) -> None:
-        """Discard what was recorded, and record from now on what the next step wants."""
+        """Discard what was recorded, and record from now on what the next step needs."""
         self._discard(self._calls)
         self._calls, self._open_calls, self._without_gradients = [], {}, set()
         self._over = set()
@@ -134,7 +134,7 @@ class SignalCapture(HookOwner):
     def forward(self, wanted: Requests) -> Iterator[None]:
         """A context for a forward pass of a step, before that begins.
 
-        What a step wants is recorded as far as it was recorded in its other forward passes, too.
+        What a step needs is recorded as far as it was recorded in its other forward passes, too.
         """
         before, self._wanted = self._wanted, self._recorded_throughout(wanted)
         try:
@@ -150,7 +150,7 @@ class SignalCapture(HookOwner):
         self._calls = [call for call in self._calls if id(call) not in identities]
 
     def begin(self, wanted: Requests, scale: float = 1.0) -> None:
-        """Record what a step wants, from now on: its context is entered.
+        """Record what a step needs, from now on: its context is entered.
 
         Gradients of the backward pass are ``scale`` times those to be recorded.
         """
