@@ -20,8 +20,8 @@ from torch import nn
 import gradlens
 
 PACKAGE = str(Path(gradlens.__file__).parent)
-STEPS = {4: "labelled anew", 5: "known graph"}
-"""Steps 1, 2, 4, 8, ... of a graph are labelled."""
+STEPS = {15: "known graph", 16: "labelled anew"}
+"""Steps 1, 2, 4, 8, ... of a graph are labelled. The first steps have some facts of their own."""
 
 
 class Walk:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, final
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -48,7 +49,25 @@ MOST = 48
 """Largest number of small panels; more parameters are rows of colour instead."""
 
 
-class LayerHistogramsInstrument(Instrument):
+class _ParameterPanels(Instrument, ABC):
+    """What histograms of each parameter show at the latest step, in small panels."""
+
+    together: ClassVar[bool] = False
+    secondary: ClassVar[bool] = True
+    part: ClassVar[str] = "parameters"
+    columns: ClassVar[int] = 6
+    width: ClassVar[float] = 4.0
+
+    @final
+    def _latest(self, history: History) -> tuple[int, dict[str, Histogram]]:
+        """The latest step, and the histograms of its parameters from input to output."""
+        found = latest(history[self.names[0]], self.part)
+        assert found is not None
+        step, parts = found[0], by_parameter(*found)
+        return step, {name: parts[name] for name in input_to_output(tuple(parts), history)}
+
+
+class LayerHistogramsInstrument(_ParameterPanels):
     """Density of gradient elements at the latest step, a small panel for each parameter.
 
     All panels have the same range of elements, so that those of a vanishing gradient are narrow.
@@ -57,17 +76,9 @@ class LayerHistogramsInstrument(Instrument):
 
     kinds: ClassVar[tuple[str, ...]] = ("GradHist1d",)
     title: ClassVar[str] = "Gradient elements by parameter"
-    together: ClassVar[bool] = False
-    secondary: ClassVar[bool] = True
-    part: ClassVar[str] = "parameters"
-    columns: ClassVar[int] = 6
-    width: ClassVar[float] = 4.0
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        found = latest(history[self.names[0]], self.part)
-        assert found is not None
-        step, parts = found[0], by_parameter(*found)
-        ordered = {name: parts[name] for name in input_to_output(tuple(parts), history)}
+        step, ordered = self._latest(history)
         if len(ordered) > MOST:
             words = f"step {step:,} · colour: density, log · from input to output"
             return _carpet(ax, ordered) | {"subtitle": subtitle(ax, words)}
@@ -81,7 +92,7 @@ class LayerHistogramsInstrument(Instrument):
         return artists | {"subtitle": subtitle(ax, words)}
 
 
-class LayerJointHistogramsInstrument(Instrument):
+class LayerJointHistogramsInstrument(_ParameterPanels):
     """Gradient elements and parameter values at the latest step, a small panel for each parameter.
 
     All panels have the same two ranges, and the colour is the logarithm of the count. There are
@@ -90,17 +101,10 @@ class LayerJointHistogramsInstrument(Instrument):
 
     kinds: ClassVar[tuple[str, ...]] = ("GradHist2d",)
     title: ClassVar[str] = "Joint histogram by parameter"
-    together: ClassVar[bool] = False
-    secondary: ClassVar[bool] = True
-    part: ClassVar[str] = "parameters"
-    columns: ClassVar[int] = 6
-    width: ClassVar[float] = 4.0
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
-        found = latest(history[self.names[0]], self.part)
-        assert found is not None
-        step, parts = found[0], by_parameter(*found)
-        names = input_to_output(tuple(parts), history)[:MOST]
+        step, parts = self._latest(history)
+        names = [*parts][:MOST]
         shown = [parts[name] for name in names]
         ranges = [_common_range(shown, side) for side in (0, 1)]
         artists: Artists = {}
