@@ -11,6 +11,7 @@ from torch import Tensor
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probes import Seed, gaussian
 from gradlens.curvature.products import Products
+from gradlens.numerics.host import on_host
 
 ROUNDING = 100
 """Rounding errors that the products of equal matrices may differ by, relative to the whole product.
@@ -35,10 +36,11 @@ def same_matrix(matrix: CurvatureOperator, other: CurvatureOperator, seed: Seed)
     expected = products(vector)
     difference = other.multiply(vector).to(expected) - expected
     noise = ROUNDING * products.eps * expected.norm()
-    return all(
-        bool(difference[block].norm() <= products.eps**0.5 * expected[block].norm() + noise)
+    agree = [
+        difference[block].norm() <= products.eps**0.5 * expected[block].norm() + noise
         for block in matrix.slices.values()
-    )
+    ]
+    return bool(torch.stack(agree).all())
 
 
 def has_diagonal(matrix: CurvatureOperator, values: Mapping[str, Tensor], seed: Seed) -> bool:
@@ -54,7 +56,7 @@ def has_diagonal(matrix: CurvatureOperator, values: Mapping[str, Tensor], seed: 
     unit = torch.zeros(matrix.shape[0], dtype=matrix.torch_dtype, device=matrix.device)
     unit[matrix.slices[name].start + place] = 1
     truth = float(matrix.multiply(unit)[matrix.slices[name]][place])
-    largest = max(float(others.abs().max()) for others in values.values())
+    largest = max(map(float, on_host([others.abs().max() for others in values.values()])))
     eps = torch.finfo(matrix.torch_dtype).eps
     difference = abs(float(diagonal[place]) - truth)
     return not difference > _DIAGONAL_ROUNDING * (eps**0.5 * abs(truth) + eps * largest)

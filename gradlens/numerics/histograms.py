@@ -111,7 +111,7 @@ class Grid:
 
 def _thresholds(bins: int, range_: Range, dtype: torch.dtype) -> Tensor:
     """The smallest number of each cell but the first, and but NaN's, ``[bins + 1]``."""
-    edges = torch.from_numpy(bin_edges(bins, range_))
+    edges = torch.tensor(bin_edges(bins, range_))
     infinity = torch.tensor(math.inf, dtype=dtype)
     rounded = edges.to(dtype)
     too_small = rounded.double() < edges
@@ -127,6 +127,9 @@ def tally_1d(values: Tensor, grid: Grid) -> Tensor:
     table = torch.zeros(grid.size, dtype=torch.int64, device=values.device)
     if not values.numel():
         return table
+    if values.device.type != "cpu":
+        # The sizes of what follows depend on the values, which would have to be waited for.
+        return count(grid.cells(values), grid.size)
     if values.shape[1] > CHUNK:
         *whole, rest = values.reshape(-1).split(CHUNK)
         return sum((tally_1d(part[None], grid) for part in whole), tally_1d(rest[None], grid))
@@ -168,6 +171,10 @@ class JointTally:
     def add(self, values: Tensor, rows: slice) -> None:
         """Add values ``[n, len(rows), b]`` of some ``rows`` of the companions."""
         if not values.numel():
+            return
+        if values.device.type != "cpu":  # as in ``tally_1d``
+            companions = self._companions[rows].expand(values.shape)
+            self._tail += self._grid.joint_counts(values, companions, self._size)
             return
         at_once = max(CHUNK // values.shape[2], 1)
         for start in range(0, values.shape[1], at_once):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradlens.history.undefined import Undefined
+from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import inner, norms
 from gradlens.numerics.shards import over_parts, own_part
 from gradlens.stateful import State
@@ -69,11 +70,11 @@ def cosines(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
     """⟨a, b⟩/(‖a‖·‖b‖) of each pair of tensors, which may be distributed."""
     lengths = norms([one for pair in pairs for one in pair])
     both = [*zip(lengths[::2], lengths[1::2], strict=True)]
-    places = [place for place, each in enumerate(both) if all(float(length) for length in each)]
+    places = [place for place, each in enumerate(on_host(both)) if all(map(float, each))]
     own = [_product_of_units(pairs[place], both[place]) for place in places]
     found = over_parts([pairs[place][0] for place in places], own, lambda parts: parts.sum(0))
     values: list[float] = [Undefined("one of the two steps is zero")] * len(pairs)
-    for place, value in zip(places, found, strict=True):
+    for place, value in zip(places, on_host(found), strict=True):
         values[place] = _within_one(float(value))
     return values
 

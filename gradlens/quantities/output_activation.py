@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
+from gradlens.numerics.host import on_host
 from gradlens.quantities.explained import EMPTY, NO_FEATURES
 from gradlens.quantities.layer_quantity import LayerQuantity
 from gradlens.signals.predicates import is_activation, is_affine
@@ -56,6 +57,7 @@ class OutputActivation(LayerQuantity):
 
 def activation(rates: Tensor) -> dict[str, float] | float:
     """Statistics of units that are active at these ``rates`` ``[F]``, in float64."""
+    rates = on_host(rates)
     if bool(rates.isnan().any()):
         return math.nan
     least, unit = rates.min(0)

@@ -91,7 +91,7 @@ class WeightSignFlips(ParameterQuantity):
             return Undefined("complex numbers have no sign")
         signs = parameter.detach().sign().nan_to_num_().to(torch.int8)
         before = self._steps.before(name, signs)
-        return before if isinstance(before, Undefined) else int(whole((before * signs < 0).sum()))
+        return before if isinstance(before, Undefined) else whole((before * signs < 0).sum())
 
     def end_step(self) -> None:
         self._steps.end_step()

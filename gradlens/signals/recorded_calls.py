@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from gradlens.history.undefined import Undefined
+from gradlens.numerics.host import on_host
 from gradlens.signals.layer_signals import LayerSignals, merged
 from gradlens.signals.signal import Request, Signal
 
@@ -84,7 +85,7 @@ def signals_of(
 ) -> LayerSignals:
     """One value for each layer and request; ``reasons`` are for those without any."""
     by_layer: dict[str, list[RecordedCall]] = {layer: [] for layer in modules}
-    for call in calls:
+    for call in _with_small_values_on_host(calls):
         by_layer[call.layer].append(call)
     values: dict[str, dict[Request, Any]] = {}
     uncalled, empty = [], []
@@ -107,20 +108,28 @@ def _value(request: Request, calls: Sequence[RecordedCall], reason: str) -> Any:
     """That of all calls together; ``None`` if there was no call, or none with a tensor."""
     found = [call.values[request] for call in calls if request in call.values]
     if found:
-        small = request.reduction.small
-        return merged(request, [_on_host(value) if small else value for value in found])
+        return merged(request, found)
     if reason:
         return Undefined(reason)
     undefined = [c.undefined[request.signal] for c in calls if request.signal in c.undefined]
     return Undefined(undefined[0]) if undefined else None
 
 
-def _on_host(value: Any) -> Any:
+def _with_small_values_on_host(calls: Sequence[RecordedCall]) -> list[RecordedCall]:
+    """The calls with values that are moved together, and floating-point numbers in float64."""
+    small = [{r: v for r, v in call.values.items() if r.reduction.small} for call in calls]
+    return [
+        replace(call, values=call.values | {r: _precise(v) for r, v in moved.items()})
+        for call, moved in zip(calls, on_host(small), strict=True)
+    ]
+
+
+def _precise(value: Any) -> Any:
     if isinstance(value, Tensor):
-        moved = value.detach().cpu()
-        return moved.double() if moved.is_floating_point() else moved
+        value = value.detach()
+        return value.double() if value.is_floating_point() else value
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {part.name: _on_host(getattr(value, part.name)) for part in fields(value)}
+        parts = {part.name: _precise(getattr(value, part.name)) for part in fields(value)}
         return replace(value, **parts)
     return value
 

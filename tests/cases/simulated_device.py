@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -32,6 +33,9 @@ IMPOSSIBLE = {"__array__", "numpy"}
 OF_ONE_DEVICE = {"cat", "concatenate", "stack"}
 """Functions whose scalar tensors must be on the device of the others, too."""
 
+BACKWARD = ("gradient", "retain_graph", "create_graph", "inputs")
+"""The arguments of ``Tensor.backward``."""
+
 ANY_DEVICE = {"__getitem__", "__setitem__", "copy_"}
 """Functions of tensors on several devices."""
 
@@ -54,6 +58,8 @@ class SimulatedDevice(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in (Tensor.backward, torch.autograd.grad):
+            return self._backward(func, args, kwargs)
         if func == Tensor.device.__get__:
             return HOST if self._is_on_host(args[0]) else DEVICE
         if func == Tensor.is_cuda.__get__:
@@ -71,6 +77,14 @@ class SimulatedDevice(TorchFunctionMode):
         if all(map(self._is_on_host, tensors)):
             self._put(result)
         return result
+
+    def _backward(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A backward pass whose hooks are in this context, too, which a call of ``func`` leaves."""
+        with self, mock.patch("torch.autograd.has_torch_function", return_value=False):
+            if func is torch.autograd.grad:
+                return func(*args, **kwargs)
+            given = {"gradient": None, **dict(zip(BACKWARD, args[1:], strict=False)), **kwargs}
+            return torch.autograd.backward(args[0], given.pop("gradient"), **given)
 
     def _moved(self, result: Any, tensors: Sequence[Tensor], to_host: bool) -> Any:
         if any(result is tensor and self._is_on_host(tensor) != to_host for tensor in tensors):

@@ -107,6 +107,9 @@ class OuterProduct(GradientOperator):
         return double(self._delta).square().T @ double(self._inputs).square()
 
     def _element_deviations(self) -> tuple[Tensor, Tensor]:
+        if self.device.type not in ("cpu", "mps"):
+            # In float64 at once, since asking whether float32 is enough would wait for the device.
+            return self._precise_element_deviations()
         n, sizes = self.batch_size, (scale_of(self._delta), scale_of(self._inputs))
         delta, inputs = self._delta / sizes[0], self._inputs / sizes[1]
         squares, total = delta.square().T @ inputs.square(), delta.T @ inputs
@@ -116,11 +119,14 @@ class OuterProduct(GradientOperator):
         known = [double(sizes[0]) * double(sizes[1]), double(least)]
         unit, smallest = torch.stack(known).tolist()
         if not smallest >= 0:
-            total = double(self._delta).T @ double(self._inputs)
-            return centre, less_mean(self._sum_of_squares(), total, n)
+            return centre, self._precise_element_deviations()[1]
         if not 1 / MODERATE < unit < MODERATE:
             found = double(found)
         return centre, found.mul_(unit**2)
+
+    def _precise_element_deviations(self) -> tuple[Tensor, Tensor]:
+        total, n = double(self._delta).T @ double(self._inputs), self.batch_size
+        return (total / n).to(self.dtype), less_mean(self._sum_of_squares(), total, n)
 
     def _abs_max(self) -> Tensor:
         if not self._delta.numel() or not self._inputs.numel():
@@ -132,6 +138,8 @@ class OuterProduct(GradientOperator):
         return (products * abs(self.scale)).amax()
 
     def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
+        if self.device.type != "cpu":  # whose large elements would have to be waited for
+            return super()._tally_1d(grid, max_bytes)
         tail = self._tail(grid)
         if tail.at_most > MOST * self._elements:
             return super()._tally_1d(grid, self._in_cache(max_bytes))
@@ -148,6 +156,8 @@ class OuterProduct(GradientOperator):
         return table
 
     def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
+        if self.device.type != "cpu":
+            return super()._tally_2d(grid, companions, size, max_bytes)
         tail = self._tail(grid)
         if tail.at_most > MOST * self._elements:
             return super()._tally_2d(grid, companions, size, self._in_cache(max_bytes))
