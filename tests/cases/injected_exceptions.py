@@ -137,6 +137,7 @@ PACKAGE = str(Path(gradlens.__file__).parent)
 OUTERMOST = {
     # Called by the user's loop or by torch: what they call is contained.
     *("Cockpit.__call__", "Cockpit.__call__.<locals>.<dictcomp>"),
+    "suggests.<locals>.explained.<locals>.called",
     *("TrackedStep.__init__", "TrackedStep.__enter__", "TrackedStep.__exit__"),
     *("TrackedStep._enter", "TrackedStep._exit", "TrackedStep._finish"),
     *("TrackedStep._prepare_contained", "TrackedStep._check_for_hook_errors"),

@@ -342,7 +342,8 @@ def test_a_compiled_update(expected: Training) -> None:
     found = train(whole, quantities=tracked(), optimizer_step=compiled)
     assert_same_training(found, plain)
     assert_same_histories(found.history, expected.history)
-    assert (found.graphs, found.breaks) == (plain.graphs, plain.breaks)
+    assert found.graphs == plain.graphs
+    assert found.breaks <= plain.breaks
 
 
 @pytest.mark.slow
