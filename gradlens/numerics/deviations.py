@@ -109,6 +109,8 @@ class SampleDeviations:
 
     def cpu(self) -> SampleDeviations:
         """The same on the host."""
+        if self.dots.device.type == "cpu":
+            return self
         return SampleDeviations(
             self.squared_norms.cpu(),
             self.dots.cpu(),
