@@ -84,7 +84,7 @@ class GGNOperator(CurvatureOperator):
         (curved,) = derivative(self._loss_gradient, [self.outputs], [direction])
         return curved
 
-    def transposed_product(self, direction: Tensor) -> list[Tensor]:
+    def pulled_back(self, direction: Tensor) -> list[Tensor]:
         """Jᵀu, one tensor for each parameter; u is of the outputs' shape."""
         return self._jacobian.transposed_product(direction)
 

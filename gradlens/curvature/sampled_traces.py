@@ -68,7 +68,7 @@ def coupled_traces(problem: DiagonalProblem) -> LossTraces:
     ggn, draws = problem.ggn, max(problem.samples, COUPLED_DRAWS)
     draw = _drawing(ggn, np.random.default_rng(problem.seed))
     sums = [
-        torch.stack([norm.cpu().double() for norm in norms(ggn.transposed_product(draw()))])
+        torch.stack([norm.cpu().double() for norm in norms(ggn.pulled_back(draw()))])
         for _ in range(draws)
     ]
     each = torch.stack(sums).square() * ggn.scale
