@@ -118,7 +118,7 @@ class Training(Paired):
     ) -> None:
         self.model = _model(setting)
         self.loss_function = nn.CrossEntropyLoss()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.optimizer = setting.problem.optimizer(self.model.parameters())
         self.cockpit = gradlens.Cockpit(
             self.model, quantities, loss_function=self.loss_function, budget=budget
         )
@@ -175,7 +175,7 @@ def peer(name: str) -> Contender:
     def set_up(setting: Setting) -> Callable[[], float]:
         model = _model(setting)
         backward = {"plain": plain, **PEERS}[name](model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        optimizer = setting.problem.optimizer(model.parameters())
         inputs, labels = _batch(setting)
 
         def step() -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.memory import status
-from benchmarks.problems import PROBLEMS, Problem
+from benchmarks.problems import NAMED, PROBLEMS, Problem
 from gradlens.hooks.model_calls import keep_calls
 from gradlens.per_sample.gradients import Gradients, Setting
 
@@ -52,7 +52,7 @@ class Switch(nn.Module):
         return logits
 
 
-ALL = {**PROBLEMS, "switch": Problem(Switch, (64,), batch_size=16, words=1000)}
+ALL = {**PROBLEMS, **NAMED, "switch": Problem(Switch, (64,), batch_size=16, words=1000)}
 
 
 class Run:
@@ -62,7 +62,7 @@ class Run:
         torch.manual_seed(0)
         self.model = problem.build()
         self.inputs, self.labels = problem.batch(problem.batch_size)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.optimizer = problem.optimizer(self.model.parameters())
         keep_calls(self.model, self)
 
     def step(self, look: bool) -> float:
@@ -114,7 +114,7 @@ def main() -> None:
     if sys.argv[1:2] == ["--peak"]:
         print(peak(sys.argv[2], sys.argv[3] == "look"))
         return
-    for name in sys.argv[1:] or ALL:
+    for name in sys.argv[1:] or [each for each in ALL if each not in NAMED]:
         steps, megabytes = price(name)
         print(f"{name:20} {steps:5.2f} plain steps, {megabytes:5.0f} MB", flush=True)
 

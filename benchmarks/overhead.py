@@ -33,7 +33,7 @@ from benchmarks.contenders import (
     tracked_by_gradlens,
 )
 from benchmarks.peers import PEERS
-from benchmarks.problems import PROBLEMS
+from benchmarks.problems import NAMED, PROBLEMS, problem_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 WARM_UP = 2
@@ -125,8 +125,8 @@ def measure(
     problem: str, wanted: Callable[[str], bool], steps: int, device: str, batch: int
 ) -> Iterator[Measurement]:
     """All contenders on one problem whose names are wanted."""
-    batch_size = batch or PROBLEMS[problem].batch_size
-    setting = Setting(PROBLEMS[problem], batch_size, torch.device(device))
+    batch_size = batch or problem_of(problem).batch_size
+    setting = Setting(problem_of(problem), batch_size, torch.device(device))
     plain_memory = peak_memory(problem, "plain", batch_size, device)
     plain = peer("plain")(setting)
     plain_seconds = [plain() for _ in range(WARM_UP + 1)][-1]
@@ -153,7 +153,12 @@ def measure(
 def main() -> None:
     """Print a table of ratios."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("problems", nargs="*", metavar="PROBLEM", help=", ".join(PROBLEMS))
+    parser.add_argument(
+        "problems",
+        nargs="*",
+        metavar="PROBLEM",
+        help=f"default: {', '.join(PROBLEMS)}; further ones: {', '.join(NAMED)}",
+    )
     parser.add_argument("--only", nargs="+", default=[""], help="words, of which names have one")
     parser.add_argument("--without", nargs="+", default=[], help="words that no name has")
     parser.add_argument("--steps", type=int, default=10)
@@ -161,9 +166,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--write", action="store_true", help="write docs/overhead.csv")
     options = parser.parse_args()
-    unknown = set(options.problems) - PROBLEMS.keys()
+    known = [*PROBLEMS, *NAMED]
+    unknown = set(options.problems) - set(known)
     if unknown:
-        parser.error(f"no problem is called {', '.join(unknown)}: choose of {', '.join(PROBLEMS)}")
+        parser.error(f"no problem is called {', '.join(unknown)}: choose of {', '.join(known)}")
 
     def wanted(name: str) -> bool:
         if any(word in name for word in options.without):
@@ -172,7 +178,7 @@ def main() -> None:
 
     warnings.simplefilter("ignore")
     for problem in options.problems or PROBLEMS:
-        print(f"{problem}, batch {options.batch or PROBLEMS[problem].batch_size}")
+        print(f"{problem}, batch {options.batch or problem_of(problem).batch_size}")
         found = []
         for one in measure(problem, wanted, options.steps, options.device, options.batch):
             found.append(one)
@@ -191,7 +197,7 @@ COLUMNS = ("problem", "contender", "ratio", "low", "high", "MB", "plain ms")
 
 def write(measurements: list[Measurement], device: str) -> None:
     """The documentation's table, with earlier rows of others, and a line on the machine."""
-    problems, names = list(PROBLEMS), [name for name, _, _ in contenders(next(iter(PROBLEMS)))]
+    problems, names = [*PROBLEMS, *NAMED], [name for name, _, _ in contenders(next(iter(PROBLEMS)))]
     order = [(problem, name) for problem in problems for name in names]
     merge("overhead.csv", COLUMNS, [row_of(one) for one in measurements], order)
     processor = platform.processor() or platform.machine()

@@ -5,21 +5,27 @@ The sizes are those of the DeepOBS networks (Schneider et al., 2019, arXiv:1903.
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+PLAIN_SGD = partial(SGD, lr=0.01)
 
 
 @dataclass(frozen=True)
 class Problem:
     """``build()`` gives the network, ``shape`` is that of one sample.
 
-    Its elements are real numbers, or with ``words`` so many different words.
+    Its elements are real numbers, or with ``words`` so many different words. The network gives so
+    many rows for each sample as there are ``labels`` of it.
     """
 
     build: Callable[[], nn.Module]
@@ -27,10 +33,12 @@ class Problem:
     classes: int = 10
     batch_size: int = 128
     words: int = 0
+    labels: int = 1
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = PLAIN_SGD
 
     def batch(self, n: int) -> tuple[Tensor, Tensor]:
-        """Inputs ``[n, *shape]`` and labels ``[n]``."""
-        labels = torch.randint(self.classes, (n,))
+        """Inputs ``[n, *shape]`` and labels ``[n · labels]``."""
+        labels = torch.randint(self.classes, (n * self.labels,))
         if self.words:
             return torch.randint(self.words, (n, *self.shape)), labels
         return torch.randn(n, *self.shape), labels
@@ -99,12 +107,13 @@ class Residual(nn.Module):
         return torch.relu(self.inner(x) + self.shortcut(x))
 
 
-def resnet18() -> nn.Module:
-    """With a stem for small images."""
-    widths = (64, 64, 128, 256, 512)
+def resnet(widths: tuple[int, ...]) -> nn.Module:
+    """With a stem for small images, and two blocks of each width but the first, the stem's."""
     blocks = [block for i, o in pairwise(widths) for block in (Residual(i, o), Residual(o, o))]
-    stem = (nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+    first, last = widths[0], widths[-1]
+    stem = (nn.Conv2d(3, first, 3, 1, 1, bias=False), nn.BatchNorm2d(first), nn.ReLU())
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(last, 10))
+    return nn.Sequential(*stem, *blocks, *head)
 
 
 class Encoder(nn.Module):
@@ -123,25 +132,50 @@ class Encoder(nn.Module):
         return logits
 
 
-class GPT2(nn.Module):
-    """The transformers library's, with a label for each text; four blocks."""
+class Transformers(nn.Module):
+    """A network of the transformers library, which gives logits ``[..., C]`` as rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        # It is imported with them wherever it is installed, and some builds don't match torch's.
-        sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
-        from transformers import GPT2Config, GPT2ForSequenceClassification
-
-        options = {"n_layer": 4, "n_head": 4, "n_embd": 128, "n_positions": 128, "pad_token_id": 0}
-        dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        ends = {"bos_token_id": 1, "eos_token_id": 1}
-        config = GPT2Config(vocab_size=1000, num_labels=10, **options, **dropout, **ends)
-        self.inner = GPT2ForSequenceClassification(config)
+        self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, T]``."""
         logits: Tensor = self.inner(input_ids=x).logits
-        return logits
+        return logits.flatten(0, -2)
+
+
+TINY = {"vocab_size": 1000, "num_labels": 10, "pad_token_id": 0, "bos_token_id": 1}
+
+
+def gpt2() -> nn.Module:
+    """With a label for each text; four blocks."""
+    options = {"n_layer": 4, "n_head": 4, "n_embd": 128, "n_positions": 128, "eos_token_id": 1}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    library = _transformers()
+    config = library.GPT2Config(**TINY, **options, **dropout)
+    return Transformers(library.GPT2ForSequenceClassification(config))
+
+
+def gpt2_small() -> nn.Module:
+    """Of 124 million parameters, as transformers configures it, with random weights."""
+    library = _transformers()
+    return Transformers(library.GPT2LMHeadModel(library.GPT2Config()))
+
+
+def llama() -> nn.Module:
+    """With a label for each text; four blocks."""
+    widths = {"hidden_size": 128, "intermediate_size": 344}
+    options = {"num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 128}
+    library = _transformers()
+    config = library.LlamaConfig(**TINY, **widths, **options, eos_token_id=1)
+    return Transformers(library.LlamaForSequenceClassification(config))
+
+
+def _transformers() -> Any:
+    # It is imported with them wherever it is installed, and some builds don't match torch's.
+    sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
+    return importlib.import_module("transformers")
 
 
 PROBLEMS: dict[str, Problem] = {
@@ -150,9 +184,24 @@ PROBLEMS: dict[str, Problem] = {
     "2c2d": Problem(c2d2, (1, 28, 28)),
     "3c3d": Problem(c3d3, (3, 32, 32)),
     "All-CNN-C": Problem(all_cnn_c, (3, 32, 32), classes=100, batch_size=32),
-    "GPT-2": Problem(GPT2, (64,), batch_size=16, words=1000),
-    "ResNet-18": Problem(resnet18, (3, 32, 32), batch_size=16),
+    "GPT-2": Problem(gpt2, (64,), batch_size=16, words=1000),
+    "ResNet-18": Problem(partial(resnet, (64, 64, 128, 256, 512)), (3, 32, 32), batch_size=16),
 }
+
+NAMED: dict[str, Problem] = {
+    "ResNet-14": Problem(partial(resnet, (32, 32, 64, 128)), (3, 32, 32), batch_size=64),
+    "Llama": Problem(llama, (64,), batch_size=16, words=1000),
+    "GPT-2 small": Problem(
+        gpt2_small,
+        (128,),
+        classes=50257,
+        batch_size=4,
+        words=50257,
+        labels=128,
+        optimizer=partial(AdamW, lr=1e-4),
+    ),
+}
+"""Problems that are run by name only."""
 
 
 def _of_width(width: int) -> Problem:
@@ -179,8 +228,8 @@ SCALED: dict[str, dict[int, Problem]] = {
 
 
 def problem_of(name: str) -> Problem:
-    """One of ``PROBLEMS``, or "width 64" and the like."""
-    if name in PROBLEMS:
-        return PROBLEMS[name]
+    """One of ``PROBLEMS`` or ``NAMED``, or "width 64" and the like."""
+    if name in PROBLEMS or name in NAMED:
+        return (PROBLEMS | NAMED)[name]
     what, size = name.rsplit(" ", 1)
     return SCALED[what][int(size)]

@@ -32,7 +32,7 @@ from gradlens.curvature.loss_diagonal import (
 )
 from gradlens.curvature.probes import private_random_numbers
 from gradlens.curvature.products import Products, float64_device
-from gradlens.curvature.sampled_traces import sampled_traces
+from gradlens.curvature.sampled_traces import coupled_traces, sampled_traces
 from gradlens.curvature.trace import hutchinson_estimates
 from gradlens.numerics.unavailable import UnavailableError
 
@@ -124,7 +124,7 @@ DIAGONAL_METHODS: Mapping[DiagonalKind, Sequence[Callable[[DiagonalProblem], Los
 TRACE_METHODS: Mapping[DiagonalKind, Sequence[Callable[[DiagonalProblem], LossTraces]]] = {
     "diag_h": (),
     "diag_ggn_exact": (),
-    "diag_ggn_mc": (sampled_traces,),
+    "diag_ggn_mc": (sampled_traces, coupled_traces),
 }
 """The methods that find traces without a diagonal, and are preferred to its sums."""
 

@@ -2,19 +2,27 @@
 
 For random sₙ with E[sₙsₙᵀ] = Hₙ, the loss's Hessian at sample n's outputs, E‖Jₙᵀsₙ‖² is the trace
 of JₙᵀHₙJₙ. The norms come from a backward pass that leaves out the gradients of weights.
+
+Where the network couples its samples, as BatchNorm does, J isn't made of the samples' Jₙ. With s of
+all samples, independent and with mean zero, E‖Jᵀs‖² is still the trace of JᵀHJ, and its part for a
+parameter is the trace of that block.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.ggn_diagonal import SamplesJacobians
 from gradlens.curvature.loss_diagonal import DiagonalProblem, LossTraces
 from gradlens.curvature.output_draws import drawing
-from gradlens.curvature.trace import estimates_of_one_draw, positive_estimates
+from gradlens.curvature.trace import Estimate, estimates_of_one_draw, positive_estimates
 from gradlens.numerics.host import on_host
+from gradlens.numerics.norms import norms
 from gradlens.numerics.unavailable import UnavailableError
 
 
@@ -29,32 +37,70 @@ def sampled_traces(problem: DiagonalProblem) -> LossTraces:
     convex sum over samples, and for NaN or Inf.
     """
     ggn, samples = problem.ggn, problem.samples
-    if ggn.outputs.dim() == 0:
-        raise UnavailableError("outputs without axes have no samples")
     generator = np.random.default_rng(problem.seed)
     jacobians = SamplesJacobians(ggn, problem.model, problem.plans)
-    draw, n = drawing(ggn, generator), len(ggn.outputs)
-    norms = [
+    draw, n = _drawing(ggn, generator), len(ggn.outputs)
+    squares = [
         _squared_norms(jacobians, draw(), _some_of(n, problem.sub_batch, generator))
         for _ in range(samples)
     ]
-    each = torch.stack(norms) * (n * ggn.scale)
-    if not bool(each.isfinite().all()):
-        raise UnavailableError("the curvature's diagonal contains NaN or Inf")
-    each = torch.cat([each.sum(2, keepdim=True), each], dim=2)
+    each = _with_total(torch.stack(squares) * (n * ggn.scale))
     one = samples == 1
     found = estimates_of_one_draw(each[0], 1) if one else positive_estimates(each.mean(1), samples)
-    trace, *traces = found
-    return LossTraces(trace, dict(zip(ggn.parameters, traces, strict=True)), "Monte Carlo")
+    return _traces(found, ggn)
+
+
+COUPLED_DRAWS = 3
+"""The least number of draws where samples are coupled.
+
+Each is a backward pass. Their differences are all that is known of the error, so that two would
+leave it one degree of freedom, with which a 95 % interval is three times as wide as with two.
+"""
+
+
+def coupled_traces(problem: DiagonalProblem) -> LossTraces:
+    """The same from the gradients of all samples together, whether the network couples them or not.
+
+    From ``samples`` independent draws, or ``COUPLED_DRAWS`` if that is more. The standard error is
+    that between draws.
+
+    Raises ``UnavailableError`` where the loss isn't a convex sum over samples, and for NaN or Inf.
+    """
+    ggn, draws = problem.ggn, max(problem.samples, COUPLED_DRAWS)
+    draw = _drawing(ggn, np.random.default_rng(problem.seed))
+    sums = [
+        torch.stack([norm.cpu().double() for norm in norms(ggn.pulled_back(draw()))])
+        for _ in range(draws)
+    ]
+    each = torch.stack(sums).square() * ggn.scale
+    return _traces(positive_estimates(_with_total(each), draws), ggn)
 
 
 def _squared_norms(jacobians: SamplesJacobians, start: Tensor, kept: Tensor | None) -> Tensor:
     """‖Jₙᵀsₙ‖² ``[samples, parameters]`` of those ``kept`` or all, in float64 on the host."""
     zeros = torch.zeros(len(start) if kept is None else len(kept), dtype=torch.float64)
     found = jacobians.operators(start, kept)
-    norms = on_host({name: each.squared_norms() for name, each in found.items()})
-    columns = [norms.get(name, zeros).double() for name in jacobians.ggn.parameters]
+    squares = on_host({name: each.squared_norms() for name, each in found.items()})
+    columns = [squares.get(name, zeros).double() for name in jacobians.ggn.parameters]
     return torch.stack(columns, dim=1)
+
+
+def _drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Tensor]:
+    if ggn.outputs.dim() == 0:
+        raise UnavailableError("outputs without axes have no samples")
+    return drawing(ggn, generator)
+
+
+def _with_total(traces: Tensor) -> Tensor:
+    """Traces of the whole matrix in front of those of its blocks, which are the last axis."""
+    if not bool(traces.isfinite().all()):
+        raise UnavailableError("the curvature's diagonal contains NaN or Inf")
+    return torch.cat([traces.sum(-1, keepdim=True), traces], dim=-1)
+
+
+def _traces(found: Sequence[Estimate], ggn: GGNOperator) -> LossTraces:
+    trace, *traces = found
+    return LossTraces(trace, dict(zip(ggn.parameters, traces, strict=True)), "Monte Carlo")
 
 
 def _some_of(n: int, size: int | None, generator: np.random.Generator) -> Tensor | None:

@@ -7,7 +7,7 @@ restore a mode. The context of a step therefore restores everything once more if
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from backpack.context import CTX
@@ -19,11 +19,17 @@ DEVICES = ("cpu", "cuda")
 """Kinds of devices whose autocast gradlens switches off."""
 
 
-@contextmanager
-def without_autocast() -> Iterator[None]:
+def without_autocast() -> AbstractContextManager[None]:
     """A context in which autocast is off on all of these devices."""
+    enabled = list(filter(torch.is_autocast_enabled, DEVICES))
+    # Entered more than a hundred times a step, almost always where there is nothing to switch off.
+    return _without_autocast(enabled) if enabled else nullcontext()
+
+
+@contextmanager
+def _without_autocast(devices: Iterable[str]) -> Iterator[None]:
     with ExitStack() as stack:
-        for device in filter(torch.is_autocast_enabled, DEVICES):
+        for device in devices:
             stack.enter_context(torch.autocast(device, enabled=False))
         yield
 

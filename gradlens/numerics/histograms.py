@@ -152,7 +152,9 @@ def _by_size(rows: Tensor, centre: float) -> tuple[Tensor, Tensor]:
     if bool(smallest > -centre) and bool(largest < centre):  # which a NaN is not
         return rows, rows.new_empty(0)
     near = rows.abs().amax(1) < centre
-    return rows[near], rows[~near].reshape(-1)
+    # By numbers of rows, which takes half of the time that a mask does.
+    small, tail = (rows.index_select(0, mask.nonzero()[:, 0]) for mask in (near, ~near))
+    return small, tail.reshape(-1)
 
 
 class JointTally:

@@ -43,6 +43,13 @@ def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     return over_parts(tensors, own, lambda parts: row_norms(parts.T))
 
 
+def distances(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """Norms of the differences of dense tensors, as ``norms``, of which one is stored at a time."""
+    pairs = zip(ones, others, strict=True)
+    own = [_norm(own_part(one) - own_part(other)) for one, other in pairs]
+    return over_parts(ones, own, lambda parts: row_norms(parts.T))
+
+
 def norm(tensor: Tensor) -> Tensor:
     """The norm of a single tensor, as ``norms``."""
     return norms([tensor])[0]
@@ -95,8 +102,13 @@ def scale_of(tensor: Tensor) -> Tensor:
     """
     if not tensor.numel():
         return tensor.new_ones(())
-    largest = torch.stack(torch.aminmax(tensor)).abs().amax()
     limits = torch.finfo(tensor.dtype)
+    if tensor.device.type == "cpu":  # where reading a number is cheaper than an operation
+        low, high = map(float, torch.aminmax(tensor))
+        size = max(-low, high)
+        is_usual = limits.tiny <= size <= limits.max / 2
+        return tensor.new_tensor(math.ldexp(1.0, math.frexp(size)[1]) if is_usual else 1.0)
+    largest = torch.stack(torch.aminmax(tensor)).abs().amax()
     usual = (largest >= limits.tiny) & (largest <= limits.max / 2)
     mantissa, exponent = torch.frexp(largest)
     return torch.where(usual, torch.ldexp(torch.ones_like(mantissa), exponent), 1.0)

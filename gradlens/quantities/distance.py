@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
 from gradlens.numerics.host import on_host
-from gradlens.numerics.norms import norms
+from gradlens.numerics.norms import distances
 from gradlens.numerics.precision import accumulable
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
@@ -32,7 +32,8 @@ class Distance(SingleStepQuantity):
     def compute(self, step: Step) -> dict[str, Tensor | float]:
         self._start = {n: p.to(step.parameters[n].device) for n, p in self._start.items()}
         present = {n: p for n, p in step.parameters.items() if n not in step.removed}
-        sizes = on_host(norms([accumulable(p) - self._start[n] for n, p in present.items()]))
+        moved = [accumulable(parameter) for parameter in present.values()]
+        sizes = on_host(distances(moved, [self._start[name] for name in present]))
         found = {
             name: explained(size, f"the parameter {name}")
             for name, size in zip(present, sizes, strict=True)

@@ -27,7 +27,8 @@ class HessTrace(CurvatureQuantity):
       batch or for a random ``sub_batch`` of them. The standard error is computed from the
       differences between the passes; with one pass, from those between the batch's samples, which
       overestimates it. If few samples have most of the trace, a sub-batch may contain none of them,
-      and the interval is too narrow.
+      and the interval is too narrow. Where samples are coupled in the network, as by BatchNorm,
+      there are three passes at least, each for all samples.
 
     For all other networks the trace is estimated by Hutchinson's method with ``samples`` products,
     at least two. Results are checked against products of the matrix with random vectors. For

@@ -255,7 +255,7 @@ HARD: dict[str, tuple[Callable[[], Problem], dict[str, str]]] = {
     ),
     "samples that meet": (
         of(Centred),
-        {"diag_ggn_exact": "Hutchinson", "diag_ggn_mc": "Hutchinson"},
+        {"diag_ggn_exact": "Hutchinson", "diag_ggn_mc": "Monte Carlo"},
     ),
     "soft targets": (soft_targets, {"diag_ggn_exact": "exact", "diag_ggn_mc": "Monte Carlo"}),
     "coupled samples": (

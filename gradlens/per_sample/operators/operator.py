@@ -86,6 +86,7 @@ class GradientOperator(ABC):
         self.eps = torch.finfo(dtype).eps if eps is None else eps
         self.device = device
         self._held: tuple[Tensor | None, ...] = ()
+        self._known_centre: Tensor | None = None
         self._rows = self.shape[0] if self.shape else 1
         self._columns = math.prod(self.shape[1:])
 
@@ -108,8 +109,13 @@ class GradientOperator(ABC):
         found = copy.copy(self)
         with torch.no_grad():
             found._keep_only(samples)
-        found.batch_size, found._held = len(samples), ()
+        found.batch_size, found._held, found._known_centre = len(samples), (), None
         return found
+
+    @final
+    def forget_centre(self) -> None:
+        """Free the mean, which is kept from when it is first needed."""
+        self._known_centre = None
 
     @property
     def nbytes(self) -> int:
@@ -346,8 +352,10 @@ class GradientOperator(ABC):
         return total
 
     def _centre(self) -> Tensor:
-        """ḡ, ``[R, K]``, unscaled."""
-        return self._sum() / max(self.batch_size, 1)
+        """ḡ, ``[R, K]``, unscaled; not to be written to."""
+        if self._known_centre is None:
+            self._known_centre = self._sum() / max(self.batch_size, 1)
+        return self._known_centre
 
     @property
     def _noise(self) -> float:

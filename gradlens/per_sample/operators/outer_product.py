@@ -165,10 +165,9 @@ class OuterProduct(GradientOperator):
         delta, inputs = (torch.cat(signs) for signs in zip(*self._opposites(), strict=True))
         bytes_per_row = self._columns * (2 * self.dtype.itemsize + 16)
         for rows in slices(self._rows, max_bytes // max(bytes_per_row, 1)):
-            opposite = delta[:, rows].T @ inputs
-            add_weights(table[grid.negative], companions[rows], opposite)
-            add_weights(table[grid.zero], companions[rows], self.batch_size - opposite)
+            add_weights(table[grid.negative], companions[rows], delta[:, rows].T @ inputs)
         companions = companions.flatten()
+        table[grid.zero] += self.batch_size * count(companions, size) - table[grid.negative]
         for block in tail.blocks(self._in_cache(max_bytes) // self.dtype.itemsize):
             index = block.column + block.row[:, None] * self._columns
             others = companions.index_select(0, index.flatten()).view_as(index)
