@@ -64,8 +64,8 @@ def directional_derivatives(
     loss that is not a sum over samples; where it isn't known whether they are, since a parameter
     has no per-sample gradients; and where an operation can't be differentiated twice.
     """
-    SamplesJacobians(ggn, model, Plans() if plans is None else plans)  # refuses coupled samples
     _check_sum_over_samples(ggn)
+    SamplesJacobians(ggn, model, Plans() if plans is None else plans)  # refuses coupled samples
     factor = len(ggn.outputs) * ggn.scale
     gradient = ggn.loss_gradient
     first, second = [], []

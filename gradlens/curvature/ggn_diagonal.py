@@ -96,8 +96,8 @@ class SamplesJacobians:
             )
         if self._plan.coupling:
             raise UnavailableError(
-                "a normalisation over the batch couples the samples; in eval mode, as on a Probe, it "
-                "doesn't"
+                "a normalisation over the batch couples the samples; in eval mode, as on a Probe, "
+                "it doesn't"
             )
 
     def _planned(self, plans: Plans) -> Plan:
