@@ -63,8 +63,8 @@ RANGE = (SIGNAL / 16, SIGNAL * 16)
 KEY = (
     Entry("signal", BLUE),
     Entry("noise", ORANGE),
-    Entry("curvature's", PURPLE),
-    Entry("as of noise alone", tint(ORANGE, 0.15), "box"),
+    Entry("of curvature", PURPLE),
+    Entry("95 % of noise", tint(ORANGE, 0.15), "box"),
 )
 
 
