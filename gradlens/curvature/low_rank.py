@@ -40,6 +40,9 @@ MAX_BYTES = 2**31
 As for BackPACK's matrices: most GPUs have no more than a few times as much memory to spare.
 """
 
+ROUNDINGS = 16
+"""Rounding errors that a relative error of V has: 2 of its product with itself, and a margin."""
+
 ZERO = "the generalised Gauss-Newton matrix is zero: the loss is linear in the network's outputs"
 
 
@@ -74,7 +77,10 @@ class LowRankGGN:
         gram = _gram(jacobians, starts) * ggn.scale
         size = gram.shape[0] - self.samples
         values, vectors = torch.linalg.eigh(gram[:size, :size])
-        rounding = size * torch.finfo(ggn.outputs.dtype).eps * values[-1]
+        # To first order, an error δV changes eigenvalues of VᵀV by 2‖V‖‖δV‖ at most; ‖V‖² is the
+        # largest, and the trace is the sum of V's squared elements, each right to a few roundings.
+        rounding = ROUNDINGS * torch.finfo(ggn.outputs.dtype).eps
+        rounding *= float((values[-1].clamp(min=0) * values.sum()).sqrt())
         self.rank = int((values > rounding).sum())
         self._values, self._vectors = values.flip(0)[: self.rank], vectors.flip(1)[:, : self.rank]
         self._along = gram[size:, :size] @ self._vectors * (self.samples * self._values.rsqrt())

@@ -36,7 +36,7 @@ class DirectionalDerivatives(CurvatureQuantity):
     one.
     """
 
-    view = View("Directions of curvature", group="curvature", yscale="log", label="SNR")
+    view = View("Signal along directions", group="curvature", yscale="log", label="SNR")
 
     k: int = 10
 

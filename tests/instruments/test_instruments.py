@@ -50,7 +50,7 @@ VIEWS: dict[str, View] = {
     "HessTrace": View("Hessian trace", group="curvature", yscale="symlog"),
     "HessEigenvalues": View("Curvature eigenvalues", group="curvature", yscale="symlog"),
     "SpectralDensity": View("Hessian spectral density", group="curvature", yscale="log"),
-    "DirectionalDerivatives": View("Directions of curvature", group="curvature", yscale="log"),
+    "DirectionalDerivatives": View("Signal along directions", group="curvature", yscale="log"),
     "HessMaxEV": View("Largest Hessian eigenvalue", group="curvature", yscale="symlog"),
     "TICDiag": View("TIC, diagonal", group="curvature", yscale="log"),
     "TICTrace": View("TIC, trace", group="curvature", yscale="log"),
