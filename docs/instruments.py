@@ -42,6 +42,7 @@ def tracked() -> list[quantities.Quantity]:
         quantities.Stability(seldom),
         quantities.HessEigenvalues(rarely),
         quantities.SpectralDensity(linear(STEPS - 1)),
+        quantities.DirectionalDerivatives(seldom),
     ]
 
 

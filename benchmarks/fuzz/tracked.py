@@ -43,6 +43,7 @@ OPTIONS: dict[str, tuple[Options, ...]] = {
     "Alpha": ((),),
     "ConditionNumber": ((),),
     "DeadNeurons": ((), (("threshold", 0.1),)),
+    "DirectionalDerivatives": ((("k", 2),),),
     "Distance": ((),),
     "EarlyStopping": ((), (("epsilon", 1e-3),)),
     "GradCovariance": ((), (("k", 2),)),

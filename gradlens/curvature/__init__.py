@@ -7,6 +7,8 @@ and its ``over_data`` that of all batches of a data set. The functions analyse a
 by its products with vectors: they find ``eigenpairs``, the trace (``hutchinson``,
 ``hutch_plus_plus``, ``xtrace``), the diagonal (``hutchinson_diagonal``, ``xdiag``), the
 ``frobenius_norm`` and the ``spectral_density``; ``InverseOperator`` multiplies by the inverse.
+``LowRankGGN`` has all non-zero eigenvalues of a mini-batch's generalised Gauss-Newton matrix, its
+eigenvectors, and each sample's ``DirectionalDerivatives`` along them.
 ``Curvature`` is what quantities are given: both matrices of one step's loss, or of that of a
 ``Probe``, their diagonals and the traces of these.
 """
@@ -14,6 +16,11 @@ by its products with vectors: they find ``eigenpairs``, the trace (``hutchinson`
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.density import SpectralDensity, spectral_density
 from gradlens.curvature.diagonal import DiagonalEstimate, hutchinson_diagonal
+from gradlens.curvature.directional_derivatives import (
+    DirectionalDerivatives,
+    directional_derivatives,
+)
+from gradlens.curvature.directions import Directions
 from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
 from gradlens.curvature.empirical_fisher import EmpiricalFisherOperator
 from gradlens.curvature.exchangeable import xdiag, xtrace
@@ -27,6 +34,7 @@ from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.loss_diagonal import LossDiagonal
 from gradlens.curvature.loss_over_data import BatchLoss, LossOverData
+from gradlens.curvature.low_rank import LowRankGGN
 from gradlens.curvature.network_over_data import BatchOutputs
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probe import Probe
@@ -40,6 +48,8 @@ __all__ = [
     "Curvature",
     "CurvatureOperator",
     "DiagonalEstimate",
+    "DirectionalDerivatives",
+    "Directions",
     "Eigenpairs",
     "EmpiricalFisherOperator",
     "Estimate",
@@ -52,11 +62,13 @@ __all__ = [
     "LossCurvature",
     "LossDiagonal",
     "LossOverData",
+    "LowRankGGN",
     "Probe",
     "Solution",
     "SpectralDensity",
     "SumOverData",
     "SymmetricMatrix",
+    "directional_derivatives",
     "eigenpairs",
     "frobenius_norm",
     "hutch_plus_plus",

@@ -9,6 +9,7 @@ from typing import final
 from torch import nn
 from torch.optim import Optimizer
 
+from gradlens.curvature.directions import Directions
 from gradlens.curvature.loss_diagonal import DiagonalKind, LossDiagonal, LossTraces
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.per_sample.labelling.batch import Batch
@@ -77,6 +78,13 @@ class Curvature(ABC):
         if key not in self._traces:
             self._traces[key] = self._find_traces(*key)
         return self._traces[key]
+
+    @abstractmethod
+    def directions(self, k: int) -> Directions:
+        """The eigenvectors of the generalised Gauss-Newton matrix's k largest eigenvalues.
+
+        Described by what the loss and its samples do along them.
+        """
 
     @abstractmethod
     def _find_diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:

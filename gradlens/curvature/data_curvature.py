@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradlens.curvature.curvature import Curvature
+from gradlens.curvature.directions import Directions
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.loss_diagonal import DiagonalKind, LossDiagonal, LossTraces, summed_traces
 from gradlens.curvature.loss_over_data import BatchLoss, LossOverData
@@ -105,6 +106,12 @@ class DataCurvature(Curvature):
     @property
     def batch(self) -> Batch:
         return self._batches.batch
+
+    def directions(self, k: int) -> Directions:
+        raise UnavailableError(
+            "directions are found for a single batch: pass a probe with one, whose samples share "
+            "a forward pass"
+        )
 
     def _find_traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
         return self._summed(lambda curvature, _: curvature.traces(kind, samples, sub_batch))

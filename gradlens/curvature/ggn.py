@@ -50,7 +50,7 @@ class GGNOperator(CurvatureOperator):
         check_loss(loss)
         check_outputs(loss, outputs)
         self.outputs = outputs
-        self._jacobian = JacobianOperator(outputs, parameters)
+        self.jacobian = JacobianOperator(outputs, parameters)
         self._loss_gradient = differentiable_gradient(loss, [outputs])
 
     @classmethod
@@ -79,6 +79,17 @@ class GGNOperator(CurvatureOperator):
 
         return SumOverData(whole, of_batch)
 
+    @property
+    def loss_gradient(self) -> Tensor:
+        """∇ℓ at the outputs, of their shape, without the ``scale``.
+
+        Raises ``UnavailableError`` for a loss that is linear in them.
+        """
+        (gradient,) = self._loss_gradient
+        if gradient is None:
+            raise UnavailableError(LINEAR_IN_OUTPUTS)
+        return gradient.detach()
+
     def loss_hessian_product(self, direction: Tensor) -> Tensor:
         """(∇²ℓ)u without the ``scale``; u and the result are of the outputs' shape."""
         (curved,) = derivative(self._loss_gradient, [self.outputs], [direction])
@@ -94,8 +105,8 @@ class GGNOperator(CurvatureOperator):
         return not bool(self.loss_hessian_product(torch.tensor(drawn).to(self.outputs)).any())
 
     def _product(self, vectors: list[Tensor]) -> list[Tensor]:
-        curved = self.loss_hessian_product(self._jacobian.product(vectors))
-        return self._jacobian.transposed_product(curved)
+        curved = self.loss_hessian_product(self.jacobian.product(vectors))
+        return self.jacobian.transposed_product(curved)
 
 
 def check_outputs(loss: Tensor, outputs: Tensor) -> None:

@@ -95,7 +95,10 @@ class SamplesJacobians:
                 f"there are no per-sample gradients of {few([*absent])}: {reason}"
             )
         if self._plan.coupling:
-            raise UnavailableError("a normalisation over the batch couples the samples")
+            raise UnavailableError(
+                "a normalisation over the batch couples the samples; in eval mode, as on a Probe, "
+                "it doesn't"
+            )
 
     def _planned(self, plans: Plans) -> Plan:
         # Of the graph's parameters alone: a plan also holds where others were frozen, or are new.

@@ -19,6 +19,7 @@ from gradlens.curvature.diagonal_methods import (
     Found,
     first_available,
 )
+from gradlens.curvature.directions import Directions, DirectionsProblem, directions
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator, check_loss
 from gradlens.curvature.loss_diagonal import (
@@ -139,6 +140,12 @@ class LossCurvature(Curvature):
                 f"the curvature of a sum loss is divided by the number of samples: {plan.known_by}"
             )
         return Batch(plan.samples, plan.known_by, "sum")
+
+    def directions(self, k: int) -> Directions:
+        found = directions(DirectionsProblem(self.ggn, k, self.seed, self._model, self._plans))
+        if found.not_exact:
+            self.note(f"directions are found by Lanczos' method: {found.not_exact}")
+        return found
 
     def _find_traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
         found, _ = self._first(TRACE_METHODS[kind], kind, samples, sub_batch)

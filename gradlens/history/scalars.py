@@ -180,6 +180,13 @@ def _first_eigenvalue(value: Mapping[str, Any]) -> float:
     return number(next(iter(value.get("eigenvalues", ())), None))
 
 
+def _median_ratio(value: Mapping[str, Any]) -> float:
+    """The median over directions; NaN with its reason if there is none along any of them."""
+    found = value.get("gradient_snr", ())
+    known = [one for one in found if not math.isnan(one)]
+    return float(np.median(known)) if known else next(iter(found), math.nan)
+
+
 def _typical(fields: tuple[str, ...], value: Mapping[str, Any]) -> float:
     """The median over layers or parameters; NaN if none of them has a number.
 
@@ -241,6 +248,10 @@ KNOWN: Mapping[str, tuple[Part, ...]] = {
     "HessTrace": (Part("", "trace"),),
     "HessEigenvalues": (Part("λ1", "eigenvalues", _first_eigenvalue),),
     "SpectralDensity": (),
+    "DirectionalDerivatives": (
+        Part("overlap", "overlap"),
+        Part("median SNR", "gradient_snr", _median_ratio),
+    ),
     "Stability": (Part("sharpness", "sharpness"), Part("ratio", "ratio")),
     **dict.fromkeys(
         ("GradNoiseScale", "NormTest", "InnerTest", "OrthoTest", "MeanGSNR"), (Part("", "value"),)

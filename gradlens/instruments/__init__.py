@@ -28,6 +28,7 @@ from gradlens.instruments.covariance import (
     CovarianceRanksInstrument,
     CovarianceSpectrumInstrument,
 )
+from gradlens.instruments.directions import DirectionsInstrument, OverlapInstrument
 from gradlens.instruments.drawing import (
     Artists,
     any_finite,
@@ -137,6 +138,8 @@ BUILT_IN: tuple[Instrument, ...] = (
     HessEigenvaluesInstrument(),
     HessTraceInstrument(),
     SpectralDensityInstrument(),
+    DirectionsInstrument(),
+    OverlapInstrument(),
     TICInstrument(),
     MeanGSNRInstrument(),
     EarlyStoppingInstrument(),
@@ -182,6 +185,7 @@ __all__ = [
     "CorrelationsInstrument",
     "CovarianceRanksInstrument",
     "CovarianceSpectrumInstrument",
+    "DirectionsInstrument",
     "DistanceInstrument",
     "Drawing",
     "EarlyStoppingInstrument",
@@ -211,6 +215,7 @@ __all__ = [
     "MeanGSNRInstrument",
     "NumberLabels",
     "Options",
+    "OverlapInstrument",
     "ParametersInstrument",
     "Records",
     "Scale",

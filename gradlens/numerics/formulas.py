@@ -9,7 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
@@ -356,6 +358,31 @@ def local_step_size(
     if slope == 0:
         return Undefined("the fitted parabola is at its minimum from the start")
     return -2 * curvature / slope - 1
+
+
+def signal_to_noise(values: NDArray[np.float64]) -> list[float]:
+    """Of each column of ``values`` ``[N, k]``: its mean's square over the mean's variance.
+
+    N·x̄²/s², with the variance s² over N−1.
+    """
+    n, k = values.shape
+    if n < 2:
+        return [Undefined(ONE_SAMPLE)] * k
+    squares, variances = values.mean(0) ** 2, values.var(0, ddof=1)
+    return [_ratio(n * square, each) for square, each in zip(squares, variances, strict=True)]
+
+
+def _ratio(square: float, variance: float) -> float:
+    if variance > 0 or math.isnan(variance):
+        return float(square / variance)
+    return math.inf if square else Undefined("the derivatives of all samples are zero")
+
+
+def share_in_span(components: NDArray[np.float64], squared_norm: float) -> float:
+    """Share of ‖ḡ‖² in the span of orthonormal vectors, by the components of ḡ along them."""
+    if squared_norm == 0:
+        return Undefined(ZERO_MEAN)
+    return min(float(np.square(components).sum()) / squared_norm, 1.0)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from gradlens.quantities.alpha import Alpha
 from gradlens.quantities.cabs import CABS
+from gradlens.quantities.directional_derivatives import DirectionalDerivatives
 from gradlens.quantities.distance import Distance
 from gradlens.quantities.early_stopping import EarlyStopping
 from gradlens.quantities.grad_covariance import GradCovariance
@@ -49,6 +50,7 @@ __all__ = [
     "ConditionNumber",
     "CurvatureQuantity",
     "DeadNeurons",
+    "DirectionalDerivatives",
     "Distance",
     "EarlyStopping",
     "GradCovariance",

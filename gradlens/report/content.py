@@ -13,10 +13,12 @@ from gradlens.instruments import (
     CorrelationsInstrument,
     CovarianceRanksInstrument,
     CovarianceSpectrumInstrument,
+    DirectionsInstrument,
     Instrument,
     LayerLinesInstrument,
     LayerMapInstrument,
     LayerStableRanksInstrument,
+    OverlapInstrument,
     ParametersInstrument,
     StabilityInstrument,
 )
@@ -48,6 +50,8 @@ PARTS: Mapping[type[Instrument], tuple[str, ...]] = {
     CorrelationsInstrument: ("correlation",),
     LayerStableRanksInstrument: ("median stable rank",),
     StabilityInstrument: ("sharpness",),
+    DirectionsInstrument: ("median SNR",),
+    OverlapInstrument: ("overlap",),
 }
 """Parts of a series that share a panel, of those that have different units."""
 

@@ -25,6 +25,8 @@ HINTS: Mapping[str, str] = {
     "Stability": "Healthy: sharpness is below the threshold, or hovers at it with full batches.",
     "HessEigenvalues": "Healthy: a few large ones, in classification about as many as classes.",
     "SpectralDensity": "Healthy: a bulk at zero and outliers to the right.",
+    "DirectionalDerivatives": "The gradient soon lies in few directions of large curvature, and is "
+    "mostly noise along them: where the ratio is above 4, one step is signal.",
     "HessTrace": "Healthy: it settles. Below zero, negative curvature prevails.",
     "TICTrace": "Healthy: it stays small. If it rises while the training loss falls, look at the "
     "test loss.",

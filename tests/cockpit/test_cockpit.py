@@ -87,6 +87,7 @@ def everything() -> list[Quantity]:
         quantities.TICTrace(samples=2, curvature="diag_ggn_mc"),
         quantities.SpectralDensity(probes=2, steps=5),
         quantities.Stability(max_products=20),
+        quantities.DirectionalDerivatives(k=2),
     ]
 
 

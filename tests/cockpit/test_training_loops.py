@@ -318,6 +318,7 @@ def curvature_quantities() -> list[Quantity]:
         quantities.TICTrace(samples=3, curvature="diag_ggn_mc"),
         quantities.SpectralDensity(),
         quantities.Stability(),
+        quantities.DirectionalDerivatives(k=2),
         CABS(),
         Alpha(),
     ]

@@ -68,6 +68,12 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, list[float]]]] = {
          {"eigenvalues": np.array([9.0, 1.0]), "converged": False, "reason": "tired"}),
         {"HessEigenvalues λ1": [3.0, NAN]},
     ),
+    "DirectionalDerivatives": (
+        ({"overlap": 0.5, "gradient_snr": [4.0, 1.0, 2.0]},
+         {"overlap": NAN, "gradient_snr": [3.0, NAN]}),
+        {"DirectionalDerivatives overlap": [0.5, NAN],
+         "DirectionalDerivatives median SNR": [2.0, 3.0]},
+    ),
     "SpectralDensity": (({"grid": np.ones(3), "density": np.ones(3)},), {}),
     "Stability": (
         ({"sharpness": 3.0, "threshold": 2.0, "ratio": 1.5},),

@@ -50,6 +50,7 @@ VIEWS: dict[str, View] = {
     "HessTrace": View("Hessian trace", group="curvature", yscale="symlog"),
     "HessEigenvalues": View("Curvature eigenvalues", group="curvature", yscale="symlog"),
     "SpectralDensity": View("Hessian spectral density", group="curvature", yscale="log"),
+    "DirectionalDerivatives": View("Signal along directions", group="curvature", yscale="log"),
     "HessMaxEV": View("Largest Hessian eigenvalue", group="curvature", yscale="symlog"),
     "TICDiag": View("TIC, diagonal", group="curvature", yscale="log"),
     "TICTrace": View("TIC, trace", group="curvature", yscale="log"),
@@ -119,6 +120,7 @@ def value(kind: str, step: int, last: int, names: Mapping[str, tuple[int, ...]],
             "products": 40,
             "reason": "" if step % 3 != 1 else "stopped after 40 products",
         },
+        "DirectionalDerivatives": lambda: directional_derivatives(time, noise),
         "HessMaxEV": lambda: 40 * time * noise - 3,
         "TICDiag": lambda: 4e4 * ratio * noise,
         "TICTrace": lambda: 30 * ratio,
@@ -164,6 +166,18 @@ def spectral_density(width: float) -> dict[str, Any]:
     density = np.exp(-((8 * grid / width) ** 2)) + 0.01 * np.exp(-((grid - 2) ** 2) * 40)
     return {"grid": grid, "density": density, "low": 0.6 * density, "high": 1.4 * density,
             "width": 0.1}  # fmt: skip
+
+
+def directional_derivatives(time: float, noise: float) -> dict[str, Any]:
+    """Signal at the start, along the first directions; the last one doesn't exist."""
+    places = np.arange(1, 8)
+    return {
+        "eigenvalues": [*(4.0 / places), NONE],
+        "gradient": [*(0.1 * noise / places), NONE],
+        "gradient_snr": [*(noise + 40 * math.exp(-8 * time) / places**2), NONE],
+        "curvature_snr": [*(50 * noise * places), NONE],
+        "overlap": 0.2 + 0.7 * time,
+    }
 
 
 def noise_scale(squared_norm: float) -> dict[str, Any]:
@@ -221,6 +235,7 @@ def spectrum(size: float, rng: Any) -> dict[str, Any]:
 
 HEAVY = {"GradHist1d": 10, "GradHist2d": 10, "GradCovariance": 5, "Parameters": 2, "HessTrace": 5,
          "HessEigenvalues": 5, "HessMaxEV": 5, "Stability": 5, "SpectralDensity": 10,
+         "DirectionalDerivatives": 5,
          "InputCovariance": 5, "OutputGradientCovariance": 5}  # fmt: skip
 """What nobody records at every step."""
 
@@ -257,6 +272,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "AlphaInstrument": ("Alpha",),
     "HessEigenvaluesInstrument": ("HessEigenvalues",),
     "SpectralDensityInstrument": ("SpectralDensity",),
+    "DirectionsInstrument": ("DirectionalDerivatives",),
+    "OverlapInstrument": ("DirectionalDerivatives",),
     "HessTraceInstrument": ("HessTrace",),
     "HessMaxEVInstrument": ("HessMaxEV",),
     "TICInstrument": ("TICDiag", "TICTrace"),

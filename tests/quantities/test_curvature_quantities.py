@@ -460,6 +460,7 @@ ALL: list[Callable[[], Quantity]] = [
     quantities.HessTrace,
     lambda: quantities.SpectralDensity(probes=2, steps=5),
     quantities.Stability,
+    quantities.DirectionalDerivatives,
 ]
 
 
@@ -470,7 +471,7 @@ def test_every_curvature_quantity_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("build", ALL, ids=lambda build: type(build()).__name__)
-@pytest.mark.filterwarnings("ignore:.*is estimated, by Hutchinson")
+@pytest.mark.filterwarnings("ignore:.*(is estimated, by Hutchinson|by Lanczos)")
 def test_training_is_bit_identical(build: Callable[[], Quantity]) -> None:
     def train(tracked: bool) -> tuple[list[Tensor], Tensor]:
         torch.manual_seed(0)

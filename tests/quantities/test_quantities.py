@@ -192,7 +192,13 @@ CASES |= {
 WITHOUT_FORMULA = {"Time"}
 IN_UPDATES = {"Alpha", "CABS", "Distance", "EarlyStopping", "UpdateSize"}
 """Tested in test_update_quantities.py."""
-OF_CURVATURE = {"HessEigenvalues", "HessMaxEV", "SpectralDensity", "Stability"}
+OF_CURVATURE = {
+    "DirectionalDerivatives",
+    "HessEigenvalues",
+    "HessMaxEV",
+    "SpectralDensity",
+    "Stability",
+}
 """Tested in test_curvature_quantities.py."""
 OF_DIAGONALS = {"HessTrace", "TICDiag", "TICTrace"}
 """Tested in test_diagonals.py."""

@@ -79,6 +79,9 @@ LAWS: dict[str, Law] = {
     "HessEigenvalues": Law(
         lambda c: quantities.HessEigenvalues(k=2), {"": 0, "eigenvalues": 1, "residuals": 1}
     ),
+    "DirectionalDerivatives": Law(
+        lambda c: quantities.DirectionalDerivatives(k=2), {"": 0, "eigenvalues": 1, "gradient": 1}
+    ),
     "HessTrace": Law(lambda c: quantities.HessTrace(curvature="diag_ggn_exact"), ONCE),
     "SpectralDensity": Law(
         lambda c: quantities.SpectralDensity(), {"": -1, "grid": 1, "width": 1}

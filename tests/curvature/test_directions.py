@@ -1,0 +1,375 @@
+"""Directions of largest curvature equal those of dense matrices, sample by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlens
+from gradlens import Cockpit, quantities
+from gradlens.curvature import (
+    GGNOperator,
+    LowRankGGN,
+    Probe,
+    directional_derivatives,
+    directions,
+    low_rank,
+)
+from gradlens.history.undefined import Undefined
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.per_sample.operators import passes
+from tests.cases.curvature_cases import build, dense_ggn
+from tests.cases.networks import NETWORKS
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Per-sample gradients ``[N, D]`` and parts ``[N, D, D]`` of the matrix of a mean loss."""
+
+    gradients: np.ndarray
+    parts: np.ndarray
+
+    @property
+    def matrix(self) -> np.ndarray:
+        return self.parts.mean(0)
+
+    @property
+    def gradient(self) -> np.ndarray:
+        return self.gradients.mean(0)
+
+
+def dense(outputs: Tensor, loss: Tensor, parameters: list[nn.Parameter], factor: float) -> Dense:
+    """By one backward pass for each output; ``factor`` makes ℓₙ of its contribution to the loss."""
+    n, size = len(outputs), outputs[0].numel()
+
+    def gradient(of: Tensor) -> Tensor:
+        found = torch.autograd.grad(of, parameters, retain_graph=True, materialize_grads=True)
+        return torch.cat([part.flatten() for part in found])
+
+    jacobian = torch.stack([gradient(each) for each in outputs.flatten()]).view(n, size, -1)
+    (slopes,) = torch.autograd.grad(loss, outputs, create_graph=True)
+    rows = [
+        torch.autograd.grad(slope, outputs, retain_graph=True, materialize_grads=True)[0]
+        for slope in slopes.flatten()
+    ]
+    hessian = torch.stack(rows).view(n, size, n, size)
+    own = torch.stack([hessian[each, :, each] for each in range(n)])
+    gradients = torch.einsum("nk,nkd->nd", slopes.detach().view(n, size), jacobian)
+    parts = torch.einsum("nkd,nkl,nle->nde", jacobian, own, jacobian)
+    return Dense((gradients * factor).numpy(), (parts * factor).numpy())
+
+
+def assert_is(found: LowRankGGN, expected: Dense, ggn: GGNOperator) -> None:
+    """All of the spectrum, and what the samples do along the vectors that are well defined."""
+    spectrum = np.linalg.eigvalsh(expected.matrix)[::-1]
+    zeros = np.zeros(len(spectrum) - found.rank)
+    largest = spectrum[0]
+    all_values = [*found.eigenvalues, *zeros]
+    np.testing.assert_allclose(all_values, spectrum, rtol=1e-9, atol=1e-12 * largest)
+    assert found.trace == pytest.approx(np.trace(expected.matrix), rel=1e-9)
+    # Rounding of an eigenvector grows with the ratio of the largest eigenvalue to its own.
+    k = int((found.eigenvalues > 1e-5 * largest).sum())
+    vectors = found.eigenvectors(k)
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(k), atol=1e-9)
+    products = expected.matrix @ vectors
+    np.testing.assert_allclose(products, vectors * found.eigenvalues[:k], atol=1e-9 * largest)
+    first = expected.gradients @ vectors
+    second = np.einsum("dk,nde,ek->nk", vectors, expected.parts, vectors)
+    along = found.directional_derivatives(k)
+    sizes = {"first": np.abs(first).max(), "second": second.max()}
+    np.testing.assert_allclose(along.first, first, rtol=1e-9, atol=1e-9 * sizes["first"])
+    np.testing.assert_allclose(along.second, second, rtol=1e-9, atol=1e-9 * sizes["second"])
+    assert (along.first.mean(0) >= -1e-12).all()
+    by_products = directional_derivatives(ggn, vectors)
+    np.testing.assert_allclose(by_products.first, first, rtol=1e-9, atol=1e-9 * sizes["first"])
+    np.testing.assert_allclose(by_products.second, second, rtol=1e-9, atol=1e-9 * sizes["second"])
+    n = len(first)
+    for ratios, values in ((along.gradient_snr, first), (along.curvature_snr, second)):
+        expected_ratios = values.mean(0) ** 2 / (values.var(0, ddof=1) / n)
+        np.testing.assert_allclose(ratios, expected_ratios, rtol=1e-6, atol=1e-9)
+    for few in (1, k):
+        inside = np.square(expected.gradient @ vectors[:, :few]).sum()
+        share = inside / np.square(expected.gradient).sum()
+        assert found.gradient_overlap(few) == pytest.approx(share, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model", "criterion"),
+    [
+        ("linear", "mse-sum"),
+        ("perceptron", "mse-mean"),
+        ("convolutional", "cross-entropy-sum"),
+        ("unused", "cross-entropy-mean"),
+        ("tied", "mse-sum"),
+    ],
+)
+def test_dense_matrices(model: str, criterion: str) -> None:
+    problem = build(model, criterion)
+    loss, outputs = problem.forward()
+    ggn = GGNOperator(loss, outputs, problem.parameters, problem.mean_scale)
+    factor = len(outputs) * problem.mean_scale
+    expected = dense(outputs, loss, list(problem.parameters.values()), factor)
+    whole = dense_ggn(problem).numpy() * problem.mean_scale
+    np.testing.assert_allclose(expected.matrix, whole, rtol=1e-9, atol=1e-12)
+    assert_is(LowRankGGN(ggn, problem.model), expected, ggn)
+
+
+def of_network(name: str, samples: int = 3) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network, its outputs, of which each sample has seven at most, and a convex loss of them."""
+    torch.manual_seed(0)
+    model = NETWORKS[name].build().double()
+    outputs = model(NETWORKS[name].inputs(samples)).flatten(1)[:, :7]
+    targets = torch.randn_like(outputs).detach().softmax(1)
+    loss = nn.functional.cross_entropy(outputs, targets) + outputs[:, 0].exp().mean()
+    return model, outputs, loss
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        "mlp",
+        "linear, sequence",
+        "conv1d, stride and dilation",
+        "conv2d, depthwise",
+        "embedding",
+        "layer norm, sequence",
+        "batch norm 2d, eval",
+        "data-dependent branch",
+        pytest.param("lstm", marks=pytest.mark.slow),
+        pytest.param("tied weights", marks=pytest.mark.slow),
+    ],
+)
+def test_kinds_of_layers(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "BLOCK_BYTES", 1)  # one row of a weight at a time
+    model, outputs, loss = of_network(network)
+    parameters = dict(model.named_parameters())
+    ggn = GGNOperator(loss, outputs, parameters)
+    assert_is(LowRankGGN(ggn, model), dense(outputs, loss, list(parameters.values()), 3), ggn)
+
+
+CROSS_ENTROPIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "weighted": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 0.2, 3.0]).double()),
+    "ignored targets": nn.CrossEntropyLoss(ignore_index=1),
+    "smoothed labels": nn.CrossEntropyLoss(label_smoothing=0.1),
+}
+
+
+@pytest.mark.parametrize("criterion", CROSS_ENTROPIES)
+def test_losses_whose_samples_differ_in_weight(criterion: str) -> None:
+    problem = build("perceptron", "cross-entropy-mean")
+    outputs = problem.model(problem.inputs)
+    loss = CROSS_ENTROPIES[criterion](outputs, torch.tensor([0, 1, 2, 0, 1, 2]))
+    ggn = GGNOperator(loss, outputs, problem.parameters)
+    expected = dense(outputs, loss, list(problem.parameters.values()), 6)
+    assert_is(LowRankGGN(ggn, problem.model), expected, ggn)
+
+
+def test_the_first_eigenvectors_are_those_of_all() -> None:
+    model, outputs, loss = of_network("mlp")
+    found = LowRankGGN(GGNOperator(loss, outputs, dict(model.named_parameters())), model)
+    more = found.rank + 5
+    assert found.eigenvectors(more).shape == (found.ggn.shape[0], found.rank)
+    np.testing.assert_allclose(found.eigenvectors(2), found.eigenvectors(more)[:, :2], atol=1e-12)
+    assert found.directional_derivatives(more).first.shape == (3, found.rank)
+    every = found.directional_derivatives(more)
+    np.testing.assert_array_equal(found.directional_derivatives(2).second, every.second[:, :2])
+
+
+def coupled_loss(outputs: Tensor) -> Tensor:
+    return (outputs[0] * outputs[1]).sum() + outputs.square().sum()
+
+
+def normalised(outputs: Tensor) -> Tensor:
+    return nn.BatchNorm1d(3).double()(outputs)
+
+
+REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], str]] = {
+    "a loss of pairs": (lambda z: z, coupled_loss, "not a sum over samples"),
+    "a linear loss": (lambda z: z, lambda z: z.sum(), "linear in"),
+    "a loss that is not convex": (lambda z: z, lambda z: z.sin().sum(), "not convex"),
+    "BatchNorm in train mode": (normalised, lambda z: z.square().sum(), "in eval mode, as on a"),
+    "samples that meet": (
+        lambda z: z - z.mean(0),
+        lambda z: z.square().sum(),
+        "no per-sample grad",
+    ),
+    "outputs without samples": (lambda z: z.sum(), lambda z: z.square(), "no samples"),
+    "no samples": (lambda z: z[:0], lambda z: z.square().sum(), "no samples"),
+    "Inf": (lambda z: z, lambda z: z.square().mean() * torch.inf, "NaN or Inf"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    change, loss_of, reason = REFUSED[case]
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3).double()
+    outputs = change(model(torch.randn(6, 4).double()))
+    ggn = GGNOperator(loss_of(outputs), outputs, dict(model.named_parameters()))
+    with pytest.raises(UnavailableError, match=reason):
+        LowRankGGN(ggn, model)
+    if case in ("a loss of pairs", "BatchNorm in train mode", "samples that meet", "no samples"):
+        with pytest.raises(UnavailableError, match=reason):
+            directional_derivatives(ggn, np.ones((15, 1)), model)
+
+
+@pytest.mark.parametrize("limit", ["MAX_COLUMNS", "MAX_BYTES"])
+def test_what_would_be_too_large_is_refused(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(low_rank, limit, 10)
+    model, outputs, loss = of_network("mlp", 6)
+    with pytest.raises(UnavailableError, match=r"more.*than"):
+        LowRankGGN(GGNOperator(loss, outputs, dict(model.named_parameters())), model)
+
+
+def track(
+    model: nn.Module,
+    inputs: Tensor,
+    loss_of: Callable[[Tensor], Tensor],
+    k: int = 3,
+    on: Probe | None = None,
+    **options: Any,
+) -> tuple[Any, list[str]]:
+    """The value of one step, and the notes on it."""
+    cockpit = Cockpit(model, [quantities.DirectionalDerivatives(k=k, on=on)], **options)
+    outputs = model(inputs)
+    loss = loss_of(outputs)
+    with cockpit(0, loss=loss):
+        loss.backward()
+    cockpit.close()
+    notes = [note.text for note in cockpit.history.notes]
+    return cockpit.history["DirectionalDerivatives"][0], notes
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_quantity(reduction: Any) -> None:
+    problem = build("perceptron", f"cross-entropy-{reduction}")
+
+    def loss_of(outputs: Tensor) -> Tensor:
+        return problem.criterion(outputs, problem.targets)
+
+    found, notes = track(problem.model, problem.inputs, loss_of, loss_reduction=reduction)
+    loss, outputs = problem.forward()
+    factor = len(outputs) * problem.mean_scale
+    expected = dense(outputs, loss, list(problem.parameters.values()), factor)
+    values, vectors = np.linalg.eigh(expected.matrix)
+    vectors = vectors[:, :-4:-1]
+    along = expected.gradients @ vectors
+    np.testing.assert_allclose(found["eigenvalues"], values[:-4:-1], rtol=1e-9)
+    np.testing.assert_allclose(found["gradient"], abs(along.mean(0)), rtol=1e-8)
+    ratios = along.mean(0) ** 2 / along.var(0, ddof=1) * len(along)
+    np.testing.assert_allclose(found["gradient_snr"], ratios, rtol=1e-8)
+    curved = np.einsum("dk,nde,ek->nk", vectors, expected.parts, vectors)
+    ratios = curved.mean(0) ** 2 / curved.var(0, ddof=1) * len(along)
+    np.testing.assert_allclose(found["curvature_snr"], ratios, rtol=1e-8)
+    share = np.square(along.mean(0)).sum() / np.square(expected.gradient).sum()
+    assert found["overlap"] == pytest.approx(share, rel=1e-9)
+    assert not notes
+
+
+def test_lanczos_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+    inputs, targets = torch.randn(12, 6).double(), torch.randint(4, (12,))
+
+    def loss_of(outputs: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets)
+
+    exact, notes = track(model, inputs, loss_of)
+    assert not notes
+    monkeypatch.setattr(directions, "MAX_OUTPUTS", 3)
+    monkeypatch.setattr(directions, "TOLERANCE", 1e-9)
+    with pytest.warns(UserWarning, match="by Lanczos' method: 4 outputs"):
+        found, notes = track(model, inputs, loss_of)
+    assert found.keys() == exact.keys()
+    for name, value in exact.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+
+
+def reasons(values: list[float]) -> set[str]:
+    return {value.reason for value in values if isinstance(value, Undefined)}
+
+
+def test_entries_beyond_the_rank_are_undefined() -> None:
+    torch.manual_seed(0)
+    found, _ = track(nn.Linear(2, 1), torch.randn(8, 2), lambda z: z.square().mean(), k=5)
+    assert np.isfinite(found["eigenvalues"][:3]).all()
+    assert found["overlap"] == pytest.approx(1, abs=1e-4)
+    for name in ("eigenvalues", "gradient", "gradient_snr", "curvature_snr"):
+        assert len(found[name]) == 5
+        (reason,) = reasons(found[name][3:])
+        assert "only 3 eigenvalues" in reason
+
+
+def test_a_single_sample_and_a_gradient_of_zero() -> None:
+    torch.manual_seed(0)
+    found, _ = track(nn.Linear(2, 2), torch.randn(1, 2), lambda z: z.square().mean(), k=2)
+    assert np.isfinite(found["eigenvalues"]).all()
+    assert reasons(found["gradient_snr"]) == {"N = 1: a variance over samples needs two of them"}
+    model, inputs = nn.Linear(2, 1), torch.randn(4, 2)
+    targets = model(inputs).detach()
+    found, _ = track(model, inputs, lambda z: (z - targets).square().mean(), k=1)
+    assert found["overlap"].reason == "the mean gradient is zero"
+    assert reasons(found["gradient_snr"]) == {"the derivatives of all samples are zero"}
+    assert np.isfinite(found["curvature_snr"]).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*(by Lanczos|couples the samples)")
+def test_coupled_samples_have_no_derivatives_of_their_own() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double()
+    inputs, targets = torch.randn(8, 4).double(), torch.randint(3, (8,))
+    loss_of = nn.CrossEntropyLoss()
+    found, _ = track(model, inputs, lambda z: loss_of(z, targets), k=2)
+    outputs = model(inputs)
+    loss, parameters = loss_of(outputs, targets), list(model.parameters())
+    ggn = GGNOperator(loss, outputs, dict(model.named_parameters()))
+    matrix = ggn @ np.eye(ggn.shape[0])
+    values, vectors = np.linalg.eigh(matrix)
+    np.testing.assert_allclose(found["eigenvalues"], values[:-3:-1], rtol=1e-3)
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)]).numpy()
+    share = np.square(gradient @ vectors[:, -2:]).sum() / np.square(gradient).sum()
+    assert found["overlap"] == pytest.approx(share, rel=1e-2)
+    for name in ("gradient_snr", "curvature_snr"):
+        assert any("in eval mode, as on a Probe, it doesn't" in r for r in reasons(found[name]))
+    on = Probe([(inputs, targets)], loss_of)
+    found, _ = track(model, inputs, lambda z: loss_of(z, targets), k=2, on=on)
+    assert np.isfinite(found["gradient_snr"]).all()
+    batches = Probe([(inputs, targets)] * 2, loss_of)
+    found, _ = track(model, inputs, lambda z: loss_of(z, targets), k=2, on=batches)
+    assert "single batch" in found.reason
+
+
+def test_positions_of_a_sequence_are_of_one_sample() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)).double()
+    words, following = torch.randint(9, (6, 10)), torch.randint(9, (6, 10))
+
+    def loss_of(outputs: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs.flatten(0, 1), following.flatten())
+
+    with pytest.warns(UserWarning, match="90 outputs for each sample are more than 64"):
+        found, _ = track(model, words, loss_of, k=2)
+    outputs = model(words)
+    loss = loss_of(outputs)
+    exact = LowRankGGN(GGNOperator(loss, outputs, dict(model.named_parameters())), model)
+    derivatives = exact.directional_derivatives(2)
+    np.testing.assert_allclose(found["eigenvalues"], exact.eigenvalues[:2], rtol=1e-3)
+    np.testing.assert_allclose(found["curvature_snr"], derivatives.curvature_snr, rtol=0.1)
+
+
+def test_no_direction_is_no_choice() -> None:
+    with pytest.raises(ValueError, match="k=0 selects no direction"):
+        quantities.DirectionalDerivatives(k=0)
+
+
+def test_noise_alone_has_a_ratio_of_one_on_average() -> None:
+    values = np.random.default_rng(0).standard_normal((100, 4000))
+    ratios = np.array(gradlens.curvature.DirectionalDerivatives(values, values**2).gradient_snr)
+    assert ratios.mean() == pytest.approx(1, abs=0.1)
+    assert 0.04 < (ratios > 4).mean() < 0.06
