@@ -51,6 +51,7 @@ BELOW = {
     "gradlens.compat.taiyi": ("gradlens.quantities",),
     "gradlens.instruments": ("gradlens.history",),
     "gradlens.plotting": ("gradlens.instruments", "gradlens.diagnosis"),
+    "gradlens.landscape": ("gradlens.curvature", "gradlens.plotting", "gradlens.signals"),
     "gradlens.integrations": ("gradlens.cockpit", "gradlens.plotting"),
     "gradlens.compat.cockpit": ("gradlens._version", "gradlens.cockpit", "gradlens.plotting"),
     "gradlens.report": ("gradlens.plotting",),
@@ -66,6 +67,7 @@ BELOW = {
         "gradlens.compat.taiyi",
         "gradlens.diagnosis",
         "gradlens.integrations",
+        "gradlens.landscape",
         "gradlens.recorders",
     ),
 }
