@@ -67,12 +67,12 @@ def main(folder: Path) -> None:
         ),
         "On the plane of the training": loss_on_plane(model, probe, principal, trajectory=states),
     }
-    figure = Figure(figsize=(13, 7.4), facecolor="white")
+    figure = Figure(figsize=(11, 6.6), facecolor="white")
     axes = figure.subplots(2, 3)
     for ax, (text, found) in zip(axes.flat, (lines | planes).items(), strict=True):
         found.plot(ax)
         title(ax, text)
-    figure.subplots_adjust(0.05, 0.065, 0.99, 0.92, wspace=0.2, hspace=0.35)
+    figure.subplots_adjust(0.055, 0.07, 0.99, 0.915, wspace=0.24, hspace=0.38)
     figure.savefig(folder / "landscapes.png", dpi=150)
 
 

@@ -10,6 +10,7 @@ from gradlens.instruments.style import (
     PAPER,
     TICK_SIZE,
     font_scale,
+    points,
     shorten,
     size_in_points,
 )
@@ -17,6 +18,9 @@ from gradlens.plotting.output import TextFigure
 
 SIZE = 1.5
 """Width and height of a new figure in panels of a cockpit's figure."""
+
+MARGIN = 25.0
+"""Points on the left of an axis, where the labels of its ticks are."""
 
 
 def new_axes() -> Axes:
@@ -28,9 +32,16 @@ def new_axes() -> Axes:
 
 
 def label_axes(ax: Axes, below: str, left: str) -> None:
-    """Labels of the axes, with their middles left out where there is no room."""
+    """Labels of the axes, with their middles left out where there is no room.
+
+    That below the axis ends on the right, and may begin left of the axis.
+    """
     width, height = size_in_points(ax)
     ax.set_xlabel(
-        shorten(below, width, TICK_SIZE), loc="right", fontsize=TICK_SIZE, color=MUTED, labelpad=1
+        shorten(below, width + points(MARGIN), TICK_SIZE),
+        loc="right",
+        fontsize=TICK_SIZE,
+        color=MUTED,
+        labelpad=1,
     )
     ax.set_ylabel(shorten(left, height, TICK_SIZE), fontsize=TICK_SIZE, color=MUTED, labelpad=2)

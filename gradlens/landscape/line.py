@@ -54,8 +54,9 @@ class LossLine:
     def plot(self, ax: Axes | None = None) -> Drawing:
         """Draw the losses, the parabola and the origin on ``ax``, or on a new figure.
 
-        The axis is logarithmic if the largest loss is over 30 times the smallest. Red ticks on the
-        base line are at NaNs, grey ones at the top at infinite losses.
+        The key has the parabola's slope and curvature. The axis is logarithmic if the largest loss
+        is over 30 times the smallest. Red ticks on the base line are at NaNs, grey ones at the top
+        at infinite losses.
         """
         ax = new_axes() if ax is None else ax
         dress(ax)
@@ -99,4 +100,4 @@ class LossLine:
 
     def _derivatives(self) -> str:
         slope, curvature = number_label(self.slope, 2), number_label(self.curvature, 2)
-        return f"parabola: slope {slope}, curvature {curvature}"
+        return f"slope {slope}, curvature {curvature}"

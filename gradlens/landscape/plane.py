@@ -96,7 +96,7 @@ class LossPlane:
         parts = [f"colour: mean loss{'' if type(norm) is Normalize else ', log'}"]
         parts += [] if finite.all() else ["hatched: no finite number"]
         if len(self.path):
-            parts.append(f"{100 * self.in_plane:.0f} % of the trajectory is in the plane")
+            parts.append(f"path: {100 * self.in_plane:.0f} % in the plane")
         return artists | {"subtitle": subtitle(ax, " · ".join(parts))}
 
     def _map(self, ax: Axes, bar: Axes) -> tuple[Artists, Normalize]:

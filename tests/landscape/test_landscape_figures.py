@@ -66,14 +66,14 @@ def test_a_parabola_that_cannot_be_had_is_left_out() -> None:
     why = Undefined("no second derivative")
     drawn = replace(LINE, curvature=why).plot()
     assert "parabola" not in drawn.artists
-    assert "parabola" not in texts(drawn.figure)
+    assert "curvature" not in texts(drawn.figure)
 
 
 def test_a_plane_has_the_path_and_its_share() -> None:
     path = np.array([[0.5, 0.5], [0.0, 0.0]])
     drawn = replace(PLANE, path=path, in_plane=0.913).plot()
     assert drawn.artists["path"].get_xydata().tolist() == path.tolist()
-    assert "91 % of the trajectory is in the plane" in texts(drawn.figure)
+    assert "path: 91 % in the plane" in texts(drawn.figure)
     inner = drawn.artists["origin"].axes
     assert isinstance(inner, Axes)
     assert (inner.get_xlim(), inner.get_ylim()) == ((-1.0, 1.0), (-0.5, 1.0))
