@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gradlens import (
         curvature,
         instruments,
+        landscape,
         quantities,
         recorders,
         reductions,
@@ -60,6 +61,7 @@ __all__ = [
     "extend",
     "from_taiyi",
     "instruments",
+    "landscape",
     "load_run",
     "per_sample_gradients",
     "quantities",
@@ -98,6 +100,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("monitor", "track", "watch"), "gradlens.Cockpit(model)"),
     **dict.fromkeys(("hessian", "hvp"), "gradlens.curvature"),
     "BatchGrad": "backpack.extensions.BatchGrad, or gradlens.PerSampleGradients",
+    **dict.fromkeys(("loss_landscape", "landscapes"), "gradlens.landscape"),
     "context": "gradlens.compat.cockpit.context, for programs that were written for cockpit",
     "hessian_trace": "gradlens.quantities.HessTrace",
     "plot": "gradlens.CockpitPlotter().plot(cockpit)",

@@ -52,6 +52,7 @@ BELOW = {
     "gradlens.compat.taiyi": ("gradlens.quantities",),
     "gradlens.instruments": ("gradlens.history",),
     "gradlens.plotting": ("gradlens.instruments", "gradlens.diagnosis"),
+    "gradlens.landscape": ("gradlens.curvature", "gradlens.plotting", "gradlens.signals"),
     "gradlens.integrations": ("gradlens.cockpit", "gradlens.plotting"),
     "gradlens.compat.cockpit": ("gradlens._version", "gradlens.cockpit", "gradlens.plotting"),
     "gradlens.report": ("gradlens.plotting",),
@@ -67,6 +68,7 @@ BELOW = {
         "gradlens.compat.taiyi",
         "gradlens.diagnosis",
         "gradlens.integrations",
+        "gradlens.landscape",
         "gradlens.recorders",
     ),
 }

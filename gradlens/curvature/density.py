@@ -86,10 +86,8 @@ def spectral_density(
     generator = np.random.default_rng(seed)
     products = Products(matrix)
     try:
-        rules = [
-            lanczos(products, rademacher(products, generator), steps).quadrature()
-            for _ in range(probes)
-        ]
+        starts = (rademacher(products, generator) for _ in range(probes))
+        rules = [found.quadrature() for found in lanczos(products, starts, steps)]
     except UnavailableError as error:
         nan = np.full(points, np.nan)
         return SpectralDensity(nan, nan, nan, nan, math.nan, probes, products.count, str(error))

@@ -37,9 +37,9 @@ def probed_diagonal(products: Products, samples: int, seed: Seed) -> RunningMean
         raise ValueError(f"{samples} samples: take one at least, two for a standard error")
     generator = np.random.default_rng(seed)
     mean = RunningMean()
-    for _ in range(samples):
-        probe = rademacher(products, generator)
-        mean.add(probe * products(probe))
+    probes = (rademacher(products, generator) for _ in range(samples))
+    for probe, image in products.each(probes):
+        mean.add(probe * image)
     return mean
 
 

@@ -192,8 +192,11 @@ class _Search:
             units = torch.eye(self.products.size, dtype=self.products.dtype)
             guesses = list(units.to(self.products.device))
         usable = [guess for guess in guesses if math.isfinite(float(norm(guess)))]
+        starts: list[Tensor] = []
         for guess in [*usable, *[None] * (self.tracked - len(usable))]:
-            self._add(guess, generator)
+            starts.append(self._unit(guess, starts, generator))
+        for unit, image in self.products.each(starts):
+            self._add(unit, image)
         self._solve()
 
     def expand(self, generator: np.random.Generator) -> None:
@@ -201,7 +204,9 @@ class _Search:
         if len(self.basis) == self.capacity:
             self._restart()
         open_pairs = (pair for pair in range(self.tracked) if not self._settled(pair))
-        self._add(self._residual(next(open_pairs, self.tracked - 1)), generator)
+        residual = self._residual(next(open_pairs, self.tracked - 1))
+        unit = self._unit(residual, self.basis, generator)
+        self._add(unit, self.products(unit))
         self.explored += 1
         self._solve()
 
@@ -222,11 +227,16 @@ class _Search:
             float(self.ritz[self.k]) if len(self.ritz) > self.k else math.nan,
         )
 
-    def _add(self, vector: Tensor | None, generator: np.random.Generator) -> None:
-        unit = None if vector is None else direction(vector, self.basis)
+    def _unit(
+        self, vector: Tensor | None, basis: Sequence[Tensor], generator: np.random.Generator
+    ) -> Tensor:
+        """What a vector adds to a basis, or a random one instead; of norm one."""
+        unit = None if vector is None else direction(vector, basis)
         while unit is None:
-            unit = direction(gaussian(self.products, generator), self.basis)
-        image = self.products(unit)
+            unit = direction(gaussian(self.products, generator), basis)
+        return unit
+
+    def _add(self, unit: Tensor, image: Tensor) -> None:
         self.basis.append(unit)
         self.images.append(image)
         column = torch.stack([inner(row, image) for row in self.basis])

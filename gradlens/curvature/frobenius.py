@@ -27,7 +27,8 @@ def frobenius_norm(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Est
     products = Products(matrix)
     generator = np.random.default_rng(seed)
     try:
-        squares = [products(rademacher(products, generator)).square().sum() for _ in range(samples)]
+        probes = (rademacher(products, generator) for _ in range(samples))
+        squares = [image.square().sum() for _, image in products.each(probes)]
     except UnavailableError as error:
         return undefined_estimate(products.count, str(error))
     (square,) = positive_estimates(torch.stack(squares)[:, None], products.count)

@@ -1,8 +1,10 @@
-"""Lanczos' method from one start vector."""
+"""Lanczos' method from several start vectors, each by itself."""
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -34,18 +36,44 @@ class Tridiagonal:
         return np.asarray(nodes, np.float64), np.asarray(vectors[0], np.float64) ** 2
 
 
-def lanczos(products: Products, start: Tensor, steps: int) -> Tridiagonal:
-    """At most ``steps`` steps from ``start`` ``[D]``, with full reorthogonalisation in float64.
+def lanczos(products: Products, starts: Iterable[Tensor], steps: int) -> Iterator[Tridiagonal]:
+    """At most ``steps`` steps from each start ``[D]``, with full reorthogonalisation in float64.
 
-    Paige (1972), variant A1; stops early where the space becomes invariant.
+    Paige (1972), variant A1; stops early where the space becomes invariant. Of a matrix over data,
+    the steps of as many starts as fit in memory take one pass.
     """
     steps = min(steps, products.size)
+    remaining = iter(starts)
+    while group := list(islice(remaining, products.together(kept=steps))):
+        yield from _side_by_side(products, [_steps(products, each, steps) for each in group])
+
+
+_Steps = Generator[Tensor, Tensor, Tridiagonal]
+"""Yields a vector for each step, and is sent its product."""
+
+
+def _side_by_side(products: Products, runs: list[_Steps]) -> list[Tridiagonal]:
+    """The results of the runs, whose next vectors are multiplied together."""
+    found: dict[int, Tridiagonal] = {}
+    waiting = {place: next(run) for place, run in enumerate(runs)}
+    while waiting:
+        images = products.each([*waiting.values()])
+        for place, (_, image) in zip([*waiting], images, strict=True):
+            try:
+                waiting[place] = runs[place].send(image)
+            except StopIteration as ended:
+                found[place] = ended.value
+                del waiting[place]
+    return [found[place] for place in range(len(runs))]
+
+
+def _steps(products: Products, start: Tensor, steps: int) -> _Steps:
     basis = torch.empty(steps, products.size, dtype=torch.float64, device=products.device)
     diagonal: list[float] = []
     off_diagonal: list[float] = []
     basis[0] = start / start.norm()
     for step in range(steps):
-        image = products(basis[step])
+        image = yield basis[step]
         diagonal.append(float(basis[step] @ image))
         rest = projected_out(image, basis[: step + 1])
         size = float(rest.norm())

@@ -91,6 +91,18 @@ class LossOverData:
 
         self._network.each(of_loss)
 
+    def mean(self) -> float:
+        """The mean loss of all samples, at the parameters' present values."""
+        divisor = self.samples if self.loss_reduction == "sum" else 1
+        total = 0.0
+
+        def add(batch: BatchLoss) -> None:
+            nonlocal total
+            total += float(batch.loss.detach()) * batch.weight / divisor
+
+        self.each(add)
+        return total
+
     def mean_gradient(self) -> list[Tensor]:
         """The gradient of the mean loss, one tensor for each parameter."""
         parameters = list(self.parameters.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class CurvatureOperator(LinearOperator, ABC):
     To scipy it is a ``LinearOperator``; ``product`` and ``multiply`` do the same in torch, on the
     parameters' device. ``scale`` multiplies the matrix: 1/N turns the curvature of a sum loss
     over N samples into that of the mean loss. Numbers are of the parameters' dtype, in float32
-    for half precisions.
+    for half precisions. ``joint`` says that several products together take less than one by one.
 
     The operator of a loss keeps its graph alive, and works until a parameter changes or the graph
     is freed. One over data computes each batch's loss anew. ``slices`` maps each parameter's name
@@ -44,6 +44,8 @@ class CurvatureOperator(LinearOperator, ABC):
     Raises ``ValueError`` without parameters, and for one that doesn't require a gradient;
     ``UnavailableError`` for complex ones.
     """
+
+    joint: ClassVar[bool] = False
 
     def __init__(self, parameters: Mapping[str, Tensor], scale: float) -> None:
         check_parameters(parameters)

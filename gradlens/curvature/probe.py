@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from gradlens.curvature.loss_over_data import LossFunction
+from torch import nn
+
+from gradlens.curvature.loss_over_data import LossFunction, LossOverData
 from gradlens.curvature.network_over_data import Split, as_pair, check_data
+from gradlens.hooks.undisturbed import in_eval_mode
 from gradlens.per_sample.context import check_loss_reduction
 from gradlens.per_sample.labelling.batch import LossReduction
 
@@ -40,3 +44,17 @@ class Probe:
     def __post_init__(self) -> None:
         check_data(self.data)
         check_loss_reduction(self.loss_reduction)
+
+    def loss_of(self, model: nn.Module) -> LossOverData:
+        """The loss over the data as a function of a model's parameters; checks both."""
+        return LossOverData(
+            model,
+            self.loss_function,
+            self.data,
+            loss_reduction=self.loss_reduction,
+            split=self.split,
+        )
+
+    def mode_of(self, model: nn.Module) -> AbstractContextManager[None]:
+        """A context in which the modules of a model are in the probe's mode."""
+        return nullcontext() if self.training else in_eval_mode(model)

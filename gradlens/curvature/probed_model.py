@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, final
 
 from torch import nn
@@ -15,7 +15,6 @@ from gradlens.curvature.loss_over_data import BatchLoss, LossOverData
 from gradlens.curvature.probe import Probe
 from gradlens.hooks.layer_hooks import HookInstaller
 from gradlens.hooks.torch_private import uncompiled_backward
-from gradlens.hooks.undisturbed import in_eval_mode
 from gradlens.per_sample.gradients import Plans
 
 
@@ -48,9 +47,11 @@ class ProbedModel:
 
         Raises ``ValueError`` as ``LossOverData`` does, and whatever the model raises.
         """
-        mode = nullcontext() if self._probe.training else in_eval_mode(self._model)
+        mode = self._probe.mode_of(self._model)
         with self._layer_hooks.installed(), mode, uncompiled_backward():
-            loss = self._checked_loss()
+            if self._loss is None:
+                self._loss = self._probe.loss_of(self._model)
+            loss = self._loss
             batches = BatchCurvatures(loss, global_step, parameters, self._model, self._plans)
             if loss.batches > 1:
                 yield DataCurvature(batches, global_step, parameters, optimizer)
@@ -62,18 +63,6 @@ class ProbedModel:
     def close(self) -> None:
         """Forget the hooks on layers."""
         self._layer_hooks.close()
-
-    def _checked_loss(self) -> LossOverData:
-        if self._loss is None:
-            probe = self._probe
-            self._loss = LossOverData(
-                self._model,
-                probe.loss_function,
-                probe.data,
-                loss_reduction=probe.loss_reduction,
-                split=probe.split,
-            )
-        return self._loss
 
 
 @final

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
 
 SymmetricMatrix: TypeAlias = "LinearOperator[Any] | NDArray[Any]"
 """A curvature operator, any other symmetric linear operator, or a matrix ``[D, D]``."""
+
+JOINT_BYTES = 192 * 2**20
+"""Memory of products that take one pass through data together.
+
+A trade-off of memory against passes: that of the subspace in which eigenvalues are searched for.
+"""
+
+VECTOR_BYTES = 48
+"""Memory that each element of these vectors takes at most.
+
+Six float64 numbers: of the vector, its copy in a stack and what it is computed from; and of the
+product, the sum over batches, the flat vector and its copy in a stack.
+"""
 
 NOT_FINITE = "a product of the matrix with a finite vector contains NaN or Inf"
 _WITHOUT_FLOAT64 = ("mps",)
@@ -40,11 +54,34 @@ class Products:
         self.dtype = torch.float64
         if own_precision and isinstance(matrix, CurvatureOperator):
             self.dtype, self.device = matrix.torch_dtype, matrix.device
+        self._joint = isinstance(matrix, CurvatureOperator) and matrix.joint
         self.count = 0
         self.norm = 0.0
 
     def __call__(self, vector: Tensor) -> Tensor:
         return self._checked(vector, self._multiply(vector))
+
+    def each(self, vectors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each vector ``[D]`` with its product, in their order.
+
+        Of a matrix over data, as many as ``JOINT_BYTES`` hold take one pass, but at least one.
+        """
+        remaining = iter(vectors)
+        while several := list(islice(remaining, self.together())):
+            if len(several) == 1:
+                yield several[0], self(several[0])
+                continue
+            found = self._multiply_many(torch.stack(several))
+            for vector, product in zip(several, found, strict=True):
+                yield vector, self._checked(vector, product)
+
+    def together(self, kept: int = 0) -> int:
+        """How many vectors of a matrix over data ``JOINT_BYTES`` hold, and one of any other matrix.
+
+        ``kept`` vectors in float64 are kept for each of them.
+        """
+        bytes_each = (VECTOR_BYTES + 8 * kept) * self.size
+        return max(1, JOINT_BYTES // bytes_each) if self._joint else 1
 
     def many(self, vectors: Tensor) -> Tensor:
         """The products with the rows of ``vectors`` ``[k, D]``, as rows ``[k, D]``.

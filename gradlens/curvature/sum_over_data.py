@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, final
+from typing import ClassVar, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class SumOverData(CurvatureOperator):
     that of the parameters' values and the model's mode at the time of the product. ``parameters``
     are by default those of ``loss``.
     """
+
+    joint: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import tee
 
 import numpy as np
 import torch
@@ -121,22 +122,23 @@ def hutch_plus_plus(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Es
     diagonal = RunningMean()
     try:
         basis = _range(products, samples, generator)
-        exact = sum(float(row @ products(row)) for row in basis)
-        for _ in range(samples):
-            probe = rademacher(products, generator)
-            image = products(projected_out(probe, basis))
+        exact = sum(float(row @ image) for row, image in products.each(basis))
+        probes, others = tee(rademacher(products, generator) for _ in range(samples))
+        rest = products.each(projected_out(probe, basis) for probe in others)
+        for probe, (_, image) in zip(probes, rest, strict=True):
             diagonal.add(probe * projected_out(image, basis))
     except UnavailableError as error:
         return undefined_estimate(products.count, str(error))
-    (rest,) = hutchinson_estimates(diagonal, [slice(None)], products.count)
-    return replace(rest, value=exact + rest.value)
+    (left,) = hutchinson_estimates(diagonal, [slice(None)], products.count)
+    return replace(left, value=exact + left.value)
 
 
 def _range(products: Products, samples: int, generator: np.random.Generator) -> Tensor:
     """Orthonormal rows ``[at most samples, D]`` that span products with random vectors."""
     basis = torch.empty(0, products.size, dtype=torch.float64, device=products.device)
-    for _ in range(min(samples, products.size)):
-        unit = direction(products(gaussian(products, generator)), basis)
+    draws = (gaussian(products, generator) for _ in range(min(samples, products.size)))
+    for _, image in products.each(draws):
+        unit = direction(image, basis)
         if unit is not None:
             basis = torch.cat([basis, unit[None]])
     return basis

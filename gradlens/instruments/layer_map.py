@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.collections import PolyCollection, QuadMesh
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LogNorm, Normalize, SymLogNorm
@@ -114,7 +115,7 @@ class LayerMapInstrument(Instrument):
         text = _words(what, norm, [mark for mark, shown in marks.items() if shown])
         artists |= {
             "map": mesh,
-            "colours": _colours(bar, mesh, norm, PercentLabels() if shares else NumberLabels()),
+            "colours": colour_bar(bar, mesh, norm, PercentLabels() if shares else NumberLabels()),
             "subtitle": subtitle(ax, text),
         }
         return artists | missing(inner, axis, [_worst(whole)])
@@ -238,7 +239,8 @@ def _symmetric(low: float, high: float) -> Normalize:
     return SymLogNorm(threshold, linscale=0.5, vmin=-high, vmax=high, base=10)
 
 
-def _colours(ax: Axes, mesh: QuadMesh, norm: Normalize, labels: Formatter) -> Artist:
+def colour_bar(ax: Axes, mesh: ScalarMappable, norm: Normalize, labels: Formatter) -> Artist:
+    """Draw the colours of a map on an axis of their own, with labels."""
     bar = Colorbar(ax, mesh, ticks=_ticks(norm), format=labels)
     bar.minorticks_off()
     for spine in ax.spines.values():

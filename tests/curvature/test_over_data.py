@@ -22,8 +22,17 @@ from gradlens.curvature import (
     HessianOperator,
     JacobianOperator,
     eigenpairs,
+    frobenius_norm,
+    hutch_plus_plus,
+    hutchinson,
+    hutchinson_diagonal,
+    products,
+    spectral_density,
+    xdiag,
+    xtrace,
 )
 from gradlens.curvature.jacobian import ParameterJacobian
+from gradlens.curvature.products import VECTOR_BYTES
 from gradlens.numerics.unavailable import UnavailableError
 from tests.cases import data_cases
 from tests.cases.data_cases import LOSSES, MODELS, DataProblem, Reduction, build
@@ -233,21 +242,45 @@ def test_the_model_is_left_as_it_was(kind: str) -> None:
     assert problem.model.training
 
 
-def test_several_products_take_one_pass() -> None:
-    problem = build("perceptron", "cross-entropy")
+class Counted(list[Any]):
+    """Batches that count the passes through them."""
+
     passes = 0
 
-    class Counted(list[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            nonlocal passes
-            passes += 1
-            return super().__iter__()
+    def __iter__(self) -> Iterator[Any]:
+        self.passes += 1
+        return super().__iter__()
 
+
+METHODS: dict[str, tuple[Callable[[CurvatureOperator], Any], int]] = {
+    "products": (lambda matrix: matrix @ np.ones((matrix.shape[0], 5)), 1),
+    "hutchinson": (lambda matrix: hutchinson(matrix, 6), 1),
+    "hutchinson_diagonal": (lambda matrix: hutchinson_diagonal(matrix, 6), 1),
+    "hutch_plus_plus": (lambda matrix: hutch_plus_plus(matrix, 4), 3),
+    "xtrace": (lambda matrix: xtrace(matrix, 4), 2),
+    "xdiag": (lambda matrix: xdiag(matrix, 4), 2),
+    "frobenius_norm": (lambda matrix: frobenius_norm(matrix, 6), 1),
+    "spectral_density": (lambda matrix: spectral_density(matrix, probes=4, steps=5), 5),
+    # Three at first, and 16 one by one.
+    "eigenpairs": (lambda matrix: eigenpairs(matrix, 2, tolerance=1e-12, max_products=19), 17),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_several_products_take_one_pass(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same result as one by one, where memory is short."""
+    call, passes = METHODS[method]
+    problem = build("convolutional", "cross-entropy")
     data = Counted(problem.batches)
     operator = HessianOperator.over_data(problem.model, problem.loss_of("mean"), data)
-    passes = 0
-    _ = operator @ np.ones((operator.shape[0], 5))
-    assert passes == 1
+    data.passes = 0
+    found = call(operator)
+    assert data.passes == passes
+    for vectors in (0, 3):
+        monkeypatch.setattr(products, "JOINT_BYTES", vectors * VECTOR_BYTES * operator.shape[0])
+        again = call(operator)
+        results = (again, found)
+        np.testing.assert_equal(*(one if method == "products" else vars(one) for one in results))
 
 
 def test_dictionaries_as_batches() -> None:

@@ -1,0 +1,31 @@
+"""Loss landscapes: the loss along one direction or on the plane of two, and figures of it.
+
+``loss_along`` and ``loss_on_plane`` compute the loss of a ``Probe`` around a model's parameters,
+which stay as they are. Directions are random ones (``random_direction``), eigenvectors of a
+curvature matrix (``eigenvector_directions``), those from one state dict to another
+(``direction_between``) and those of a whole training run (``principal_directions``); any other is a
+``Direction`` with a tensor for each parameter that moves.
+"""
+
+from gradlens.landscape.direction import Direction
+from gradlens.landscape.evaluation import loss_along, loss_on_plane
+from gradlens.landscape.known_directions import (
+    direction_between,
+    eigenvector_directions,
+    principal_directions,
+)
+from gradlens.landscape.line import LossLine
+from gradlens.landscape.plane import LossPlane
+from gradlens.landscape.random_direction import random_direction
+
+__all__ = [
+    "Direction",
+    "LossLine",
+    "LossPlane",
+    "direction_between",
+    "eigenvector_directions",
+    "loss_along",
+    "loss_on_plane",
+    "principal_directions",
+    "random_direction",
+]

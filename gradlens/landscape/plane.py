@@ -1,0 +1,171 @@
+"""The loss on a plane, and its figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize, SymLogNorm
+from matplotlib.patches import Rectangle
+from matplotlib.patheffects import Normal, Stroke
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from gradlens.history.lines import Floats, Line
+from gradlens.instruments.drawing import Artists, explain_empty
+from gradlens.instruments.instrument import Drawing
+from gradlens.instruments.layer_map import BAR, colour_bar
+from gradlens.instruments.scales import NumberLabels, log_if_far, number_label
+from gradlens.instruments.style import (
+    ALARM,
+    INK,
+    ORANGE,
+    PAPER,
+    SMALLEST_SIZE,
+    dress,
+    inside,
+    literal,
+    points,
+    sequence_colormap,
+    size_in_points,
+    subtitle,
+    title,
+)
+from gradlens.landscape.drawing import label_axes, new_axes
+
+SHADES, LINES = 24, 8
+"""Shades of the map, and contour lines, of which there may be one more or less."""
+
+WIDE = 5.0
+"""Ratio of the largest to the smallest loss from which levels are logarithmic.
+
+Lower than for the axis of a line, since equal steps of colours leave the valley without structure.
+"""
+
+
+@dataclass(frozen=True)
+class LossPlane:
+    """The mean loss on a plane: ``losses`` ``[A, B]`` at ``first`` ``[A]`` and ``second`` ``[B]``.
+
+    Both are distances from the origin along the two directions, which ``axes`` are the labels of.
+    Losses may be NaN or infinite. ``loss`` is that at the origin. ``path`` ``[T, 2]`` are the
+    projections of a trajectory on the plane, and ``in_plane`` is the share of the trajectory's
+    squared distances from the origin that is in the plane, NaN without a trajectory: the lower it
+    is, the less the map says about the losses that training has seen.
+    """
+
+    first: Floats
+    second: Floats
+    losses: Floats
+    axes: tuple[str, str]
+    loss: float
+    path: Floats
+    in_plane: float
+
+    def plot(self, ax: Axes | None = None) -> Drawing:
+        """Draw a map with contours, the origin and the trajectory on ``ax``, or on a new figure.
+
+        Levels are logarithmic if the largest loss is over 5 times the smallest. The map is hatched
+        next to points without a finite loss, which are marked by crosses.
+        """
+        ax = new_axes() if ax is None else ax
+        dress(ax)
+        title(ax, "Loss on a plane", f"{number_label(self.loss)} at 0")
+        artists = self._draw(ax)
+        literal(ax)
+        return Drawing(ax, artists)
+
+    def _draw(self, ax: Axes) -> Artists:
+        finite = np.isfinite(self.losses)
+        if not finite.any():
+            ax.set_xticks([])
+            return explain_empty(ax, [Line(self.first, self.losses[:, 0])])
+        inner, bar = _axes(ax)
+        inner.set_xlim(self.first[0], self.first[-1])
+        inner.set_ylim(self.second[0], self.second[-1])
+        inner.grid(visible=False)
+        label_axes(inner, *self.axes)
+        for axis in (inner.xaxis, inner.yaxis):
+            axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+            axis.set_major_formatter(NumberLabels())
+        artists, norm = self._map(inner, bar)
+        if not finite.all():
+            artists |= self._undefined(inner, ~finite)
+        artists |= self._marks(inner)
+        parts = [f"colour: mean loss{'' if type(norm) is Normalize else ', log'}"]
+        parts += [] if finite.all() else ["hatched: no finite number"]
+        if len(self.path):
+            parts.append(f"path: {100 * self.in_plane:.0f} % in the plane")
+        return artists | {"subtitle": subtitle(ax, " · ".join(parts))}
+
+    def _map(self, ax: Axes, bar: Axes) -> tuple[Artists, Normalize]:
+        norm = loss_norm(self.losses)
+        shades, rounded = levels(norm)
+        grid = (self.first, self.second, np.ma.masked_invalid(self.losses.T))
+        filled = ax.contourf(*grid, shades, norm=norm, cmap=sequence_colormap())
+        lines = ax.contour(*grid, rounded, colors=PAPER, linewidths=0.6, alpha=0.7)
+        labels = ax.clabel(lines, fmt=number_label, fontsize=SMALLEST_SIZE)
+        artists: Artists = {"map": filled, "contours": lines}
+        artists |= {f"level {label.get_text()}": label for label in labels}
+        return artists | {"colours": colour_bar(bar, filled, norm, NumberLabels())}, norm
+
+    def _undefined(self, ax: Axes, where: NDArray[np.bool_]) -> Artists:
+        """Hatches behind the map, which ends there, and a cross at each point without a number."""
+        behind = Rectangle(
+            (0, 0), 1, 1, transform=ax.transAxes, facecolor=PAPER, edgecolor=ALARM, hatch="/////",
+            linewidth=0, zorder=0,
+        )  # fmt: skip
+        places = np.argwhere(where)
+        (crosses,) = ax.plot(
+            self.first[places[:, 0]], self.second[places[:, 1]], "x", color=ALARM, markersize=3
+        )
+        return {"hatches": ax.add_artist(behind), "undefined": crosses}
+
+    def _marks(self, ax: Axes) -> Artists:
+        artists: Artists = {}
+        outline = [Stroke(linewidth=2.6, foreground=INK), Normal()]
+        if len(self.path):
+            (line,) = ax.plot(
+                *self.path.T, color=PAPER, linewidth=1.2, marker="o", markersize=2.6, zorder=4,
+                path_effects=outline,
+            )  # fmt: skip
+            artists["path"] = line
+        (point,) = ax.plot(
+            [0], [0], "*", color=ORANGE, markersize=11, markeredgecolor=PAPER, zorder=5
+        )
+        return artists | {"origin": point}
+
+
+def loss_norm(losses: Floats) -> Normalize:
+    """The scale of colours and levels of finite losses, which may have one sign or both."""
+    found = losses[np.isfinite(losses)]
+    low, high = float(found.min()), float(found.max())
+    if not low < high:
+        return Normalize(low - 0.5, high + 0.5)
+    if low > 0:
+        return LogNorm(low, high) if high > WIDE * low else Normalize(low, high)
+    if log_if_far([found]) == "linear":
+        return Normalize(low, high)
+    return SymLogNorm(float(np.median(np.abs(found))), vmin=low, vmax=high, base=10)
+
+
+def levels(norm: Normalize) -> tuple[Floats, Floats]:
+    """The limits of shades, equally far apart on the scale, and round numbers for lines."""
+    low, high = norm.vmin, norm.vmax
+    assert low is not None
+    assert high is not None
+    between = np.asarray(norm.inverse(np.linspace(0, 1, SHADES + 1)), np.float64)[1:-1]
+    if type(norm) is Normalize:
+        rounded = np.asarray(MaxNLocator(LINES, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high))
+    else:
+        rounded = np.unique([float(f"{level:.1g}") for level in between[:: SHADES // LINES]])
+    inside_range = (low < rounded) & (rounded < high)
+    return np.array([low, *between, high]), rounded[inside_range]
+
+
+def _axes(ax: Axes) -> tuple[Axes, Axes]:
+    """An axis for the map, and one for the colours."""
+    width, _ = size_in_points(ax)
+    bar = inside(ax, 1 - points(BAR[1] - 8) / width, 0, points(BAR[0]) / width, 1)
+    return inside(ax, 0, 0, 1 - points(BAR[1]) / width, 1), bar
