@@ -97,7 +97,7 @@ class GGNOperator(CurvatureOperator):
 
     def pulled_back(self, direction: Tensor) -> list[Tensor]:
         """Jᵀu, one tensor for each parameter; u is of the outputs' shape."""
-        return self._jacobian.transposed_product(direction)
+        return self.jacobian.transposed_product(direction)
 
     def is_zero(self, seed: int = 0) -> bool:
         """Whether the loss is linear in the outputs, by a product with a random vector."""
