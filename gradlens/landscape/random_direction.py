@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from gradlens.curvature.parameter_selection import selected_parameters
 from gradlens.curvature.probes import Seed
+from gradlens.hooks.global_state import without_autocast
 from gradlens.landscape.direction import Direction
 from gradlens.numerics.norms import row_norms
 from gradlens.signals.predicates import is_normalization
@@ -51,6 +52,7 @@ def random_direction(
     return Direction(parts, "random direction", "the norm of each filter")
 
 
+@without_autocast()
 def _filters(parameter: Tensor, generator: np.random.Generator) -> Tensor:
     """Gaussian random numbers whose filters have the norms of the parameter's."""
     filters = parameter.flatten(1) if parameter.dim() > 1 else parameter.reshape(-1, 1)

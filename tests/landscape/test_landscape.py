@@ -182,6 +182,20 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
         assert loss == pytest.approx(sum(losses) / len(problem.inputs), rel=1e-6)
 
 
+def test_autocast_and_missing_gradients_make_no_difference() -> None:
+    problem = build("perceptron", "cross-entropy")
+    model = problem.model.float()
+    data = [(inputs.float(), targets) for inputs, targets in problem.batches]
+
+    def found() -> list[Any]:
+        line = loss_along(model, Probe(data, nn.CrossEntropyLoss()), random_direction(model), AT)
+        return [*line.losses, line.slope, line.curvature]
+
+    plain = found()
+    with torch.autocast("cpu"), torch.no_grad():
+        assert found() == plain
+
+
 def test_losses_without_a_finite_number_are_kept() -> None:
     model = nn.Linear(1, 1, bias=False)
     with torch.no_grad():
