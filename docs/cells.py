@@ -75,7 +75,8 @@ class Cell(SphinxDirective):
             yield nodes.raw("", f'<div class="output">{output.table}</div>', format="html")
         if output.picture:
             uri = f"{folder}/{output.picture}"
-            yield nodes.image(uri=uri, alt=self.options["alt"], width="100%")
+            image = nodes.image(uri=uri, alt=self.options["alt"], width="100%")
+            yield nodes.figure("", image)
 
 
 def block(text: str, language: str, **attributes: Any) -> nodes.literal_block:
