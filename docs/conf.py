@@ -13,12 +13,14 @@ copyright = "2026, the gradlens developers"
 version = release = gradlens.__version__
 
 extensions = [
+    "cells",
     "fault_pages",
+    "mathml",
     "run_gallery",
     "sphinx.ext.autodoc",
     "sphinx.ext.doctest",
-    "sphinx.ext.mathjax",
 ]
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = "gradlens"
 html_static_path = ["_static"]

@@ -1,9 +1,10 @@
 """Sphinx extension: runs scripts that draw pictures or write pages, and shows them.
 
 Each script of ``gallery/``, as well as ``instruments.py`` and ``overhead.py``, has a page beside it
-and a ``main(folder: Path)`` that writes PNG, HTML or text files. It runs when it, a table beside it
-or the package has changed; the files are kept in the docs' own ``_build``, for all builders. A
-script that fails or warns ends the build.
+and a ``main(folder: Path)`` that writes PNG, HTML or text files. The pages of ``tutorials/`` are
+scripts, too: their cells are run (``cells``). A script runs when it, a table beside it or the
+package has changed; the files are kept in the docs' own ``_build``, for all builders. A script that
+fails or warns ends the build.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cells import CELL, PICTURES
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.directives.patches import Figure
@@ -25,7 +27,6 @@ from sphinx.util import logging
 
 import gradlens
 
-PICTURES = "_build/pictures"
 STAMP = "made-from.txt"
 SOURCES = ("*.py", "*.html", "*.css", "*.js")
 CALL = """
@@ -33,6 +34,7 @@ import pathlib, runpy, sys
 sys.modules["torchvision"] = None  # some builds of it don't match the CPU build of torch
 runpy.run_path(sys.argv[1])["main"](pathlib.Path(sys.argv[2]))
 """
+CELLS = Path(__file__).with_name("cells.py")
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,8 @@ def run_scripts(app: Sphinx) -> None:
     """Run all scripts whose pictures are out of date, as many at once as there are cores."""
     own = [Path(app.srcdir, name) for name in ("instruments.py", "overhead.py")]
     scripts = [*own, *Path(app.srcdir, "gallery").glob("*.py")]
+    pages = Path(app.srcdir, "tutorials").glob("*.rst")
+    scripts += [page for page in pages if page.stem != "index"]
     for script in scripts:
         if not script.with_suffix(".rst").exists():
             raise ExtensionError(f"{script} has no page: write {script.with_suffix('.rst').name}")
@@ -86,7 +90,8 @@ def run(script: Path, folder: Path, made_from: str) -> None:
     """Run one script in a process of its own; its pictures appear all at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        command = [sys.executable, "-W", "error", "-c", CALL, script, temporary]
+        program = [CELLS] if script.suffix == ".rst" else ["-c", CALL]
+        command = [sys.executable, "-W", "error", *program, script, temporary]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode:
@@ -97,10 +102,12 @@ def run(script: Path, folder: Path, made_from: str) -> None:
 
 
 def stamp(script: Path) -> str:
-    """Hash of a script, of the tables beside it and of the package's sources."""
+    """Hash of a script or a page's cells, of the tables beside it and of the package's sources."""
     package = Path(gradlens.__file__).parent
-    digest = hashlib.sha256(script.read_bytes())
-    for table in sorted(script.parent.glob("*.csv")):
+    text = script.read_text("utf-8")
+    code = CELL.findall(text) if script.suffix == ".rst" else text
+    digest = hashlib.sha256(repr(code).encode())
+    for table in [CELLS, *sorted(script.parent.glob("*.csv"))]:
         digest.update(table.read_bytes())
     sources = [file for kind in SOURCES for file in package.rglob(kind)]
     for source in sorted(sources):

@@ -27,7 +27,8 @@ REDUCTIONS = ("", "mean", "sum")
 WITHIN = 32
 """A loss has so many nodes between itself and the node of its loss function, at most."""
 
-_SUMS = {"AddBackward", "SubBackward", "MulBackward", "DivBackward", "NegBackward"}
+_FACTORS = {"MulBackward", "DivBackward"}
+_SUMS = {"AddBackward", "SubBackward", "NegBackward", *_FACTORS}
 _REDUCING = {"MeanBackward": "mean", "SumBackward": "sum"}
 
 MOST_LABELS = 4096
@@ -38,7 +39,7 @@ MOST_LABELS = 4096
 class LossNode:
     """The node of a loss function: its kind, without digits, and how it is reduced to a number.
 
-    ``reduction`` is empty if it isn't known.
+    ``reduction`` is empty if it isn't known, as that of a sum that is divided by any number.
     """
 
     node: Node
@@ -51,22 +52,24 @@ def loss_node(loss: Tensor) -> LossNode | None:
 
     A loss that is computed by several of them has none.
     """
-    waiting: list[tuple[Node | None, str]] = [(loss.grad_fn, "")]
+    waiting: list[tuple[Node | None, str, bool]] = [(loss.grad_fn, "", False)]
     found: list[LossNode] = []
     visited = 0
     while waiting and visited < WITHIN:
-        node, outer = waiting.pop()
+        node, outer, has_factor = waiting.pop()
         if node is None:
             continue
         visited += 1
         name = kind(node).rstrip(digits)
         if name in LOSSES:
-            inner = REDUCTIONS[saved(node, "reduction", 0)]
-            found.append(LossNode(node, name, inner or outer))
+            reduction = REDUCTIONS[saved(node, "reduction", 0)] or outer
+            is_unknown = reduction == "sum" and has_factor
+            found.append(LossNode(node, name, "" if is_unknown else reduction))
         elif name in _REDUCING:
-            waiting.append((node.next_functions[0][0], _REDUCING[name]))
+            waiting.append((node.next_functions[0][0], _REDUCING[name], has_factor))
         elif name in _SUMS or VIEWS.match(kind(node)):
-            waiting += [(child, outer) for child, _ in node.next_functions]
+            has_factor = has_factor or name in _FACTORS
+            waiting += [(child, outer, has_factor) for child, _ in node.next_functions]
     return found[0] if len(found) == 1 else None
 
 
