@@ -31,6 +31,7 @@ S, L = step_columns(), layer_columns()
 ROWS = len(L["dead/0"])
 RISE = np.where(np.arange(STEPS) > 3, 40.0, 2.3)
 STUCK = np.full(STEPS, 2.3)
+AT_LAST = (np.arange(ROWS) == ROWS - 1).astype(float)
 EVERY_16TH = np.arange(STEPS) % 16 == 15
 
 
@@ -78,11 +79,20 @@ def spikes(share: float, height: float = 8.0) -> dict[str, np.ndarray]:
     return changed(S, loss=loss, loss_max=most, loss_largest=at(100, 7))
 
 
-def experts(*sizes: float) -> History:
+def experts(*sizes: float | np.ndarray) -> History:
     table = {
-        f"gradient_rms/experts.{n}.weight": np.full(ROWS, size) for n, size in enumerate(sizes)
+        f"gradient_rms/experts.{n}.weight": np.ones(ROWS) * size for n, size in enumerate(sizes)
     }
     return run(layers={**L, **table})
+
+
+def first_updates(loss: float, growth: float) -> History:
+    """The first update is half of the weights, which grow by this factor in the first steps."""
+    columns = changed(S, loss=at(2, loss))
+    sizes = 0.07 * np.minimum(np.geomspace(1, growth**3, ROWS), growth)
+    updates = np.r_[0.5, np.full(ROWS - 1, 0.003)] * sizes
+    of_updates = {f"update_rms/{name}": updates for name in WEIGHTS}
+    return run(columns, by_weight("weight_rms", *[sizes] * 3) | of_updates)
 
 
 def valid(*losses: float) -> History:
@@ -208,7 +218,10 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, loss=STUCK), DYING),
     ],
     "saturated_units": [run(layers=TANH)],
-    "expert_unused": [experts(0.01, 0.02, 0.0, 0.01), experts(0.01, 0.02, 1e-8, 0.01)],
+    "expert_unused": [
+        *(experts(0.01, 0.02, size, 0.01) for size in (0.0, 1e-8)),
+        experts(0.01, 0.02, AT_LAST * 1e-4, 0.01),
+    ],
     "lr_too_high": [
         run(changed(S, loss=RISE)),
         run(changed(S, loss=np.where(np.arange(STEPS) > 60, np.nan, S["loss"]))),
@@ -224,6 +237,7 @@ FAULTY: dict[str, list[History]] = {
     "lr_edge": [
         run(changed(S, loss=np.where(np.arange(STEPS) % 9 == 8, 6.0, S["loss"]))),
         run(changed(S, loss=STUCK), by_weight("update_rms", *[0.005] * 3)),
+        first_updates(loss=6.0, growth=3.0),
     ],
     "lr_too_low": [
         run(changed(S, loss=STUCK), by_weight("update_rms", *[size] * 3)) for size in (1e-5, 1e-8)
@@ -263,6 +277,7 @@ NOTICED: dict[str, list[History]] = {
         validated(0.12, changed(S, loss_over=0.03)),
         run(changed(S, loss=0.8, loss_over=0.06, loss_median=1.0)),
         run(changed(S, loss_over=np.linspace(0.2, 0.03, STEPS))),
+        validated(0.3, changed(S, loss_over=0.06)),
     ],
     "overfitting": [valid(2, 1, 0.9, 1.02, 1.02)],
     "weight_decay_high": [
@@ -312,6 +327,9 @@ HEALTHY: dict[str, History] = {
         changed(S, input_rms=3000.0, labels=4096.0), setup=replace(SETUP, input_kind="integers")
     ),
     "rarely used expert": experts(0.01, 0.02, 1e-4, 0.01),
+    "an expert that is used once": experts(0.01, 0.02, AT_LAST * 0.01, 0.01),
+    "weights that grow": first_updates(loss=2.3, growth=3.0),
+    "a large first update": first_updates(loss=6.0, growth=1.5),
     "warm-up": run(
         changed(S, loss=STUCK - 0.15, lr=np.linspace(0, 1e-3, STEPS)),
         by_weight("update_rms", *[1e-6] * 3),
