@@ -67,7 +67,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         "consistent with",
         is_certain or is_lower,
         samples=_worst(evidence),
-        title=f"About {found:.0%} of the labels contradict what the network has learnt",
+        title=f"At least {int(100 * found)} % of the labels contradict what the network has learnt",
     )
 
 
@@ -111,7 +111,8 @@ RULE = Rule(
     title="Some labels contradict what the network has learnt",
     needs=(CHANCE, SINGLE_LOSSES),
     find=find,
-    advice="Look at the samples with the highest losses. Their labels are wrong, or random by "
-    "nature as clicks and opinions are, or these samples are hard. Pass ids to have them named.",
+    advice="Look at the samples with the highest losses, which are named if the context gets "
+    'info={"ids": ...}. Their labels are wrong, or random by nature as clicks and opinions are, or '
+    "these samples are hard.",
     others=("outlier_sample", "overfitting"),
 )
