@@ -35,6 +35,8 @@ def main() -> None:
             print(line, flush=True)
         return
     which: Which = "unseen" if options.unseen else "development"
+    if not problems(which):
+        parser.error("no problems are unseen: benchmarks/diagnosis/unseen says how to add some")
     tasks = []
     for seed in options.seeds:
         chosen = Options(which, seed, options.live)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from gradlens.facts.reduction import PASSED
 from gradlens.hooks.node_kinds import VIEWS, Node, kind
 from gradlens.hooks.torch_private import saved, signed
 from gradlens.numerics.precision import accumulable
@@ -21,15 +22,11 @@ from gradlens.stateful import State
 
 Floats = NDArray[np.float64]
 
-REDUCTIONS = ("", "mean", "sum")
-"""By the numbers that torch's nodes save."""
-
 WITHIN = 32
 """A loss has so many nodes between itself and the node of its loss function, at most."""
 
-_FACTORS = {"MulBackward", "DivBackward"}
-_SUMS = {"AddBackward", "SubBackward", "NegBackward", *_FACTORS}
-_REDUCING = {"MeanBackward": "mean", "SumBackward": "sum"}
+_PASSED = {"DivBackward", "MeanBackward", "SumBackward", *PASSED}
+"""Kinds of nodes between a loss and its loss function."""
 
 MOST_LABELS = 4096
 """Labels of a step are kept if there are no more."""
@@ -37,14 +34,10 @@ MOST_LABELS = 4096
 
 @dataclass(frozen=True)
 class LossNode:
-    """The node of a loss function: its kind, without digits, and how it is reduced to a number.
-
-    ``reduction`` is empty if it isn't known, as that of a sum that is divided by any number.
-    """
+    """The node of a loss function, and its kind without digits."""
 
     node: Node
     kind: str
-    reduction: str
 
 
 def loss_node(loss: Tensor) -> LossNode | None:
@@ -52,24 +45,19 @@ def loss_node(loss: Tensor) -> LossNode | None:
 
     A loss that is computed by several of them has none.
     """
-    waiting: list[tuple[Node | None, str, bool]] = [(loss.grad_fn, "", False)]
+    waiting: list[Node | None] = [loss.grad_fn]
     found: list[LossNode] = []
     visited = 0
     while waiting and visited < WITHIN:
-        node, outer, has_factor = waiting.pop()
+        node = waiting.pop()
         if node is None:
             continue
         visited += 1
         name = kind(node).rstrip(digits)
         if name in LOSSES:
-            reduction = REDUCTIONS[saved(node, "reduction", 0)] or outer
-            is_unknown = reduction == "sum" and has_factor
-            found.append(LossNode(node, name, "" if is_unknown else reduction))
-        elif name in _REDUCING:
-            waiting.append((node.next_functions[0][0], _REDUCING[name], has_factor))
-        elif name in _SUMS or VIEWS.match(kind(node)):
-            has_factor = has_factor or name in _FACTORS
-            waiting += [(child, outer, has_factor) for child, _ in node.next_functions]
+            found.append(LossNode(node, name))
+        elif name in _PASSED or VIEWS.match(kind(node)):
+            waiting += [child for child, _ in node.next_functions]
     return found[0] if len(found) == 1 else None
 
 

@@ -26,6 +26,7 @@ from gradlens.facts.parameters import (
     some_elements,
     update_numbers,
 )
+from gradlens.facts.reduction import reduction
 from gradlens.facts.setups import setup_of
 from gradlens.facts.step_columns import columns
 from gradlens.facts.step_facts import StepFacts, read
@@ -129,11 +130,13 @@ class FactRecorder:
         info: Mapping[str, Any],
     ) -> None:
         network = number = None
+        reduced = ""
         if loss is not None and loss.grad_fn is not None:
+            reduced = reduction(loss, _count(facts.rows), loss_scale(info))
             network = Network(Graph(loss), self._setting.names)
             number = None if node is None else network.number_of(node.node)
             facts.of_layers = self._activations(network)
-        setup = setup_of(self._setting, info, network, node, number, facts.rows)
+        setup = setup_of(self._setting, info, network, node, number, reduced, facts.rows)
         self._run.record_setup(facts.step, setup)
 
     def _activations(self, network: Network) -> dict[str, Tensor]:

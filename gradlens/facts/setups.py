@@ -25,6 +25,7 @@ def setup_of(
     network: Network | None,
     node: LossNode | None,
     number: int | None,
+    loss_reduction: str,
     rows: Sequence[Rows],
 ) -> Setup:
     """The setup; ``node`` is that of the loss, with its ``number`` in the network's graph."""
@@ -38,7 +39,7 @@ def setup_of(
         missed=_missed(setting, found) if found else (),
         frozen=_frozen(setting),
         loss="" if node is None else node.kind,
-        loss_reduction="" if node is None else node.reduction,
+        loss_reduction=loss_reduction,
         loss_weighted=node is not None and is_weighted(node),
         declared_reduction=setting.loss_reduction,
         layers={} if setting.model is None else _layers(setting.model),

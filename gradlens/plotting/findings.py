@@ -39,5 +39,10 @@ def main_findings(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 def others(findings: Sequence[Finding], run: str = "RUN") -> str:
     """How many findings there are besides the main ones, and how to see them."""
-    count = len(findings) - len(main_findings(findings))
-    return f"and {count} more: gradlens diagnose {run}" if count else ""
+    main = main_findings(findings)
+    rest = [finding for finding in findings if finding not in main]
+    if not rest:
+        return ""
+    follow = "that follows" if len(rest) == 1 else "that follow"
+    word = follow if all(finding.explained_by for finding in rest) else "more"
+    return f"and {len(rest)} {word}: gradlens diagnose {run}"

@@ -8,11 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
+from gradlens import Cockpit
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.diagnosis.rule import Rule, Sign
+from gradlens.diagnosis.rules import RULES
 from gradlens.history.facts import Facts
 from gradlens.history.history import History
 from gradlens.messages import GradlensWarning
@@ -85,3 +90,52 @@ def test_all_rules_take_milliseconds() -> None:
         assert not diagnose(history)
         seconds.append(time.thread_time() - started)
     assert np.min(seconds) < 0.05
+
+
+RUN = 240
+"""Steps of a run, a tenth of which is trained."""
+
+
+def train(fault: str) -> list[tuple[str, bool]]:
+    """What is found in the first tenth of a run, and whether it is an alarm."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
+    model.append(nn.Linear(32, 5))
+    if fault == "dead_units":
+        nn.init.constant_(model.get_parameter("2.bias"), -4)
+    trained = model[2:] if fault == "optimizer_misses" else model
+    optimizer = torch.optim.SGD(trained.parameters(), lr=50.0 if fault == "lr_too_high" else 0.05)
+    cockpit = Cockpit(model, [], diagnose=True)
+    for step in range(RUN // 10):
+        inputs = torch.randn(32, 20)
+        targets = inputs[:, :5].argmax(1)
+        if fault == "input_scale":
+            inputs = 255 * inputs
+        loss = functional.cross_entropy(model(inputs), targets)
+        if fault != "zero_grad_missing":
+            optimizer.zero_grad()
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        optimizer.step()
+    return [(each.fault, each.is_alarm) for each in cockpit.history.facts.findings]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault", ["optimizer_misses", "zero_grad_missing", "input_scale", "dead_units", "lr_too_high"]
+)
+def test_a_fault_is_found_before_a_tenth_of_the_run(fault: str) -> None:
+    """It is an alarm, and the user is warned of it."""
+    title = next(rule.title for rule in RULES if rule.fault == fault)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = train(fault)
+    assert (fault, True) in found
+    assert any(title in str(each.message) for each in said)
+
+
+@pytest.mark.slow
+def test_nothing_is_found_in_the_first_tenth_of_a_healthy_run() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not train("")

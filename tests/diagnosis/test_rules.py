@@ -31,6 +31,7 @@ S, L = step_columns(), layer_columns()
 ROWS = len(L["dead/0"])
 RISE = np.where(np.arange(STEPS) > 3, 40.0, 2.3)
 STUCK = np.full(STEPS, 2.3)
+AT_LAST = (np.arange(ROWS) == ROWS - 1).astype(float)
 EVERY_16TH = np.arange(STEPS) % 16 == 15
 
 
@@ -78,11 +79,19 @@ def spikes(share: float, height: float = 8.0) -> dict[str, np.ndarray]:
     return changed(S, loss=loss, loss_max=most, loss_largest=at(100, 7))
 
 
-def experts(*sizes: float) -> History:
+def experts(*sizes: float | np.ndarray) -> History:
     table = {
-        f"gradient_rms/experts.{n}.weight": np.full(ROWS, size) for n, size in enumerate(sizes)
+        f"gradient_rms/experts.{n}.weight": np.ones(ROWS) * size for n, size in enumerate(sizes)
     }
     return run(layers={**L, **table})
+
+
+def first_updates(growth: float) -> dict[str, np.ndarray]:
+    """The first update is half of the weights, which grow by this factor in the first steps."""
+    sizes = 0.07 * np.minimum(np.geomspace(1, growth**3, ROWS), growth)
+    updates = np.r_[0.5, np.full(ROWS - 1, 0.003)] * sizes
+    of_updates = {f"update_rms/{name}": updates for name in WEIGHTS}
+    return by_weight("weight_rms", *[sizes] * 3) | of_updates
 
 
 def valid(*losses: float) -> History:
@@ -164,7 +173,7 @@ FAULTY: dict[str, list[History]] = {
     ],
     "corrupt_batch": [
         run(changed(S, input_rms=at(70, 30.0), row_rms_max=at(70, 50), row_rms_median=at(70, 30))),
-        run(spikes(share=0.2)),
+        *(run(spikes(share=0.2), table) for table in (L, first_updates(growth=3.0))),
         run(one_bad_batch(3.0)),
         run(changed(spikes(share=0.9), input_rms=at(100, 30.0))),
     ],
@@ -208,7 +217,10 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, loss=STUCK), DYING),
     ],
     "saturated_units": [run(layers=TANH)],
-    "expert_unused": [experts(0.01, 0.02, 0.0, 0.01), experts(0.01, 0.02, 1e-8, 0.01)],
+    "expert_unused": [
+        *(experts(0.01, 0.02, size, 0.01) for size in (0.0, 1e-8)),
+        experts(0.01, 0.02, AT_LAST * 1e-4, 0.01),
+    ],
     "lr_too_high": [
         run(changed(S, loss=RISE)),
         run(changed(S, loss=np.where(np.arange(STEPS) > 60, np.nan, S["loss"]))),
@@ -224,6 +236,7 @@ FAULTY: dict[str, list[History]] = {
     "lr_edge": [
         run(changed(S, loss=np.where(np.arange(STEPS) % 9 == 8, 6.0, S["loss"]))),
         run(changed(S, loss=STUCK), by_weight("update_rms", *[0.005] * 3)),
+        run(changed(S, loss=at(2, 6.0)), first_updates(growth=3.0)),
     ],
     "lr_too_low": [
         run(changed(S, loss=STUCK), by_weight("update_rms", *[size] * 3)) for size in (1e-5, 1e-8)
@@ -233,7 +246,11 @@ FAULTY: dict[str, list[History]] = {
         *(run(changed(S, loss_over=share)) for share in (0.06, 0.2)),
         validated(0.12, changed(S, loss_over=0.04)),
     ],
-    "overfitting": [valid(2, 1, 0.8, 1.2, 1.5), valid(2, 1.0, 0.5, 0.6, 0.7, 0.8)],
+    "overfitting": [
+        valid(2, 1, 0.8, 1.2, 1.5),
+        valid(2, 1.0, 0.5, 0.6, 0.7, 0.8),
+        valid(2, 1.0, *[0.5] * 10, *[0.58] * 12),
+    ],
 }
 """Runs with each fault, from weak to strong."""
 
@@ -263,6 +280,7 @@ NOTICED: dict[str, list[History]] = {
         validated(0.12, changed(S, loss_over=0.03)),
         run(changed(S, loss=0.8, loss_over=0.06, loss_median=1.0)),
         run(changed(S, loss_over=np.linspace(0.2, 0.03, STEPS))),
+        validated(0.3, changed(S, loss_over=0.06)),
     ],
     "overfitting": [valid(2, 1, 0.9, 1.02, 1.02)],
     "weight_decay_high": [
@@ -312,11 +330,15 @@ HEALTHY: dict[str, History] = {
         changed(S, input_rms=3000.0, labels=4096.0), setup=replace(SETUP, input_kind="integers")
     ),
     "rarely used expert": experts(0.01, 0.02, 1e-4, 0.01),
+    "an expert that is used once": experts(0.01, 0.02, AT_LAST * 0.01, 0.01),
+    "weights that grow": run(layers=first_updates(growth=3.0)),
+    "a large first update": run(changed(S, loss=at(2, 6.0)), first_updates(growth=1.5)),
     "warm-up": run(
         changed(S, loss=STUCK - 0.15, lr=np.linspace(0, 1e-3, STEPS)),
         by_weight("update_rms", *[1e-6] * 3),
     ),
     "validation": valid(2, 1, 0.8, 0.7, 0.72),
+    "a rise that doesn't last": valid(2, 1.0, *[0.5] * 20, 0.58, 0.58),
     "saturates late": run(layers={**L, "saturated/0": np.linspace(0, 0.9, ROWS)}),
     "sum with Adam": run(
         changed(S, loss=32 * S["loss"]), setup=replace(adam(), loss_reduction="sum")

@@ -25,9 +25,8 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     # Of graphs and texts, each node or word has a label.
     if not largest([evidence.typical("samples"), evidence.typical("labels")]) >= SMALLEST:
         return
-    yield from inactive(
-        evidence, "dead", "units of a ReLU that are zero for the whole batch", SHARE
-    )
+    words = "share of a ReLU's units that are zero for the whole batch"
+    yield from inactive(evidence, "dead", words, SHARE)
 
 
 def inactive(evidence: Evidence, kind: str, words: str, limit: float) -> Iterator[Sign]:

@@ -9,14 +9,17 @@ import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import GRADIENTS
-from gradlens.diagnosis.numbers import largest, median
 from gradlens.diagnosis.rule import Rule, Sign, below
 
 NAME = re.compile(r"(.*experts?.*?)\.(\d+)\.(.*)")
 """Of a parameter of an expert: the list of experts, the number of this one, and the rest."""
-SMALLEST = 1e-4
-"""An expert's largest gradient after the first fifth of the run, over the median of its siblings'.
-An expert that is used rarely has a large one at some steps."""
+SMALLEST, SHARE = 1e-4, 0.75
+"""An expert's gradient over the median of its siblings' at the same step, and at how many of the
+steps after the first fifth of the run it is so small."""
+OF_ALL = 0.01
+"""The root mean square of all of these gradients, over that of the siblings: measured 0.002 where
+an expert has got its first few samples late in the run. One that is used rarely has gradients of
+the others' size at some steps, and 0.03 or more in all."""
 FIRST = 0.2
 RECORDS = 5
 """Gradients of each expert, at least."""
@@ -34,14 +37,17 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         return
     unused: dict[str, float] = {}
     for experts in _siblings(gradients.values).values():
-        most = {name: largest(np.nan_to_num(gradients.values[name][later])) for name in experts}
-        typical = median([*most.values()])
-        if len(experts) > FEWEST and typical > 0:
-            unused |= {n: m / typical for n, m in most.items() if m < SMALLEST * typical}
+        table = np.nan_to_num(gradients.matrix(tuple(experts))[:, later])
+        sizes, typical = np.sqrt((table**2).mean(axis=1)), np.median(table, axis=0)
+        if len(experts) <= FEWEST or not np.median(sizes) > 0:
+            continue
+        shares = sizes / np.median(sizes)
+        is_rare = (table <= SMALLEST * typical).mean(axis=1) >= SHARE
+        unused |= {experts[n]: shares[n] for n in np.flatnonzero(is_rare & (shares < OF_ALL))}
     where = tuple(dict.fromkeys(name.rpartition(".")[0] for name in unused))
     if where:
-        name = "largest gradient of an expert, over the median of its siblings"
-        numbers = (below(name, largest([*unused.values()]), SMALLEST),)
+        name = "gradients of an expert, over those of its siblings"
+        numbers = (below(name, max(unused.values()), OF_ALL),)
         yield Sign(int(gradients.steps[later][0]), numbers, "very likely", where=where)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+
+import numpy as np
 
 from gradlens.diagnosis.course import (
     LARGE_UPDATE,
@@ -14,7 +17,7 @@ from gradlens.diagnosis.course import (
 )
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS
-from gradlens.diagnosis.numbers import largest, share
+from gradlens.diagnosis.numbers import largest, median, ratio, share
 from gradlens.diagnosis.rule import Rule, Sign, above
 from gradlens.diagnosis.rules.lr_too_high import signs as diverges
 from gradlens.diagnosis.rules.vanishing_gradients import of_weights as vanishes
@@ -25,9 +28,14 @@ RISE = 1.3
 HIGH, PEAK = 1.5, 2.2
 """The loss over that at the start: what it is at three steps, and its peak."""
 ANY_UPDATE = 0.3
-"""‖update‖/‖θ‖ at any step, of a run that learns nothing after a peak of the loss: measured at most
-0.1 with other faults, and 0.9 and more where the first updates have driven units to their ends.
-(Those of healthy runs of RMSprop and Adagrad are up to 0.6, too.)"""
+"""‖update‖/‖θ‖ at any step, of a run that has a peak of the loss besides, and either learns nothing
+or has outgrown its first weights: measured at most 0.1 with other faults. (Those of healthy runs of
+RMSprop and Adagrad are up to 0.6, too.)"""
+GROWTH, FIRST_STEPS = 2.0, 20
+"""The size of the weights over that at the start, after the first steps at most: what the network
+began with is the smaller part of them, so that its initialisation is lost. It counts if the loss
+has a peak in these steps: measured up to 2.1 in healthy runs, without any peak, and 2.5 and more
+with one where Adam's rate is too high."""
 SHARPNESS = 1.2
 """The sharpness over its threshold. By itself, it is no fault: measured 2.2 (SGD) and up to 11
 (Adam) in healthy runs."""
@@ -49,20 +57,49 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
     highest, update = rise(evidence), update_ratio(evidence)
     peak = largest(evidence.loss.values) / evidence.start
     is_sharp = bool([*_sharp(evidence)])
+    has_large_update = largest(evidence.update_ratio.values) > ANY_UPDATE
     if highest > RISE and (update > LARGE_UPDATE or is_sharp):
         yield above("loss over that at the start, at three steps", highest, RISE)
     elif highest > HIGH and peak > PEAK:
         yield above("loss at its peak, over that at the start", peak, PEAK)
     elif is_stuck(evidence) and update > LARGE_UPDATE:
         yield above("late loss, over that without learning", evidence.progress, STUCK)
-    elif is_stuck(evidence) and peak > HIGH and largest(evidence.update_ratio.values) > ANY_UPDATE:
-        yield above("loss at its peak, over that at the start", peak, HIGH)
-        most = largest(evidence.update_ratio.values)
-        yield above("size of the largest update, over that of weights", most, ANY_UPDATE)
+    elif has_large_update and is_stuck(evidence) and peak > HIGH:
+        yield from _large_updates(evidence, peak)
+    elif has_large_update and _outgrows(evidence):
+        yield from _large_updates(evidence, first_peak(evidence))
+        name = f"size of the weights after {FIRST_STEPS} steps at most, over that at the start"
+        yield above(name, first_growth(evidence), GROWTH)
     else:
         return
     if update > LARGE_UPDATE:
         yield above("size of updates, over that of weights", update, LARGE_UPDATE)
+
+
+def _large_updates(evidence: Evidence, peak: float) -> Iterator[Measured]:
+    yield above("loss at its peak, over that at the start", peak, HIGH)
+    most = largest(evidence.update_ratio.values)
+    yield above("size of the largest update, over that of weights", most, ANY_UPDATE)
+
+
+def _outgrows(evidence: Evidence) -> bool:
+    """Whether weights outgrow what they were at the start while the loss has a peak."""
+    return first_growth(evidence) > GROWTH and first_peak(evidence) > HIGH
+
+
+def first_peak(evidence: Evidence) -> float:
+    """The highest loss of the first steps over that at the start."""
+    steps = evidence.loss.steps
+    early = steps <= steps[:1].sum() + FIRST_STEPS
+    return largest(evidence.loss.values[early]) / evidence.start
+
+
+def first_growth(evidence: Evidence) -> float:
+    """The size of the weights after the first steps over that before; NaN if it isn't known."""
+    sizes = evidence.by_name("weight_rms")
+    table = sizes.matrix(evidence.trained)
+    early = np.flatnonzero(sizes.steps <= sizes.steps[:1].sum() + FIRST_STEPS)
+    return median(ratio(table[:, early[-1]], table[:, 0])) if early.size else math.nan
 
 
 def _sharp(evidence: Evidence) -> Iterator[Measured]:

@@ -14,9 +14,11 @@ from gradlens.diagnosis.rule import Rule, Sign, above
 TIMES, CERTAIN = 1.1, 1.15
 """The latest validation losses over the lowest one: measured at most 1.06 in healthy runs that are
 far below it in training. Up to the larger limit, it is a notice."""
-RISE = 0.05
+RISE, LASTING_RISE = 0.05, 0.025
 """The same rise, over the loss by chance: measured up to 0.06, once 0.18, in healthy runs, and 0.03
-to 0.11 in faulty ones."""
+to 0.11 in faulty ones. The smaller one is enough if the rise lasts."""
+LASTS = 5
+"""Validations in the last quarter of the run, all of them above the first limit, of such a rise."""
 GAP = 2.0
 """The validation loss over the training loss, each over what it was at the first validation: a loss
 that is a sum may be validated as a mean."""
@@ -38,7 +40,8 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     around = (train.steps >= steps[max(place - 1, 0)]) & (train.steps <= steps[place])
     falls = present < median(train.values[around])
     reference = evidence.chance if np.isfinite(evidence.chance) else values[0]
-    rises = latest > TIMES * lowest > 0 and latest - lowest > RISE * reference
+    rise = (LASTING_RISE if _lasts(evidence, TIMES * lowest) else RISE) * reference
+    rises = latest > TIMES * lowest > 0 and latest - lowest > rise
     if rises and place < len(values) - EVALUATIONS and gap > GAP and falls:
         is_alarm = latest > CERTAIN * lowest
         limit = CERTAIN if is_alarm else TIMES
@@ -47,6 +50,12 @@ def find(evidence: Evidence) -> Iterator[Sign]:
             above("validation loss, over the training loss, both over their start", gap, GAP),
         )
         yield Sign(int(steps[place]), numbers, "very likely", is_alarm)
+
+
+def _lasts(evidence: Evidence, limit: float) -> bool:
+    """Whether many validations, all of those late in the run, are above a limit."""
+    late = evidence.valid_loss.values[evidence.is_late(evidence.valid_loss.steps)]
+    return len(finite(late)) >= LASTS and bool((finite(late) > limit).all())
 
 
 RULE = Rule(

@@ -15,7 +15,7 @@ SHARE = 0.5
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
-    words = "outputs of a tanh or sigmoid within 2 % of its ends"
+    words = "share of the outputs of a tanh or sigmoid within 2 % of its ends"
     return inactive(evidence, "saturated", words, SHARE)
 
 

@@ -7,12 +7,12 @@ from functools import partial
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW, NAdam
 
+from benchmarks.diagnosis.development.domains import schedules
+from benchmarks.diagnosis.development.domains.images import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
 from benchmarks.diagnosis.unfit import OF_TARGETS
-from benchmarks.diagnosis.unseen import schedules
-from benchmarks.diagnosis.unseen.images import data, losses, networks
 
 IMAGES = (
     Training(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.unseen.attention import Attention, SelfAttention
-from benchmarks.diagnosis.unseen.residual import Residual
+from benchmarks.diagnosis.development.domains.attention import Attention, SelfAttention
+from benchmarks.diagnosis.development.domains.residual import Residual
 
 
 class Excitation(nn.Module):

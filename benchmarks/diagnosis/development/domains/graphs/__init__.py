@@ -8,12 +8,12 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW
 
 from benchmarks.diagnosis.controls import with_replacement
+from benchmarks.diagnosis.development.domains import schedules
+from benchmarks.diagnosis.development.domains.graphs import data, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
 from benchmarks.diagnosis.unfit import OF_INPUTS
-from benchmarks.diagnosis.unseen import schedules
-from benchmarks.diagnosis.unseen.graphs import data, networks
 
 GRAPHS = (
     Training(

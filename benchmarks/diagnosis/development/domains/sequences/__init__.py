@@ -7,11 +7,11 @@ from functools import partial
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW, RMSprop
 
+from benchmarks.diagnosis.development.domains import schedules
+from benchmarks.diagnosis.development.domains.sequences import data, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
-from benchmarks.diagnosis.unseen import schedules
-from benchmarks.diagnosis.unseen.sequences import data, networks
 
 SEQUENCES = (
     Training(
