@@ -52,12 +52,13 @@ def random_direction(
     return Direction(parts, "random direction", "the norm of each filter")
 
 
-@without_autocast()
 def _filters(parameter: Tensor, generator: np.random.Generator) -> Tensor:
     """Gaussian random numbers whose filters have the norms of the parameter's."""
     filters = parameter.flatten(1) if parameter.dim() > 1 else parameter.reshape(-1, 1)
     draws = torch.from_numpy(generator.standard_normal(tuple(filters.shape)))
-    draws /= row_norms(draws)[:, None]
+    with without_autocast():
+        draws /= row_norms(draws)[:, None]
+        norms = row_norms(filters)
     dtype = torch.promote_types(parameter.dtype, torch.float32)
-    found = draws.to(dtype).to(parameter.device) * row_norms(filters)[:, None]
+    found = draws.to(dtype).to(parameter.device) * norms[:, None]
     return found.reshape(parameter.shape)
