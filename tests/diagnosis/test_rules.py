@@ -94,9 +94,9 @@ def first_updates(growth: float) -> dict[str, np.ndarray]:
     return by_weight("weight_rms", *[sizes] * 3) | of_updates
 
 
-def valid(*losses: float) -> History:
+def valid(*losses: float, layers: dict[str, np.ndarray] = L) -> History:
     steps = np.linspace(STEPS // len(losses), STEPS - 1, len(losses)).astype(int).tolist()
-    return run(series={"valid_loss": dict(zip(steps, losses, strict=True))})
+    return run(layers=layers, series={"valid_loss": dict(zip(steps, losses, strict=True))})
 
 
 def validated(loss: float, columns: dict[str, np.ndarray]) -> History:
@@ -237,6 +237,7 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, loss=np.where(np.arange(STEPS) % 9 == 8, 6.0, S["loss"]))),
         run(changed(S, loss=STUCK), by_weight("update_rms", *[0.005] * 3)),
         run(changed(S, loss=at(2, 6.0)), first_updates(growth=3.0)),
+        valid(2, 8, 5, 9, 4, layers=L | by_weight_update(0.005)),
     ],
     "lr_too_low": [
         run(changed(S, loss=STUCK), by_weight("update_rms", *[size] * 3)) for size in (1e-5, 1e-8)

@@ -183,7 +183,7 @@ def test_a_run_that_cannot_be_diagnosed_is_drawn(monkeypatch: pytest.MonkeyPatch
 
 def test_main_findings_are_causes() -> None:
     assert len(main_findings(several(3))) == 3
-    assert others(several(3), "run.jsonl") == "and 1 more: gradlens diagnose run.jsonl"
+    assert others(several(3), "run.jsonl") == "and 1 that follows: gradlens diagnose run.jsonl"
     assert others(several(3)[:3]) == ""
 
 

@@ -32,10 +32,11 @@ AS_HIGH = 0.95
 """The same ratio above which validation has as many such samples: labels are wrong there as well,
 or random by nature, or samples are hard. It is a notice (measured 1.06 to 1.09 in healthy runs
 where an eighth of the labels are random)."""
-PERSISTENT = 0.033
+PERSISTENT, ENOUGH = 0.033, 0.045
 """Share of samples whose loss is above chance at the latest visit and on average, which is needed
 besides: measured at most 0.023 in healthy runs with such a validation loss, and 0.047 and more
-where 5 % of the labels are wrong. Where ids aren't known, it is the share above 2 log C."""
+where 5 % of the labels are wrong (0.06, 0.09 and 0.18 of 5, 10 and 20 %). Above the second one,
+the share above 2 log C isn't needed. Where ids aren't known, it stands in for this one."""
 STEPS = 40
 """A run that is shorter hasn't learnt what is easy."""
 NAMED = 10
@@ -46,28 +47,33 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     late = evidence.is_late(evidence.steps)
     over = finite(evidence.column("loss_over")[late])
     usual = median(evidence.column("loss_median")[late]) / evidence.chance
-    found = float(over.mean()) if over.size else float("nan")
-    if evidence.length < STEPS or not (usual < MEDIAN and FEWEST <= found <= MOST):
-        return
+    found = float(over.mean()) if over.size else math.nan
     persistent, validated = _persistent(evidence), _validated(evidence)
-    many = found if math.isnan(persistent) else persistent
-    is_lower = many > PERSISTENT and validated < VALIDATED
+    is_known = not math.isnan(persistent)
+    many = persistent if is_known else found
+    is_lower = validated < VALIDATED and PERSISTENT < many <= MOST
+    is_enough = is_known and is_lower and many > ENOUGH
+    if evidence.length < STEPS or not usual < MEDIAN or not (is_enough or FEWEST <= found <= MOST):
+        return
     lasts = found >= LASTS * _before(evidence)
     is_certain = found >= CERTAIN and lasts and usual < CLEAR and not validated > AS_HIGH
-    limit = CERTAIN if is_certain else FEWEST
-    numbers = [
-        above("share of samples whose loss is above 2 log C", found, limit),
-        below("loss of the median sample, over that by chance", usual, MEDIAN),
-    ]
+    numbers = [below("loss of the median sample, over that by chance", usual, MEDIAN)]
+    if found >= FEWEST:
+        limit = CERTAIN if is_certain else FEWEST
+        numbers.append(above("share of samples whose loss is above 2 log C", found, limit))
     if is_lower:
+        if is_known:
+            name = "share of samples whose loss stays above that by chance"
+            numbers.append(above(name, many, PERSISTENT))
         numbers.append(below("validation loss, over the training loss", validated, VALIDATED))
+    share = f"About {100 * many:.0f} %" if is_known else f"At least {int(100 * found)} %"
     yield Sign(
         int(evidence.steps[late][0]),
         tuple(numbers),
         "consistent with",
         is_certain or is_lower,
         samples=_worst(evidence),
-        title=f"At least {int(100 * found)} % of the labels contradict what the network has learnt",
+        title=f"{share} of the labels contradict what the network has learnt",
     )
 
 

@@ -17,7 +17,7 @@ from gradlens.diagnosis.course import (
 )
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS
-from gradlens.diagnosis.numbers import largest, median, ratio, share
+from gradlens.diagnosis.numbers import finite, largest, median, ratio, share
 from gradlens.diagnosis.rule import Rule, Sign, above
 from gradlens.diagnosis.rules.lr_too_high import signs as diverges
 from gradlens.diagnosis.rules.vanishing_gradients import of_weights as vanishes
@@ -62,6 +62,9 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
         yield above("loss over that at the start, at three steps", highest, RISE)
     elif highest > HIGH and peak > PEAK:
         yield above("loss at its peak, over that at the start", peak, PEAK)
+    elif validation_rise(evidence) > HIGH and update > LARGE_UPDATE:
+        name = "validation loss over the first one, at three validations"
+        yield above(name, validation_rise(evidence), HIGH)
     elif is_stuck(evidence) and update > LARGE_UPDATE:
         yield above("late loss, over that without learning", evidence.progress, STUCK)
     elif has_large_update and is_stuck(evidence) and peak > HIGH:
@@ -74,6 +77,16 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
         return
     if update > LARGE_UPDATE:
         yield above("size of updates, over that of weights", update, LARGE_UPDATE)
+
+
+def validation_rise(evidence: Evidence) -> float:
+    """The validation loss over the first one, exceeded by three of them; NaN if it isn't known.
+
+    Running statistics of normalisations are those of past weights: where updates are large, they
+    don't fit, and the validation loss rises before that of training does.
+    """
+    losses = finite(evidence.valid_loss.values)
+    return float(np.sort(losses)[-PERSISTENT] / losses[0]) if len(losses) > PERSISTENT else math.nan
 
 
 def _large_updates(evidence: Evidence, peak: float) -> Iterator[Measured]:
