@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from scipy.integrate import trapezoid
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -155,7 +156,7 @@ def test_density_is_that_of_the_spectrum() -> None:
     expected = gaussians.mean(1) / (record["width"] * math.sqrt(2 * math.pi))
     inside = (record["low"] <= expected + 1e-9) & (expected <= record["high"] + 1e-9)
     assert inside.mean() > 0.8
-    assert np.trapezoid(record["density"], record["grid"]) == pytest.approx(1, abs=1e-3)
+    assert trapezoid(record["density"], record["grid"]) == pytest.approx(1, abs=1e-3)
 
 
 def preconditioner(optimizer: Optimizer, model: nn.Module) -> np.ndarray:
