@@ -883,6 +883,18 @@ ELSEWHERE: dict[str, tuple[Program, str]] = {
         lambda _: plotter_of(cockpit_of(net())),
         r"TypeError: secondary_screen=Cockpit.* is no bool: .*CockpitPlotter\(\).plot\(cockpit\)",
     ),
+    "a size by its name": (
+        lambda _: plotter_of().plot(gradlens.History(), size="column"),
+        r"TypeError: size='column': pass inches, .*size=3.3, or size=\(6.75, 2.5\)",
+    ),
+    "a group of one's own": (
+        lambda _: gradlens_.View("Mine", group="mine"),
+        r"ValueError: there is no group 'mine' \(there is step size, .*other\)",
+    ),
+    "a misspelt scale": (
+        lambda _: gradlens_.View("Mine", yscale="logarithmic"),
+        r"ValueError: there is no yscale 'logarithmic'.*linear.*log",
+    ),
     "cockpit's figure": (
         lambda _: plotter_of().fig,
         r"AttributeError: 'CockpitPlotter' object has no attribute 'fig': use plotter.figure",

@@ -319,14 +319,15 @@ class History:
         """The run as a pandas ``DataFrame`` with a row for each step, which needs pandas.
 
         It has a column for each of ``scalars``, or, with the ``name`` of a series, for each number
-        in its values: for each parameter in those of ``GradNorm``, and
-        ``parameters/0.weight/trace`` and the like where values are nested. Numbers that don't exist
-        are NaN; arrays, lists and texts are left out. ``ValueError`` if nothing remains.
+        in its values: for each parameter in those of ``GradNorm``, ``eigenvalues/0`` and the like
+        for the elements of arrays of one axis, and ``parameters/0.weight/trace`` and the like where
+        values are nested. Numbers that don't exist are NaN; other arrays, lists and texts are left
+        out. ``ValueError`` if nothing remains.
         """
         whole = self.whole()
         if name is None:
             return frame({one.name: one.line for one in whole.scalars()}, whole.steps)
-        columns = number_lines(whole[name])
+        columns = number_lines(whole[name], elements=True)
         if whole[name] and not columns:
             raise ValueError(f"the values of {name!r} are no numbers: read history[{name!r}]")
         return frame({part or name: line for part, line in columns.items()}, sorted(whole[name]))

@@ -179,19 +179,33 @@ def entry(records: Records, name: str) -> Records:
     return {step: value[name] for step, value in found.items() if name in value}
 
 
-def number_lines(records: Records) -> dict[str, Line]:
+def number_lines(records: Records, *, elements: bool = False) -> dict[str, Line]:
     """Each number of a series by its place in the values, such as ``layers/0/norm``.
 
-    The place of values that are numbers themselves is empty. Texts, arrays and lists are left out.
+    The place of values that are numbers themselves is empty. With ``elements``, those of arrays of
+    one axis have their index as place. Texts, lists and other arrays are left out.
     """
     names = keys(records)
     if not names:
-        return {"": line(records)} if types(records.values()) & PLAIN else {}
+        found = _element_lines(records) if elements else {}
+        return found or ({"": line(records)} if types(records.values()) & PLAIN else {})
     return {
         f"{name}/{place}".removesuffix("/"): one
         for name in names
-        for place, one in number_lines(entry(records, name)).items()
+        for place, one in number_lines(entry(records, name), elements=elements).items()
     }
+
+
+def _element_lines(records: Records) -> dict[str, Line]:
+    """Each element of a series of arrays of one axis; none for other values."""
+    if np.ndarray not in types(records.values()):
+        return {}
+    entries = ordered(records)
+    values = [*entries.values()]
+    usable = [_is_numeric(value) and np.ndim(value) == 1 for value in values]
+    table = rows([value if one else None for value, one in zip(values, usable, strict=True)])
+    steps, why = _array(entries), reason(values)
+    return {str(place): Line(steps, one, why) for place, one in enumerate(table.T)}
 
 
 def keys(records: Records) -> tuple[str, ...]:

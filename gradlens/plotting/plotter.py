@@ -181,6 +181,10 @@ class CockpitPlotter:
         history = up_to(read(source), discard)
         if style not in FRAMES:
             raise ValueError(f"there is no style {style!r}{near(style, FRAMES)}")
+        if isinstance(size, str):
+            raise TypeError(
+                f"size={size!r}: pass inches, as in size=3.3, or size=(6.75, 2.5) with a height"
+            )
         options = Options(single_lines, normalise)
         instruments = tuple(replace(one, options=options) for one in self.instruments)
         screens = self._screens(history, panels, instruments)

@@ -26,7 +26,11 @@ def in_memory(_: Path) -> History:
         history.append(step, {"GradNorm": {"w": 3.0 * step, "b": 4.0 * step}})
     history.append(7, {"GradNorm": Undefined("no gradient")})
     history.append(2, {"parts": {"layers": {"0": {"rms": 1.5}}, "how": "exactly"}, "word": "a"})
-    history.append(3, {"array": np.arange(3.0)})
+    history.append(3, {"array": np.arange(3.0), "matrix": np.ones((2, 2))})
+    history.append(7, {"array": Undefined("no gradient"), "eigenvalues": Undefined("no loss")})
+    for step, values in ((2, [4.0, 2.0]), (3, [3.0])):
+        found = {"values": np.array(values), "vectors": np.ones((2, 2)), "converged": True}
+        history.append(step, {"eigenvalues": found})
     history.notes += [Note(0, "first"), Note(7, "second")]
     history.coverages[0] = Coverage(samples=4)
     return history
@@ -68,7 +72,7 @@ def test_steps(history: History) -> None:
 
 def test_values_of_a_step(history: History) -> None:
     assert history[3]["Loss"] == 7.0
-    assert {*history[3]} == {"Loss", "GradNorm", "array"}
+    assert {*history[3]} == {"Loss", "GradNorm", "array", "matrix", "eigenvalues"}
     assert history[np.int64(10)] == {"Loss": 0.0, "GradNorm": {"w": 30.0, "b": 40.0}}
     with pytest.raises(KeyError, match=r"nothing was recorded at step -1 .*steps 0 to 10"):
         history[-1]
@@ -122,6 +126,12 @@ TABLES: dict[str, dict[str, list[float]]] = {
     "Loss": {"Loss": [10.0 - step for step in STEPS]},
     "GradNorm": {"w": [0.0, 9.0, math.nan, 30.0], "b": [0.0, 12.0, math.nan, 40.0]},
     "parts": {"layers/0/rms": [1.5]},
+    "array": {"0": [0.0, math.nan], "1": [1.0, math.nan], "2": [2.0, math.nan]},
+    "eigenvalues": {
+        "values/0": [4.0, 3.0, math.nan],
+        "values/1": [2.0, math.nan, math.nan],
+        "converged": [1.0, 1.0, math.nan],
+    },
 }
 
 
@@ -134,7 +144,7 @@ def test_table_of_a_series(name: str, history: History) -> None:
         assert frame[column].tolist() == pytest.approx(values, nan_ok=True)
 
 
-@pytest.mark.parametrize("name", ["array", "word"])
+@pytest.mark.parametrize("name", ["matrix", "word"])
 def test_table_of_a_series_without_numbers(name: str, history: History) -> None:
     with pytest.raises(ValueError, match=f"the values of '{name}' are no numbers"):
         history.to_dataframe(name)
