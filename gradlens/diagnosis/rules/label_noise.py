@@ -80,7 +80,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
 def _validated(evidence: Evidence) -> float:
     """The loss of samples that aren't trained on over that of the others; NaN if it isn't known."""
     train, valid = evidence.loss, evidence.valid_loss
-    start = train.steps[evidence.is_late(train.steps)][0]
+    start = train.steps[evidence.is_late(train.steps)][:1].sum()
     means = [finite(each.values[each.steps >= start]) for each in (valid, train)]
     return means[0].mean() / means[1].mean() if means[0].size and means[1].size else math.nan
 
