@@ -157,6 +157,10 @@ class Forgetful(sinks.Sink):
 
 AT_ONCE: dict[str, tuple[Program, str]] = {
     # Quantities.
+    "a setting in the place of verbose": (
+        lambda _: Cockpit(net(), [quantities_.HessEigenvalues(schedules_.linear(2), 5)]),
+        "TypeError: HessEigenvalues: verbose=5 is neither True nor False: pass other settings by",
+    ),
     "a misspelt preset of a cockpit": (
         lambda _: cockpit_of(net(), "econmy"),
         r"ValueError: no preset is called 'econmy': did you mean economy\?",

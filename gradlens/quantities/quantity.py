@@ -98,6 +98,11 @@ class Quantity(ABC):
     def __post_init__(self) -> None:
         self.name = self.name or type(self).__name__
         self.track_schedule = checked(self.track_schedule, self.name)
+        if not isinstance(self.verbose, bool):
+            raise TypeError(
+                f"{self.name}: verbose={self.verbose!r} is neither True nor False: pass other "
+                "settings by their names"
+            )
         if not self.phases or [p for p in Phase if p in self.phases] != list(self.phases):
             raise TypeError(
                 f"{self.name}: phases={self.phases!r}: list one Phase or more, in their order, or "

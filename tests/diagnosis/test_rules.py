@@ -272,7 +272,8 @@ NOTICED: dict[str, list[History]] = {
     "input_offset": [run(changed(S, input_mean=30.0), setup=replace(SETUP, input_normalised=True))],
     "clipping_always": [run(changed(S, grad_norm_at_step=0.005), setup=adam())],
     "class_imbalance": [
-        run(layers=labels(900.0, *[100.0] * 9), setup=replace(SETUP, loss_weighted=True))
+        run(layers=labels(900.0, *[100.0] * 9), setup=replace(SETUP, loss_weighted=True)),
+        run(layers=labels(900.0), setup=replace(SETUP, loss="BinaryCrossEntropyBackward")),
     ],
     "loss_sum": [run(changed(S, loss=32 * S["loss"]), setup=SUM)],
     "momentum_high": [run(setup=with_options(momentum=0.99))],

@@ -27,16 +27,21 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     found = float(counts[0]) / max(others, 1.0)
     if found > TIMES:
         name = "labels of the most frequent class, over those of the median one"
-        is_weighted = evidence.setup.loss_weighted
+        is_weighted, is_single = evidence.setup.loss_weighted, len(counts) == 1
+        is_generator = is_single and evidence.setup.loss.startswith("BinaryCrossEntropy")
         yield Sign(
             _first_step(evidence),
             (above(name, found, TIMES),),
-            is_alarm=not is_weighted or len(counts) == 1,
-            title="All labels are of one class" if len(counts) == 1 else "",
-            advice=WEIGHTED if is_weighted else "",
+            is_alarm=not (is_generator if is_single else is_weighted),
+            title="All labels are of one class" if is_single else "",
+            advice=GENERATOR if is_generator else WEIGHTED if is_weighted else "",
         )
 
 
+GENERATOR = (
+    "This is as it should be for the generator of an adversarial pair. A classifier needs labels "
+    "of both classes."
+)
 WEIGHTED = (
     "The loss has weights already. Judge by a measure other than accuracy: a constant prediction "
     "is right most of the time."
