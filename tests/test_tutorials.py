@@ -106,3 +106,10 @@ def test_mislabelled_samples_are_found(
     found = re.search(r"among the first 90: (\d+) of the 90", shown)
     assert found is not None
     assert int(found[1]) > 60
+
+
+def test_each_page_of_the_gallery_has_a_thumbnail() -> None:
+    folder = DOCS / "gallery"
+    index = (folder / "index.rst").read_text("utf-8")
+    pages = {page.stem for page in folder.glob("*.rst")} - {"index"}
+    assert pages == set(re.findall(r":target: (\w+)\.html", index))
