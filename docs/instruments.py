@@ -1,35 +1,182 @@
-"""Draws every instrument alone, from one run in which everything is tracked."""
+"""Draws each panel of a healthy training, and beside it that of a training with a fault."""
 
-from collections import Counter
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import gradlens
 from gradlens import quantities
 from gradlens.cli.demo import load_digits
-from gradlens.plotting.panels import layer_panels, main_panels
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from gradlens.schedules import linear
 
 STEPS = 200
-BATCH_SIZE = 64
-LEARNING_RATE = 0.1
+BATCH_SIZE = 128
+FEW = 100
+"""Images, from which a network can't learn what digits look like."""
 DIGITS = load_digits()
+IMAGES, LABELS = DIGITS.train_images, DIGITS.train_labels
+
+Batch = tuple[Tensor, Tensor]
 
 
-def tracked() -> list[quantities.Quantity]:
-    """All quantities: cheap ones at each step, curvature and histograms less often."""
-    seldom, rarely = linear(5), linear(10)
-    preset = gradlens.configuration("economy")
-    return [
-        *(quantity for quantity in preset if not isinstance(quantity, quantities.GradHist1d)),
-        quantities.GradHist1d(rarely, adapt=GradAbsMax(rarely), keep_individual=True),
-        quantities.GradHist2d(
-            rarely, adapt=(GradAbsMax(rarely), ParamAbsMax(rarely)), keep_individual=True
-        ),
+# Networks ---------------------------------------------------------------------------------
+
+
+def convolutional() -> nn.Sequential:
+    """The network of the healthy training."""
+    convolution = nn.Conv2d(1, 8, 3, stride=2, padding=1)
+    hidden = nn.Linear(8 * 4 * 4, 32)
+    return nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), hidden, nn.Tanh(), nn.Linear(32, 10))
+
+
+def of_tiny_weights() -> nn.Sequential:
+    """The same with parameters of a fiftieth of their size."""
+    model = convolutional()
+    for parameter in model.parameters():
+        parameter.data /= 50
+    return model
+
+
+def perceptron(activation: type[nn.Module], *widths: int) -> nn.Sequential:
+    """Fully connected layers."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in zip((64, *widths[:-1]), widths, strict=True):
+        layers += [nn.Linear(before, after), activation()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
+
+
+def small() -> nn.Sequential:
+    """One hidden layer."""
+    return perceptron(nn.Tanh, 32)
+
+
+def wide() -> nn.Sequential:
+    """One hidden layer with far more parameters than a few images need."""
+    return perceptron(nn.ReLU, 256)
+
+
+def deep_sigmoids() -> nn.Sequential:
+    """A sigmoid's slope is 1/4 at most, so that gradients shrink from layer to layer."""
+    return perceptron(nn.Sigmoid, *[32] * 5)
+
+
+def deep_relus() -> nn.Sequential:
+    """Weights have the size that keeps signals alive (He et al., 2015)."""
+    model = perceptron(nn.ReLU, *[48] * 5)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            nn.init.kaiming_normal_(parameter)
+    return model
+
+
+# Batches ----------------------------------------------------------------------------------
+
+
+def at_random() -> Batch:
+    """Any images."""
+    chosen = torch.randint(len(LABELS), (BATCH_SIZE,))
+    return IMAGES[chosen], LABELS[chosen]
+
+
+def eight() -> Batch:
+    """Eight of them."""
+    images, labels = at_random()
+    return images[:8], labels[:8]
+
+
+def of_few() -> Batch:
+    """Always some of the same images."""
+    chosen = torch.randint(FEW, (BATCH_SIZE // 2,))
+    return IMAGES[chosen], LABELS[chosen]
+
+
+def always_the_same() -> Batch:
+    """One large batch, so that the loss has no noise."""
+    return IMAGES[:400], LABELS[:400]
+
+
+def with_an_outlier() -> Batch:
+    """One image of each batch is twenty times as bright."""
+    images, labels = at_random()
+    images[0] *= 20
+    return images, labels
+
+
+def mixed_up() -> Batch:
+    """Images and labels are drawn separately."""
+    return at_random()[0], at_random()[1]
+
+
+# Trainings --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training, which is sound unless its parts say otherwise.
+
+    It tracks the quantities of the classes ``tracks``, or all. After each step, the learning rate
+    is multiplied by ``decay``. The optimizer doesn't have the first ``missed`` parameters. If it
+    ``looks_back``, each step computes the singular values of all images so far.
+    """
+
+    tracks: str = ""
+    network: Callable[[], nn.Sequential] = convolutional
+    batch: Callable[[], Batch] = at_random
+    learning_rate: float = 0.2
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    decay: float = 1.0
+    missed: int = 0
+    looks_back: bool = False
+
+    def run(self) -> gradlens.History:
+        """Train by SGD, and return what was recorded."""
+        torch.manual_seed(0)
+        model = self.network()
+        loss_function = gradlens.extend(nn.CrossEntropyLoss())
+        optimizer = torch.optim.SGD(
+            [*model.parameters()][self.missed :],
+            self.learning_rate,
+            self.momentum,
+            weight_decay=self.weight_decay,
+        )
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, self.decay)
+        cockpit = gradlens.Cockpit(model, tracked(self.tracks))
+        seen = torch.empty(0, 64)
+        log = linear(20)
+        for step in range(STEPS):
+            cockpit.log(step, learning_rate=schedule.get_last_lr()[0])
+            if log(step):
+                log_epoch(cockpit, step, model, FEW if self.batch is of_few else len(LABELS))
+            images, labels = self.batch()
+            if self.looks_back:
+                seen = torch.cat([seen, images.flatten(1)])
+                torch.linalg.svdvals(seen)
+            optimizer.zero_grad()
+            loss = loss_function(model(images), labels)
+            with cockpit(step, loss=loss, optimizer=optimizer):
+                loss.backward()
+            optimizer.step()
+            schedule.step()
+        cockpit.close()
+        return cockpit.history
+
+
+def tracked(names: str) -> list[quantities.Quantity]:
+    """The quantities of these classes, or all: curvature and histograms at some steps only."""
+    seldom, rarely = linear(10), linear(20)
+    largest, economy = GradAbsMax(rarely), gradlens.configuration("economy")
+    every = [
+        *(one for one in economy if not isinstance(one, quantities.GradHist1d)),
+        quantities.GradHist1d(rarely, adapt=largest, keep_individual=True),
+        quantities.GradHist2d(rarely, adapt=(largest, ParamAbsMax(rarely)), keep_individual=True),
         quantities.Parameters(),
+        quantities.OutputActivation(),
         quantities.MeanGSNR(),
         quantities.GradCovariance(),
         quantities.GradNoiseScale(),
@@ -38,73 +185,109 @@ def tracked() -> list[quantities.Quantity]:
         quantities.HessMaxEV(seldom),
         quantities.HessTrace(seldom),
         quantities.TICDiag(seldom, curvature="diag_ggn_exact"),
-        quantities.TICTrace(seldom, curvature="diag_ggn_exact"),
         quantities.Stability(seldom),
         quantities.HessEigenvalues(rarely),
         quantities.SpectralDensity(linear(STEPS - 1)),
         quantities.DirectionalDerivatives(seldom),
     ]
-
-
-def train() -> gradlens.History:
-    """A small network on handwritten digits, by plain SGD."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 8, 3, stride=2, padding=1),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(8 * 4 * 4, 32),
-        nn.Tanh(),
-        nn.Linear(32, 10),
-    )
-    loss_function = gradlens.extend(nn.CrossEntropyLoss())
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    cockpit = gradlens.Cockpit(model, tracked())
-    log = linear(20)
-    for step in range(STEPS):
-        if log(step):
-            log_epoch(cockpit, step, model)
-        batch = torch.randint(len(DIGITS.train_labels), (BATCH_SIZE,))
-        optimizer.zero_grad()
-        loss = loss_function(model(DIGITS.train_images[batch]), DIGITS.train_labels[batch])
-        with cockpit(step, loss=loss, optimizer=optimizer):
-            loss.backward()
-        optimizer.step()
-    cockpit.close()
-    return cockpit.history
+    return [one for one in every if not names or type(one).__name__ in names.split()]
 
 
 @torch.no_grad()
-def log_epoch(cockpit: gradlens.Cockpit, step: int, model: nn.Module) -> None:
-    """Log losses and accuracies on all data."""
-    losses, accuracies = [], []
-    for images, labels in (
-        (DIGITS.train_images, DIGITS.train_labels),
-        (DIGITS.test_images, DIGITS.test_labels),
-    ):
+def log_epoch(cockpit: gradlens.Cockpit, step: int, model: nn.Module, count: int) -> None:
+    """Log losses and accuracies on the first ``count`` images of training, and on those of test."""
+    training = IMAGES[:count], LABELS[:count]
+    test = DIGITS.test_images, DIGITS.test_labels
+    for name, (images, labels) in {"train": training, "test": test}.items():
         outputs = model(images)
-        losses.append(float(nn.functional.cross_entropy(outputs, labels)))
-        accuracies.append(float((outputs.argmax(1) == labels).float().mean()))
-    cockpit.log(
-        step,
-        train_loss=losses[0],
-        test_loss=losses[1],
-        train_accuracy=accuracies[0],
-        test_accuracy=accuracies[1],
-        learning_rate=LEARNING_RATE,
-    )
+        loss = nn.functional.cross_entropy(outputs, labels)
+        accuracy = (outputs.argmax(1) == labels).float().mean()
+        cockpit.log(step, **{f"{name}_loss": float(loss), f"{name}_accuracy": float(accuracy)})
+
+
+TRAININGS = {
+    "healthy": Training(),
+    "too fast": Training(
+        "Loss Alpha Stability HessMaxEV HessTrace",
+        small,
+        always_the_same,
+        learning_rate=2.0,
+    ),
+    "too slow": Training("Alpha", small, always_the_same, learning_rate=0.1),
+    "schedule": Training("Loss", decay=0.9),
+    "slow": Training("Time", looks_back=True),
+    "overfitting": Training("MeanGSNR EarlyStopping", wide, of_few, learning_rate=0.5),
+    "vanishing": Training("GradNorm GradHist1d GradHist2d", deep_sigmoids),
+    "dead": Training("OutputActivation", deep_relus, learning_rate=0.3, momentum=0.9),
+    "missed": Training("UpdateSize Distance", missed=2),
+    "decayed": Training("Parameters", weight_decay=0.15),
+    "small batches": Training("CABS", batch=eight, learning_rate=0.5),
+    "mixed up": Training("NormTest InnerTest OrthoTest GradNoiseScale TICDiag", batch=mixed_up),
+    "outlier": Training("GradCovariance", wide, with_an_outlier, learning_rate=0.003),
+    "tiny weights": Training("HessEigenvalues SpectralDensity", of_tiny_weights),
+}
+
+
+# Pictures ---------------------------------------------------------------------------------
+
+NARROW = {
+    "Loss": "too fast",
+    "Losses": "overfitting",
+    "Accuracy": "overfitting",
+    "Learning rate": "schedule",
+    "Time per step": "slow",
+    "Gradient norm": "vanishing",
+    "Update size": "missed",
+    "Distance from the start": "missed",
+    "Gradient elements": "vanishing",
+    "Joint histogram": "vanishing",
+    "Edge of stability": "too fast",
+    "Largest Hessian eigenvalue": "too fast",
+    "Curvature eigenvalues": "tiny weights",
+    "Hessian spectral density": "tiny weights",
+    "Hessian trace": "too fast",
+    "TIC": "mixed up",
+    "Mean GSNR": "overfitting",
+    "Gradient noise scale": "mixed up",
+    "Batch size": "small batches",
+    "Early stopping": "overfitting",
+    "Gradient covariance": "outlier",
+    "Covariance rank": "outlier",
+    "Parameters, RMS": "decayed",
+    "Active and dead units": "dead",
+    "Local step size α": "too slow",
+}
+WIDE = {
+    "Gradient tests": "mixed up",
+    "Gradient norm by parameter": "vanishing",
+    "Gradient covariance by layer": "outlier",
+    "Effective rank by layer": "outlier",
+    "Gradient elements by parameter": "vanishing",
+    "Joint histogram by parameter": "vanishing",
+}
+"""Titles of panels that are half as wide as the page, and of wider ones, each with the training
+whose fault it shows."""
 
 
 def main(folder: Path) -> None:
-    """Write one picture for each panel, under its instrument's name."""
-    history = train()
-    panels = {*main_panels(history), *layer_panels(history)}
-    names = [(type(panel.instrument).__name__, panel.instrument.names) for panel in panels]
-    kinds = Counter(kind for kind, _ in names)
-    for panel, (kind, series) in zip(panels, names, strict=True):
-        several = f"-{series[0]}" if kinds[kind] > 1 else ""
-        path = folder / f"{kind.removesuffix('Instrument')}{several}.png"
-        panel.instrument.plot(history).figure.savefig(path)
+    """Train, and draw each panel twice, in the style of a paper."""
+    histories = {name: training.run() for name, training in TRAININGS.items()}
+    for width, panels in ((2.7, NARROW), (5.4, WIDE)):
+        for title, fault in panels.items():
+            for kind, name in (("healthy", "healthy"), ("sick", fault)):
+                draw(histories[name], title, width, folder / f"{file_name(title)}-{kind}.png")
+
+
+def draw(history: gradlens.History, title: str, width: float, path: Path) -> None:
+    """Write one panel, ``width`` inches wide."""
+    plotter = gradlens.CockpitPlotter(findings=False)
+    figure = plotter.plot(history, show_plot=False, panels=[title], size=width, style="paper")
+    figure.savefig(path, dpi=250)
+
+
+def file_name(title: str) -> str:
+    """The words of a title, in Latin letters, with hyphens between them."""
+    return "-".join(re.findall("[a-z]+", title.lower()))
 
 
 if __name__ == "__main__":

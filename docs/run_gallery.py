@@ -16,14 +16,16 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from cells import CELL, PICTURES
 from docutils import nodes
+from docutils.parsers.rst.directives import flag, unchanged_required
 from sphinx.application import Sphinx
 from sphinx.directives.patches import Figure
 from sphinx.errors import ExtensionError
 from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
 
 import gradlens
 
@@ -47,6 +49,31 @@ class Picture(Figure):
         # With a width, the picture is a link to itself in full size.
         self.options.setdefault("width", "100%")
         return super().run()
+
+
+class HealthyAndSick(SphinxDirective):
+    """``.. healthy-and-sick:: script/panel``: two pictures of a panel, and what to see in each.
+
+    ``wide`` ones are one below the other.
+    """
+
+    required_arguments = 1
+    option_spec: ClassVar = {
+        "healthy": unchanged_required,
+        "sick": unchanged_required,
+        "wide": flag,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        panel = self.arguments[0]
+        name = panel.rpartition("/")[2].replace("-", " ")
+        found = nodes.container(classes=["pair", "wide"] if "wide" in self.options else ["pair"])
+        for kind in ("healthy", "sick"):
+            words = " ".join(self.options[kind].split())
+            alt = f"The panel of {name} in a {kind} training"
+            picture = f".. picture:: {panel}-{kind}.png\n   :alt: {alt}"
+            found += self.parse_text_to_nodes(f"{picture}\n\n   **{kind.capitalize()}**: {words}\n")
+        return [found]
 
 
 def page_role(
@@ -124,6 +151,7 @@ def is_from(folder: Path, made_from: str) -> bool:
 def setup(app: Sphinx) -> dict[str, Any]:
     """Called by Sphinx."""
     app.add_directive("picture", Picture)
+    app.add_directive("healthy-and-sick", HealthyAndSick)
     app.add_role("page", page_role)
     app.connect("builder-inited", run_scripts)
     app.connect("build-finished", copy_pages)

@@ -67,7 +67,6 @@ def _plot(options: argparse.Namespace) -> int:
         _screen(options, options.title),
         names=tuple(options.panel),
         size=options.width,
-        look="paper" if options.paper else "screen",
         options=Options(options.single_lines, options.normalise),
     )
     history = _load(run, options.until)
@@ -256,7 +255,9 @@ def _title(options: argparse.Namespace) -> str:
 
 def _screen(options: argparse.Namespace, title: str | None = None) -> Screen:
     title = title or options.run.stem
-    return Screen(title, options.layers, options.log_steps, findings=options.findings)
+    return Screen(
+        title, options.layers, options.log_steps, findings=options.findings, look=options.style
+    )
 
 
 def _load(run: Path, until: int | None = None) -> History:

@@ -169,9 +169,6 @@ def _add_plot(commands: Commands) -> None:
         "--width", type=float, metavar="INCHES", help="of the figure (default: what it needs)"
     )
     parser.add_argument(
-        "--paper", action="store_true", help="panels alone, whose value axes have labels"
-    )
-    parser.add_argument(
         "--single-lines",
         action="store_true",
         help="a line for each of many parameters instead of quantiles",
@@ -411,6 +408,13 @@ def _add_screen(parser: argparse.ArgumentParser) -> None:
         dest="findings",
         action="store_false",
         help="don't mark what is wrong with the run",
+    )
+    parser.add_argument(
+        "--style",
+        choices=("screen", "dark", "paper"),
+        default="screen",
+        help="screen: on white (the default); dark: on a dark ground; paper: panels alone, whose "
+        "value axes have labels",
     )
 
 

@@ -21,6 +21,7 @@ class LayerRanksInstrument(Instrument):
 
     kinds: ClassVar[tuple[str, ...]] = ("GradCovariance",)
     title: ClassVar[str] = "Effective rank by layer"
+    label: ClassVar[str] = "rank"
     together: ClassVar[bool] = False
     secondary: ClassVar[bool] = True
     part: ClassVar[str] = "layers"

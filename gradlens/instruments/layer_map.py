@@ -110,7 +110,7 @@ class LayerMapInstrument(Instrument):
         edges = axis.unwarp(places)
         mesh = _mesh(inner, edges, thinned, norm)
         artists = _undefined(inner, edges, thinned)
-        marks = {"hatched: no finite number": bool(artists), "grey: 0": _has_zeros(thinned, norm)}
+        marks = {"hatched: no finite number": bool(artists), GREY: has_grey(thinned, norm)}
         what = words(found, view) + OVER[self.options.normalise] * (not shares)
         text = _words(what, norm, [mark for mark, shown in marks.items() if shown])
         artists |= {
@@ -133,7 +133,12 @@ def _words(what: str, norm: Normalize, marks: Sequence[str]) -> str:
     return " · ".join([f"colour: {what}{scale}", *marks, "from input (top) to output"])
 
 
-def _has_zeros(found: LayerTable, norm: Normalize) -> bool:
+GREY = "grey: 0"
+"""What a map says where it shows exact zeros."""
+
+
+def has_grey(found: LayerTable, norm: Normalize) -> bool:
+    """Whether there are zeros that the scale of colours doesn't have."""
     return isinstance(norm, LogNorm) and bool((found.values == 0).any())
 
 

@@ -22,6 +22,7 @@ class TimeInstrument(Instrument):
 
     kinds: ClassVar[tuple[str, ...]] = ("Time",)
     title: ClassVar[str] = "Time per step"
+    label: ClassVar[str] = "time"
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
         stamps = {name: line(history[name]) for name in self.names}

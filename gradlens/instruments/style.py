@@ -295,12 +295,16 @@ def key(ax: Axes, entries: Sequence[Entry]) -> Artist | None:
 
 
 def sequence_key(ax: Axes, names: Sequence[str], first: Sequence[Entry] = ()) -> Artist | None:
-    """Explain a colour sequence by its first and last name, after the entries ``first``."""
+    """Explain a colour sequence by its first and last name, after the entries ``first``.
+
+    Where there is no room for them, it is "input" and "output", or the colours alone.
+    """
     if len(names) < 2:
         return key(ax, [*first, *(Entry(name, sequence_colors(1)[0]) for name in names)])
-    room = size_in_points(ax)[0] - points(50) - sum(_room(entry.label) for entry in first)
-    fits = text_width(names[0] + names[-1], TEXT_SIZE) <= room
-    ends = (names[0], names[-1]) if fits else ("input", "output")
+    room = size_in_points(ax)[0] - points(40) - sum(_room(entry.label) for entry in first)
+    options = ((names[0], names[-1]), ("input", "output"))
+    fitting = (both for both in options if text_width("".join(both), TEXT_SIZE) <= room)
+    ends = next(fitting, ("", ""))
     parts: list[OffsetBox] = []
     for entry in first:
         parts += [_swatch(entry), _words(entry.label), _space()]

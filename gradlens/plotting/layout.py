@@ -39,24 +39,26 @@ LEAST = 0.55
 """Fraction of a panel's usual height below which it has no room for a line."""
 
 Row = tuple[Panel, ...]
-Look = Literal["screen", "paper"]
+Look = Literal["screen", "paper", "dark"]
 FigureSize = float | tuple[float, float] | None
 """Inches: the width, or the width and the height; ``None`` for what the panels need."""
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What a figure has around its panels, and whether its value axes have labels."""
+    """What a figure has around its panels, whether its value axes have labels, and its ground."""
 
     header: bool = True
     groups: bool = True
     footer: bool = True
     labels: bool = False
+    dark: bool = False
 
 
 FRAMES: Mapping[Look, Frame] = {
     "screen": Frame(),
     "paper": Frame(header=False, groups=False, footer=False, labels=True),
+    "dark": Frame(dark=True),
 }
 """A figure of a paper has its title and its explanations in the caption."""
 

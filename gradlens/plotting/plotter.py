@@ -168,10 +168,11 @@ class CockpitPlotter:
 
         ``panels`` are the titles of panels, or names of series, of which the figure then consists;
         ``size`` is its size in inches, or its width alone. ``style="paper"`` leaves out everything
-        but the panels, and gives their value axes labels. Type has sizes relative to matplotlib's
-        ``font.size``. ``single_lines`` draws a line for each of many parameters instead of their
-        quantiles. ``normalise`` divides the rows of maps by their medians (``"row"``) or by the
-        medians of their kinds (``"kind"``), such as biases of linear layers.
+        but the panels, and gives their value axes labels; ``style="dark"`` has a dark ground. Type
+        has sizes relative to matplotlib's ``font.size``. ``single_lines`` draws a line for each of
+        many parameters instead of their quantiles. ``normalise`` divides the rows of maps by their
+        medians (``"row"``) or by the medians of their kinds (``"kind"``), such as biases of linear
+        layers.
         """
         if not isinstance(show_plot, bool):
             raise TypeError(
@@ -205,7 +206,7 @@ class CockpitPlotter:
                         size,
                     )  # fmt: skip
                 else:
-                    draw_empty(figure, title, nothing(history), is_new)
+                    draw_empty(figure, title, nothing(history), is_new, style)
                 figures[screen] = figure
         if debug:
             log(describe(history, screens))

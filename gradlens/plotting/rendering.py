@@ -26,6 +26,7 @@ from gradlens.instruments.style import (
     HEADER_SIZE,
     INK,
     MUTED,
+    PAPER,
     TEXT_SIZE,
     TITLE_SIZE,
     font_scale,
@@ -50,6 +51,7 @@ from gradlens.plotting.layout import (
 )
 from gradlens.plotting.marks import HINTED, explain, explained, mark
 from gradlens.plotting.panels import EPOCHS, Panel
+from gradlens.plotting.recolouring import darken
 
 EMPTY = (8.0, 4.0)
 """Inches across and up of a figure without panels."""
@@ -79,11 +81,13 @@ def draw(
     ``size`` is that of the figure in inches, or its width alone. With ``resize`` the figure has
     the size that the panels need instead. Without it, the figure keeps its size if they can be read
     at that. The main ones of ``findings`` are marked in the panels and explained below them. With
-    the look "paper", there are panels alone, and their value axes have labels.
+    the look "paper", there are panels alone, and their value axes have labels; with "dark", the
+    ground is dark.
     """
     frame = FRAMES[look]
     marked = main_findings(findings) if frame.footer else ()
     figure.clear()
+    figure.set_facecolor(PAPER)
     page = Page(arrange(panels, widest), frame)
     if size is None and not resize and page.is_legible(*_inches(figure)):
         size = _inches(figure)
@@ -102,6 +106,8 @@ def draw(
     for ax in figure.axes if marked else ():
         mark(ax, marked)
     literal(figure)
+    if frame.dark:
+        darken(figure)
 
 
 def _figure_size(page: Page, size: FigureSize) -> tuple[float, float]:
@@ -123,9 +129,12 @@ def _figure_size(page: Page, size: FigureSize) -> tuple[float, float]:
     return size
 
 
-def draw_empty(figure: Figure, title: str, why: str, resize: bool = True) -> None:
+def draw_empty(
+    figure: Figure, title: str, why: str, resize: bool = True, look: Look = "screen"
+) -> None:
     """Draw a title and why there are no panels on a figure, which is emptied first."""
     figure.clear()
+    figure.set_facecolor(PAPER)
     if resize:
         figure.set_size_inches(*EMPTY)
     _header(figure, title, ())
@@ -133,6 +142,8 @@ def draw_empty(figure: Figure, title: str, why: str, resize: bool = True) -> Non
     ax.set_axis_off()
     message(ax, why)
     literal(figure)
+    if FRAMES[look].dark:
+        darken(figure)
 
 
 def facts(history: History) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from functools import singledispatch
 from typing import Any
 
 import numpy as np
-from matplotlib.colors import Normalize
+from matplotlib.colors import LogNorm, Normalize
 from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
@@ -18,7 +18,7 @@ from gradlens.instruments.scales import StepAxis
 from gradlens.instruments.series import thin, trend
 from gradlens.report.arrays import compact_steps, compact_values, edges, pixels
 from gradlens.report.cards import Card, LinesCard, MapCard, PictureCard, ShapesCard
-from gradlens.report.palette import ABSENT, SHADES, UNDEFINED
+from gradlens.report.palette import ABSENT, FIRST, SHADES, UNDEFINED, ZERO
 from gradlens.report.value_axis import threshold, to_places
 
 Columns = Mapping[str, Any]
@@ -76,17 +76,19 @@ def _(card: MapCard, axis: StepAxis) -> dict[str, Columns]:
 
 def _codes(table: LayerTable, norm: Normalize) -> NDArray[np.uint8]:
     low = norm.vmin or 0.0
-    # Zero isn't on a logarithmic scale, and gets the colour of the smallest value.
     values = np.maximum(table.values, low) if low > 0 else table.values
     shares = np.ma.filled(norm(np.ma.masked_invalid(values)), np.nan).clip(0, 1)
-    codes = np.where(np.isfinite(shares), np.nan_to_num(shares) * (SHADES - 1) + 2, ABSENT)
+    codes = np.where(np.isfinite(shares), np.nan_to_num(shares) * (SHADES - 1) + FIRST, ABSENT)
     codes[table.recorded & ~np.isfinite(table.values)] = UNDEFINED
+    if isinstance(norm, LogNorm):
+        # Zero isn't on a logarithmic scale, and has a colour of its own.
+        codes[table.values == 0] = ZERO
     return codes.astype(np.uint8)
 
 
 @columns.register
 def _(card: PictureCard, axis: StepAxis) -> dict[str, Columns]:
-    codes = np.where(card.shades > 0, card.shades * (SHADES - 1) + 2, ABSENT).astype(np.uint8)
+    codes = np.where(card.shades > 0, card.shades * (SHADES - 1) + FIRST, ABSENT).astype(np.uint8)
     up = {"y": [card.up[0]], "dh": [card.up[1] - card.up[0]]}
     if card.steps is not None:
         return {"map": {**_images(codes, card.steps, axis), **up}}

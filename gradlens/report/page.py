@@ -32,9 +32,9 @@ from gradlens.report.figures import Drawn, draw, has_points, height, is_drawn
 from gradlens.report.marks import columns
 from gradlens.report.overview import facts, last_values
 from gradlens.report.palette import (
-    DARK,
     DENSITY,
     DENSITY_IN_DARK,
+    IN_DARK,
     LIGHT,
     SIGNED,
     SIZES,
@@ -236,7 +236,7 @@ def _variables(shown: Page, live: bool) -> dict[str, Any]:
         "css": (FILES / "page.css").read_text("utf-8"),
         "js": (FILES / "page.js").read_text("utf-8"),
         "light": variables({**LIGHT, "density": gradient(DENSITY)}),
-        "dark": variables({**DARK, "density": gradient(DENSITY_IN_DARK)}),
+        "dark": variables({**IN_DARK, "density": gradient(DENSITY_IN_DARK)}),
         "runs": run_colors([*shown.runs]) if len(shown.runs) > 1 else {},
         "sections": [(group, found, _balanced(found)) for group, found in sections.items()],
         "head": _head(shown),

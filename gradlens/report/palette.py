@@ -1,4 +1,4 @@
-"""The colours of a page: those of the figures, and for a dark background paler ones."""
+"""The colours of a page: those of the figures, and for a dark background those of dark figures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.colors import Colormap, to_hex
 
+from gradlens.instruments.dark import DARK, dark, dark_colormap
 from gradlens.instruments.style import (
     ALARM,
     BLUE,
@@ -19,11 +20,7 @@ from gradlens.instruments.style import (
     density_colormap,
     signed_colormap,
     size_colormap,
-    tint,
 )
-
-PALER = 0.68
-"""Share of a line's colour on a dark background; the rest is white."""
 
 LIGHT: Mapping[str, str] = {
     "page": "#f4f6f8",
@@ -35,15 +32,9 @@ LIGHT: Mapping[str, str] = {
     "alarm": ALARM,
     "accent": BLUE,
 }
-DARK: Mapping[str, str] = {
+IN_DARK: Mapping[str, str] = {
     "page": "#0f1317",
-    "paper": "#181d23",
-    "ink": "#e8ecf0",
-    "muted": "#9aa6b2",
-    "faint": "#46505b",
-    "grid": "#28303a",
-    "alarm": "#ff8a7a",
-    "accent": "#6bb5e8",
+    **{name: DARK[color] for name, color in LIGHT.items() if color in DARK},
 }
 """Colours of a page by their names as CSS variables."""
 
@@ -55,7 +46,7 @@ def in_light(color: Color) -> str:
 
 def in_dark(color: Color) -> str:
     """A line's colour on a dark background."""
-    return DARK["ink"] if color == INK else to_hex(tint(color, PALER))
+    return to_hex(dark(color))
 
 
 def variables(colors: Mapping[str, str]) -> str:
@@ -63,21 +54,23 @@ def variables(colors: Mapping[str, str]) -> str:
     return " ".join(f"--{name}: {color};" for name, color in colors.items())
 
 
-SHADES = 254
-"""Colours of a map, besides two for cells without a number."""
+ABSENT, UNDEFINED, ZERO = 0, 1, 2
+"""Numbers of the colours of a cell without a record, of one whose record isn't a number, and of one
+whose number is exactly zero on a logarithmic scale."""
 
-ABSENT, UNDEFINED = 0, 1
-"""Numbers of the colours of a cell without a record, and of one whose record isn't a number."""
+FIRST = 3
+SHADES = 256 - FIRST
+"""The number of the first of a map's other colours, and how many there are."""
 
 
 def palette(colors: Colormap) -> list[str]:
-    """256 colours: for no record, for no number, and from small to large."""
+    """256 colours: for no record, for no number, for zero, and from small to large."""
     shades = [to_hex(color) for color in colors(np.linspace(0, 1, SHADES))]
-    return ["#00000000", ALARM, *shades]
+    return ["#00000000", ALARM, FAINT, *shades]
 
 
 SIZES, SIGNED, DENSITY = size_colormap(), signed_colormap(), density_colormap()
-DENSITY_IN_DARK = density_colormap().reversed()
+DENSITY_IN_DARK = dark_colormap(DENSITY)
 
 
 def gradient(colors: Colormap) -> str:

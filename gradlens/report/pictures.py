@@ -17,11 +17,11 @@ from gradlens.instruments import (
     Instrument,
     SpectralDensityInstrument,
 )
-from gradlens.instruments.layer_map import colour_norm
+from gradlens.instruments.layer_map import GREY, colour_norm, has_grey
 from gradlens.instruments.layers import are_shares, layout, table, words
 from gradlens.instruments.scales import step_label
 from gradlens.instruments.spectral_density import FLOOR, densities
-from gradlens.instruments.style import BLUE, MUTED
+from gradlens.instruments.style import BLUE, DOT, MUTED
 from gradlens.report.cards import Card, Curve, LinesCard, MapCard, PictureCard, ShapesCard
 from gradlens.report.gaps import gaps
 from gradlens.report.hints import HINTS
@@ -48,7 +48,8 @@ def layer_map(history: History, instrument: Instrument) -> Card:
         return _nothing(title, Line(whole.steps, whole.values[0], whole.reason), "layers", records)
     norm = colour_norm(known, "linear" if are_shares(known, view) else view.yscale)
     log = ", log" if isinstance(norm, (LogNorm, SymLogNorm)) else ""
-    return MapCard(title, "layers", f"{words(found, view)}{log}", whole, norm)
+    zeros = f"{DOT}{GREY}" if has_grey(whole, norm) else ""
+    return MapCard(title, "layers", f"{words(found, view)}{log}{zeros}", whole, norm)
 
 
 def _nothing(title: str, one: Line, group: Group, records: Records) -> Card:

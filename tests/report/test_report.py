@@ -25,11 +25,14 @@ from gradlens.history.records import Note, Source
 from gradlens.history.setup import ParameterGroup, Setup
 from gradlens.history.undefined import Undefined
 from gradlens.history.view import View
-from gradlens.instruments.scales import number_label
+from gradlens.instruments.scales import StepAxis, number_label
+from gradlens.instruments.style import FAINT
 from gradlens.plotting.panels import EPOCHS, all_main_panels
-from gradlens.report.cards import Card, LinesCard
+from gradlens.report.cards import Card, LinesCard, MapCard
+from gradlens.report.columns import columns
 from gradlens.report.content import cards
 from gradlens.report.page import Live, page, write
+from gradlens.report.palette import SIZES, ZERO, palette
 from gradlens.report.serving import Following, free_port
 from tests.instruments.test_instruments import realistic
 from tests.report.browser import CHROMIUM, Tab, chromium
@@ -151,6 +154,16 @@ def test_a_missing_value_says_why() -> None:
     words = [gaps.reasons[which] for which in gaps.which]
     assert gaps.steps.tolist() == [*range(100, 110), 120]
     assert words == [REASON] * 10 + ["infinite"]
+
+
+def test_exact_zeros_of_a_map_are_grey() -> None:
+    history = steady(5)
+    history.append(5, {"GradNorm": {"weight": 0.0, "bias": 2e6}})
+    (card,) = (card for card in cards({"run": history}) if isinstance(card, MapCard))
+    assert card.words.endswith("grey: 0")
+    (image,) = columns(card, StepAxis(0, 5))["map"]["image"]
+    assert palette(SIZES)[image[0, -1]] == FAINT
+    assert [*np.argwhere(image == ZERO)[0]] == [0, image.shape[1] - 1]
 
 
 def test_several_runs_share_a_card_for_each_number() -> None:

@@ -1,0 +1,76 @@
+"""The colours of the common style on a dark ground."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.colors import Colormap, to_hex, to_rgb
+
+from gradlens.instruments.style import (
+    ALARM,
+    AMBER,
+    BLUE,
+    FAINT,
+    GREEN,
+    GRID,
+    INK,
+    MUTED,
+    ORANGE,
+    PAPER,
+    PURPLE,
+    RGB,
+    SKY,
+    Color,
+    density_colormap,
+)
+
+DARK: Mapping[str, str] = {
+    PAPER: "#181d23",
+    INK: "#e8ecf0",
+    MUTED: "#9aa6b2",
+    FAINT: "#46505b",
+    GRID: "#28303a",
+    ALARM: "#ff8a7a",
+    BLUE: "#6bb5e8",
+    ORANGE: "#ff9d5c",
+    GREEN: "#3fc79f",
+    PURPLE: "#d98fc3",
+    AMBER: "#e8bd4a",
+    SKY: "#b4e0ff",
+}
+"""The named colours of the style, with those that take their place. Text on the ground has a
+contrast of 4.5 at least, which the Web Content Accessibility Guidelines 2.2 (1.4.3) want."""
+
+PALER = 0.5
+"""Share of a pure colour on a dark ground; the rest is white."""
+
+
+def dark(color: Color) -> RGB:
+    """The colour on a dark ground that takes the place of one on white.
+
+    A colour without a name is a mixture of a pure one and white: the pure one becomes paler, and
+    the ground takes the place of white.
+    """
+    named = DARK.get(to_hex(color))
+    if named:
+        return to_rgb(named)
+    channels = to_rgb(color)
+    white = min(channels)
+    if max(channels) < DARKEST:
+        return to_rgb(DARK[INK])
+    pure = [(channel - white) / ((1 - white) or 1.0) for channel in channels]
+    pairs = zip(pure, to_rgb(DARK[PAPER]), strict=True)
+    r, g, b = ((1 - white) * (PALER * p + 1 - PALER) + white * ground for p, ground in pairs)
+    return (r, g, b)
+
+
+DARKEST = 0.2
+"""A colour whose channels are below it is black, as matplotlib's own texts are."""
+
+
+def dark_colormap(colors: Colormap) -> Colormap:
+    """The colours of a map on a dark ground: of densities, the small ones are like the ground.
+
+    Those of sizes and of signed numbers are the same on every ground.
+    """
+    return colors.reversed() if colors.name == density_colormap().name else colors
