@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.diagnosis.draws import Samples, noisy, random_state, standardised
 from benchmarks.diagnosis.problem import Split
 
-FIELDS = (40, 30, 6, 7)
+FIELDS = (80, 60, 8, 7)
 """How many readers, books, devices and weekdays there are."""
 GRADES = 5
 
