@@ -39,6 +39,7 @@ from gradlens.instruments.style import (
     MUTED,
     ORANGE,
     PURPLE,
+    TICK_SIZE,
     Entry,
     inside,
     key,
@@ -173,6 +174,7 @@ def _picture(ax: Axes, gradient: Floats, curvature: Floats) -> Artists:
     )
     ax.set_xlim(0.4, gradient.size + 0.6)
     ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 5, 10]))
+    ax.set_ylabel("signal-to-noise ratio", fontsize=TICK_SIZE, color=MUTED, labelpad=1)
     ax.spines["bottom"].set(color=GRID)
     return artists
 
