@@ -221,7 +221,7 @@ TRAININGS = {
     "dead": Training("OutputActivation", deep_relus, learning_rate=0.3, momentum=0.9),
     "missed": Training("UpdateSize Distance", missed=2),
     "decayed": Training("Parameters", weight_decay=0.15),
-    "small batches": Training("CABS", batch=eight, learning_rate=0.5),
+    "small batches": Training("CABS DirectionalDerivatives", batch=eight, learning_rate=0.5),
     "mixed up": Training("NormTest InnerTest OrthoTest GradNoiseScale TICDiag", batch=mixed_up),
     "outlier": Training("GradCovariance", wide, with_an_outlier, learning_rate=0.003),
     "tiny weights": Training("HessEigenvalues SpectralDensity", of_tiny_weights),
@@ -259,6 +259,7 @@ NARROW = {
 }
 WIDE = {
     "Gradient tests": "mixed up",
+    "Signal along directions": "small batches",
     "Gradient norm by parameter": "vanishing",
     "Gradient covariance by layer": "outlier",
     "Effective rank by layer": "outlier",
@@ -276,6 +277,8 @@ def main(folder: Path) -> None:
         for title, fault in panels.items():
             for kind, name in (("healthy", "healthy"), ("sick", fault)):
                 draw(histories[name], title, width, folder / f"{file_name(title)}-{kind}.png")
+    title = "Gradient in top directions"  # which no fault is read off
+    draw(histories["healthy"], title, 2.7, folder / f"{file_name(title)}.png")
 
 
 def draw(history: gradlens.History, title: str, width: float, path: Path) -> None:
