@@ -68,11 +68,9 @@ def coupled_traces(problem: DiagonalProblem) -> LossTraces:
     """
     ggn, draws = problem.ggn, max(problem.samples, COUPLED_DRAWS)
     draw = _drawing(ggn, np.random.default_rng(problem.seed))
-    sums = [
-        torch.stack([norm.cpu().double() for norm in norms(ggn.pulled_back(draw()))])
-        for _ in range(draws)
-    ]
-    each = torch.stack(sums).square() * ggn.scale
+    sizes = on_host([norms(ggn.pulled_back(draw())) for _ in range(draws)])
+    each = torch.stack([torch.stack([size.double() for size in one]) for one in sizes])
+    each = each.square() * ggn.scale
     return _traces(positive_estimates(_with_total(each), draws), ggn)
 
 

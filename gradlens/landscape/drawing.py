@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from matplotlib.axes import Axes
 
-from gradlens.instruments.instrument import CELL, panel_box
+from gradlens.instruments.drawing import Artists
+from gradlens.instruments.instrument import CELL, Drawing, panel_box
+from gradlens.instruments.scales import number_label
 from gradlens.instruments.style import (
     MUTED,
     PAPER,
     TICK_SIZE,
+    dress,
     font_scale,
+    literal,
     points,
     shorten,
     size_in_points,
+    title,
 )
 from gradlens.plotting.output import TextFigure
 
@@ -29,6 +36,18 @@ def new_axes() -> Axes:
     figure = TextFigure(figsize=(across, up), dpi=150, facecolor=PAPER)
     left, bottom, width, height = panel_box(0, 0, across, up, figure, labels=True)
     return figure.add_axes((left, bottom, width, height))
+
+
+def drawing_of(
+    ax: Axes | None, heading: str, loss: float, draw: Callable[[Axes], Artists]
+) -> Drawing:
+    """What ``draw`` draws on an axis, or on a new figure, under a heading with the loss at 0."""
+    ax = new_axes() if ax is None else ax
+    dress(ax)
+    title(ax, heading, f"{number_label(loss)} at 0")
+    artists = draw(ax)
+    literal(ax)
+    return Drawing(ax, artists)
 
 
 def label_axes(ax: Axes, below: str, left: str) -> None:

@@ -19,12 +19,9 @@ from gradlens.instruments.style import (
     ORANGE,
     PAPER,
     Entry,
-    dress,
     key,
-    literal,
-    title,
 )
-from gradlens.landscape.drawing import label_axes, new_axes
+from gradlens.landscape.drawing import drawing_of, label_axes
 
 DASHES = (0, (3.0, 1.5))
 
@@ -58,12 +55,7 @@ class LossLine:
         is over 30 times the smallest. Red ticks on the base line are at NaNs, grey ones at the top
         at infinite losses.
         """
-        ax = new_axes() if ax is None else ax
-        dress(ax)
-        title(ax, "Loss along a line", f"{number_label(self.loss)} at 0")
-        artists = self._draw(ax)
-        literal(ax)
-        return Drawing(ax, artists)
+        return drawing_of(ax, "Loss along a line", self.loss, self._draw)
 
     def _draw(self, ax: Axes) -> Artists:
         one = Line(self.distances, self.losses)

@@ -23,16 +23,13 @@ from gradlens.instruments.style import (
     ORANGE,
     PAPER,
     SMALLEST_SIZE,
-    dress,
     inside,
-    literal,
     points,
     sequence_colormap,
     size_in_points,
     subtitle,
-    title,
 )
-from gradlens.landscape.drawing import label_axes, new_axes
+from gradlens.landscape.drawing import drawing_of, label_axes
 
 SHADES, LINES = 24, 8
 """Shades of the map, and contour lines, of which there may be one more or less."""
@@ -69,12 +66,7 @@ class LossPlane:
         Levels are logarithmic if the largest loss is over 5 times the smallest. The map is hatched
         next to points without a finite loss, which are marked by crosses.
         """
-        ax = new_axes() if ax is None else ax
-        dress(ax)
-        title(ax, "Loss on a plane", f"{number_label(self.loss)} at 0")
-        artists = self._draw(ax)
-        literal(ax)
-        return Drawing(ax, artists)
+        return drawing_of(ax, "Loss on a plane", self.loss, self._draw)
 
     def _draw(self, ax: Axes) -> Artists:
         finite = np.isfinite(self.losses)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from gradlens.numerics.host import on_host
 from gradlens.numerics.shards import own_part
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -26,7 +27,7 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """The same as numbers."""
     if not tensors:
         return {}
-    sums = [each.cpu() for each in sums_of_bits(tensors).values()]
+    sums = on_host([*sums_of_bits(tensors).values()])
     return dict(zip(tensors, torch.stack(sums).tolist(), strict=True))
 
 

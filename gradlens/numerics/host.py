@@ -19,8 +19,9 @@ JOINED = 2**16
 def on_host(value: Nested) -> Nested:
     """The value with its tensors on the host.
 
-    ``value`` is a tensor, or a dict, list, tuple or dataclass of such values. The program waits for
-    the device once for all small tensors of a dtype, instead of once for each of them.
+    ``value`` is a tensor, or a dict, list, tuple or dataclass of such values; a named tuple becomes
+    a tuple. The program waits for the device once for all small tensors of a dtype, instead of once
+    for each of them.
     """
     found = [*_tensors(value)]
     if all(tensor.device.type == "cpu" for tensor in found):
@@ -37,8 +38,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         yield from chain.from_iterable(map(_tensors, value))
     elif _is_dataclass(value):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
+        yield from _tensors(_arguments(value))
 
 
 def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
@@ -48,15 +48,20 @@ def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(value, Mapping):
         return {key: _filled(part, tensors) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)([_filled(part, tensors) for part in value])
+        parts = [_filled(part, tensors) for part in value]
+        return tuple(parts) if isinstance(value, tuple) else parts
     if _is_dataclass(value):
-        parts = {field.name: getattr(value, field.name) for field in fields(value)}
-        return replace(value, **_filled(parts, tensors))
+        return replace(value, **_filled(_arguments(value), tensors))
     return value
 
 
 def _is_dataclass(value: Any) -> bool:
     return is_dataclass(value) and not isinstance(value, type)
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass that its constructor takes."""
+    return {field.name: getattr(value, field.name) for field in fields(value) if field.init}
 
 
 def _moved(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradlens.messages import log
+from gradlens.numerics.host import on_host
 from gradlens.numerics.shards import over_parts, own_part
 from gradlens.quantities.step import Step
 from gradlens.reductions import AbsMax, Reduction
@@ -108,7 +109,7 @@ class ParamAbsMax(_AbsMaxAdaptation):
         parameters = [*step.parameters.values()]
         own = [_abs_max(own_part(parameter.detach())) for parameter in parameters]
         extremes = over_parts(parameters, own, lambda parts: parts.amax(0))
-        return float(torch.stack([extreme.cpu().double() for extreme in extremes]).max())
+        return float(torch.stack([extreme.double() for extreme in on_host(extremes)]).max())
 
 
 def adapted_state(policies: Sequence[BinAdaptation], ranges: Sequence[Range]) -> State:
