@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,12 +46,16 @@ PROBABILITIES: Mapping[str, str] = {
     "SigmoidBackward": "sigmoid",
 }
 
-NORMALISING: Mapping[str, str] = {
-    "NllLossBackward": "LogSoftmaxBackward",
-    "NllLoss2DBackward": "LogSoftmaxBackward",
-    "BinaryCrossEntropyWithLogitsBackward": "BinaryCrossEntropyWithLogitsBackward",
-}
-"""What makes probabilities of scores, by the kind of the loss's node."""
+NORMALISING = {
+    "LogSoftmaxBackward", "LogSigmoidBackward", "BinaryCrossEntropyWithLogitsBackward",
+}  # fmt: skip
+"""Kinds of nodes of a loss that make logarithms of probabilities of scores."""
+
+GUARDS = {"AddBackward", "ClampBackward", "ClampMinBackward"}
+"""Kinds of nodes that keep the logarithm of a probability finite."""
+
+WITHIN = 64
+"""Nodes of a loss function that are looked at, at most, from the loss on."""
 
 
 @dataclass(frozen=True)
@@ -156,19 +161,44 @@ class Network:
         kinds = {self._kinds[n] for n in below} - {"LogSoftmaxBackward"}
         return all(k == LEAF or k in LINEAR or VIEWS.match(f"{k}0") for k in kinds)
 
-    def before_loss(self, loss: int | None) -> str:
+    @property
+    def before_loss(self) -> str:
         """What the scores were computed by that the loss makes probabilities of, if they are some.
 
         Those are the mistake of a softmax before a loss that computes one itself.
         """
-        making = "" if loss is None else NORMALISING.get(self._kinds[loss], "")
-        if loss is None or not making:
-            return ""
-        maker = loss if self._kinds[loss] == making else self._behind_views(loss)
-        if maker is None or self._kinds[maker] != making:
-            return ""
-        scores = self._behind_views(maker)
-        return "" if scores is None else PROBABILITIES.get(self._kinds[scores], "")
+        for number in self._of_loss():
+            scores = self._scores(number)
+            if scores is not None and self._kinds[scores] in PROBABILITIES:
+                return PROBABILITIES[self._kinds[scores]]
+        return ""
+
+    def _of_loss(self) -> Iterator[int]:
+        """The nodes between the loss and the network's last layers."""
+        waiting = deque([len(self._kinds) - 1])
+        seen = {*waiting}
+        for _ in range(WITHIN):
+            if not waiting:
+                return
+            number = waiting.popleft()
+            if number in self._weights:
+                continue
+            yield number
+            behind = [child for child in self._data_of(number) if child not in seen]
+            waiting += behind
+            seen |= {*behind}
+
+    def _scores(self, number: int) -> int | None:
+        """The node of the scores whose probabilities' logarithms a node computes, if it does."""
+        if self._kinds[number] in NORMALISING:
+            return self._behind_views(number)
+        if self._kinds[number] != "LogBackward":
+            return None
+        of = self._behind_views(number)
+        while of is not None and self._kinds[of] in GUARDS:
+            of = self._behind_views(of)
+        is_probability = of is not None and self._kinds[of] in ("SoftmaxBackward", "SigmoidBackward")
+        return self._behind_views(of) if of is not None and is_probability else None
 
     def _behind_views(self, number: int) -> int | None:
         """The node that made a node's data, whatever views are between."""

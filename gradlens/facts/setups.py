@@ -45,7 +45,7 @@ def setup_of(
         layers={} if setting.model is None else _layers(setting.model),
         activations={} if network is None else {a.layer: a.kind for a in network.activations},
         order=() if network is None else network.order,
-        before_loss="" if network is None else network.before_loss(number),
+        before_loss="" if network is None else network.before_loss,
         linear_pairs=() if network is None else network.linear_pairs,
         is_linear=network is not None and network.is_linear(number),
         half=network is not None and network.has_half,

@@ -100,18 +100,41 @@ BEFORE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
+LABELS = torch.zeros(6, dtype=torch.int64)
+SOFT = torch.full((6, 4), 0.25)
+
+
+def focal(scores: Tensor) -> Tensor:
+    entropy = functional.cross_entropy(scores, LABELS, reduction="none")
+    return ((1 - (-entropy).exp()) ** 2 * entropy).mean()
+
+
+LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "labels": lambda x: functional.cross_entropy(x, LABELS),
+    "several labels": lambda x: functional.binary_cross_entropy_with_logits(x, torch.ones_like(x)),
+    "soft labels": lambda x: functional.cross_entropy(x, SOFT[:, : x.shape[1]]),
+    "smoothed labels": lambda x: functional.cross_entropy(x, LABELS, label_smoothing=0.1),
+    "mixed labels": lambda x: (
+        0.3 * functional.cross_entropy(x, LABELS) + 0.7 * functional.cross_entropy(x, LABELS + 1)
+    ),
+    "focal": focal,
+    "divergence": lambda x: functional.kl_div(
+        x.log_softmax(1), SOFT[:, : x.shape[1]], reduction="batchmean"
+    ),
+    "logarithm of sigmoids": lambda x: -functional.logsigmoid(x).mean(),
+    "logarithm of a softmax": lambda x: -(x.softmax(1) + 1e-8).log()[:, 0].mean(),
+    "with another term": lambda x: functional.cross_entropy(x, LABELS) + 1e-3 * x.square().mean(),
+}
+
+
 @pytest.mark.parametrize("name", BEFORE)
-@pytest.mark.parametrize("two_classes", [False, True])
-def test_what_comes_before_the_loss(name: str, two_classes: bool) -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_comes_before_the_loss(name: str, loss: str) -> None:
     function, expected = BEFORE[name]
     model = nn.Linear(5, 4)
     outputs = function(model(torch.randn(6, 5)))
-    if two_classes:
-        loss = functional.binary_cross_entropy_with_logits(outputs, torch.ones_like(outputs))
-    else:
-        loss = functional.cross_entropy(outputs, torch.zeros(6, dtype=torch.int64))
-    found, number = network(model, loss)
-    assert found.before_loss(number) == expected
+    found, _ = network(model, LOSSES[loss](outputs))
+    assert found.before_loss == expected
 
 
 def test_a_softmax_that_belongs_there() -> None:
@@ -124,9 +147,11 @@ def test_a_softmax_that_belongs_there() -> None:
         functional.nll_loss(outputs.log_softmax(1), torch.zeros(6, dtype=torch.int64)),
         functional.binary_cross_entropy(outputs.sigmoid(), torch.ones(6, 4)),
         functional.cross_entropy(attended, torch.zeros(6, dtype=torch.int64)),
+        functional.kl_div(outputs.log_softmax(1), SOFT, reduction="batchmean"),
+        -(outputs.softmax(1) * outputs.log_softmax(1)).mean(),
     ):
-        found, number = network(model, loss)
-        assert found.before_loss(number) == ""
+        found, _ = network(model, loss)
+        assert found.before_loss == ""
 
 
 def test_half_precision() -> None:
