@@ -197,7 +197,10 @@ class Network:
         of = self._behind_views(number)
         while of is not None and self._kinds[of] in GUARDS:
             of = self._behind_views(of)
-        is_probability = of is not None and self._kinds[of] in ("SoftmaxBackward", "SigmoidBackward")
+        is_probability = of is not None and self._kinds[of] in (
+            "SoftmaxBackward",
+            "SigmoidBackward",
+        )
         return self._behind_views(of) if of is not None and is_probability else None
 
     def _behind_views(self, number: int) -> int | None:
