@@ -11,9 +11,9 @@ from string import digits
 import torch
 from torch import Tensor
 
-from gradlens.hooks.node_kinds import CASTS, LEAF, VIEWS
+from gradlens.hooks.node_kinds import CASTS, INDEXING, LEAF, VIEWS
 from gradlens.hooks.torch_private import output_metadata, saved_where_they_are
-from gradlens.per_sample.labelling.graph import Graph
+from gradlens.per_sample.labelling.graph import Edge, Graph
 
 ACTIVATIONS: Mapping[str, str] = {
     "ReluBackward": "relu",
@@ -50,6 +50,13 @@ NORMALISING = {
     "LogSoftmaxBackward", "LogSigmoidBackward", "BinaryCrossEntropyWithLogitsBackward",
 }  # fmt: skip
 """Kinds of nodes of a loss that make logarithms of probabilities of scores."""
+
+MASKING = {"MulBackward", "DivBackward", "MaskedFillBackward", "WhereBackward"}
+"""Kinds of nodes that mask a weight or scale it."""
+
+OF_SPECTRA = {"MvBackward", "DotBackward"}
+"""Kinds of nodes that compute the largest singular value of a weight from two constant vectors.
+They don't multiply weights by samples, which are rows of a matrix."""
 
 GUARDS = {"AddBackward", "ClampBackward", "ClampMinBackward"}
 """Kinds of nodes that keep the logarithm of a probability finite."""
@@ -88,10 +95,10 @@ class Network:
         return found
 
     def _users(self, number: int) -> Iterator[int]:
-        """The nodes that compute with the tensor of a node, behind views and casts."""
+        """The nodes that compute with the tensor of a node and data, such as masked weights."""
         for consumer, _, _ in self._graph.consumers[number]:
             kind = self._graph.kinds[consumer]
-            if VIEWS.match(kind) or kind in CASTS:
+            if VIEWS.match(kind) or kind in CASTS or self._alone[consumer]:
                 yield from self._users(consumer)
             else:
                 yield consumer
@@ -128,7 +135,23 @@ class Network:
 
     @cached_property
     def _alone(self) -> list[bool]:
-        return self._graph.of_parameters_alone()
+        """Whether nodes compute with parameters, and constants of their shape, alone."""
+        alone = self._graph.of_parameters_alone()
+        for number, edges in enumerate(self._graph.children):
+            known = [edge for edge in edges if edge is not None]
+            if not known or INDEXING.search(self._kinds[number]):
+                continue
+            closed = len(known) == len(edges) or self._is_masking(number, known[0])
+            alone[number] = closed and all(alone[edge[0]] for edge in known)
+        return alone
+
+    def _is_masking(self, number: int, weight: Edge) -> bool:
+        """Whether a node multiplies a weight by constants, such as a mask of its shape."""
+        if self._kinds[number] in OF_SPECTRA:
+            return True
+        shape = self._graph.shape(weight)
+        same = self._graph.shape((number, 0)) == shape
+        return self._kinds[number] in MASKING and len(shape) > 1 and same
 
     @property
     def linear_pairs(self) -> tuple[tuple[str, str], ...]:
@@ -181,7 +204,7 @@ class Network:
             if not waiting:
                 return
             number = waiting.popleft()
-            if number in self._weights:
+            if self._kinds[number] in AFFINE:
                 continue
             yield number
             behind = [child for child in self._data_of(number) if child not in seen]

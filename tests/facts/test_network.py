@@ -43,6 +43,49 @@ def test_activations_have_the_names_of_the_layers_before(kind: str) -> None:
     assert [n.partition(".")[0] for n in found.order] == [n.partition(".")[0] for n in names]
 
 
+class Masked(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight * torch.ones(self.weight.shape).tril(), self.bias)
+
+
+class Scaled(nn.Linear):
+    """As of equalised learning rates (Karras et al., 2018)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight * 0.5, self.bias)
+
+
+class Standardised(nn.Linear):
+    """As of weight standardisation (Qiao et al., 2019)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = self.weight - self.weight.mean(1, keepdim=True)
+        return functional.linear(x, centred / centred.std(1, keepdim=True), self.bias)
+
+
+REPARAMETRISED: dict[str, Callable[[int, int], nn.Module]] = {
+    "plain": nn.Linear,
+    "masked": Masked,
+    "scaled": Scaled,
+    "standardised": Standardised,
+    "weight norm": lambda *sizes: nn.utils.parametrizations.weight_norm(nn.Linear(*sizes)),
+    "spectral norm": lambda *sizes: nn.utils.parametrizations.spectral_norm(nn.Linear(*sizes)),
+}
+
+
+@pytest.mark.parametrize("kind", REPARAMETRISED)
+def test_weights_that_are_computed_from_parameters(kind: str) -> None:
+    layer = REPARAMETRISED[kind]
+    embedded = nn.Sequential(nn.Embedding(9, 5), nn.Flatten())
+    model = nn.Sequential(embedded, layer(10, 6), nn.ReLU(), layer(6, 4), layer(4, 3))
+    loss = functional.cross_entropy(model(torch.randint(9, (7, 2))), torch.randint(3, (7,)))
+    found, _ = network(model, loss)
+    assert [*dict.fromkeys(name.partition(".")[0] for name in found.order)] == ["0", "1", "3", "4"]
+    assert len(found.order) == len([*model.parameters()])
+    assert [pair[0][:1] + pair[1][:1] for pair in found.linear_pairs] == ["34"]
+    assert [(each.layer[:1], each.kind) for each in found.activations] == [("1", "relu")]
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
