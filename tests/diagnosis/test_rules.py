@@ -220,6 +220,8 @@ FAULTY: dict[str, list[History]] = {
     "expert_unused": [
         *(experts(0.01, 0.02, size, 0.01) for size in (0.0, 1e-8)),
         experts(0.01, 0.02, AT_LAST * 1e-4, 0.01),
+        experts(0.01, 0.0, 0.0),
+        experts(0.01, 1e-8, 0.0, 0.0, 0.02),
     ],
     "lr_too_high": [
         run(changed(S, loss=RISE)),
