@@ -55,7 +55,8 @@ def _unused(experts: Sequence[str], table: Floats) -> dict[str, float]:
         return {}
     shares = sizes / np.median(sizes[in_use])
     is_rare = (table <= SMALLEST * np.median(table[in_use], axis=0)).mean(axis=1) >= SHARE
-    return {experts[n]: shares[n] for n in np.flatnonzero(is_rare & (shares < OF_ALL))}
+    unused = np.flatnonzero(is_rare & (shares < OF_ALL)).tolist()
+    return {experts[n]: float(shares[n]) for n in unused}
 
 
 def _siblings(names: Mapping[str, object]) -> dict[tuple[str, str], list[str]]:
