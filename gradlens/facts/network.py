@@ -54,7 +54,7 @@ NORMALISING = {
 MASKING = {"MulBackward", "DivBackward", "MaskedFillBackward", "WhereBackward"}
 """Kinds of nodes that mask a weight or scale it."""
 
-OF_SPECTRA = {"MvBackward", "DotBackward"}
+OF_SPECTRA = {"MvBackward", "DotBackward", "VdotBackward"}
 """Kinds of nodes that compute the largest singular value of a weight from two constant vectors.
 They don't multiply weights by samples, which are rows of a matrix."""
 
@@ -97,8 +97,7 @@ class Network:
     def _users(self, number: int) -> Iterator[int]:
         """The nodes that compute with the tensor of a node and data, such as masked weights."""
         for consumer, _, _ in self._graph.consumers[number]:
-            kind = self._graph.kinds[consumer]
-            if VIEWS.match(kind) or kind in CASTS or self._alone[consumer]:
+            if self._is_view(consumer) or self._alone[consumer]:
                 yield from self._users(consumer)
             else:
                 yield consumer
@@ -227,11 +226,15 @@ class Network:
         return self._behind_views(of) if of is not None and is_probability else None
 
     def _behind_views(self, number: int) -> int | None:
-        """The node that made a node's data, whatever views are between."""
+        """The node that made a node's data, whatever views and casts are between."""
         found = next(self._data_of(number), None)
-        while found is not None and VIEWS.match(self._graph.kinds[found]):
+        while found is not None and self._is_view(found):
             found = next(self._data_of(found), None)
         return found
+
+    def _is_view(self, number: int) -> bool:
+        kind = self._graph.kinds[number]
+        return VIEWS.match(kind) is not None or kind in CASTS
 
     def number_of(self, node: object) -> int | None:
         """The number of a node in the graph."""

@@ -138,6 +138,7 @@ BEFORE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "log_softmax": (lambda x: x.log_softmax(1), "log_softmax"),
     "sigmoid": (lambda x: x.sigmoid(), "sigmoid"),
     "a softmax and a view": (lambda x: x.softmax(1)[:, :3], "softmax"),
+    "a softmax and a cast": (lambda x: x.bfloat16().softmax(1).float(), "softmax"),
     "a softmax and a product": (lambda x: 5 * x.softmax(1) + x, ""),
     "relu": (lambda x: x.relu(), ""),
 }
