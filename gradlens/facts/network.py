@@ -51,6 +51,11 @@ NORMALISING = {
 }  # fmt: skip
 """Kinds of nodes of a loss that make logarithms of probabilities of scores."""
 
+COMPARING = {
+    "SubBackward", "RsubBackward", "MulBackward", "DivBackward", "ExpandBackward",
+}  # fmt: skip
+"""Kinds of nodes that compare predictions with targets, and broadcast them for loss functions."""
+
 MASKING = {"MulBackward", "DivBackward", "MaskedFillBackward", "WhereBackward"}
 """Kinds of nodes that mask a weight or scale it."""
 
@@ -193,6 +198,23 @@ class Network:
             scores = self._scores(number)
             if scores is not None and self._kinds[scores] in PROBABILITIES:
                 return PROBABILITIES[self._kinds[scores]]
+        return ""
+
+    def broadcast(self, samples: int) -> str:
+        """The shapes of predictions and targets that a loss compares all pairs of; usually empty.
+
+        Numbers ``[N, 1]`` and ``[N]`` are broadcast to ``[N, N]``; N is the number of ``samples``.
+        Where both need a gradient, as where samples are compared with each other, it is no mistake,
+        and more than one number for each sample may be compared with as many prototypes.
+        """
+        for number in self._of_loss() if samples > 1 else ():
+            known = [edge for edge in self._graph.children[number] if edge is not None]
+            if self._kinds[number] not in COMPARING or len(known) != 1:
+                continue
+            shape, given = self._graph.shape((number, 0)), self._graph.shape(known[0])
+            column, row = (samples, 1), (samples,)
+            if shape == (samples, samples) and given in (column, row):
+                return f"{[*given]} and {[*(row if given == column else column)]}"
         return ""
 
     def _of_loss(self) -> Iterator[int]:

@@ -46,6 +46,7 @@ def setup_of(
         activations={} if network is None else {a.layer: a.kind for a in network.activations},
         order=() if network is None else network.order,
         before_loss="" if network is None else network.before_loss,
+        broadcast="" if network is None or not rows else network.broadcast(len(rows[-1])),
         linear_pairs=() if network is None else network.linear_pairs,
         is_linear=network is not None and network.is_linear(number),
         half=network is not None and network.has_half,

@@ -122,6 +122,7 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, stale=(np.arange(STEPS) % 4 > 0).astype(float))),
     ],
     "no_step": [run(changed(S, updates=0.0)), run(changed(S, lr=0.0))],
+    "loss_broadcast": [run(setup=replace(SETUP, broadcast="[20, 1] and [20]"))],
     "softmax_twice": [
         run(setup=replace(SETUP, before_loss=kind)) for kind in ("softmax", "sigmoid")
     ],

@@ -198,6 +198,53 @@ def test_a_softmax_that_belongs_there() -> None:
         assert found.before_loss == ""
 
 
+ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mse": functional.mse_loss,
+    "l1": functional.l1_loss,
+    "huber": functional.huber_loss,
+    "smooth l1": functional.smooth_l1_loss,
+    "poisson": functional.poisson_nll_loss,
+    "squares": lambda x, y: (x - y).square().mean(),
+    "squares, reversed": lambda x, y: (y - x).square().mean(),
+    "pinball": lambda x, y: torch.maximum(0.9 * (y - x), 0.1 * (x - y)).mean(),
+    "relative": lambda x, y: (x / y.abs()).square().mean(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("loss", ELEMENTWISE)
+@pytest.mark.parametrize("samples", [7, 1])
+def test_predictions_that_are_compared_with_all_targets(loss: str, samples: int) -> None:
+    model, function = nn.Linear(5, 1), ELEMENTWISE[loss]
+    outputs, targets = model(torch.randn(samples, 5)), torch.rand(samples) + 1
+    several = samples > 1
+    for predicted, true, expected in (
+        (outputs, targets, f"[{samples}, 1] and [{samples}]" if several else ""),
+        (
+            outputs.squeeze(1),
+            targets[:, None],
+            f"[{samples}] and [{samples}, 1]" if several else "",
+        ),
+        (outputs.squeeze(1), targets, ""),
+        (outputs, targets[:, None], ""),
+        (outputs, torch.tensor(0.5), ""),
+        (outputs.expand(-1, 3), targets[:, None], ""),
+    ):
+        found, _ = network(model, function(predicted, true))
+        assert found.broadcast(samples) == expected
+
+
+def test_samples_that_are_compared_with_each_other() -> None:
+    outputs = (model := nn.Linear(5, 1))(torch.randn(7, 5))
+    features, fixed = outputs.expand(-1, 4), torch.randn(7, 4)
+    for loss in (
+        (outputs - outputs.squeeze(1)).square().mean(),
+        (features[:, None] - fixed).square().sum(2).mean(),
+        torch.cdist(features, fixed).mean(),
+    ):
+        assert network(model, loss)[0].broadcast(7) == ""
+
+
 def test_half_precision() -> None:
     model = nn.Linear(5, 4)
     found, _ = network(model, classified(model, 5))
