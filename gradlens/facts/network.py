@@ -35,6 +35,9 @@ ACTIVATIONS: Mapping[str, str] = {
 AFFINE = {"AddmmBackward", "MmBackward", "ConvolutionBackward", "BmmBackward", "LinearBackward"}
 """Kinds of nodes that multiply data by a weight."""
 
+CHANNELS_FIRST = {"ConvolutionBackward", "NativeBatchNormBackward", "CudnnBatchNormBackward"}
+"""Kinds of nodes of layers whose units are along axis 1 of ``[N, C, ...]``."""
+
 AVERAGES = {"MeanBackward", "AvgPool2DBackward", "AvgPool3DBackward", "AdaptiveAvgPool2DBackward"}
 
 LINEAR = AFFINE | AVERAGES | {"AddBackward", "SubBackward", "NegBackward", "SumBackward"}
@@ -72,11 +75,15 @@ WITHIN = 64
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation: its node, its kind, and the layer before it."""
+    """An activation: its node, its kind, and the layer before it.
+
+    ``units`` is the axis of its units, if that follows from the layer.
+    """
 
     node: int
     kind: str
     layer: str
+    units: int | None = None
 
 
 class Network:
@@ -117,19 +124,21 @@ class Network:
     def activations(self) -> list[Activation]:
         """All activations, from input to output, each by the layer before it."""
         nodes = [n for n, kind in enumerate(self._kinds) if kind in ACTIVATIONS]
-        found = [(n, self._layer_before(n)) for n in nodes]
-        return [Activation(n, ACTIVATIONS[self._kinds[n]], layer) for n, layer in found if layer]
+        return [found for n in nodes if (found := self._activation(n)) is not None]
 
-    def _layer_before(self, number: int) -> str:
-        """The layer whose output an activation is applied to; empty if there is none nearby."""
+    def _activation(self, node: int) -> Activation | None:
+        """An activation with the layer that it is applied to, if there is one nearby."""
+        number, units = node, True
         for _ in range(NEARBY):
             child = next(self._data_of(number), None)
             if child is None:
-                return ""
+                return None
             if child in self._weights:
-                return _module_of(self._weights[child][0])
-            number = child
-        return ""
+                layer = _module_of(self._weights[child][0])
+                axis = 1 if units and self._kinds[child] in CHANNELS_FIRST else None
+                return Activation(node, ACTIVATIONS[self._kinds[node]], layer, axis)
+            number, units = child, units and not self._is_view(child)
+        return None
 
     def _data_of(self, number: int) -> Iterator[int]:
         """The nodes that made a node's inputs, without those that make its weights."""
@@ -288,16 +297,17 @@ below 4 % (tanh)."""
 
 
 @torch.no_grad()
-def activation_share(kind: str, output: Tensor) -> tuple[str, Tensor] | None:
+def activation_share(activation: Activation, output: Tensor) -> tuple[str, Tensor] | None:
     """The name and value of the share of units that give no gradient; ``None`` for other kinds.
 
     A unit of a ReLU is dead if its output is zero for the whole batch. Units are along axis 1 of
-    images ``[N, C, ...]``, and along the last axis of all others.
+    images ``[N, C, ...]`` and behind convolutions, and along the last axis of all others.
     """
+    kind = activation.kind
     if not output.numel():
         return None
     if kind == "relu" and output.dim() > 1:
-        unit = 1 if output.dim() > 3 else output.dim() - 1
+        unit = activation.units or (1 if output.dim() > 3 else output.dim() - 1)
         others = [axis for axis in range(output.dim()) if axis != unit]
         return "dead", (output.detach().amax(others) <= 0).float().mean()
     if kind in ("tanh", "sigmoid"):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradlens.facts.loss import loss_node
-from gradlens.facts.network import Network, activation_share
+from gradlens.facts.network import Activation, Network, activation_share
 from gradlens.per_sample.labelling.graph import Graph
 
 
@@ -262,18 +262,64 @@ def test_dead_units(shape: tuple[int, ...], dead: int) -> None:
     output[..., 0, 0] = 0  # one sample's zero is no death
     unit = 1 if len(shape) == 4 else len(shape) - 1
     output.index_fill_(unit, torch.arange(dead), 0.0)
-    found = activation_share("relu", output)
+    found = activation_share(Activation(0, "relu", "0"), output)
     assert found is not None
     assert found[0] == "dead"
     assert float(found[1]) == pytest.approx(dead / 6)
 
 
+class AlongPlaces(nn.Module):
+    """Scores each place of a sequence ``[N, T, C]``, whose units are along the last axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.transpose(1, 2)).relu()
+
+
+class Turned(nn.Module):
+    """A convolution whose outputs are turned before the activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv1d(4, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).transpose(1, 2).relu()
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "convolution": lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.ReLU()),
+    "normalised": lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.ReLU()),
+    "linear": AlongPlaces,
+    "turned": Turned,
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_units_of_sequences(name: str) -> None:
+    model = LAYERS[name]()
+    with torch.no_grad():
+        [*model.parameters()][-1][:3] = -1e3  # the last parameter is a bias
+    found, _ = network(model, model(torch.randn(5, 4, 9)).square().mean())
+    (activation,) = found.activations
+    output = found.output_of(activation)
+    assert output is not None
+    share = activation_share(activation, output)
+    assert share is not None
+    assert float(share[1]) == 0.5
+
+
 @pytest.mark.parametrize("kind", ["tanh", "sigmoid"])
 def test_saturated_units(kind: str) -> None:
     inputs = torch.tensor([[-100.0, -0.1, 0.0, 0.1], [100.0, 9.0, 1.0, -1.0]])
-    found = activation_share(kind, torch.tanh(inputs) if kind == "tanh" else inputs.sigmoid())
+    found = activation_share(
+        Activation(0, kind, "0"), torch.tanh(inputs) if kind == "tanh" else inputs.sigmoid()
+    )
     assert found is not None
     assert found[0] == "saturated"
     assert float(found[1]) == pytest.approx(3 / 8)
-    assert activation_share("gelu", inputs) is None
-    assert activation_share(kind, inputs[:0]) is None
+    assert activation_share(Activation(0, "gelu", "0"), inputs) is None
+    assert activation_share(Activation(0, kind, "0"), inputs[:0]) is None
