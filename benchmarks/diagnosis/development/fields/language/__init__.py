@@ -6,12 +6,11 @@ from functools import partial
 
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
-from benchmarks.diagnosis.development.domains.schedules import warmed_up_cosine
+from benchmarks.diagnosis.development import schedules
+from benchmarks.diagnosis.development.fields.language import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
-from benchmarks.diagnosis.unseen import schedules
-from benchmarks.diagnosis.unseen.language import data, losses, networks
 
 LANGUAGE = (
     Training(
@@ -79,7 +78,7 @@ LANGUAGE = (
             batch_size=24,
             steps=150,
         ),
-        schedule=warmed_up_cosine,
+        schedule=schedules.warmed_up_cosine,
         clip=1.0,
     ),
 )

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.development.domains.residual import Residual
+from benchmarks.diagnosis.development.residual import Residual
 
 
 class Recogniser(nn.Module):

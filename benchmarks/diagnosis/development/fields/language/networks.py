@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.development.domains.attention import SelfAttention
-from benchmarks.diagnosis.development.domains.residual import Residual
-from benchmarks.diagnosis.unseen.language import data
+from benchmarks.diagnosis.development.attention import SelfAttention
+from benchmarks.diagnosis.development.fields.language import data
+from benchmarks.diagnosis.development.residual import Residual
 
 
 class CharacterLSTM(nn.Module):

@@ -6,12 +6,11 @@ from functools import partial
 
 from torch.optim import Adam, AdamW
 
-from benchmarks.diagnosis.development.domains.schedules import exponential, warmed_up_cosine
+from benchmarks.diagnosis.development import schedules
+from benchmarks.diagnosis.development.fields.signals import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
-from benchmarks.diagnosis.unseen import schedules
-from benchmarks.diagnosis.unseen.signals import data, losses, networks
 
 SIGNALS = (
     Training(
@@ -25,7 +24,7 @@ SIGNALS = (
             batch_size=20,
             steps=200,
         ),
-        schedule=exponential,
+        schedule=schedules.exponential,
         clip=5.0,
     ),
     Training(
@@ -65,7 +64,7 @@ SIGNALS = (
             batch_size=24,
             steps=200,
         ),
-        schedule=warmed_up_cosine,
+        schedule=schedules.warmed_up_cosine,
     ),
     Training(
         Problem(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.unseen.reduction import reduced
+from benchmarks.diagnosis.development.reduction import reduced
 
 MARGIN = 1.0
 """How far apart samples of different classes should be; embeddings have a length of 1."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.unseen.reduction import reduced
+from benchmarks.diagnosis.development.reduction import reduced
 
 FOCUS = 2.0
 """The exponent of Lin et al., 2017."""

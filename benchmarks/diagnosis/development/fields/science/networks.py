@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.unseen.science import data
+from benchmarks.diagnosis.development.fields.science import data
 
 STEP = 0.05
 """Distance of the places whose heights give the Laplacian."""

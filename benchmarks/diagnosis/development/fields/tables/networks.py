@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.unseen.tables import data
+from benchmarks.diagnosis.development.fields.tables import data
 
 
 class FactorisationMachine(nn.Module):

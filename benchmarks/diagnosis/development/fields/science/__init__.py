@@ -7,11 +7,11 @@ from functools import partial
 from torch.optim import Adam, AdamW, NAdam, RMSprop
 
 from benchmarks.diagnosis.controls import with_replacement
-from benchmarks.diagnosis.development.domains.schedules import cosine, exponential
+from benchmarks.diagnosis.development import schedules
+from benchmarks.diagnosis.development.fields.science import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
-from benchmarks.diagnosis.unseen.science import data, losses, networks
 
 SCIENCE = (
     Training(
@@ -25,7 +25,7 @@ SCIENCE = (
             batch_size=128,
             steps=250,
         ),
-        schedule=exponential,
+        schedule=schedules.exponential,
     ),
     Training(
         Problem(
@@ -39,7 +39,7 @@ SCIENCE = (
             batch_size=64,
             steps=250,
         ),
-        schedule=cosine,
+        schedule=schedules.cosine,
     ),
     Training(
         Problem(

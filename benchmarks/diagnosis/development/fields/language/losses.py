@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.diagnosis.unseen.reduction import reduced
+from benchmarks.diagnosis.development.reduction import reduced
 
 
 def random_field(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.unseen.reduction import reduced
+from benchmarks.diagnosis.development.reduction import reduced
 
 
 def logarithmic_cosine(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

@@ -7,12 +7,12 @@ from functools import partial
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW
 
-from benchmarks.diagnosis.development.domains.schedules import cosine
+from benchmarks.diagnosis.development import schedules
+from benchmarks.diagnosis.development.fields.relations import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
 from benchmarks.diagnosis.unfit import OF_INPUTS
-from benchmarks.diagnosis.unseen.relations import data, losses, networks
 
 RELATIONS = (
     Training(
@@ -40,7 +40,7 @@ RELATIONS = (
             batch_size=16,
             steps=150,
         ),
-        schedule=cosine,
+        schedule=schedules.cosine,
     ),
     Training(
         Problem(

@@ -10,12 +10,11 @@ import torch
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW, RMSprop
 
-from benchmarks.diagnosis.development.domains.schedules import cosine, warmed_up_cosine
+from benchmarks.diagnosis.development import schedules
+from benchmarks.diagnosis.development.fields.vision import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Batch, Training
-from benchmarks.diagnosis.unseen import schedules
-from benchmarks.diagnosis.unseen.vision import data, losses, networks
 
 MIXED = 0.2
 """Both parameters of the beta distribution of the weights (Zhang et al., 2018)."""
@@ -58,7 +57,7 @@ VISION = (
             batch_size=32,
             steps=150,
         ),
-        schedule=cosine,
+        schedule=schedules.cosine,
     ),
     Training(
         Problem(
@@ -96,7 +95,7 @@ VISION = (
             batch_size=32,
             steps=150,
         ),
-        schedule=warmed_up_cosine,
+        schedule=schedules.warmed_up_cosine,
         clip=5.0,
     ),
     Training(

@@ -6,12 +6,11 @@ from functools import partial
 
 from torch.optim import Adagrad, Adam, AdamW, RMSprop
 
-from benchmarks.diagnosis.development.domains.schedules import cosine, warmed_up
+from benchmarks.diagnosis.development import schedules
+from benchmarks.diagnosis.development.fields.tables import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
-from benchmarks.diagnosis.unseen import schedules
-from benchmarks.diagnosis.unseen.tables import data, losses, networks
 
 TABLES = (
     Training(
@@ -89,7 +88,7 @@ TABLES = (
             batch_size=100,
             steps=250,
         ),
-        schedule=warmed_up,
+        schedule=schedules.warmed_up,
         clip=5.0,
     ),
     Training(
@@ -104,6 +103,6 @@ TABLES = (
             steps=200,
         ),
         order=data.in_groups,
-        schedule=cosine,
+        schedule=schedules.cosine,
     ),
 )

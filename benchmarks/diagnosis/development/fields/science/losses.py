@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.unseen.reduction import reduced
+from benchmarks.diagnosis.development.reduction import reduced
 
 EDGE = 5.0
 """Weight of the squared height at the edge, where it should be 0."""
