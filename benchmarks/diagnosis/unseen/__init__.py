@@ -18,5 +18,6 @@ counts; the problems move to ``development`` before a rule is changed because of
 from __future__ import annotations
 
 from benchmarks.diagnosis.training import Training
+from benchmarks.diagnosis.unseen.pictures import PICTURES
 
-TRAININGS: tuple[Training, ...] = ()
+TRAININGS: tuple[Training, ...] = (*PICTURES,)
