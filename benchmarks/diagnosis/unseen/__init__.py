@@ -18,6 +18,14 @@ counts; the problems move to ``development`` before a rule is changed because of
 from __future__ import annotations
 
 from benchmarks.diagnosis.training import Training
+from benchmarks.diagnosis.unseen.mechanics import MECHANICS
 from benchmarks.diagnosis.unseen.pictures import PICTURES
+from benchmarks.diagnosis.unseen.records import RECORDS
+from benchmarks.diagnosis.unseen.series import SERIES
+from benchmarks.diagnosis.unseen.shapes import SHAPES
+from benchmarks.diagnosis.unseen.writing import WRITING
 
-TRAININGS: tuple[Training, ...] = (*PICTURES,)
+TRAININGS: tuple[Training, ...] = (
+    *(*PICTURES, *WRITING, *SERIES),
+    *(*RECORDS, *SHAPES, *MECHANICS),
+)

@@ -66,9 +66,9 @@ def flights(n: int) -> Samples:
     """
     rows = uniform(-1.7, 1.7, n, 6)
     height, climb, tilt, turning, wind, goal = rows.unbind(1)
-    thrust = (1.2 * (goal - height) - 0.9 * climb + 0.8 * (-3 * (height + 1)).sigmoid()).tanh()
-    roll = (1.5 * tilt + 0.8 * turning - wind * (1 + 0.4 * climb)).tanh()
-    return rows, noisy(torch.stack([thrust, -roll], 1), 0.1)
+    thrust = 0.4 * (goal - height) - 0.3 * climb + 0.5 * (-3 * (height + 1)).sigmoid()
+    roll = 0.4 * tilt + 0.2 * turning - 0.3 * wind * (1 + 0.4 * climb)
+    return rows, noisy(torch.stack([thrust, -roll], 1).tanh(), 0.1)
 
 
 MEASURED, SIZE = 24, 32

@@ -76,7 +76,7 @@ def coins(n: int, side: int = 20, most: int = 4) -> Samples:
 
 
 def gauges(n: int, side: int = 16) -> Samples:
-    """Bright needles ``[1, side, side]`` with a thin and a thick end; where both are, ``[2, 2]``."""
+    """Bright needles ``[1, side, side]`` with a thin and a thick end; where these are."""
     rows, columns = pixels(side)
     centre, angle = uniform(-0.25, 0.25, n, 2), uniform(0, 2 * math.pi, n)
     reach = uniform(0.4, 0.6, n, 1) * torch.stack([angle.sin(), angle.cos()], 1)
