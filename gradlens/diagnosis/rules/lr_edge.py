@@ -17,8 +17,8 @@ from gradlens.diagnosis.course import (
 )
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS
-from gradlens.diagnosis.numbers import finite, largest, median, ratio, share
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.numbers import finite, largest, median, ratio, share, smallest
+from gradlens.diagnosis.rule import Rule, Sign, above, below
 from gradlens.diagnosis.rules.lr_too_high import signs as diverges
 from gradlens.diagnosis.rules.vanishing_gradients import of_weights as vanishes
 from gradlens.history.finding import Measured
@@ -36,6 +36,10 @@ GROWTH, FIRST_STEPS = 2.0, 20
 began with is the smaller part of them, so that its initialisation is lost. It counts if the loss
 has a peak in these steps: measured up to 2.1 in healthy runs, without any peak, and 2.5 and more
 with one where Adam's rate is too high."""
+OVERWRITTEN, COLLAPSE = 1.0, 1e-3
+"""‖update‖/‖θ‖ of the first update, after which weights are mostly what it has made them, and the
+gradient's norm in the three steps after it over that before: an update along the gradient changes
+it by a small factor, unless units, or the probabilities of a bounded loss, are saturated."""
 SHARPNESS = 1.2
 """The sharpness over its threshold. By itself, it is no fault: measured 2.2 (SGD) and up to 11
 (Adam) in healthy runs."""
@@ -69,6 +73,13 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
         yield above("late loss, over that without learning", evidence.progress, STUCK)
     elif has_large_update and is_stuck(evidence) and peak > HIGH:
         yield from _large_updates(evidence, peak)
+    elif _collapse(evidence) < COLLAPSE:
+        yield above(
+            "size of the first update, over that of weights", _first_update(evidence), OVERWRITTEN
+        )
+        yield below(
+            "gradient after the first updates, over that before", _collapse(evidence), COLLAPSE
+        )
     elif has_large_update and _outgrows(evidence):
         yield from _large_updates(evidence, first_peak(evidence))
         name = f"size of the weights after {FIRST_STEPS} steps at most, over that at the start"
@@ -93,6 +104,24 @@ def _large_updates(evidence: Evidence, peak: float) -> Iterator[Measured]:
     yield above("loss at its peak, over that at the start", peak, HIGH)
     most = largest(evidence.update_ratio.values)
     yield above("size of the largest update, over that of weights", most, ANY_UPDATE)
+
+
+def _first_update(evidence: Evidence) -> float:
+    """‖update‖/‖θ‖ of the first update; NaN if it isn't known."""
+    found = evidence.update_ratio
+    return (
+        float(found.values[0])
+        if len(found.values) and found.steps[0] == evidence.steps[0]
+        else math.nan
+    )
+
+
+def _collapse(evidence: Evidence) -> float:
+    """The smallest gradient after the first updates over that before, if they overwrite weights."""
+    norms = evidence.column("grad_norm")[: 1 + PERSISTENT]
+    if not _first_update(evidence) > OVERWRITTEN or not norms[:1].sum() > 0:
+        return math.nan
+    return smallest(norms[1:]) / float(norms[0])
 
 
 def _outgrows(evidence: Evidence) -> bool:
