@@ -50,8 +50,9 @@ WRITING = (
             rate=3e-3,
             options={"weight_decay": 0.01},
             batch_size=32,
-            steps=120,
+            steps=150,
         ),
+        schedule=schedules.linear,
         clip=1.0,
     ),
     Training(
