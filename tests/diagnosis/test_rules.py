@@ -241,6 +241,7 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, loss=STUCK), by_weight("update_rms", *[0.005] * 3)),
         run(changed(S, loss=at(2, 6.0)), first_updates(growth=3.0)),
         run(changed(S, grad_norm=at(1, 1e-4)), first_updates(growth=1.0, size=2.0)),
+        run(changed(S, loss=np.where(abs(np.arange(STEPS) - 2) < 2, 6.0, S["loss"]))),
         valid(2, 8, 5, 9, 4, layers=L | by_weight_update(0.005)),
     ],
     "lr_too_low": [

@@ -22,11 +22,15 @@ from gradlens.diagnosis.rule import Rule, Sign, above, below
 from gradlens.diagnosis.rules.lr_too_high import signs as diverges
 from gradlens.diagnosis.rules.vanishing_gradients import of_weights as vanishes
 from gradlens.history.finding import Measured
+from gradlens.history.lines import Floats
 
 RISE = 1.3
 """The loss over that at the start at three steps, with large updates besides."""
 HIGH, PEAK = 1.5, 2.2
 """The loss over that at the start: what it is at three steps, and its peak."""
+DOUBLE = 2.0
+"""The loss over that at the start, exceeded by three of the first steps: measured at most 1.5 in
+healthy runs."""
 ANY_UPDATE = 0.3
 """‖update‖/‖θ‖ at any step, of a run that has a peak of the loss besides, and either learns nothing
 or has outgrown its first weights: measured at most 0.1 with other faults. (Those of healthy runs of
@@ -64,7 +68,7 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
     has_large_update = largest(evidence.update_ratio.values) > ANY_UPDATE
     if highest > RISE and (update > LARGE_UPDATE or is_sharp):
         yield above("loss over that at the start, at three steps", highest, RISE)
-    elif highest > HIGH and peak > PEAK:
+    elif peak > PEAK and (highest > HIGH or _early_rise(evidence) > DOUBLE):
         yield above("loss at its peak, over that at the start", peak, PEAK)
     elif validation_rise(evidence) > HIGH and update > LARGE_UPDATE:
         name = "validation loss over the first one, at three validations"
@@ -131,9 +135,19 @@ def _outgrows(evidence: Evidence) -> bool:
 
 def first_peak(evidence: Evidence) -> float:
     """The highest loss of the first steps over that at the start."""
+    return largest(_early(evidence)) / evidence.start
+
+
+def _early_rise(evidence: Evidence) -> float:
+    """The loss over that at the start, exceeded by three of the first steps; NaN if unknown."""
+    found = np.sort(finite(_early(evidence)))
+    return float(found[-PERSISTENT]) / evidence.start if len(found) >= PERSISTENT else math.nan
+
+
+def _early(evidence: Evidence) -> Floats:
+    """The losses of the first steps."""
     steps = evidence.loss.steps
-    early = steps <= steps[:1].sum() + FIRST_STEPS
-    return largest(evidence.loss.values[early]) / evidence.start
+    return evidence.loss.values[steps <= steps[:1].sum() + FIRST_STEPS]
 
 
 def first_growth(evidence: Evidence) -> float:
