@@ -28,7 +28,7 @@ RISE = 1.3
 """The loss over that at the start at three steps, with large updates besides."""
 HIGH, PEAK = 1.5, 2.2
 """The loss over that at the start: what it is at three steps, and its peak."""
-DOUBLE = 2.0
+EARLY = 1.7
 """The loss over that at the start, exceeded by three of the first steps: measured at most 1.5 in
 healthy runs."""
 ANY_UPDATE = 0.3
@@ -68,7 +68,7 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
     has_large_update = largest(evidence.update_ratio.values) > ANY_UPDATE
     if highest > RISE and (update > LARGE_UPDATE or is_sharp):
         yield above("loss over that at the start, at three steps", highest, RISE)
-    elif peak > PEAK and (highest > HIGH or _early_rise(evidence) > DOUBLE):
+    elif peak > PEAK and (highest > HIGH or _early_rise(evidence) > EARLY):
         yield above("loss at its peak, over that at the start", peak, PEAK)
     elif validation_rise(evidence) > HIGH and update > LARGE_UPDATE:
         name = "validation loss over the first one, at three validations"
