@@ -28,6 +28,7 @@ from gradlens.instruments.drawing import (
     explain_empty,
     label_rows,
     missing,
+    picture_and_series,
     readout,
     row_stride,
 )
@@ -41,17 +42,15 @@ from gradlens.instruments.style import (
     PURPLE,
     TICK_SIZE,
     Entry,
-    inside,
     key,
-    points,
     size_in_points,
     subtitle,
     tint,
     title,
 )
 
-GAP = 40.0
-"""Points between the picture and the map."""
+SHARE, GAP = 0.4, 40.0
+"""The picture's share of the width, and points between it and the map."""
 COLUMNS = 40
 """Largest number of columns of the map; of several steps in one, the mean is shown.
 
@@ -91,7 +90,8 @@ class DirectionsInstrument(Instrument):
     The picture shows the latest signal-to-noise ratios of gradient and curvature, those along the
     direction of largest curvature on the left. The map shows those of the gradient over time; of
     several steps in a column, the mean. A gradient of noise alone has a ratio of 1 on average, the
-    dashed line, and above 4 in one mini-batch of twenty: what is above is blue, the rest orange.
+    dashed line, and above 4 in one mini-batch of twenty: what is above is blue, the rest orange. A
+    narrow panel has no picture.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("DirectionalDerivatives",)
@@ -109,13 +109,10 @@ class DirectionsInstrument(Instrument):
         latest = gradient.latest
         known = int(np.isfinite(latest).sum())
         title(ax, self.heading(history), f"signal in {(latest > SIGNAL).sum()} of {known}")
-        width = size_in_points(ax)[0]
-        share, gap = 0.4, points(GAP) / width
-        picture = inside(ax, 0, 0, share, 1)
-        series = inside(ax, share + gap, 0, 1 - share - gap, 1)
+        picture, series = picture_and_series(ax, SHARE, GAP)
         shown = key(ax, KEY)
-        artists = _picture(picture, latest, curvature.latest) | _map(series, axis, gradient)
-        return artists | ({"key": shown} if shown else {})
+        artists = _map(series, axis, gradient) | ({"key": shown} if shown else {})
+        return artists if picture is None else artists | _picture(picture, latest, curvature.latest)
 
 
 class OverlapInstrument(Instrument):

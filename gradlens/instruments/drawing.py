@@ -26,6 +26,7 @@ from gradlens.instruments.style import (
     Color,
     Entry,
     figure_of,
+    inside,
     key,
     message,
     points,
@@ -44,6 +45,8 @@ QUANTILES = 2000
 """Steps at which quantiles are computed, at most: far more than a panel shows."""
 ARROWS = 40
 """Largest number of arrows along an edge."""
+LEAST_SERIES = 60.0
+"""Points below which a series beside a picture can't be read."""
 ROW = 9.0
 """Points that a row with a label takes, at least."""
 
@@ -517,6 +520,19 @@ def _inside(ax: Axes, height: float, side: str) -> float:
     room = points(9) * figure_of(ax).dpi / 72 / ax.bbox.height
     share = (height - ax.bbox.y0) / ax.bbox.height
     return min(max(share, room if side == "top" else 0.0), 1 - (room if side == "bottom" else 0.0))
+
+
+def picture_and_series(ax: Axes, share: float, gap: float) -> tuple[Axes | None, Axes]:
+    """Axes of a picture, which takes a ``share`` of the width, and of a series on its right.
+
+    ``gap`` is between them, in points. Where the series has no room beside a picture, there is
+    none, and the series has the whole axis.
+    """
+    width = size_in_points(ax)[0]
+    left = share + points(gap) / width
+    if (1 - left) * width < points(LEAST_SERIES):
+        return None, ax
+    return inside(ax, 0, 0, share, 1), inside(ax, left, 0, 1 - left, 1)
 
 
 def row_stride(count: int, height: float) -> int:

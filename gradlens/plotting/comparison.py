@@ -83,6 +83,7 @@ class Number:
     name: str
     series: str
     title: str
+    part: str
     words: str
     kinds: tuple[str, ...]
     view: View
@@ -120,8 +121,9 @@ def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
             one.name,
             one.series,
             # Of two quantities of one class, the names tell them apart.
-            _title(one) if titles[one.view.title, one.part] == 1 else one.series,
-            one.part or one.view.label,
+            _titled(_title(one) if titles[one.view.title, one.part] == 1 else one.series, one.part),
+            one.part,
+            "" if one.part else one.view.label,
             one.kinds,
             one.view,
             {run: found[one.name].line for run, found in by_run.items() if one.name in found},
@@ -136,6 +138,11 @@ def _title(one: Scalar) -> str:
         return one.view.title
     titles = (each.title_of_logged(one.series) for each in BUILT_IN if one.series in each.logged)
     return next(titles, one.view.title)
+
+
+def _titled(title: str, part: str) -> str:
+    """The title of the panel of one part of a record, as on the page of one run."""
+    return f"{title}: {part}" if part else title
 
 
 def left_out(runs: Mapping[str, History]) -> tuple[str, ...]:
