@@ -58,7 +58,7 @@ class Coverage:
         """What the user should know, in words."""
         if self.coupled:
             yield (
-                f"normalisation over the batch couples the samples in {_layers(self.coupled)}: "
+                f"normalisation over the batch couples the samples in {layers(self.coupled)}: "
                 f"{COUPLING[self.batchnorm]}"
             )
         if self.missing:
@@ -160,8 +160,8 @@ class CoverageTable:
         return [next(self.coverage.notes(self.shapes))]
 
 
-def _layers(names: Sequence[str]) -> str:
-    """Names of layers, which may be numbers alone."""
+def layers(names: Sequence[str]) -> str:
+    """Names of layers, which may be numbers, after the word."""
     return f"layer{'' if len(names) == 1 else 's'} {few(names)}"
 
 

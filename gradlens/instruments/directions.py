@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm
+from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from gradlens.history.history import History
@@ -43,6 +43,7 @@ from gradlens.instruments.style import (
     TICK_SIZE,
     Entry,
     key,
+    signal_colormap,
     size_in_points,
     subtitle,
     tint,
@@ -191,7 +192,7 @@ def _map(ax: Axes, axis: StepAxis, found: Ratios) -> Artists:
         np.arange(count + 1),
         np.ma.masked_invalid(np.clip(table.T, *RANGE)),
         norm=LogNorm(*RANGE),
-        cmap=_colormap(),
+        cmap=signal_colormap(),
         rasterized=True,
         zorder=2,
     )
@@ -221,9 +222,3 @@ def _edges(first: Floats, last: Floats) -> Floats:
     if not inner.size:
         return np.array([first[0] - 0.5, last[-1] + 0.5])
     return np.concatenate(([2 * first[0] - inner[0]], inner, [2 * last[-1] - inner[-1]]))
-
-
-def _colormap() -> Colormap:
-    """Orange for noise, blue for signal, pale between."""
-    colors = [tint(ORANGE, 0.6), tint(MUTED, 0.06), tint(BLUE, 1.0)]
-    return LinearSegmentedColormap.from_list("gradlens signal", colors)
