@@ -80,5 +80,6 @@ def dark_colormap(colors: Colormap) -> Colormap:
     if colors.name == signal_colormap().name:
         shades = [dark((r, g, b)) for r, g, b, _ in colors(np.linspace(0, 1, 64)).tolist()]
         return LinearSegmentedColormap.from_list(colors.name, shades)
-    under = to_hex(colors.get_under())
+    r, g, b, _ = colors.get_under().tolist()
+    under = to_hex((r, g, b))
     return colors.with_extremes(under=dark(under)) if under == FAINT else colors
