@@ -121,9 +121,9 @@ def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
             one.name,
             one.series,
             # Of two quantities of one class, the names tell them apart.
-            _titled(_title(one) if titles[one.view.title, one.part] == 1 else one.series, one.part),
+            _titled(_title(one) if titles[one.view.title, one.part] == 1 else one.series, one),
             one.part,
-            "" if one.part else one.view.label,
+            _words(one),
             one.kinds,
             one.view,
             {run: found[one.name].line for run, found in by_run.items() if one.name in found},
@@ -140,9 +140,19 @@ def _title(one: Scalar) -> str:
     return next(titles, one.view.title)
 
 
-def _titled(title: str, part: str) -> str:
+def _titled(title: str, one: Scalar) -> str:
     """The title of the panel of one part of a record, as on the page of one run."""
-    return f"{title}: {part}" if part else title
+    return f"{title}: {one.part}" if one.part and not _is_unit(one) else title
+
+
+def _words(one: Scalar) -> str:
+    """What the numbers are, where the title doesn't say it."""
+    return one.part if _is_unit(one) else "" if one.part else one.view.label
+
+
+def _is_unit(one: Scalar) -> bool:
+    """Whether the part of a record is not a part, but the unit of times."""
+    return "Time" in one.kinds
 
 
 def left_out(runs: Mapping[str, History]) -> tuple[str, ...]:

@@ -159,6 +159,12 @@ def test_a_panel_of_one_run_keeps_its_colour() -> None:
     assert [*lines(figure, "Norm test θ")] == [to_rgb(CATEGORICAL[1])]
 
 
+def test_a_unit_is_no_part_of_a_name() -> None:
+    history = realistic(5, ("Time",))
+    (one,) = numbers({"a": history, "b": history})
+    assert (one.title, one.words) == (VIEWS["Time"].title, "s/step")
+
+
 @pytest.mark.parametrize("kind", [*VIEWS])
 def test_each_panel_has_a_name_of_its_own(kind: str) -> None:
     history = realistic(5, (kind,))
