@@ -86,6 +86,18 @@ def test_value_axes_of_a_paper_have_labels(title: str) -> None:
     assert any(ax.get_ylabel() for ax in axes)
 
 
+@pytest.mark.parametrize(
+    ("title", "label"),
+    [
+        ("Input covariance: stable rank", "rank"),
+        ("Input covariance: condition", "ratio of eigenvalues"),
+    ],
+)
+def test_labels_are_those_of_the_aspect_that_is_drawn(title: str, label: str) -> None:
+    (ax,) = drawn(RUN, panels=[title], size=COLUMN, style="paper").axes
+    assert ax.get_ylabel() == label
+
+
 def test_a_paper_has_panels_alone() -> None:
     history = realistic(20, ("Loss",))
     history.notes.append(Note(3, "a note"))
