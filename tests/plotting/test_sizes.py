@@ -94,7 +94,8 @@ def test_value_axes_of_a_paper_have_labels(title: str) -> None:
     ],
 )
 def test_labels_are_those_of_the_aspect_that_is_drawn(title: str, label: str) -> None:
-    (ax,) = drawn(RUN, panels=[title], size=COLUMN, style="paper").axes
+    history = realistic(12, ("InputCovariance",))
+    (ax,) = drawn(history, panels=[title], size=COLUMN, style="paper").axes
     assert ax.get_ylabel() == label
 
 
