@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
+from gradlens.instruments.overlaps import separate
 from gradlens.instruments.scales import Scale, StepAxis, fit, number_label
 from gradlens.instruments.series import thin, trend
 from gradlens.instruments.style import (
@@ -340,25 +342,40 @@ def curves(
     if not any_finite(list(lines.values())):
         return explain_empty(ax, list(lines.values()))
     artists: Artists = {}
-    entries: list[Entry] = []
+    fronts: dict[str, Line2D] = {}
     styled = zip(
         lines.items(),
-        colors,
         widths or [1.6] * len(lines),
         styles or ["-"] * len(lines),
+        colors,
         strict=True,
     )
-    for place, ((name, line), color, width, style) in enumerate(styled):
+    for place, ((name, line), width, style, color) in enumerate(styled):
         if not always_infinite(line):
-            artists |= curve(ax, axis, line, color, name, 3 + place, width, style)
-            entries.append(Entry(name, color, "line" if style == "-" else "dashed"))
+            drawn = curve(ax, axis, line, color, name, 3 + place, width, style)
+            artists |= drawn
+            fronts[name] = _line_of(drawn)
     every = list(lines.values())
     fit(ax, [line.values for line in every] if shown is None else shown, scale)
+    if not styles:
+        separate(ax, [*fronts.values()])
     if len(lines) > 1:
+        by_name = dict(zip(lines, colors, strict=True))
+        entries = [
+            Entry(name, by_name[name], "dashed" if front.is_dashed() else "line")
+            for name, front in fronts.items()
+        ]
         infinite = [name for name, line in lines.items() if always_infinite(line)]
         explained = key(head or ax, [*entries, *infinite_entry(infinite)])
         artists |= {"key": explained} if explained else {}
     return artists | missing(ax, axis, every) | (beyond(ax, axis, every) if shown else {})
+
+
+def _line_of(drawn: Artists) -> Line2D:
+    """The last of what has been drawn for a line, which is in front."""
+    front = [*drawn.values()][-1]
+    assert isinstance(front, Line2D)
+    return front
 
 
 def threads(

@@ -24,7 +24,6 @@ from gradlens.instruments import BUILT_IN
 from gradlens.instruments.drawing import (
     SMOOTH_FROM,
     Artists,
-    LineStyle,
     any_finite,
     beyond,
     explain_empty,
@@ -33,6 +32,7 @@ from gradlens.instruments.drawing import (
     thread,
 )
 from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.overlaps import dashes
 from gradlens.instruments.scales import (
     Scale,
     StepAxis,
@@ -68,10 +68,6 @@ SPIKY = ("Alpha", "GradNoiseScale")
 
 ROWS = 7
 """Runs in one column of their list."""
-NEAR = 0.5
-"""Points between two lines of which one hides the other."""
-DASH = 2.5
-"""Length of a dash in widths of its line."""
 ROOM_OF_NAME = 8.5
 """Points that the name of a run takes, at least."""
 
@@ -282,32 +278,6 @@ def _on_paper(ax: Axes, one: Line) -> Line:
     """A line's heights in points."""
     heights = ax.transData.transform(np.stack([one.steps, one.values], 1))[:, 1]
     return Line(one.steps, heights * 72 / figure_of(ax).dpi)
-
-
-def dashes(lines: Sequence[Line]) -> list[LineStyle]:
-    """A solid line for each, and dashes for one that would hide an earlier one; in points."""
-    first: list[int] = []
-    for place, one in enumerate(lines):
-        hidden = [first[other] for other in range(place) if _hides(one, lines[other])]
-        first.append(hidden[0] if hidden else place)
-    counts = Counter(first)
-    seen: Counter[int] = Counter()
-    styles: list[LineStyle] = []
-    for place in first:
-        number, count = seen[place], counts[place]
-        # The dashes of each fill the gaps of the others.
-        dash: LineStyle = (-DASH * number, (DASH, DASH * (count - 1)))
-        styles.append(dash if number else "-")
-        seen[place] += 1
-    return styles
-
-
-def _hides(front: Line, behind: Line) -> bool:
-    """Whether two lines are less than ``NEAR`` apart at most of their common steps."""
-    _, first, second = np.intersect1d(behind.steps, front.steps, return_indices=True)
-    apart = np.abs(behind.values[first] - front.values[second])
-    apart = apart[np.isfinite(apart)]
-    return bool(apart.size) and bool(np.mean(apart <= NEAR) > 0.8)
 
 
 def _names(
