@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +18,7 @@ NEAR = 0.5
 DASH = 2.5
 """Length of a dash in widths of its line."""
 
-Dashes = str | tuple[float, tuple[float, ...]]
+Dashes = Literal["-"] | tuple[float, tuple[float, ...]]
 
 
 def separate(ax: Axes, drawn: Sequence[Line2D]) -> None:
