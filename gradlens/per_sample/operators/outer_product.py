@@ -169,7 +169,7 @@ class OuterProduct(GradientOperator):
         companions = companions.flatten()
         table[grid.zero] += self.batch_size * count(companions, size) - table[grid.negative]
         for block in tail.blocks(self._in_cache(max_bytes) // self.dtype.itemsize):
-            index = block.column + block.row[:, None] * self._columns
+            index = block.column() + block.row[:, None] * self._columns
             others = companions.index_select(0, index.flatten()).view_as(index)
             table += grid.joint_counts(block.values, others, size)
             near = count(block.opposite * size + others, 2 * size)
