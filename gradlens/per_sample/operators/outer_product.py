@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ MOST = 0.4
 
 MODERATE = 1e6
 """The largest size of gradients whose squares stay in float32: these may be smaller by 1e26."""
+
+KEPT_PAIRS = 1024
+"""The most samples whose Gram matrix is kept for other results: it takes 8 MiB in float64."""
 
 CLEAR = 0.01
 """The share of an element's sum of squares down to which its variance is computed in float32.
@@ -71,6 +74,9 @@ class OuterProduct(GradientOperator):
         return squares[0] * squares[1]
 
     def _gram(self) -> Tensor:
+        return self._once("gram", self._products_of_pairs)
+
+    def _products_of_pairs(self) -> Tensor:
         delta, inputs = double(self._delta), double(self._inputs)
         return (delta @ delta.T) * (inputs @ inputs.T)
 
@@ -80,7 +86,8 @@ class OuterProduct(GradientOperator):
     def _deviations(self) -> SampleDeviations:
         if not by_gram_matrix(self, 1):
             return super()._deviations()
-        return deviations_of_factors(*self.factors())
+        is_small = self.batch_size <= KEPT_PAIRS
+        return deviations_of_gram([self._gram()] if is_small else gram_of_factors(*self.factors()))
 
     def _deviations_about(self, centre: Tensor) -> SampleDeviations:
         with_centre = torch.linalg.vecdot(
@@ -254,7 +261,7 @@ class SumOfOuterProducts(GradientOperator):
     def _deviations(self) -> SampleDeviations:
         if not by_gram_matrix(self, self._positions):
             return super()._deviations()
-        return deviations_of_factors(*self.factors())
+        return deviations_of_gram(gram_of_factors(*self.factors()))
 
     def _deviations_about(self, centre: Tensor) -> SampleDeviations:
         if self.elementwise or not self.batch_size:
@@ -314,17 +321,17 @@ def gram_of_factors(delta: Tensor, inputs: Tensor) -> Iterator[Tensor]:
         yield products if s == 1 else products.reshape(-1, s, n, s).sum((1, 3))
 
 
-def deviations_of_factors(delta: Tensor, inputs: Tensor) -> SampleDeviations:
-    """Deviations of gₙ = Σₛ δₙₛ xₙₛᵀ by the Gram matrix, but for ``noise``.
+def deviations_of_gram(parts: Iterable[Tensor]) -> SampleDeviations:
+    """Deviations from ⟨gₙ, gₘ⟩, given in parts ``[n, N]``, but for ``noise``.
 
     In float64, where products of numbers in float32 are exact and their sums cancel little.
     """
-    squared_norms, with_total, start = [], [], 0
-    for rows in gram_of_factors(delta, inputs):
+    squared_norms, means, start = [], [], 0
+    for rows in parts:
         squared_norms.append(rows.diagonal(start))
-        with_total.append(rows.sum(1))
+        means.append(rows.mean(1))
         start += len(rows)
-    return by_products(torch.cat(squared_norms), torch.cat(with_total) / len(delta))
+    return by_products(torch.cat(squared_norms), torch.cat(means))
 
 
 def _signs(factor: Tensor) -> tuple[Tensor, Tensor]:
