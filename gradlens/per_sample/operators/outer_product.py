@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -49,7 +48,7 @@ class OuterProduct(GradientOperator):
     """
 
     makes_blocks = True
-    few: ClassVar[int] = CHUNK
+    few = CHUNK
     """Elements up to which all are binned: in the cache, that takes half of the time of sorting."""
 
     def __init__(self, delta: Tensor, inputs: Tensor, scale: float = 1.0) -> None:
