@@ -38,8 +38,9 @@ class CockpitCallback(Callback):
     ``options`` are the other arguments of ``gradlens.Cockpit``. The model is the
     ``LightningModule``, or its submodule with the dotted name ``module``. Global steps are those
     of the trainer's loggers: optimizer steps under automatic optimisation, batches under manual
-    optimisation. Where a batch has several backward passes, ``backward_pass`` says which of them is
-    tracked, counted from 0; without it, that is the first one, with a warning.
+    optimisation, where a step of several batches has the number of the first one. Where a batch has
+    several backward passes, ``backward_pass`` says which of them is tracked, counted from 0;
+    without it, that is the first one, with a warning.
 
     With ``log``, numbers are passed on to the trainer's loggers, each under its own step and at
     most every ``log_every_n_steps``, as "gradlens/NormTest", or "gradlens/generator/NormTest" with
@@ -77,6 +78,8 @@ class CockpitCallback(Callback):
         """That of the cockpit at the end of a training, or of a checkpoint."""
         self._is_training = False
         self._step = 0
+        self._goes_on = False
+        """Whether the step has a later batch."""
         self._contexts = ExitStack()
 
     @property
@@ -110,7 +113,7 @@ class CockpitCallback(Callback):
         self._close()
         state = self._state if trainer.global_step else {}
         self._cockpit = self._new_cockpit(trainer, pl_module)
-        self._is_training = True
+        self._is_training, self._goes_on = True, False
         if state:
             try:
                 self._cockpit.load_state_dict(state, strict=False)
@@ -124,8 +127,10 @@ class CockpitCallback(Callback):
     ) -> None:
         """Enter the context of the step's forward pass."""
         self._contexts.close()
-        automatic = pl_module.automatic_optimization
-        self._step = trainer.global_step if automatic else trainer.fit_loop.total_batch_idx
+        if pl_module.automatic_optimization:
+            self._step = trainer.global_step
+        elif not self._goes_on:
+            self._step = trainer.fit_loop.total_batch_idx
         self._passes.begin_batch()
         self._contexts.enter_context(self.cockpit.forward(self._step))
 
@@ -137,6 +142,7 @@ class CockpitCallback(Callback):
             self._contexts.close()
             arguments = self.context_arguments(trainer, pl_module, loss)
             self._contexts.enter_context(self.cockpit(self._step, **arguments))
+            self._goes_on = arguments["accumulating"]
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the context of the step."""

@@ -279,6 +279,42 @@ def test_the_last_group_of_an_epoch_may_be_short() -> None:
         optimizer.step()
 
 
+class ManualInPairs(Module):
+    """Makes a step of the optimizer after every second batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        self.manual_backward(super().training_step(batch, batch_idx) / 2)
+        if batch_idx % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class InPairs(CockpitCallback):
+    def context_arguments(self, trainer: Any, pl_module: Any, loss: Tensor) -> dict[str, Any]:
+        arguments = super().context_arguments(trainer, pl_module, loss)
+        is_first = trainer.fit_loop.batch_idx % 2 == 0
+        return {**arguments, "loss_scale": 0.5, "accumulating": is_first}
+
+
+def test_batches_are_joined_under_manual_optimisation() -> None:
+    """The step has the number of its first batch, and the values of a plain loop."""
+    case = Case(without=OF_THE_LAST_PART)
+    callback, module = InPairs(case.quantities), ManualInPairs()
+    trainer(callback, max_epochs=1).fit(module, loader(SAMPLES // 2))
+    plain = case.plain_loop()
+    for name in ("Loss", "GradNorm", "NormTest", "MeanGSNR", "UpdateSize", "Distance", "Alpha"):
+        expected = {2 * step: value for step, value in plain[name].items()}
+        assert_same_values(recorded(callback.cockpit, name), expected, 1e-9)
+    alone = ManualInPairs()
+    trainer(max_epochs=1).fit(alone, loader(SAMPLES // 2))
+    assert same_state(module, alone)
+
+
 def test_a_step_whose_last_batch_has_no_loss_has_no_values() -> None:
     callback = CockpitCallback(tracked("Alpha", *OF_THE_LAST_PART))
     with pytest.warns(GradlensWarning, match="1 micro-batches of step 0 have no values"):
