@@ -457,7 +457,7 @@ class TrackedStep:
         wants_losses = any("individual_losses" in quantity.needs for quantity in self._active)
         wants_losses |= interval is not None and interval.needs_losses
         if wants_losses and self._info.get("individual_losses") is None:
-            self._losses = PerSampleLosses(tracking.setting.loss_reduction)
+            self._losses = PerSampleLosses(tracking.setting.loss_reduction, lambda: self._samples)
             within.append(self._losses)
         is_part = tracking.assembly.has_parts(self._accumulating)
         wants_gradients = extensions.per_sample or interval is not None or is_part
