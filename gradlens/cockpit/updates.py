@@ -241,22 +241,22 @@ class PendingUpdate:
     """A tracked step whose parameter update is still to come.
 
     ``on_update`` is called once, by the optimizer's step or by ``resolve``, with the update that
-    ``find`` returns. ``overtaken`` is the reason why the next step doesn't begin where the update
-    ended, if so.
+    ``find`` returns, which is told whether it is the last call. ``overtaken`` is the reason why the
+    next step doesn't begin where the update ended, if so.
     """
 
     def __init__(
         self,
         step: Step,
         waiting: Sequence[WaitingQuantity],
-        find: Callable[[], Update],
+        find: Callable[[bool], Update],
         on_update: Callable[[PendingUpdate, Update | Undefined], None],
         boundary: Boundary,
         overtaken: str = "",
     ) -> None:
         self.step = step.without_gradients()
         self.waiting = waiting
-        self._find: Callable[[], Update] | None = find
+        self._find: Callable[[bool], Update] | None = find
         self._on_update = on_update
         self._boundary = boundary
         self.overtaken = overtaken
@@ -291,7 +291,7 @@ class PendingUpdate:
         """Compute the update from the parameters as they are now, if that isn't done yet."""
         if self._find is None:
             return
-        update = self._boundary.value(UPDATE, self._find)
+        update = self._boundary.value(UPDATE, self._find, True)
         lasts = any(Phase.AT_NEXT_STEP in each.quantity.phases for each in self.waiting)
         # Processes must agree on what they compute, and each has only its parts of the parameters.
         if lasts and not any(map(is_distributed, self.step.parameters.values())):
@@ -305,7 +305,7 @@ class PendingUpdate:
         """The update if it ended now; a NaN with the reason if it is over, or can't be found."""
         if self._find is None:
             return Undefined("the update is over")
-        return self._boundary.value(UPDATE, self._find)
+        return self._boundary.value(UPDATE, self._find, False)
 
     @torch.no_grad()
     def close(self) -> None:
@@ -322,9 +322,14 @@ def _update(
     after: Mapping[str, nn.Parameter],
     before: Mapping[str, Tensor],
     retained: KeptGradients,
+    is_last: bool,
 ) -> Update:
-    """The update from ``before``, and the projections of retained gradients on it."""
-    direction = {name: after[name].detach() - value for name, value in before.items()}
+    """The update from ``before``, and the projections of retained gradients on it.
+
+    The last one is computed in the memory of ``before``.
+    """
+    starts = before if is_last else {name: value.clone() for name, value in before.items()}
+    direction = {name: value.neg_().add_(after[name].detach()) for name, value in starts.items()}
     projections = _projections(retained.operators, direction)
     return Update(direction, projections, strata=retained.strata)
 
@@ -338,7 +343,9 @@ def _projections(
     return torch.stack([each.double() for each in dots]).sum(0) if dots else None
 
 
-def _loaded_update(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> Update:
+def _loaded_update(
+    parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any], is_last: bool
+) -> Update:
     """The update of a state; ``UnavailableError`` if the parameters have changed since."""
     if not state["overtaken"] and checksums(parameters) != state["checksums"]:
         raise UnavailableError(NOT_AT_ITS_END)
