@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from benchmarks.diagnosis.faults.fault import Fault, Injected, with_problem
+from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options, with_problem
 from benchmarks.diagnosis.faults.presence import hurts, stalls
 from benchmarks.diagnosis.faults.structure import (
     ACTIVATIONS,
@@ -148,15 +149,26 @@ def deepened(build: Callable[[], nn.Module], extra: int) -> nn.Module:
 
 def _square(layers: list[nn.Module]) -> nn.Module:
     """A layer with as many outputs as the latest has."""
-    latest = next(each for each in layers[::-1] if isinstance(each, (nn.Linear, nn.Conv2d)))
+    latest = next(each for each in layers[::-1] if isinstance(each, REPEATABLE))
     if isinstance(latest, nn.Linear):
         return nn.Linear(latest.out_features, latest.out_features)
-    return nn.Conv2d(latest.out_channels, latest.out_channels, 3, padding=1)
+    convolution = nn.Conv1d if isinstance(latest, nn.Conv1d) else nn.Conv2d
+    return convolution(latest.out_channels, latest.out_channels, 3, padding=1)
+
+
+REPEATABLE = (nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+def _can_be_deepened(layers: list[nn.Module]) -> bool:
+    """Whether there is a layer before the first activation that can be repeated."""
+    first = list(takewhile(lambda each: not isinstance(each, ACTIVATIONS), layers))
+    return len(first) < len(layers) and any(isinstance(each, REPEATABLE) for each in first)
 
 
 def many_sigmoids(training: Training, strength: float, seed: int) -> Injected | None:
     model = model_of(training, seed)
-    if len(affine(model)) < 2 or not chain(model) or of_type(model, *NORMS):
+    layers = [layer for _, layer in chain(model)]
+    if len(affine(model)) < 2 or not _can_be_deepened(layers) or of_type(model, *NORMS):
         return None
     build = partial(deepened, training.problem.build, int(strength))
     deep = with_problem(training, build=build)
@@ -177,9 +189,13 @@ def precision_underflow(training: Training, strength: float, seed: int) -> Injec
     if of_type(model_of(training, seed), nn.RNNBase, nn.TransformerEncoderLayer):
         return None  # They have no float16 on a CPU.
     loss = partial(scaled_loss, problem.loss, 1 / strength)
-    rate = problem.rate * (strength if problem.optimizer is SGD else 1.0)
     half = replace(training, precision=torch.float16, valid_loss=problem.loss)
-    return Injected(with_problem(half, loss=loss, rate=rate), notice="harmless")
+    if problem.optimizer is not SGD:
+        return Injected(with_problem(half, loss=loss), notice="harmless")
+    # Steps and decay of the weights are the same as with the loss as it was.
+    decay = problem.options.get("weight_decay", 0.0) / strength
+    scaled = with_problem(half, loss=loss, rate=problem.rate * strength)
+    return Injected(with_options(scaled, weight_decay=decay), notice="harmless")
 
 
 # Which units are alive.
