@@ -1,17 +1,23 @@
-"""What derivatives cost that curvature can't do without.
+"""What derivatives cost that presets can't do without.
 
 ``python -m benchmarks.floors [PROBLEM ...]`` prints, for each problem, the CPU time of a draw of a
 sampled trace where samples are coupled, which is a backward pass from the outputs, of the graph of
 a gradient, and of products with the Hessian and the generalised Gauss-Newton matrix on such a
-graph, and of the elements of convolutions' per-sample gradients, over that of a plain training
-step. Each is the least of some alternating runs.
+graph, over that of a plain training step. Each is the least of some alternating runs.
+
+``python -m benchmarks.floors --gradients [PROBLEM ...]`` prints that of what economy needs of the
+linear layers of a network alone, as bare operations of torch: all elements of all samples'
+gradients, of which there is a histogram, the projections of samples on an update, which take
+another product at the update's start, and a pass over the elements that looks for the largest. Of
+convolutions, it prints that of the elements.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +26,8 @@ from benchmarks.contenders import Setting, peer
 from benchmarks.problems import PROBLEMS, problem_of
 from gradlens.curvature import GGNOperator, HessianOperator
 
-RUNS = 5
-AT_ONCE = 8
-"""Samples whose windows are copied at once: of all, this takes twice to six times as long."""
 
-
-def floors(name: str) -> dict[str, float]:
+def floors(name: str, runs: int) -> dict[str, float]:
     """CPU time in plain steps."""
     problem = problem_of(name)
     setting = Setting(problem, problem.batch_size, torch.device("cpu"))
@@ -47,13 +49,13 @@ def floors(name: str) -> dict[str, float]:
         "Hessian product": lambda: hessian.multiply(direction),
         "Gauss-Newton product": lambda: ggn.multiply(direction),
     }
-    layers = [*convolutions(model, inputs, labels)]
-    if layers:
-        work["per-sample gradients of convolutions"] = lambda: [
-            per_sample_gradients(*each) for each in layers
-        ]
+    return least(work, runs)
+
+
+def least(work: dict[str, Callable[[], object]], runs: int) -> dict[str, float]:
+    """The least CPU time of some alternating runs, over that of the plain step."""
     best = dict.fromkeys(work, float("inf"))
-    for _ in range(RUNS):
+    for _ in range(runs):
         for what, run in work.items():
             begin = time.process_time()
             run()
@@ -62,25 +64,91 @@ def floors(name: str) -> dict[str, float]:
     return {what: seconds / unit for what, seconds in best.items()}
 
 
-def convolutions(
-    model: nn.Module, inputs: Tensor, labels: Tensor
-) -> Iterator[tuple[nn.Conv2d, Tensor, Tensor]]:
-    """Convolutions of one group with their inputs, and the gradients at their outputs."""
-    seen: dict[nn.Conv2d, tuple[Tensor, Tensor]] = {}
+Factors = tuple[Tensor, Tensor]
+"""Gradients at a linear layer's output ``[N, S, R]``, and its inputs ``[N, S, K]``."""
+
+
+def gradient_floors(name: str, runs: int) -> dict[str, float]:
+    """CPU time in plain steps of what economy needs of linear layers' weights."""
+    problem = problem_of(name)
+    plain = peer("plain")(Setting(problem, problem.batch_size, torch.device("cpu")))
+    factors, layers = factors_of(name), convolutions(name)
+    work: dict[str, Callable[[], object]] = {
+        "plain step": plain,
+        "elements": partial(over_pieces, factors, lambda piece: None),
+        "elements and a pass": partial(over_pieces, factors, torch.aminmax),
+        "projection": partial(project, factors),
+    }
+    if layers:
+        work["elements of convolutions"] = lambda: [per_sample_gradients(*each) for each in layers]
+    return least(work, runs)
+
+
+def factors_of(name: str) -> list[Factors]:
+    """Those of all modules with a matrix as weight that real numbers are multiplied with."""
+    problem = problem_of(name)
+    torch.manual_seed(0)
+    model, found = problem.build(), list[Factors]()
+    inputs, labels = problem.batch(problem.batch_size)
+
+    def keep(module: nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
+        x = arguments[0].detach().reshape(problem.batch_size, -1, arguments[0].shape[-1])
+        output.register_hook(lambda g: found.append((g.reshape(len(x), x.shape[1], -1), x)))
+
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if (
+            isinstance(weight, Tensor)
+            and weight.dim() == 2
+            and not isinstance(module, nn.Embedding)
+        ):
+            module.register_forward_hook(keep)
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    return found
+
+
+PIECE = 2**22
+"""Elements that are computed at once: 16 MiB."""
+
+
+def over_pieces(factors: list[Factors], use: Callable[[Tensor], object]) -> None:
+    """Compute all elements of all gradients, and pass pieces of them on."""
+    for delta, x in factors:
+        at_once = max(PIECE // (len(x) * x.shape[2]), 1)
+        for part in delta.split(at_once, dim=2):
+            use(part.mT @ x)
+
+
+def project(factors: list[Factors]) -> None:
+    """The projection of each sample's gradient on a direction, which is one value repeated."""
+    for delta, x in factors:
+        direction = torch.ones(delta.shape[2], x.shape[2])
+        torch.linalg.vecdot((delta @ direction).flatten(1), x.flatten(1))
+
+
+def convolutions(name: str) -> list[tuple[nn.Conv2d, Tensor, Tensor]]:
+    """Convolutions whose windows are views, their inputs, and the gradients at their outputs."""
+    problem, seen = problem_of(name), dict[nn.Conv2d, tuple[Tensor, Tensor]]()
+    torch.manual_seed(0)
+    model = problem.build()
+    inputs, labels = problem.batch(problem.batch_size)
 
     def keep(module: nn.Conv2d, arguments: tuple[Tensor], output: Tensor) -> None:
         seen[module] = (arguments[0].detach(), output)
 
-    layers = [each for each in model.modules() if isinstance(each, nn.Conv2d) and each.groups == 1]
-    handles = [layer.register_forward_hook(keep) for layer in layers]
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d) and layer.groups == 1 and layer.stride == (1, 1):
+            layer.register_forward_hook(keep)
     loss = nn.functional.cross_entropy(model(inputs), labels)
-    for handle in handles:
-        handle.remove()
     if not seen:
-        return
+        return []
     gradients = torch.autograd.grad(loss, [output for _, output in seen.values()])
-    for (layer, (data, _)), gradient in zip(seen.items(), gradients, strict=True):
-        yield layer, data, gradient
+    pairs = zip(seen.items(), gradients, strict=True)
+    return [(layer, data, gradient) for (layer, (data, _)), gradient in pairs]
+
+
+AT_ONCE = 8
+"""Samples whose windows are copied at once: of all, this takes twice to six times as long."""
 
 
 def per_sample_gradients(layer: nn.Conv2d, data: Tensor, gradient: Tensor) -> None:
@@ -99,8 +167,16 @@ def per_sample_gradients(layer: nn.Conv2d, data: Tensor, gradient: Tensor) -> No
 
 def main() -> None:
     """Print a row for each problem."""
-    for name in sys.argv[1:] or PROBLEMS:
-        found = ", ".join(f"{what} {ratio:.2f}" for what, ratio in floors(name).items())
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("problems", nargs="*", metavar="PROBLEM", default=[*PROBLEMS])
+    parser.add_argument("--gradients", action="store_true", help="of linear layers' gradients")
+    parser.add_argument("--runs", type=int, default=5)
+    options = parser.parse_args()
+    measure = gradient_floors if options.gradients else floors
+    for name in options.problems:
+        found = ", ".join(
+            f"{what} {ratio:.2f}" for what, ratio in measure(name, options.runs).items()
+        )
         print(f"{name:20} {found}", flush=True)
 
 

@@ -60,7 +60,7 @@ The last two need the per-sample gradients of all micro-batches, which are kept 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -73,7 +73,7 @@ from gradlens.numerics.histograms import Counts, Range
 from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Stratum
 from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.operators.stored import stored
+from gradlens.per_sample.operators.stored import bytes_of_elements, stored, stored_rows
 
 __all__ = [
     "AbsMax",
@@ -106,13 +106,15 @@ class ParameterGradients:
     """One parameter with its per-sample gradients: the argument of a reduction.
 
     ``tensor`` is the parameter, or this process's part of it. ``shared`` is whether several passes
-    of reductions use their elements.
+    of reductions use their elements. Where gradients are too large to be stored, they may be those
+    of some ``rows`` of the parameter alone, as is ``tensor``.
     """
 
     name: str
     tensor: Tensor
     individual: GradientOperator
     shared: bool = True
+    rows: slice | None = None
 
     @cached_property
     def parameter(self) -> Tensor:
@@ -124,17 +126,36 @@ class ParameterGradients:
         """``individual``, with stored elements if they are ``shared`` and that saves work."""
         return stored(self.individual, STORED_BYTES) if self.shared else self.individual
 
+    @property
+    def are_apart(self) -> bool:
+        """Whether reductions that can be computed from rows apart are to be."""
+        large = bytes_of_elements(self.individual) > STORED_BYTES
+        stays = self.individual.is_worth_storing and not is_distributed(self.tensor)
+        return self.shared and large and stays
+
+    def apart(self) -> Iterator[ParameterGradients]:
+        """Stored gradients of some rows after others, for all reductions of these at once."""
+        for rows, individual in stored_rows(self.individual):
+            yield ParameterGradients(self.name, self.tensor[rows], individual, False, rows)
+
+    def part_of(self, tensor: Tensor) -> Tensor:
+        """The rows of a tensor ``[*P]`` that these are the gradients of."""
+        return tensor if self.rows is None else tensor[self.rows]
+
 
 class Reduction(ABC):
     """Computes something small from one parameter's per-sample gradients.
 
     Subclasses are frozen dataclasses. ``passes`` is the number of passes over all elements. If it
     is more than one for all reductions of a step together, the elements may be stored.
-    ``reads_parameter`` is whether ``gradients.parameter`` is read.
+    ``reads_parameter`` is whether ``gradients.parameter`` is read. ``from_rows`` is whether the
+    value for a parameter is the ``total`` of those for its rows: that of large gradients is then
+    computed from some rows after others.
     """
 
     passes: ClassVar[int] = 1
     reads_parameter: ClassVar[bool] = False
+    from_rows: ClassVar[bool] = False
 
     @property
     def needs_gathering(self) -> bool:
@@ -228,6 +249,7 @@ class _PerSample(MergeableReduction):
 class SquaredNorms(_PerSample):
     """‖gₙ‖² of every sample, ``[N]``."""
 
+    from_rows: ClassVar[bool] = True
     degree: ClassVar[int | None] = 2
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
@@ -257,6 +279,7 @@ class Mean(MergeableReduction):
 class Deviations(ReductionAboutMean):
     """‖gₙ − ḡ‖² and ⟨gₙ − ḡ, ḡ⟩ of every sample, and ‖ḡ‖², as ``SampleDeviations``."""
 
+    from_rows: ClassVar[bool] = True
     passes: ClassVar[int] = 2
     classes = (deviations.SampleDeviations, Stratum)
     estimates: ClassVar[bool] = True
@@ -336,10 +359,11 @@ class DirectionDots(_PerSample):
     """⟨gₙ, d⟩ of every sample, ``[N]``, for the direction d of an update, by parameter name."""
 
     direction: Mapping[str, Tensor] = field(repr=False)
+    from_rows: ClassVar[bool] = True
     degree: ClassVar[int | None] = 1
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
-        return gradients.elements.dot(self.direction[gradients.name])
+        return gradients.elements.dot(gradients.part_of(self.direction[gradients.name]))
 
     @property
     def needs_gathering(self) -> bool:
@@ -353,6 +377,8 @@ class DirectionDots(_PerSample):
 class Gram(Reduction):
     """⟨gₙ, gₘ⟩ of every pair of samples, ``[N, N]``."""
 
+    from_rows: ClassVar[bool] = True
+
     def reduce(self, gradients: ParameterGradients) -> Tensor:
         return gradients.elements.gram()
 
@@ -361,6 +387,7 @@ class Gram(Reduction):
 class CentredGram(Reduction):
     """⟨gₙ − ḡ, gₘ − ḡ⟩ of every pair of samples, ``[N, N]``."""
 
+    from_rows: ClassVar[bool] = True
     passes: ClassVar[int] = 2
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
@@ -384,6 +411,7 @@ class SumOfSquares(_Sums):
 class AbsMax(MergeableReduction):
     """The largest absolute value of any element of any gₙ, a scalar."""
 
+    from_rows: ClassVar[bool] = True
     degree: ClassVar[int | None] = 1
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:
@@ -405,6 +433,7 @@ class Histogram1d(_Sums):
 
     bins: int
     range: Range
+    from_rows: ClassVar[bool] = True
     classes: ClassVar[tuple[type[Any], ...]] = (Counts,)
 
     def reduce(self, gradients: ParameterGradients) -> Counts:
@@ -417,6 +446,7 @@ class Histogram2d(_Sums):
 
     bins: tuple[int, int]
     range: tuple[Range, Range]
+    from_rows: ClassVar[bool] = True
     classes: ClassVar[tuple[type[Any], ...]] = (Counts,)
     reads_parameter: ClassVar[bool] = True
 

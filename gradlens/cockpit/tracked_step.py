@@ -23,6 +23,7 @@ from gradlens.cockpit.extensions import (
 from gradlens.cockpit.gradients import StepGradients
 from gradlens.cockpit.model import changed_parameters
 from gradlens.cockpit.plain import recordable
+from gradlens.cockpit.start_point import StartPoint
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import WaitingQuantity
 from gradlens.curvature.curvature import Curvature
@@ -81,7 +82,7 @@ class TrackedStep:
         self._autopsy: Autopsy | None = None
         self._values: dict[str, Any] = {}
         self._earlier: dict[str, Any] = {}
-        self._before: dict[str, Tensor] = {}
+        self._start: StartPoint | None = None
         self._failure = ""
         self._contexts = ExitStack()
         self._global_state = GlobalState()
@@ -162,8 +163,8 @@ class TrackedStep:
                 self._run_uncompiled(stack)
             self._before_backward(self._extensions)
             if self._waiting():
-                parameters = self._tracking.setting.parameters
-                self._before = {name: p.detach().clone() for name, p in parameters.items()}
+                updates, optimizer = self._tracking.updates, self._info.get("optimizer")
+                self._start = updates.start_point(optimizer)
             self._enter_contexts(stack, self._extensions)
             self._contexts = stack.pop_all()
         self._tracking.layers.begin(step, gradient_scale(self._info))
@@ -208,7 +209,10 @@ class TrackedStep:
             goes_on = self._accumulating and error is None
             with boundary.contain("the end of a step"):
                 self._end_autopsy(error)
+                start = self._start
                 self._release()
+                if is_complete and start is not None:
+                    tracking.updates.finish_start(start)
                 tracking.end_step(self._global_step, self._info, is_complete, goes_on)
             if tracking.budget is not None:
                 tracking.budget.end_step(once)
@@ -252,7 +256,9 @@ class TrackedStep:
         if self._gradients is not None:
             self._gradients.release()
         self._gradients = self._losses = self._factor = self._saved = None
-        self._before = {}
+        if self._start is not None:
+            self._start.close()
+        self._start = None
         # Results of extensions that only quantities need are removed from the parameters.
         saved = frozenset() if self._extensions is None else self._extensions.saved
         for parameter in self._tracking.setting.parameters.values() if saved else ():
@@ -457,7 +463,7 @@ class TrackedStep:
         wants_losses = any("individual_losses" in quantity.needs for quantity in self._active)
         wants_losses |= interval is not None and interval.needs_losses
         if wants_losses and self._info.get("individual_losses") is None:
-            self._losses = PerSampleLosses(tracking.setting.loss_reduction)
+            self._losses = PerSampleLosses(tracking.setting.loss_reduction, lambda: self._samples)
             within.append(self._losses)
         is_part = tracking.assembly.has_parts(self._accumulating)
         wants_gradients = extensions.per_sample or interval is not None or is_part
@@ -670,7 +676,7 @@ class TrackedStep:
 
     def _await_update(self, step: Step) -> None:
         waiting = self._waiting()
-        if not waiting:
+        if not waiting or self._start is None:
             return
         of_losses = [w.quantity.name for w in waiting if "individual_losses" in w.quantity.needs]
         missed_call = self._tracking.layer_hooks.missed_call
@@ -680,7 +686,7 @@ class TrackedStep:
             )
             self._tracking.run.note(step.global_step, text)
         retained = KeptGradients() if self._gradients is None else self._gradients.retained
-        self._tracking.updates.wait(step, waiting, retained, self._before)
+        self._tracking.updates.wait(step, waiting, retained, self._start)
 
 
 def lacking(quantity: Quantity, info: Mapping[str, Any]) -> str:

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.plain import recordable
+from gradlens.cockpit.start_point import StartPoint
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.checksums import checksums, differing, sums_of_bits
@@ -59,6 +61,7 @@ class Updates:
         self._pending: PendingUpdate | None = None
         self._loaded: State = {}
         self._end_step = 0
+        self._starts_at_once = False
         self.is_of_another = False
         self.interval: Interval | None = None
 
@@ -68,23 +71,34 @@ class Updates:
         waiting = () if self._pending is None else self._pending.waiting
         return any(Phase.AT_NEXT_STEP in each.quantity.phases for each in waiting)
 
+    def start_point(self, optimizer: Optimizer | None) -> StartPoint:
+        """The parameters as they are, from which an update is measured."""
+        return StartPoint(self._setting.parameters, optimizer, self._starts_at_once)
+
     def wait(
         self,
         step: Step,
         waiting: Sequence[WaitingQuantity],
         retained: KeptGradients,
-        before: Mapping[str, Tensor],
+        start: StartPoint,
     ) -> None:
-        """Let quantities wait for the update from ``before``, on which ``retained`` are projected.
+        """Let quantities wait for the update from ``start``, on which ``retained`` are projected.
 
-        ``before`` are copies of the parameters when the context was entered, so that an optimizer
-        may also step inside it.
+        That is when the context was entered, so that an optimizer may also step inside it.
         """
         retains = any(each.quantity.retains_gradients for each in waiting)
         kept = retained if retains else KeptGradients()
-        find = partial(_update, dict(step.parameters), dict(before), kept)
+        find = partial(_update, dict(step.parameters), start, kept)
         self._pending = PendingUpdate(step, waiting, find, self._after_update, self._boundary)
         self._pending.start()
+
+    def finish_start(self, start: StartPoint) -> None:
+        """Copy the parameters: the context is left, and what the update before took is freed.
+
+        Where something else than the optimizer has changed them, later ones are copied at once.
+        """
+        start.finish()
+        self._starts_at_once |= bool(start.changed)
 
     def resolve(self) -> None:
         """Take the parameters as they are for those after the update, if it is still awaited."""
@@ -241,22 +255,22 @@ class PendingUpdate:
     """A tracked step whose parameter update is still to come.
 
     ``on_update`` is called once, by the optimizer's step or by ``resolve``, with the update that
-    ``find`` returns. ``overtaken`` is the reason why the next step doesn't begin where the update
-    ended, if so.
+    ``find`` returns, which is told whether it is the last call. ``overtaken`` is the reason why the
+    next step doesn't begin where the update ended, if so.
     """
 
     def __init__(
         self,
         step: Step,
         waiting: Sequence[WaitingQuantity],
-        find: Callable[[], Update],
+        find: Callable[[bool], Update],
         on_update: Callable[[PendingUpdate, Update | Undefined], None],
         boundary: Boundary,
         overtaken: str = "",
     ) -> None:
         self.step = step.without_gradients()
         self.waiting = waiting
-        self._find: Callable[[], Update] | None = find
+        self._find: Callable[[bool], Update] | None = find
         self._on_update = on_update
         self._boundary = boundary
         self.overtaken = overtaken
@@ -291,7 +305,7 @@ class PendingUpdate:
         """Compute the update from the parameters as they are now, if that isn't done yet."""
         if self._find is None:
             return
-        update = self._boundary.value(UPDATE, self._find)
+        update = self._boundary.value(UPDATE, self._find, True)
         lasts = any(Phase.AT_NEXT_STEP in each.quantity.phases for each in self.waiting)
         # Processes must agree on what they compute, and each has only its parts of the parameters.
         if lasts and not any(map(is_distributed, self.step.parameters.values())):
@@ -305,7 +319,7 @@ class PendingUpdate:
         """The update if it ended now; a NaN with the reason if it is over, or can't be found."""
         if self._find is None:
             return Undefined("the update is over")
-        return self._boundary.value(UPDATE, self._find)
+        return self._boundary.value(UPDATE, self._find, False)
 
     @torch.no_grad()
     def close(self) -> None:
@@ -320,11 +334,17 @@ class PendingUpdate:
 
 def _update(
     after: Mapping[str, nn.Parameter],
-    before: Mapping[str, Tensor],
+    start: StartPoint,
     retained: KeptGradients,
+    is_last: bool,
 ) -> Update:
-    """The update from ``before``, and the projections of retained gradients on it."""
-    direction = {name: after[name].detach() - value for name, value in before.items()}
+    """The update from ``start``, and the projections of retained gradients on it.
+
+    The last one is computed in the memory of the copies.
+    """
+    copies = start.copies
+    starts = copies if is_last else {name: value.clone() for name, value in copies.items()}
+    direction = {name: value.neg_().add_(after[name].detach()) for name, value in starts.items()}
     projections = _projections(retained.operators, direction)
     return Update(direction, projections, strata=retained.strata)
 
@@ -338,7 +358,9 @@ def _projections(
     return torch.stack([each.double() for each in dots]).sum(0) if dots else None
 
 
-def _loaded_update(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any]) -> Update:
+def _loaded_update(
+    parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any], is_last: bool
+) -> Update:
     """The update of a state; ``UnavailableError`` if the parameters have changed since."""
     if not state["overtaken"] and checksums(parameters) != state["checksums"]:
         raise UnavailableError(NOT_AT_ITS_END)

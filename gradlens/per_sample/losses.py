@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,13 +35,21 @@ class PerSampleLosses(LossExtension):
     """BackPACK extension that finds ℓₙ when backprop passes a loss module that has been extended.
 
     Several loss modules add up. No exception of a loss module's leaves it: ``unavailable`` is the
-    reason why there are no per-sample losses although a module was called.
+    reason why there are no per-sample losses although a module was called. ``samples`` tells the
+    number of samples, if it is known: a module that was called with another number of rows, such as
+    one for each token, isn't called again, since its rows aren't losses of samples.
     """
 
-    def __init__(self, loss_reduction: LossReduction = "mean") -> None:
+    def __init__(
+        self,
+        loss_reduction: LossReduction = "mean",
+        samples: Callable[[], int | None] = lambda: None,
+    ) -> None:
         super().__init__("individual_losses")
         self._loss_reduction = loss_reduction
+        self._samples = samples
         self._reason = ""
+        self._has_other_rows = False
         self._values: list[Tensor] = []
         self._proportional: list[Tensor] = []
         self._precision = 0.0
@@ -53,7 +61,9 @@ class PerSampleLosses(LossExtension):
 
         ``None`` where they are unavailable, or no loss module has been called.
         """
-        return None if self.unavailable or not self._values else torch.stack(self._values).sum(0)
+        if self.unavailable or self._has_other_rows or not self._values:
+            return None
+        return torch.stack(self._values).sum(0)
 
     @property
     def unavailable(self) -> str:
@@ -86,7 +96,11 @@ class PerSampleLosses(LossExtension):
             return
         self._begin(backward_pass_id())
         try:
-            shares, proportional = _contributions(module, stored_inputs(module), g_out[0].detach())
+            inputs = stored_inputs(module)
+            if _rows(module, inputs) != (self._samples() or _rows(module, inputs)):
+                self._has_other_rows = True
+                return
+            shares, proportional = _contributions(module, inputs, g_out[0].detach())
         except UnavailableError as reason:
             self._reason = str(reason)
         except Exception as error:  # the user's backward pass goes on
@@ -103,6 +117,7 @@ class PerSampleLosses(LossExtension):
         if backward_pass != self._backward_pass:
             self._backward_pass, self._reason, self._precision = backward_pass, "", 0.0
             self._values, self._proportional = [], []
+            self._has_other_rows = False
 
 
 def adds_up(
@@ -138,8 +153,7 @@ def _contributions(
         torch.enable_grad(),
     ):
         elements = _output(module, "none", leaves)
-        batch_axis = int(isinstance(module, nn.CTCLoss))
-        if elements.dim() == 0 or len(elements) != inputs[0].shape[batch_axis]:
+        if elements.dim() == 0 or len(elements) != _rows(module, inputs):
             raise UnavailableError(NO_LOSSES.format(module=type(module).__name__))
         if elements.shape == gradient.shape:
             weighted = accumulable(elements) * accumulable(gradient)
@@ -150,6 +164,12 @@ def _contributions(
         total = _output(module, module.reduction, leaves)
         weight, proportional = _ratio(total.sum(), parts, needed)
     return accumulable(parts) * (weight * accumulable(gradient).sum()), proportional
+
+
+def _rows(module: LossModule, inputs: Sequence[Any]) -> int:
+    """How many rows a module was called with."""
+    rows: int = inputs[0].shape[int(isinstance(module, nn.CTCLoss))]
+    return rows
 
 
 def _leaf(value: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -96,17 +97,40 @@ class Reducer:
 
     def _reduce_operator(self, name: str, individual: GradientOperator) -> None:
         gradients = ParameterGradients(name, self._leaves[name], individual, self._shared)
-        for reduction in [each for each in self.values if each not in self.failed]:
-            # The name of its class, since its own text has all numbers of its tensors.
-            work = f"{type(reduction).__name__} of {name}"
-            with self._contain(work, partial(self._fail, [reduction])):
-                self.values[reduction][name] = reduction.reduce(gradients)
+        apart = self._reduce_rows(gradients) if gradients.are_apart else {}
+        for reduction in self._unfailed(self.values):
+            with self._containing(reduction, name):
+                self.values[reduction][name] = (
+                    reduction.total(apart[reduction])
+                    if reduction in apart
+                    else reduction.reduce(gradients)
+                )
         gradients.elements.forget()
         self.covered.add(name)
         if self._retain:
             self.retained[name] = self._lasting(gradients)
         if self._keep is not None:
             self.kept[name] = self._keep(individual)
+
+    def _reduce_rows(self, gradients: ParameterGradients) -> Mapping[Reduction, Sequence[Any]]:
+        """Values of rows, whose gradients are computed once for several reductions."""
+        reductions = [reduction for reduction in self.values if reduction.from_rows]
+        if sum(reduction.passes for reduction in reductions) < 2:
+            return {}
+        found: dict[Reduction, list[Any]] = {reduction: [] for reduction in reductions}
+        for part in gradients.apart():
+            for reduction in self._unfailed(reductions):
+                with self._containing(reduction, gradients.name):
+                    found[reduction].append(reduction.reduce(part))
+        return found
+
+    def _unfailed(self, reductions: Iterable[Reduction]) -> list[Reduction]:
+        return [reduction for reduction in reductions if reduction not in self.failed]
+
+    def _containing(self, reduction: Reduction, name: str) -> AbstractContextManager[Any]:
+        # The name of its class, since its own text has all numbers of its tensors.
+        work = f"{type(reduction).__name__} of {name}"
+        return self._contain(work, partial(self._fail, [reduction]))
 
     def _refuse(self, name: str, reason: str) -> None:
         self.collector.refuse(name, reason)

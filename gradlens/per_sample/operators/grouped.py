@@ -23,6 +23,10 @@ class Grouped(GradientOperator):
     def elementwise(self) -> bool:
         return self._by_row.elementwise
 
+    @property
+    def is_worth_storing(self) -> bool:
+        return self._by_row.is_worth_storing
+
     def _workspace(self) -> int:
         return self._size * (self._rows * self._columns + self._by_row._workspace())
 

@@ -275,14 +275,23 @@ class GradientOperator(ABC):
     def _block(self, samples: slice, rows: slice) -> Tensor:
         """Some samples' gradients with respect to some rows, ``[n, r, K]``."""
 
+    def _add_block(self, block: Tensor, samples: slice, rows: slice) -> None:
+        """Add what ``_block`` returns to a tensor."""
+        block += self._block(samples, rows)
+
     @abstractmethod
     def _keep_only(self, samples: Tensor) -> None:
         """Keep some samples alone; called on a new copy, whose tensors aren't written to."""
 
     @property
     def elementwise(self) -> bool:
-        """Whether results take all elements, so that storing them pays for more than one."""
+        """Whether results take all elements, rather than what they are computed from."""
         return True
+
+    @property
+    def is_worth_storing(self) -> bool:
+        """Whether storing all elements pays for more than one result."""
+        return self.elementwise
 
     def _workspace(self) -> int:
         """Elements of temporary memory that ``_block`` needs for each sample beyond its result."""
@@ -431,7 +440,10 @@ class GradientOperator(ABC):
     @final
     def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
         """As ``_block``, scaled; not to be written to."""
-        block = self._block(samples, rows)
+        return self._scaled(self._block(samples, rows))
+
+    @final
+    def _scaled(self, block: Tensor) -> Tensor:
         if self.scale == 1.0:
             return block
         return block.mul_(self.scale) if self.makes_blocks else block * self.scale

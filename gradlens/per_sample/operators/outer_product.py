@@ -34,6 +34,12 @@ MODERATE = 1e6
 KEPT_PAIRS = 1024
 """The most samples whose Gram matrix is kept for other results: it takes 8 MiB in float64."""
 
+PER_ELEMENT = 12
+"""Products for each element of a gradient that take as long as a pass over the elements.
+
+Measured on one core.
+"""
+
 CLEAR = 0.01
 """The share of an element's sum of squares down to which its variance is computed in float32.
 
@@ -236,6 +242,11 @@ class SumOfOuterProducts(GradientOperator):
     def elementwise(self) -> bool:
         return self._positions * (self._rows + self._columns) >= self._rows * self._columns
 
+    @property
+    def is_worth_storing(self) -> bool:
+        # A projection, a mean and the elements themselves take a product for each position.
+        return self.elementwise or self._positions >= PER_ELEMENT
+
     def _block(self, samples: slice, rows: slice) -> Tensor:
         return self._delta[samples, :, rows].mT @ self._inputs[samples]
 
@@ -286,6 +297,16 @@ class SumOfOuterProducts(GradientOperator):
         found = (torch.cat(squared_norms), torch.cat(with_centre))
         return about_by_products(*found, norm(double(centre)).square())
 
+    def _dot_in_range(self, matrix: Tensor) -> Tensor:
+        size = scale_of(matrix)
+        products = self._zeros(self.batch_size * self._positions, self._columns)
+        # In parts, since a copy of the matrix can be large.
+        for rows in slices(self._rows, PIECE_BYTES // max(self._columns * self.dtype.itemsize, 1)):
+            part = (matrix[rows] / size).to(self.dtype)
+            products.addmm_(self._delta[:, :, rows].flatten(0, 1), part)
+        by_sample = products.view(self.batch_size, -1)
+        return double(torch.linalg.vecdot(by_sample, self._inputs.flatten(1))) * size
+
     def _dot(self, matrix: Tensor) -> Tensor:
         return torch.linalg.vecdot((self._delta @ matrix).flatten(1), self._inputs.flatten(1))
 
@@ -304,13 +325,6 @@ def squared_norms_by_positions(delta: Tensor, inputs: Tensor) -> Tensor:
     pairs = delta @ delta.mT, inputs @ inputs.mT
     found = torch.linalg.vecdot(*(products.flatten(1) for products in pairs))
     return double(found) * (double(sizes[0]) * double(sizes[1])).square()
-
-
-PER_ELEMENT = 12
-"""Products that a Gram matrix may take for each element of a gradient, of which it saves a pass.
-
-Measured on one core: a pass over elements that have to be computed takes as long as 12 products.
-"""
 
 
 def by_gram_matrix(gradients: GradientOperator, positions: int) -> bool:

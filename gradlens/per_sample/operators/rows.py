@@ -11,7 +11,7 @@ from gradlens.numerics.deviations import (
     by_products,
     less_mean,
 )
-from gradlens.numerics.norms import norm
+from gradlens.numerics.norms import norm, scale_of
 from gradlens.numerics.precision import accumulable, double
 from gradlens.per_sample.operators.operator import (
     PIECE_BYTES,
@@ -53,17 +53,20 @@ class IndexedRows(GradientOperator):
         return False
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
+        n, r = samples.stop - samples.start, rows.stop - rows.start
+        block = self._values.new_zeros(n, r, self._columns)
+        self._add_block(block, samples, rows)
+        return block
+
+    def _add_block(self, block: Tensor, samples: slice, rows: slice) -> None:
         inside = (
             (self._owner >= samples.start)
             & (self._owner < samples.stop)
             & (self._row >= rows.start)
             & (self._row < rows.stop)
         )
-        n, r = samples.stop - samples.start, rows.stop - rows.start
-        block = self._values.new_zeros(n, r, self._columns)
         owner, row = self._owner[inside] - samples.start, self._row[inside] - rows.start
-        block[owner, row] = self._values[inside]
-        return block
+        block[owner, row] += self._values[inside].to(block.dtype)
 
     def _keep_only(self, samples: Tensor) -> None:
         places = self._owner.new_full((self.batch_size,), -1)
@@ -74,6 +77,12 @@ class IndexedRows(GradientOperator):
 
     def _squared_norms(self) -> Tensor:
         return self._per_sample(double(self._values).square().sum(1))
+
+    def _dot_in_range(self, matrix: Tensor) -> Tensor:
+        touched = matrix[self._row]
+        size = scale_of(touched)
+        rows = (touched / size).to(self.dtype)
+        return double(self._per_sample(torch.linalg.vecdot(self._values, rows))) * size
 
     def _dot(self, matrix: Tensor) -> Tensor:
         return self._per_sample(torch.linalg.vecdot(self._values, matrix[self._row]))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import final
 
 import torch
 from torch import Tensor
 
 from gradlens.per_sample.operators.dense import Dense
-from gradlens.per_sample.operators.operator import PIECE_BYTES, GradientOperator
+from gradlens.per_sample.operators.operator import PIECE_BYTES, GradientOperator, slices
 
 
 @final
@@ -48,10 +49,27 @@ class Stored(GradientOperator):
         self._parts = list(torch.cat(self._parts)[samples].split(size))
 
 
+def bytes_of_elements(individual: GradientOperator) -> int:
+    """Memory of all elements."""
+    return individual.batch_size * individual.shape.numel() * individual.dtype.itemsize
+
+
+def stored_rows(
+    individual: GradientOperator, piece_bytes: int = PIECE_BYTES
+) -> Iterator[tuple[slice, GradientOperator]]:
+    """Stored gradients with respect to some rows of a parameter that isn't a scalar, in turn."""
+    everyone = slice(0, individual.batch_size)
+    row_bytes = bytes_of_elements(individual) // max(individual.shape[0], 1)
+    for rows in slices(individual.shape[0], piece_bytes // max(row_bytes, 1)):
+        with torch.no_grad():
+            values = individual._scaled(individual._rows_of(everyone, rows))
+        yield rows, Dense(values.unflatten(2, individual.shape[1:]), eps=individual.eps)
+
+
 def stored(individual: GradientOperator, max_bytes: int) -> GradientOperator:
     """The same gradients, stored if that saves work and they are small enough."""
-    needed = individual.batch_size * individual.shape.numel() * individual.dtype.itemsize
-    if not individual.elementwise or not 0 < needed <= max_bytes:
+    needed = bytes_of_elements(individual)
+    if not individual.is_worth_storing or not 0 < needed <= max_bytes:
         return individual
     _, rows = next(individual._partition(PIECE_BYTES))
     whole_samples = rows == slice(0, individual._rows)

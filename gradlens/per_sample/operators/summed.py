@@ -9,10 +9,13 @@ from torch import Tensor
 
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
+from gradlens.per_sample.operators.rows import IndexedRows
 
 
 class Summed(GradientOperator):
     """gₙ = Σᵤ gₙᵤ over the uses u of a tied weight or of a module that is called repeatedly."""
+
+    makes_blocks = True
 
     def __init__(self, uses: Sequence[GradientOperator]) -> None:
         first = uses[0]
@@ -24,16 +27,22 @@ class Summed(GradientOperator):
         super().__init__(first.batch_size, first.shape, first.scale, dtype, first.device, eps)
 
     def _workspace(self) -> int:
-        return self._rows * self._columns + max(use._workspace() for use in self._uses)
+        in_place = all(isinstance(use, IndexedRows) for use in self._uses[1:])
+        added = 0 if in_place else self._rows * self._columns
+        return added + max(use._workspace() for use in self._uses)
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
-        block = self._uses[0]._block(samples, rows).to(self.dtype)
-        for use in self._uses[1:]:
-            block = block + use._block(samples, rows)
+        first, *others = self._uses
+        block = first._block(samples, rows).to(self.dtype, copy=not first.makes_blocks)
+        for use in others:
+            use._add_block(block, samples, rows)
         return block
 
     def _keep_only(self, samples: Tensor) -> None:
         self._uses = tuple(use.some(samples) for use in self._uses)
+
+    def _dot_in_range(self, matrix: Tensor) -> Tensor:
+        return torch.stack([use._dot_in_range(matrix) for use in self._uses]).sum(0)
 
     def _dot(self, matrix: Tensor) -> Tensor:
         total = torch.zeros(self.batch_size, dtype=self.dtype, device=self.device)
