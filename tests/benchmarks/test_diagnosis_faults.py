@@ -65,7 +65,7 @@ def outputs(found: Injected) -> dict[str, Tensor]:
 
 
 def test_there_are_all_faults_of_the_catalogue() -> None:
-    assert len(NAMES) == 37
+    assert len(NAMES) == 38
     assert len(WAYS) == len(FAULTS) >= 41
     assert LIKES.keys() <= {*NAMES}
     assert {*NAMES} >= SYMPTOMS
