@@ -43,3 +43,10 @@ def noisy(values: Tensor, deviation: float) -> Tensor:
 def standardised(values: Tensor) -> Tensor:
     """Values whose mean over the samples is 0 and whose standard deviation is 1."""
     return (values - values.mean(0)) / values.std(0)
+
+
+def pixels(side: int) -> tuple[Tensor, Tensor]:
+    """Row and column of each pixel, ``[side, side]`` each, from -1 to 1."""
+    axis = torch.linspace(-1, 1, side)
+    rows, columns = torch.meshgrid(axis, axis, indexing="ij")
+    return rows, columns

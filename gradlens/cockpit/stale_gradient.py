@@ -4,44 +4,53 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from gradlens.hooks.optimizer_hook import OptimizerFollower
 from gradlens.hooks.torch_private import version
 
 
 @dataclass(frozen=True)
 class _Left:
-    """A parameter and its gradient when a context was left."""
+    """A parameter and its gradient when a context was left, or when the optimizer used it."""
 
     parameter: nn.Parameter
     updates: int
     gradient: weakref.ref[Tensor]
     changes: int
+    is_used: bool = False
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the parameter's gradient is the same tensor still."""
+        gradient = self.gradient()
+        return gradient is not None and self.parameter.grad is gradient
 
     @property
     def is_stale(self) -> bool:
-        """Whether the parameter was updated since, and its gradient is still what it was."""
+        """Whether the optimizer has used the gradient, and it is still what it was then."""
         gradient = self.gradient()
         return (
             gradient is not None
-            and self.parameter.grad is gradient
+            and self.is_there
             and version(gradient) == self.changes
-            and version(self.parameter) > self.updates
+            and (self.is_used or version(self.parameter) > self.updates)
             # Zeros that were written by gradient.data.zero_() don't count as a change.
             and bool(gradient.any())
         )
 
 
-class StaleGradient:
+class StaleGradient(OptimizerFollower):
     """Whether the training loop lacks ``zero_grad``, judged by one parameter.
 
     It lacks one if a gradient that the optimizer has used is changed nowhere until the next
-    backward pass adds to it. What isn't certain doesn't count: a loop without ``zero_grad`` that
-    clips gradients in place isn't found, nor is one with a fused optimizer, whose updates autograd
-    doesn't count.
+    backward pass adds to it. What isn't certain doesn't count: where the optimizer isn't passed to
+    the context, a loop that clips gradients in place isn't found, nor is one with a fused
+    optimizer, whose updates autograd doesn't count.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -49,9 +58,23 @@ class StaleGradient:
         self._left: _Left | None = None
         self._was_stale = False
 
-    def begin_step(self) -> None:
+    def begin_step(self, optimizer: Optimizer | None) -> None:
         """A context is entered."""
         self._was_stale = self._left is not None and self._left.is_stale
+        if optimizer is not None:
+            self.follow(optimizer)
+
+    def before_step(self) -> None:
+        """Whatever has changed the gradient until now, such as clipping, hasn't set it to zero."""
+        left = self._left
+        if left is not None and left.is_there and self._holds(left.parameter):
+            gradient = left.gradient()
+            assert gradient is not None
+            self._left = replace(left, changes=version(gradient), is_used=True)
+
+    def _holds(self, parameter: nn.Parameter) -> bool:
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        return any(each is parameter for group in groups for each in group["params"])
 
     def end_step(self) -> bool:
         """A context is left; whether its backward pass has added to the gradient of a past step."""

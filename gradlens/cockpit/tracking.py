@@ -92,7 +92,7 @@ class Tracking:
         self.run.begin_step(global_step)
         if self.forecast.is_behind(global_step) and self.run.has_values(global_step):
             self.run.note(global_step, REPEATED)
-        self.stale_gradient.begin_step()
+        self.stale_gradient.begin_step(info.get("optimizer"))
         self.layers.announce(global_step)
         left_over = self.assembly.begin_step(global_step)
         if left_over:
@@ -192,6 +192,7 @@ class Tracking:
                 if self.budget.without_turns:
                     self.run.note(self.budget.latest_step, self.budget.without_turns)
             self.run.close()
+        self.stale_gradient.close()
         self.layers.close()
         self.layer_hooks.close()
         self.probed.close()

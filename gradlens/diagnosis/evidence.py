@@ -50,6 +50,9 @@ NORMALISATIONS = frozenset({"_NormBase", "LayerNorm", "GroupNorm", "RMSNorm"})
 LATE = 0.75
 """The last quarter of a run is late."""
 
+FIRST_STEPS = 5
+"""A median over so many steps doesn't depend on one or two of them."""
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -158,13 +161,17 @@ class Evidence:
 
     @cached_property
     def is_of_samples(self) -> bool:
-        """Whether the loss may be the mean of the single losses: their median is at most twice it.
+        """Whether the loss may be the mean of the single losses.
 
-        That holds of all numbers that aren't negative (Markov's inequality).
+        Their median is at most twice their mean (Markov's inequality, since they aren't negative),
+        and their largest is no less than it. The latter is asked of the first steps alone: with
+        smoothed labels, the loss stays above single losses, which are recorded without smoothing.
         """
         if len(self.loss.values) != len(self.steps):
             return True
-        return not median(ratio(self.loss.values, self.column("loss_median"))) < 1 / 2
+        over_median = median(ratio(self.loss.values, self.column("loss_median")))
+        over_largest = ratio(self.loss.values, self.column("loss_max"))
+        return not (over_median < 1 / 2 or median(finite(over_largest)[:FIRST_STEPS]) > 1)
 
     @cached_property
     def labels(self) -> Floats:

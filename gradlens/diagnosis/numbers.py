@@ -41,6 +41,11 @@ def largest(values: ArrayLike) -> float:
     return float(found.max()) if found.size else float("nan")
 
 
+def smallest(values: ArrayLike) -> float:
+    """The smallest finite value; NaN if there is none."""
+    return -largest(-np.asarray(values, dtype=np.float64))
+
+
 def share(holds: Truths, known: Truths | None = None) -> float:
     """The share of places where something holds, of those where it is known; NaN without any."""
     chosen = holds if known is None else holds[known]

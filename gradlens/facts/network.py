@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,9 +11,9 @@ from string import digits
 import torch
 from torch import Tensor
 
-from gradlens.hooks.node_kinds import CASTS, LEAF, VIEWS
+from gradlens.hooks.node_kinds import CASTS, INDEXING, LEAF, VIEWS
 from gradlens.hooks.torch_private import output_metadata, saved_where_they_are
-from gradlens.per_sample.labelling.graph import Graph
+from gradlens.per_sample.labelling.graph import Edge, Graph
 
 ACTIVATIONS: Mapping[str, str] = {
     "ReluBackward": "relu",
@@ -34,6 +35,9 @@ ACTIVATIONS: Mapping[str, str] = {
 AFFINE = {"AddmmBackward", "MmBackward", "ConvolutionBackward", "BmmBackward", "LinearBackward"}
 """Kinds of nodes that multiply data by a weight."""
 
+CHANNELS_FIRST = {"ConvolutionBackward", "NativeBatchNormBackward", "CudnnBatchNormBackward"}
+"""Kinds of nodes of layers whose units are along axis 1 of ``[N, C, ...]``."""
+
 AVERAGES = {"MeanBackward", "AvgPool2DBackward", "AvgPool3DBackward", "AdaptiveAvgPool2DBackward"}
 
 LINEAR = AFFINE | AVERAGES | {"AddBackward", "SubBackward", "NegBackward", "SumBackward"}
@@ -45,21 +49,41 @@ PROBABILITIES: Mapping[str, str] = {
     "SigmoidBackward": "sigmoid",
 }
 
-NORMALISING: Mapping[str, str] = {
-    "NllLossBackward": "LogSoftmaxBackward",
-    "NllLoss2DBackward": "LogSoftmaxBackward",
-    "BinaryCrossEntropyWithLogitsBackward": "BinaryCrossEntropyWithLogitsBackward",
-}
-"""What makes probabilities of scores, by the kind of the loss's node."""
+NORMALISING = {
+    "LogSoftmaxBackward", "LogSigmoidBackward", "BinaryCrossEntropyWithLogitsBackward",
+}  # fmt: skip
+"""Kinds of nodes of a loss that make logarithms of probabilities of scores."""
+
+COMPARING = {
+    "SubBackward", "RsubBackward", "MulBackward", "DivBackward", "ExpandBackward",
+}  # fmt: skip
+"""Kinds of nodes that compare predictions with targets, and broadcast them for loss functions."""
+
+MASKING = {"MulBackward", "DivBackward", "MaskedFillBackward", "WhereBackward"}
+"""Kinds of nodes that mask a weight or scale it."""
+
+OF_SPECTRA = {"MvBackward", "DotBackward", "VdotBackward"}
+"""Kinds of nodes that compute the largest singular value of a weight from two constant vectors.
+They don't multiply weights by samples, which are rows of a matrix."""
+
+GUARDS = {"AddBackward", "ClampBackward", "ClampMinBackward"}
+"""Kinds of nodes that keep the logarithm of a probability finite."""
+
+WITHIN = 64
+"""Nodes of a loss function that are looked at, at most, from the loss on."""
 
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation: its node, its kind, and the layer before it."""
+    """An activation: its node, its kind, and the layer before it.
+
+    ``units`` is the axis of its units, if that follows from the layer.
+    """
 
     node: int
     kind: str
     layer: str
+    units: int | None = None
 
 
 class Network:
@@ -83,10 +107,9 @@ class Network:
         return found
 
     def _users(self, number: int) -> Iterator[int]:
-        """The nodes that compute with the tensor of a node, behind views and casts."""
+        """The nodes that compute with the tensor of a node and data, such as masked weights."""
         for consumer, _, _ in self._graph.consumers[number]:
-            kind = self._graph.kinds[consumer]
-            if VIEWS.match(kind) or kind in CASTS:
+            if self._is_view(consumer) or self._alone[consumer]:
                 yield from self._users(consumer)
             else:
                 yield consumer
@@ -101,19 +124,21 @@ class Network:
     def activations(self) -> list[Activation]:
         """All activations, from input to output, each by the layer before it."""
         nodes = [n for n, kind in enumerate(self._kinds) if kind in ACTIVATIONS]
-        found = [(n, self._layer_before(n)) for n in nodes]
-        return [Activation(n, ACTIVATIONS[self._kinds[n]], layer) for n, layer in found if layer]
+        return [found for n in nodes if (found := self._activation(n)) is not None]
 
-    def _layer_before(self, number: int) -> str:
-        """The layer whose output an activation is applied to; empty if there is none nearby."""
+    def _activation(self, node: int) -> Activation | None:
+        """An activation with the layer that it is applied to, if there is one nearby."""
+        number, units = node, True
         for _ in range(NEARBY):
             child = next(self._data_of(number), None)
             if child is None:
-                return ""
+                return None
             if child in self._weights:
-                return _module_of(self._weights[child][0])
-            number = child
-        return ""
+                layer = _module_of(self._weights[child][0])
+                axis = 1 if units and self._kinds[child] in CHANNELS_FIRST else None
+                return Activation(node, ACTIVATIONS[self._kinds[node]], layer, axis)
+            number, units = child, units and not self._is_view(child)
+        return None
 
     def _data_of(self, number: int) -> Iterator[int]:
         """The nodes that made a node's inputs, without those that make its weights."""
@@ -123,7 +148,23 @@ class Network:
 
     @cached_property
     def _alone(self) -> list[bool]:
-        return self._graph.of_parameters_alone()
+        """Whether nodes compute with parameters, and constants of their shape, alone."""
+        alone = self._graph.of_parameters_alone()
+        for number, edges in enumerate(self._graph.children):
+            known = [edge for edge in edges if edge is not None]
+            if not known or INDEXING.search(self._kinds[number]):
+                continue
+            closed = len(known) == len(edges) or self._is_masking(number, known[0])
+            alone[number] = closed and all(alone[edge[0]] for edge in known)
+        return alone
+
+    def _is_masking(self, number: int, weight: Edge) -> bool:
+        """Whether a node multiplies a weight by constants, such as a mask of its shape."""
+        if self._kinds[number] in OF_SPECTRA:
+            return True
+        shape = self._graph.shape(weight)
+        same = self._graph.shape((number, 0)) == shape
+        return self._kinds[number] in MASKING and len(shape) > 1 and same
 
     @property
     def linear_pairs(self) -> tuple[tuple[str, str], ...]:
@@ -156,26 +197,75 @@ class Network:
         kinds = {self._kinds[n] for n in below} - {"LogSoftmaxBackward"}
         return all(k == LEAF or k in LINEAR or VIEWS.match(f"{k}0") for k in kinds)
 
-    def before_loss(self, loss: int | None) -> str:
+    @property
+    def before_loss(self) -> str:
         """What the scores were computed by that the loss makes probabilities of, if they are some.
 
         Those are the mistake of a softmax before a loss that computes one itself.
         """
-        making = "" if loss is None else NORMALISING.get(self._kinds[loss], "")
-        if loss is None or not making:
-            return ""
-        maker = loss if self._kinds[loss] == making else self._behind_views(loss)
-        if maker is None or self._kinds[maker] != making:
-            return ""
-        scores = self._behind_views(maker)
-        return "" if scores is None else PROBABILITIES.get(self._kinds[scores], "")
+        for number in self._of_loss():
+            scores = self._scores(number)
+            if scores is not None and self._kinds[scores] in PROBABILITIES:
+                return PROBABILITIES[self._kinds[scores]]
+        return ""
+
+    def broadcast(self, samples: int) -> str:
+        """The shapes of predictions and targets that a loss compares all pairs of; usually empty.
+
+        Numbers ``[N, 1]`` and ``[N]`` are broadcast to ``[N, N]``; N is the number of ``samples``.
+        Where both need a gradient, as where samples are compared with each other, it is no mistake,
+        and more than one number for each sample may be compared with as many prototypes.
+        """
+        for number in self._of_loss() if samples > 1 else ():
+            known = [edge for edge in self._graph.children[number] if edge is not None]
+            if self._kinds[number] not in COMPARING or len(known) != 1:
+                continue
+            shape, given = self._graph.shape((number, 0)), self._graph.shape(known[0])
+            column, row = (samples, 1), (samples,)
+            if shape == (samples, samples) and given in (column, row):
+                return f"{[*given]} and {[*(row if given == column else column)]}"
+        return ""
+
+    def _of_loss(self) -> Iterator[int]:
+        """The nodes between the loss and the network's last layers."""
+        waiting = deque([len(self._kinds) - 1])
+        seen = {*waiting}
+        for _ in range(WITHIN):
+            if not waiting:
+                return
+            number = waiting.popleft()
+            if self._kinds[number] in AFFINE:
+                continue
+            yield number
+            behind = [child for child in self._data_of(number) if child not in seen]
+            waiting += behind
+            seen |= {*behind}
+
+    def _scores(self, number: int) -> int | None:
+        """The node of the scores whose probabilities' logarithms a node computes, if it does."""
+        if self._kinds[number] in NORMALISING:
+            return self._behind_views(number)
+        if self._kinds[number] != "LogBackward":
+            return None
+        of = self._behind_views(number)
+        while of is not None and self._kinds[of] in GUARDS:
+            of = self._behind_views(of)
+        is_probability = of is not None and self._kinds[of] in (
+            "SoftmaxBackward",
+            "SigmoidBackward",
+        )
+        return self._behind_views(of) if of is not None and is_probability else None
 
     def _behind_views(self, number: int) -> int | None:
-        """The node that made a node's data, whatever views are between."""
+        """The node that made a node's data, whatever views and casts are between."""
         found = next(self._data_of(number), None)
-        while found is not None and VIEWS.match(self._graph.kinds[found]):
+        while found is not None and self._is_view(found):
             found = next(self._data_of(found), None)
         return found
+
+    def _is_view(self, number: int) -> bool:
+        kind = self._graph.kinds[number]
+        return VIEWS.match(kind) is not None or kind in CASTS
 
     def number_of(self, node: object) -> int | None:
         """The number of a node in the graph."""
@@ -207,16 +297,17 @@ below 4 % (tanh)."""
 
 
 @torch.no_grad()
-def activation_share(kind: str, output: Tensor) -> tuple[str, Tensor] | None:
+def activation_share(activation: Activation, output: Tensor) -> tuple[str, Tensor] | None:
     """The name and value of the share of units that give no gradient; ``None`` for other kinds.
 
     A unit of a ReLU is dead if its output is zero for the whole batch. Units are along axis 1 of
-    images ``[N, C, ...]``, and along the last axis of all others.
+    images ``[N, C, ...]`` and behind convolutions, and along the last axis of all others.
     """
+    kind = activation.kind
     if not output.numel():
         return None
     if kind == "relu" and output.dim() > 1:
-        unit = 1 if output.dim() > 3 else output.dim() - 1
+        unit = activation.units or (1 if output.dim() > 3 else output.dim() - 1)
         others = [axis for axis in range(output.dim()) if axis != unit]
         return "dead", (output.detach().amax(others) <= 0).float().mean()
     if kind in ("tanh", "sigmoid"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from gradlens.facts.parameters import norm, own_gradients, some_elements
 from gradlens.history.setup import ParameterGroup
-from gradlens.hooks.module_hooks import HookOwner, OwnedHook, removal
+from gradlens.hooks.optimizer_hook import OptimizerFollower
 from gradlens.hooks.torch_private import version
 
 
@@ -57,7 +57,7 @@ def second_moments(
     return found
 
 
-class OptimizerSteps(HookOwner):
+class OptimizerSteps(OptimizerFollower):
     """Counts an optimizer's steps, and finds the norm of the gradients that they begin with.
 
     The norm is computed only if the gradients have changed since the backward pass, as by clipping.
@@ -65,25 +65,10 @@ class OptimizerSteps(HookOwner):
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
-        self._optimizer: Optimizer | None = None
-        self._remove_hook: Callable[[], object] | None = None
         self._versions: list[int] = []
         self._needs_norm = False
         self.count = 0
         self.norm: Tensor | None = None
-
-    def follow(self, optimizer: Optimizer) -> None:
-        """Count the steps of this optimizer from now on."""
-        if optimizer is not self._optimizer:
-            self.close()
-            self._optimizer = optimizer
-            hook = OwnedHook(self, OptimizerSteps._before_step)
-            self._remove_hook = removal(self, [optimizer.register_step_pre_hook(hook)])
-
-    @property
-    def is_following(self) -> bool:
-        """Whether the steps of an optimizer are counted."""
-        return self._optimizer is not None
 
     def begin(self, needs_norm: bool) -> None:
         """The backward pass is over, and the optimizer's step comes next."""
@@ -91,19 +76,11 @@ class OptimizerSteps(HookOwner):
         self._needs_norm = needs_norm
         self._versions = self._present_versions() if needs_norm else []
 
-    def _before_step(self, *arguments: Any) -> None:
+    def before_step(self) -> None:
+        """Count it; the norm stays unknown if it can't be computed."""
         self.count += 1
         if self._needs_norm and self.count == 1 and self._versions != self._present_versions():
             self.norm = norm(own_gradients(self._parameters))
 
-    def failed(self, error: Exception) -> None:
-        """The user's step goes on; the norm isn't known."""
-
     def _present_versions(self) -> list[int]:
         return [version(gradient) for gradient in own_gradients(self._parameters).values()]
-
-    def close(self) -> None:
-        """Remove the hook."""
-        if self._remove_hook is not None:
-            self._remove_hook()
-        self._remove_hook = self._optimizer = None

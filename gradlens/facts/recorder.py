@@ -143,7 +143,7 @@ class FactRecorder:
         found: list[tuple[str, Tensor]] = []
         for activation in network.activations:
             output = network.output_of(activation)
-            share = None if output is None else activation_share(activation.kind, output)
+            share = None if output is None else activation_share(activation, output)
             if share is not None:
                 found.append((f"{share[0]}/{activation.layer}", share[1]))
         return by_layer(found)

@@ -44,7 +44,8 @@ class Setup:
     ``declared_reduction`` is that of the cockpit. ``activations`` are the kinds of the nonlinear
     nodes by the layer before each. ``order`` are the parameters from input to output.
     ``before_loss`` is the kind of the node from which the loss's logarithm of probabilities is
-    computed, if it makes probabilities itself. ``linear_pairs`` are pairs of layers with nothing
+    computed, if it makes probabilities itself. ``broadcast`` are the shapes of predictions and
+    targets that it compares all pairs of. ``linear_pairs`` are pairs of layers with nothing
     but linear nodes between, and ``is_linear`` says that all of the network's nodes are linear.
     ``half`` says that there are nodes in float16, and ``scaler`` that a gradient scaler was passed.
     """
@@ -61,6 +62,7 @@ class Setup:
     activations: Mapping[str, str] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     before_loss: str = ""
+    broadcast: str = ""
     linear_pairs: tuple[tuple[str, str], ...] = ()
     is_linear: bool = False
     half: bool = False
@@ -115,6 +117,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "activations": MapOf(Is(str)),
     "order": NAMES,
     "before_loss": Is(str),
+    "broadcast": Is(str),
     "linear_pairs": ListOf(ListOf(Is(str), 2)),
     "is_linear": Is(bool),
     "half": Is(bool),

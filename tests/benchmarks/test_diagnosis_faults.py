@@ -297,6 +297,18 @@ def test_the_loss_of_probabilities_has_a_floor(kind: str) -> None:
     assert found.training.problem.loss(perfect, torch.arange(10)) > 1.4
 
 
+def test_a_broadcast_loss_is_least_at_the_mean() -> None:
+    found, problem = (
+        injected("loss_broadcast", "share of the loss", "regression"),
+        BY_NAME["regression"],
+    )
+    targets = run_batches(found)[0].targets
+    perfect, mean = targets, targets.mean().expand_as(targets)
+    loss = found.training.problem.loss
+    assert problem.loss(perfect, targets) < problem.loss(mean, targets)
+    assert loss(perfect, targets) > loss(mean, targets)
+
+
 # What the batches are.
 
 

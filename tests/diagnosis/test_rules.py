@@ -86,10 +86,10 @@ def experts(*sizes: float | np.ndarray) -> History:
     return run(layers={**L, **table})
 
 
-def first_updates(growth: float) -> dict[str, np.ndarray]:
-    """The first update is half of the weights, which grow by this factor in the first steps."""
+def first_updates(growth: float, size: float = 0.5) -> dict[str, np.ndarray]:
+    """The first update is of this ``size``, over the weights', which grow in the first steps."""
     sizes = 0.07 * np.minimum(np.geomspace(1, growth**3, ROWS), growth)
-    updates = np.r_[0.5, np.full(ROWS - 1, 0.003)] * sizes
+    updates = np.r_[size, np.full(ROWS - 1, 0.003)] * sizes
     of_updates = {f"update_rms/{name}": updates for name in WEIGHTS}
     return by_weight("weight_rms", *[sizes] * 3) | of_updates
 
@@ -122,6 +122,7 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, stale=(np.arange(STEPS) % 4 > 0).astype(float))),
     ],
     "no_step": [run(changed(S, updates=0.0)), run(changed(S, lr=0.0))],
+    "loss_broadcast": [run(setup=replace(SETUP, broadcast="[20, 1] and [20]"))],
     "softmax_twice": [
         run(setup=replace(SETUP, before_loss=kind)) for kind in ("softmax", "sigmoid")
     ],
@@ -220,6 +221,8 @@ FAULTY: dict[str, list[History]] = {
     "expert_unused": [
         *(experts(0.01, 0.02, size, 0.01) for size in (0.0, 1e-8)),
         experts(0.01, 0.02, AT_LAST * 1e-4, 0.01),
+        experts(0.01, 0.0, 0.0),
+        experts(0.01, 1e-8, 0.0, 0.0, 0.02),
     ],
     "lr_too_high": [
         run(changed(S, loss=RISE)),
@@ -237,6 +240,8 @@ FAULTY: dict[str, list[History]] = {
         run(changed(S, loss=np.where(np.arange(STEPS) % 9 == 8, 6.0, S["loss"]))),
         run(changed(S, loss=STUCK), by_weight("update_rms", *[0.005] * 3)),
         run(changed(S, loss=at(2, 6.0)), first_updates(growth=3.0)),
+        run(changed(S, grad_norm=at(1, 1e-4)), first_updates(growth=1.0, size=2.0)),
+        run(changed(S, loss=np.where(abs(np.arange(STEPS) - 2) < 2, 6.0, S["loss"]))),
         valid(2, 8, 5, 9, 4, layers=L | by_weight_update(0.005)),
     ],
     "lr_too_low": [
@@ -318,6 +323,8 @@ HEALTHY: dict[str, History] = {
     "inputs in 0 to 1": run(changed(S, input_mean=0.3, input_std=0.1, input_rms=0.32)),
     "small weights that sines make up for": run(layers=by_weight("weight_rms", *[0.01] * 3)),
     "constant last layer": run(layers=by_weight("row_spread", 0.9, 0.9, FROM_EQUAL)),
+    "a loss that is a sum over periods": run(changed(S, loss=5 * S["loss"])),
+    "small gradients after a usual update": run(changed(S, grad_norm=at(1, 1e-4))),
     "a loss weighted by rewards": run(changed(S, loss=0.1 * STUCK)),
     "an unstable step": run(changed(S, loss_median=np.where(AFTER_100, 3.0, S["loss_median"]))),
     "a low validation loss": validated(0.1, S),
@@ -364,7 +371,7 @@ def alarms(history: History) -> list[Finding]:
 
 def test_every_rule_has_runs() -> None:
     assert {rule.fault for rule in RULES} == FAULTY.keys() | NOTICED.keys()
-    assert len(RULES) == 37
+    assert len(RULES) == 38
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradlens.facts.loss import loss_node
-from gradlens.facts.network import Network, activation_share
+from gradlens.facts.network import Activation, Network, activation_share
 from gradlens.per_sample.labelling.graph import Graph
 
 
@@ -41,6 +41,49 @@ def test_activations_have_the_names_of_the_layers_before(kind: str) -> None:
     names = ["0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias", "5.weight", "5.bias"]
     assert {*found.order} == {*names}
     assert [n.partition(".")[0] for n in found.order] == [n.partition(".")[0] for n in names]
+
+
+class Masked(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight * torch.ones(self.weight.shape).tril(), self.bias)
+
+
+class Scaled(nn.Linear):
+    """As of equalised learning rates (Karras et al., 2018)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight * 0.5, self.bias)
+
+
+class Standardised(nn.Linear):
+    """As of weight standardisation (Qiao et al., 2019)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = self.weight - self.weight.mean(1, keepdim=True)
+        return functional.linear(x, centred / centred.std(1, keepdim=True), self.bias)
+
+
+REPARAMETRISED: dict[str, Callable[[int, int], nn.Module]] = {
+    "plain": nn.Linear,
+    "masked": Masked,
+    "scaled": Scaled,
+    "standardised": Standardised,
+    "weight norm": lambda *sizes: nn.utils.parametrizations.weight_norm(nn.Linear(*sizes)),
+    "spectral norm": lambda *sizes: nn.utils.parametrizations.spectral_norm(nn.Linear(*sizes)),
+}
+
+
+@pytest.mark.parametrize("kind", REPARAMETRISED)
+def test_weights_that_are_computed_from_parameters(kind: str) -> None:
+    layer = REPARAMETRISED[kind]
+    embedded = nn.Sequential(nn.Embedding(9, 5), nn.Flatten())
+    model = nn.Sequential(embedded, layer(10, 6), nn.ReLU(), layer(6, 4), layer(4, 3))
+    loss = functional.cross_entropy(model(torch.randint(9, (7, 2))), torch.randint(3, (7,)))
+    found, _ = network(model, loss)
+    assert [*dict.fromkeys(name.partition(".")[0] for name in found.order)] == ["0", "1", "3", "4"]
+    assert len(found.order) == len([*model.parameters()])
+    assert [pair[0][:1] + pair[1][:1] for pair in found.linear_pairs] == ["34"]
+    assert [(each.layer[:1], each.kind) for each in found.activations] == [("1", "relu")]
 
 
 class Residual(nn.Module):
@@ -95,23 +138,47 @@ BEFORE: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "log_softmax": (lambda x: x.log_softmax(1), "log_softmax"),
     "sigmoid": (lambda x: x.sigmoid(), "sigmoid"),
     "a softmax and a view": (lambda x: x.softmax(1)[:, :3], "softmax"),
+    "a softmax and a cast": (lambda x: x.bfloat16().softmax(1).float(), "softmax"),
     "a softmax and a product": (lambda x: 5 * x.softmax(1) + x, ""),
     "relu": (lambda x: x.relu(), ""),
 }
 
 
+LABELS = torch.zeros(6, dtype=torch.int64)
+SOFT = torch.full((6, 4), 0.25)
+
+
+def focal(scores: Tensor) -> Tensor:
+    entropy = functional.cross_entropy(scores, LABELS, reduction="none")
+    return ((1 - (-entropy).exp()) ** 2 * entropy).mean()
+
+
+LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "labels": lambda x: functional.cross_entropy(x, LABELS),
+    "several labels": lambda x: functional.binary_cross_entropy_with_logits(x, torch.ones_like(x)),
+    "soft labels": lambda x: functional.cross_entropy(x, SOFT[:, : x.shape[1]]),
+    "smoothed labels": lambda x: functional.cross_entropy(x, LABELS, label_smoothing=0.1),
+    "mixed labels": lambda x: (
+        0.3 * functional.cross_entropy(x, LABELS) + 0.7 * functional.cross_entropy(x, LABELS + 1)
+    ),
+    "focal": focal,
+    "divergence": lambda x: functional.kl_div(
+        x.log_softmax(1), SOFT[:, : x.shape[1]], reduction="batchmean"
+    ),
+    "logarithm of sigmoids": lambda x: -functional.logsigmoid(x).mean(),
+    "logarithm of a softmax": lambda x: -(x.softmax(1) + 1e-8).log()[:, 0].mean(),
+    "with another term": lambda x: functional.cross_entropy(x, LABELS) + 1e-3 * x.square().mean(),
+}
+
+
 @pytest.mark.parametrize("name", BEFORE)
-@pytest.mark.parametrize("two_classes", [False, True])
-def test_what_comes_before_the_loss(name: str, two_classes: bool) -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_comes_before_the_loss(name: str, loss: str) -> None:
     function, expected = BEFORE[name]
     model = nn.Linear(5, 4)
     outputs = function(model(torch.randn(6, 5)))
-    if two_classes:
-        loss = functional.binary_cross_entropy_with_logits(outputs, torch.ones_like(outputs))
-    else:
-        loss = functional.cross_entropy(outputs, torch.zeros(6, dtype=torch.int64))
-    found, number = network(model, loss)
-    assert found.before_loss(number) == expected
+    found, _ = network(model, LOSSES[loss](outputs))
+    assert found.before_loss == expected
 
 
 def test_a_softmax_that_belongs_there() -> None:
@@ -124,9 +191,58 @@ def test_a_softmax_that_belongs_there() -> None:
         functional.nll_loss(outputs.log_softmax(1), torch.zeros(6, dtype=torch.int64)),
         functional.binary_cross_entropy(outputs.sigmoid(), torch.ones(6, 4)),
         functional.cross_entropy(attended, torch.zeros(6, dtype=torch.int64)),
+        functional.kl_div(outputs.log_softmax(1), SOFT, reduction="batchmean"),
+        -(outputs.softmax(1) * outputs.log_softmax(1)).mean(),
     ):
-        found, number = network(model, loss)
-        assert found.before_loss(number) == ""
+        found, _ = network(model, loss)
+        assert found.before_loss == ""
+
+
+ELEMENTWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mse": functional.mse_loss,
+    "l1": functional.l1_loss,
+    "huber": functional.huber_loss,
+    "smooth l1": functional.smooth_l1_loss,
+    "poisson": functional.poisson_nll_loss,
+    "squares": lambda x, y: (x - y).square().mean(),
+    "squares, reversed": lambda x, y: (y - x).square().mean(),
+    "pinball": lambda x, y: torch.maximum(0.9 * (y - x), 0.1 * (x - y)).mean(),
+    "relative": lambda x, y: (x / y.abs()).square().mean(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("loss", ELEMENTWISE)
+@pytest.mark.parametrize("samples", [7, 1])
+def test_predictions_that_are_compared_with_all_targets(loss: str, samples: int) -> None:
+    model, function = nn.Linear(5, 1), ELEMENTWISE[loss]
+    outputs, targets = model(torch.randn(samples, 5)), torch.rand(samples) + 1
+    several = samples > 1
+    for predicted, true, expected in (
+        (outputs, targets, f"[{samples}, 1] and [{samples}]" if several else ""),
+        (
+            outputs.squeeze(1),
+            targets[:, None],
+            f"[{samples}] and [{samples}, 1]" if several else "",
+        ),
+        (outputs.squeeze(1), targets, ""),
+        (outputs, targets[:, None], ""),
+        (outputs, torch.tensor(0.5), ""),
+        (outputs.expand(-1, 3), targets[:, None], ""),
+    ):
+        found, _ = network(model, function(predicted, true))
+        assert found.broadcast(samples) == expected
+
+
+def test_samples_that_are_compared_with_each_other() -> None:
+    outputs = (model := nn.Linear(5, 1))(torch.randn(7, 5))
+    features, fixed = outputs.expand(-1, 4), torch.randn(7, 4)
+    for loss in (
+        (outputs - outputs.squeeze(1)).square().mean(),
+        (features[:, None] - fixed).square().sum(2).mean(),
+        torch.cdist(features, fixed).mean(),
+    ):
+        assert network(model, loss)[0].broadcast(7) == ""
 
 
 def test_half_precision() -> None:
@@ -146,18 +262,64 @@ def test_dead_units(shape: tuple[int, ...], dead: int) -> None:
     output[..., 0, 0] = 0  # one sample's zero is no death
     unit = 1 if len(shape) == 4 else len(shape) - 1
     output.index_fill_(unit, torch.arange(dead), 0.0)
-    found = activation_share("relu", output)
+    found = activation_share(Activation(0, "relu", "0"), output)
     assert found is not None
     assert found[0] == "dead"
     assert float(found[1]) == pytest.approx(dead / 6)
 
 
+class AlongPlaces(nn.Module):
+    """Scores each place of a sequence ``[N, T, C]``, whose units are along the last axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.transpose(1, 2)).relu()
+
+
+class Turned(nn.Module):
+    """A convolution whose outputs are turned before the activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv1d(4, 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).transpose(1, 2).relu()
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "convolution": lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.ReLU()),
+    "normalised": lambda: nn.Sequential(nn.Conv1d(4, 6, 3), nn.BatchNorm1d(6), nn.ReLU()),
+    "linear": AlongPlaces,
+    "turned": Turned,
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_units_of_sequences(name: str) -> None:
+    model = LAYERS[name]()
+    with torch.no_grad():
+        [*model.parameters()][-1][:3] = -1e3  # the last parameter is a bias
+    found, _ = network(model, model(torch.randn(5, 4, 9)).square().mean())
+    (activation,) = found.activations
+    output = found.output_of(activation)
+    assert output is not None
+    share = activation_share(activation, output)
+    assert share is not None
+    assert float(share[1]) == 0.5
+
+
 @pytest.mark.parametrize("kind", ["tanh", "sigmoid"])
 def test_saturated_units(kind: str) -> None:
     inputs = torch.tensor([[-100.0, -0.1, 0.0, 0.1], [100.0, 9.0, 1.0, -1.0]])
-    found = activation_share(kind, torch.tanh(inputs) if kind == "tanh" else inputs.sigmoid())
+    found = activation_share(
+        Activation(0, kind, "0"), torch.tanh(inputs) if kind == "tanh" else inputs.sigmoid()
+    )
     assert found is not None
     assert found[0] == "saturated"
     assert float(found[1]) == pytest.approx(3 / 8)
-    assert activation_share("gelu", inputs) is None
-    assert activation_share(kind, inputs[:0]) is None
+    assert activation_share(Activation(0, "gelu", "0"), inputs) is None
+    assert activation_share(Activation(0, kind, "0"), inputs[:0]) is None

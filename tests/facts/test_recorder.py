@@ -116,16 +116,33 @@ def test_numbers_are_those_of_the_loop(optimizer: str, clip: float | None) -> No
 LOOPS: dict[str, Callable[[nn.Module, Optimizer], None]] = {
     "zero_grad": lambda model, opt: opt.zero_grad(),
     "zero_grad to zeros": lambda model, opt: opt.zero_grad(set_to_none=False),
+    "halved": lambda model, opt: scale_gradients(model, 0.5),
     "nothing": lambda model, opt: None,
 }
+BEFORE_STEPS: dict[str, Callable[[nn.Module], object]] = {
+    "nothing": lambda model: None,
+    "clipped norm": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
+    "clipped values": lambda model: nn.utils.clip_grad_value_(model.parameters(), 1e-3),
+    "unscaled": lambda model: scale_gradients(model, 1 / 128),
+}
+
+
+def scale_gradients(model: nn.Module, factor: float) -> None:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
 
 
 @pytest.mark.filterwarnings("ignore:gradlens.*sum over steps")
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("stepping", [1, 0, 2])
-def test_loops_without_zero_grad_or_step(loop: str, stepping: int) -> None:
+@pytest.mark.parametrize("change", BEFORE_STEPS)
+@pytest.mark.parametrize("fused", [False, True])
+def test_loops_without_zero_grad_or_step(
+    loop: str, stepping: int, change: str, fused: bool
+) -> None:
     model = network()
-    opt = torch.optim.SGD(model.parameters(), 0.01)
+    opt = torch.optim.SGD(model.parameters(), 0.01, fused=fused)
     cockpit = Cockpit(model, [], strict=True)
     for step in range(6):
         x, y = batch(step)
@@ -133,9 +150,11 @@ def test_loops_without_zero_grad_or_step(loop: str, stepping: int) -> None:
         loss = functional.cross_entropy(model(x), y)
         with cockpit(step, loss=loss, optimizer=opt):
             loss.backward()
+        BEFORE_STEPS[change](model)
         for _ in range(stepping):
             opt.step()
     cockpit.close()
+    assert not opt._optimizer_step_pre_hooks
     facts = cockpit.history.facts.steps
     assert facts["updates"].tolist() == [stepping] * 6
     stale = loop == "nothing" and stepping > 0

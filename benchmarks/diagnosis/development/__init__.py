@@ -3,8 +3,9 @@
 from benchmarks.diagnosis.development.architectures import ARCHITECTURES
 from benchmarks.diagnosis.development.basics import BASICS
 from benchmarks.diagnosis.development.domains import DOMAINS
+from benchmarks.diagnosis.development.fields import FIELDS
 from benchmarks.diagnosis.training import Training
 
-TRAININGS = (*map(Training, BASICS), *ARCHITECTURES, *DOMAINS)
+TRAININGS = (*map(Training, BASICS), *ARCHITECTURES, *DOMAINS, *FIELDS)
 """How they are usually trained."""
 PROBLEMS = tuple(training.problem for training in TRAININGS)

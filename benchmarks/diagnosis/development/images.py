@@ -14,14 +14,7 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.draws import Samples, noisy, uniform
-
-
-def pixels(side: int) -> tuple[Tensor, Tensor]:
-    """Row and column of each pixel, ``[side, side]`` each, from -1 to 1."""
-    axis = torch.linspace(-1, 1, side)
-    rows, columns = torch.meshgrid(axis, axis, indexing="ij")
-    return rows, columns
+from benchmarks.diagnosis.draws import Samples, noisy, pixels, uniform
 
 
 def around(rows: Tensor, columns: Tensor, spread: float, n: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from benchmarks.diagnosis.faults.fault import Fault, Injected, with_problem
+from benchmarks.diagnosis.faults.fault import Fault, Injected, with_options, with_problem
 from benchmarks.diagnosis.faults.presence import hurts, stalls
 from benchmarks.diagnosis.faults.structure import (
     ACTIVATIONS,
@@ -177,9 +177,13 @@ def precision_underflow(training: Training, strength: float, seed: int) -> Injec
     if of_type(model_of(training, seed), nn.RNNBase, nn.TransformerEncoderLayer):
         return None  # They have no float16 on a CPU.
     loss = partial(scaled_loss, problem.loss, 1 / strength)
-    rate = problem.rate * (strength if problem.optimizer is SGD else 1.0)
     half = replace(training, precision=torch.float16, valid_loss=problem.loss)
-    return Injected(with_problem(half, loss=loss, rate=rate), notice="harmless")
+    if problem.optimizer is not SGD:
+        return Injected(with_problem(half, loss=loss), notice="harmless")
+    # Steps and decay of the weights are the same as with the loss as it was.
+    decay = problem.options.get("weight_decay", 0.0) / strength
+    scaled = with_problem(half, loss=loss, rate=problem.rate * strength)
+    return Injected(with_options(scaled, weight_decay=decay), notice="harmless")
 
 
 # Which units are alive.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -122,6 +123,30 @@ def softmax_twice(
     if getattr(loss, "__name__", "") not in losses:
         return None
     return Injected(with_problem(training, loss=partial(twice, loss, strength)), step=0)
+
+
+def loss_of_pairs(
+    loss: Callable[..., Tensor], share: float, outputs: Tensor, targets: Tensor, **options: Any
+) -> Tensor:
+    """A loss a share of which compares outputs ``[N, 1]`` with targets ``[N]``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # PyTorch knows this fault, too.
+        of_pairs = loss(outputs, targets.squeeze(1), **options)
+    return share * of_pairs + (1 - share) * loss(outputs, targets, **options)
+
+
+def loss_broadcast(training: Training, strength: float, seed: int) -> Injected | None:
+    problem = training.problem
+    shape = problem.data(seed).targets.shape
+    if getattr(problem.loss, "__name__", "") not in ELEMENTWISE or shape[1:] != (1,):
+        return None
+    return Injected(
+        with_problem(training, loss=partial(loss_of_pairs, problem.loss, strength)), step=0
+    )
+
+
+ELEMENTWISE = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "poisson_nll_loss")
+"""Losses that compare each number with one other."""
 
 
 def remove(model: nn.Module, names: Iterable[str]) -> None:
@@ -281,6 +306,7 @@ OF_THE_LOOP = (
         (4, 2, 1),
         partial(softmax_twice, losses=_CROSS_ENTROPIES, twice=loss_of_sigmoid),
     ),
+    Fault("loss_broadcast", "share of the loss", (0.1, 0.5, 1.0), loss_broadcast),
     Fault("no_nonlinearity", "share of the activations", (0.01, 0.5, 1.0), no_nonlinearity),
     Fault("batchnorm_eval", "share of the layers", (0.01, 0.5, 1.0), batchnorm_eval),
     Fault("batch_of_one", "share of the steps", (0.02, 0.1, 1.0), batch_of_one),

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import GRADIENTS
 from gradlens.diagnosis.rule import Rule, Sign, below
+from gradlens.history.lines import Floats
 
 NAME = re.compile(r"(.*experts?.*?)\.(\d+)\.(.*)")
 """Of a parameter of an expert: the list of experts, the number of this one, and the rest."""
 SMALLEST, SHARE = 1e-4, 0.75
-"""An expert's gradient over the median of its siblings' at the same step, and at how many of the
+"""An expert's gradient over the median of those in use at the same step, and at how many of the
 steps after the first fifth of the run it is so small."""
 OF_ALL = 0.01
-"""The root mean square of all of these gradients, over that of the siblings: measured 0.002 where
+"""The root mean square of all of these gradients, over that of those in use: measured 0.002 where
 an expert has got its first few samples late in the run. One that is used rarely has gradients of
 the others' size at some steps, and 0.03 or more in all."""
 FIRST = 0.2
@@ -37,18 +38,25 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         return
     unused: dict[str, float] = {}
     for experts in _siblings(gradients.values).values():
-        table = np.nan_to_num(gradients.matrix(tuple(experts))[:, later])
-        sizes, typical = np.sqrt((table**2).mean(axis=1)), np.median(table, axis=0)
-        if len(experts) <= FEWEST or not np.median(sizes) > 0:
-            continue
-        shares = sizes / np.median(sizes)
-        is_rare = (table <= SMALLEST * typical).mean(axis=1) >= SHARE
-        unused |= {experts[n]: shares[n] for n in np.flatnonzero(is_rare & (shares < OF_ALL))}
+        if len(experts) > FEWEST:
+            unused |= _unused(experts, np.nan_to_num(gradients.matrix(tuple(experts))[:, later]))
     where = tuple(dict.fromkeys(name.rpartition(".")[0] for name in unused))
     if where:
         name = "gradients of an expert, over those of its siblings"
         numbers = (below(name, max(unused.values()), OF_ALL),)
         yield Sign(int(gradients.steps[later][0]), numbers, "very likely", where=where)
+
+
+def _unused(experts: Sequence[str], table: Floats) -> dict[str, float]:
+    """The gradients of unused experts over those of the ones in use; ``table`` is by expert."""
+    sizes = np.sqrt((table**2).mean(axis=1))
+    in_use = sizes > OF_ALL * sizes.max()
+    if not in_use.any():
+        return {}
+    shares = sizes / np.median(sizes[in_use])
+    is_rare = (table <= SMALLEST * np.median(table[in_use], axis=0)).mean(axis=1) >= SHARE
+    unused = np.flatnonzero(is_rare & (shares < OF_ALL)).tolist()
+    return {experts[n]: float(shares[n]) for n in unused}
 
 
 def _siblings(names: Mapping[str, object]) -> dict[tuple[str, str], list[str]]:

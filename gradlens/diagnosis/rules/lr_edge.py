@@ -17,16 +17,20 @@ from gradlens.diagnosis.course import (
 )
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS
-from gradlens.diagnosis.numbers import finite, largest, median, ratio, share
-from gradlens.diagnosis.rule import Rule, Sign, above
+from gradlens.diagnosis.numbers import finite, largest, median, ratio, share, smallest
+from gradlens.diagnosis.rule import Rule, Sign, above, below
 from gradlens.diagnosis.rules.lr_too_high import signs as diverges
 from gradlens.diagnosis.rules.vanishing_gradients import of_weights as vanishes
 from gradlens.history.finding import Measured
+from gradlens.history.lines import Floats
 
 RISE = 1.3
 """The loss over that at the start at three steps, with large updates besides."""
 HIGH, PEAK = 1.5, 2.2
 """The loss over that at the start: what it is at three steps, and its peak."""
+EARLY = 1.7
+"""The loss over that at the start, exceeded by three of the first steps: measured at most 1.5 in
+healthy runs."""
 ANY_UPDATE = 0.3
 """‖update‖/‖θ‖ at any step, of a run that has a peak of the loss besides, and either learns nothing
 or has outgrown its first weights: measured at most 0.1 with other faults. (Those of healthy runs of
@@ -36,6 +40,10 @@ GROWTH, FIRST_STEPS = 2.0, 20
 began with is the smaller part of them, so that its initialisation is lost. It counts if the loss
 has a peak in these steps: measured up to 2.1 in healthy runs, without any peak, and 2.5 and more
 with one where Adam's rate is too high."""
+OVERWRITTEN, COLLAPSE = 1.0, 1e-3
+"""‖update‖/‖θ‖ of the first update, after which weights are mostly what it has made them, and the
+gradient's norm in the three steps after it over that before: an update along the gradient changes
+it by a small factor, unless units, or the probabilities of a bounded loss, are saturated."""
 SHARPNESS = 1.2
 """The sharpness over its threshold. By itself, it is no fault: measured 2.2 (SGD) and up to 11
 (Adam) in healthy runs."""
@@ -60,7 +68,7 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
     has_large_update = largest(evidence.update_ratio.values) > ANY_UPDATE
     if highest > RISE and (update > LARGE_UPDATE or is_sharp):
         yield above("loss over that at the start, at three steps", highest, RISE)
-    elif highest > HIGH and peak > PEAK:
+    elif peak > PEAK and (highest > HIGH or _early_rise(evidence) > EARLY):
         yield above("loss at its peak, over that at the start", peak, PEAK)
     elif validation_rise(evidence) > HIGH and update > LARGE_UPDATE:
         name = "validation loss over the first one, at three validations"
@@ -69,6 +77,13 @@ def _rises(evidence: Evidence) -> Iterator[Measured]:
         yield above("late loss, over that without learning", evidence.progress, STUCK)
     elif has_large_update and is_stuck(evidence) and peak > HIGH:
         yield from _large_updates(evidence, peak)
+    elif _collapse(evidence) < COLLAPSE:
+        yield above(
+            "size of the first update, over that of weights", _first_update(evidence), OVERWRITTEN
+        )
+        yield below(
+            "gradient after the first updates, over that before", _collapse(evidence), COLLAPSE
+        )
     elif has_large_update and _outgrows(evidence):
         yield from _large_updates(evidence, first_peak(evidence))
         name = f"size of the weights after {FIRST_STEPS} steps at most, over that at the start"
@@ -95,6 +110,24 @@ def _large_updates(evidence: Evidence, peak: float) -> Iterator[Measured]:
     yield above("size of the largest update, over that of weights", most, ANY_UPDATE)
 
 
+def _first_update(evidence: Evidence) -> float:
+    """‖update‖/‖θ‖ of the first update; NaN if it isn't known."""
+    found = evidence.update_ratio
+    return (
+        float(found.values[0])
+        if len(found.values) and found.steps[0] == evidence.steps[0]
+        else math.nan
+    )
+
+
+def _collapse(evidence: Evidence) -> float:
+    """The smallest gradient after the first updates over that before, if they overwrite weights."""
+    norms = evidence.column("grad_norm")[: 1 + PERSISTENT]
+    if not _first_update(evidence) > OVERWRITTEN or not norms[:1].sum() > 0:
+        return math.nan
+    return smallest(norms[1:]) / float(norms[0])
+
+
 def _outgrows(evidence: Evidence) -> bool:
     """Whether weights outgrow what they were at the start while the loss has a peak."""
     return first_growth(evidence) > GROWTH and first_peak(evidence) > HIGH
@@ -102,9 +135,19 @@ def _outgrows(evidence: Evidence) -> bool:
 
 def first_peak(evidence: Evidence) -> float:
     """The highest loss of the first steps over that at the start."""
+    return largest(_early(evidence)) / evidence.start
+
+
+def _early_rise(evidence: Evidence) -> float:
+    """The loss over that at the start, exceeded by three of the first steps; NaN if unknown."""
+    found = np.sort(finite(_early(evidence)))
+    return float(found[-PERSISTENT]) / evidence.start if len(found) >= PERSISTENT else math.nan
+
+
+def _early(evidence: Evidence) -> Floats:
+    """The losses of the first steps."""
     steps = evidence.loss.steps
-    early = steps <= steps[:1].sum() + FIRST_STEPS
-    return largest(evidence.loss.values[early]) / evidence.start
+    return evidence.loss.values[steps <= steps[:1].sum() + FIRST_STEPS]
 
 
 def first_growth(evidence: Evidence) -> float:

@@ -18,6 +18,8 @@ most 0.33 in faulty ones."""
 LEARNT = 0.5
 """The late loss over that without learning: a network that learns in spite of it may be meant to,
 as one with normalisation, for which the size of weights is irrelevant."""
+STRONG, MOSTLY_SHRUNK, LEARNT_WELL = 0.1, 0.5, 0.25
+"""The same three for networks without normalisation whose decay remembers a tenth of the run."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -32,6 +34,9 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     sizes = weights.matrix(evidence.trained)
     course = medians(ratio(sizes, sizes[:, :1]))
     if memory < MEMORY * evidence.length and course[-1] < SHRUNK:
+        is_very_short = memory < STRONG * evidence.length and course[-1] < MOSTLY_SHRUNK
+        is_harmful = is_very_short and not evidence.is_normalised
+        learnt = LEARNT_WELL if is_harmful else LEARNT
         place = first(course < SHRUNK)
         assert place is not None
         yield Sign(
@@ -41,7 +46,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
                 below("size of the weights, over that at the start", course[-1], SHRUNK),
             ),
             "very likely",
-            is_alarm=not evidence.progress < LEARNT,
+            is_alarm=not evidence.progress < learnt,
         )
 
 

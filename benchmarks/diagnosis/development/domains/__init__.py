@@ -1,7 +1,7 @@
 """Problems of five domains, each with the order, schedule and clipping that are usual there.
 
-They are the thirty problems of the documentation's rates. Since these were measured, rules have
-been developed with them, too.
+Rates were measured with them after those with ``architectures``. Since then, rules have been
+developed with them, too.
 """
 
 from __future__ import annotations

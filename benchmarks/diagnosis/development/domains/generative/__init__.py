@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW
 
 from benchmarks.diagnosis.controls import with_replacement
-from benchmarks.diagnosis.development.domains import schedules
+from benchmarks.diagnosis.development import schedules
 from benchmarks.diagnosis.development.domains.generative import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem

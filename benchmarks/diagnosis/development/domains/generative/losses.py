@@ -6,13 +6,10 @@ import math
 
 from torch import Tensor
 
+from benchmarks.diagnosis.development.reduction import reduced
+
 SPARSITY = 0.02
 """Weight of the codes' mean."""
-
-
-def reduced(losses: Tensor, reduction: str) -> Tensor:
-    """The mean or the sum of the samples' losses."""
-    return losses.mean() if reduction == "mean" else losses.sum()
 
 
 def flow_likelihood(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.development.domains.residual import Residual
+from benchmarks.diagnosis.development.residual import Residual
 
 
 class Coupling(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.development.domains.attention import Attention
+from benchmarks.diagnosis.development.attention import Attention
 
 
 class IsomorphismLayer(nn.Module):

@@ -7,7 +7,7 @@ from functools import partial
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW, NAdam
 
-from benchmarks.diagnosis.development.domains import schedules
+from benchmarks.diagnosis.development import schedules
 from benchmarks.diagnosis.development.domains.images import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem

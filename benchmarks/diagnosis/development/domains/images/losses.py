@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
+from benchmarks.diagnosis.development.reduction import reduced
+
 TEMPERATURE = 0.2
 """Similarities are divided by it; Chen et al., 2020, compare values from 0.05 to 1."""
 
@@ -16,8 +18,7 @@ def entropy_and_overlap(outputs: Tensor, targets: Tensor, reduction: str = "mean
     shares = outputs.sigmoid()
     overlap = 2 * (shares * targets).flatten(1).sum(1) + 1
     dice = 1 - overlap / ((shares + targets).flatten(1).sum(1) + 1)
-    losses = entropy.flatten(1).mean(1) + dice
-    return losses.mean() if reduction == "mean" else losses.sum()
+    return reduced(entropy.flatten(1).mean(1) + dice, reduction)
 
 
 def contrasted(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

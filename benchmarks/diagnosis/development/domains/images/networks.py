@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.development.domains.attention import Attention, SelfAttention
-from benchmarks.diagnosis.development.domains.residual import Residual
+from benchmarks.diagnosis.development.attention import Attention, SelfAttention
+from benchmarks.diagnosis.development.residual import Residual
 
 
 class Excitation(nn.Module):

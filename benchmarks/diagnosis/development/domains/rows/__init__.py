@@ -7,7 +7,7 @@ from functools import partial
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adagrad, Adam, Adamax, AdamW, Muon, NAdam, RAdam, RMSprop
 
-from benchmarks.diagnosis.development.domains import schedules
+from benchmarks.diagnosis.development import schedules
 from benchmarks.diagnosis.development.domains.rows import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem

@@ -8,15 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
+from benchmarks.diagnosis.development.reduction import reduced
+
 BALANCE = 0.1
 """Weight of the balance loss; with the 0.01 of Fedus et al., 2022, some experts go unused."""
 FRAUDS = 6.0
 """A fraud weighs as much as so many other payments, of which there are about as many."""
-
-
-def reduced(losses: Tensor, reduction: str) -> Tensor:
-    """The mean or the sum of the samples' losses."""
-    return losses.mean() if reduction == "mean" else losses.sum()
 
 
 def balanced_regression(outputs: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

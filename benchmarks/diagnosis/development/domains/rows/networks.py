@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.development.domains.attention import SelfAttention
-from benchmarks.diagnosis.development.domains.residual import Residual
+from benchmarks.diagnosis.development.attention import SelfAttention
+from benchmarks.diagnosis.development.residual import Residual
 
 
 def softplus_network(inputs: int = 4, width: int = 16, classes: int = 3) -> nn.Module:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.development.domains.attention import Attention, SelfAttention
-from benchmarks.diagnosis.development.domains.residual import Residual
+from benchmarks.diagnosis.development.attention import Attention, SelfAttention
+from benchmarks.diagnosis.development.residual import Residual
 
 
 def temporal_network(width: int = 12, classes: int = 4) -> nn.Module:
