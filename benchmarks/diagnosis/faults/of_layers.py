@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -148,15 +149,26 @@ def deepened(build: Callable[[], nn.Module], extra: int) -> nn.Module:
 
 def _square(layers: list[nn.Module]) -> nn.Module:
     """A layer with as many outputs as the latest has."""
-    latest = next(each for each in layers[::-1] if isinstance(each, (nn.Linear, nn.Conv2d)))
+    latest = next(each for each in layers[::-1] if isinstance(each, REPEATABLE))
     if isinstance(latest, nn.Linear):
         return nn.Linear(latest.out_features, latest.out_features)
-    return nn.Conv2d(latest.out_channels, latest.out_channels, 3, padding=1)
+    convolution = nn.Conv1d if isinstance(latest, nn.Conv1d) else nn.Conv2d
+    return convolution(latest.out_channels, latest.out_channels, 3, padding=1)
+
+
+REPEATABLE = (nn.Linear, nn.Conv1d, nn.Conv2d)
+
+
+def _can_be_deepened(layers: list[nn.Module]) -> bool:
+    """Whether there is a layer before the first activation that can be repeated."""
+    first = list(takewhile(lambda each: not isinstance(each, ACTIVATIONS), layers))
+    return len(first) < len(layers) and any(isinstance(each, REPEATABLE) for each in first)
 
 
 def many_sigmoids(training: Training, strength: float, seed: int) -> Injected | None:
     model = model_of(training, seed)
-    if len(affine(model)) < 2 or not chain(model) or of_type(model, *NORMS):
+    layers = [layer for _, layer in chain(model)]
+    if len(affine(model)) < 2 or not _can_be_deepened(layers) or of_type(model, *NORMS):
         return None
     build = partial(deepened, training.problem.build, int(strength))
     deep = with_problem(training, build=build)
