@@ -255,9 +255,9 @@ NARROW = {
     "Covariance rank": "outlier",
     "Parameters, RMS": "decayed",
     "Active and dead units": "dead",
-    "Local step size α": "too slow",
 }
 WIDE = {
+    "Local step size α": "too slow",
     "Gradient tests": "mixed up",
     "Signal along directions": "small batches",
     "Gradient norm by parameter": "vanishing",

@@ -2,9 +2,10 @@
 
 Each script of ``gallery/``, as well as ``instruments.py`` and ``overhead.py``, has a page beside it
 and a ``main(folder: Path)`` that writes PNG, HTML or text files. The pages of ``tutorials/`` are
-scripts, too: their cells are run (``cells``). A script runs when it, a table beside it or the
-package has changed; the files are kept in the docs' own ``_build``, for all builders. A script that
-fails or warns ends the build.
+scripts, too: their cells are run (``cells``). Each picture of the other scripts has a dark one
+beside it (``dark_pictures``). A script runs when it, a table beside it or the package has changed;
+the files are kept in the docs' own ``_build``, for all builders. A script that fails or warns ends
+the build.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cells import CELL, PICTURES
+from dark_pictures import dark_name
 from docutils import nodes
 from docutils.parsers.rst.directives import flag, unchanged_required
 from sphinx.application import Sphinx
@@ -31,24 +33,33 @@ import gradlens
 
 STAMP = "made-from.txt"
 SOURCES = ("*.py", "*.html", "*.css", "*.js")
-CALL = """
-import pathlib, runpy, sys
-sys.modules["torchvision"] = None  # some builds of it don't match the CPU build of torch
-runpy.run_path(sys.argv[1])["main"](pathlib.Path(sys.argv[2]))
-"""
 CELLS = Path(__file__).with_name("cells.py")
+DARK_PICTURES = Path(__file__).with_name("dark_pictures.py")
 
 logger = logging.getLogger(__name__)
 
 
 class Picture(Figure):
-    """``.. picture:: script/name.png``: a figure that a script has drawn."""
+    """``.. picture:: script/name.png``: a figure that a script has drawn.
+
+    Where there is a dark one, too, the reader sees that whose ground is like that of the page.
+    """
 
     def run(self) -> list[nodes.Node]:
-        self.arguments[0] = f"/{PICTURES}/{self.arguments[0]}"
         # With a width, the picture is a link to itself in full size.
-        self.options.setdefault("width", "100%")
-        return super().run()
+        given = {"width": "100%", **self.options}
+        light = Path(self.arguments[0])
+        dark = dark_name(light)
+        pictures = [(light, "only-light"), (dark, "only-dark")]
+        folder = Path(self.state.document.settings.env.srcdir, PICTURES)
+        if not Path(folder, dark).exists():
+            pictures = [(light, "picture")]
+        found: list[nodes.Node] = []
+        for picture, kind in pictures:
+            self.arguments[0] = f"/{PICTURES}/{picture.as_posix()}"
+            self.options = {**given, "figclass": [kind]}
+            found += super().run()
+        return found
 
 
 class HealthyAndSick(SphinxDirective):
@@ -117,8 +128,8 @@ def run(script: Path, folder: Path, made_from: str) -> None:
     """Run one script in a process of its own; its pictures appear all at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        program = [CELLS] if script.suffix == ".rst" else ["-c", CALL]
-        command = [sys.executable, "-W", "error", *program, script, temporary]
+        program = CELLS if script.suffix == ".rst" else DARK_PICTURES
+        command = [sys.executable, "-W", "error", program, script, temporary]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode:
@@ -134,7 +145,7 @@ def stamp(script: Path) -> str:
     text = script.read_text("utf-8")
     code = CELL.findall(text) if script.suffix == ".rst" else text
     digest = hashlib.sha256(repr(code).encode())
-    for table in [CELLS, *sorted(script.parent.glob("*.csv"))]:
+    for table in [CELLS, DARK_PICTURES, *sorted(script.parent.glob("*.csv"))]:
         digest.update(table.read_bytes())
     sources = [file for kind in SOURCES for file in package.rglob(kind)]
     for source in sorted(sources):

@@ -42,6 +42,7 @@ def as_json(summary: Summary, run: str) -> str:
         "series": [_entries(row) for row in summary.rows],
         "without_single_numbers": dict(summary.others),
         "noise": [asdict(ranking) for ranking in summary.noise],
+        "dead_units": [asdict(one) for one in summary.dead_units],
         "coverage": None if table is None else {"share": table.share, **table.coverage.plain()},
         "spending": None if summary.spending is None else summary.spending.plain(),
         "notes": [asdict(note) for note in summary.notes],

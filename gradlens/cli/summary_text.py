@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from gradlens.history.lines import Line
 from gradlens.history.records import Note
 from gradlens.history.spending import Spending
 from gradlens.instruments.scales import number_label
+from gradlens.plotting.dead_units import DeadUnits
 from gradlens.plotting.noise_ranking import NoiseRanking
 from gradlens.plotting.summary import Extreme, Row, Summary
 
@@ -33,6 +35,8 @@ FINDINGS = 8
 """So many findings are shown."""
 NOISIEST = 5
 """So many of the noisiest layers are shown."""
+MOST_UNITS = 24
+"""So many of a layer's dead units are shown."""
 NOTES = 20
 """So many of the latest notes are shown."""
 
@@ -56,6 +60,7 @@ def render(summary: Summary, width: int = 80, title: str = "", plain: bool = Fal
         ),
         page.wrapped(_series_without("records", [n for n, count in summary.others if not count])),
         *map(page.noise, summary.noise),
+        page.dead_units(summary.dead_units),
         page.coverage(summary.coverage),
         page.spending(summary.spending),
         page.notes(summary.notes),
@@ -162,6 +167,18 @@ class _Page:
             *(self._columns([(ranking.noun, "last", "median"), *rows]) if rows else ()),
             *(line for gap in gaps for line in self.wrapped(gap.removesuffix(": "), "    ")),
         ]
+
+    def dead_units(self, found: Sequence[DeadUnits]) -> list[str]:
+        """The indices of each layer's dead units, or the first of many."""
+        lines = []
+        for heading, layers in itertools.groupby(found, lambda one: (one.series, one.step)):
+            lines += self.wrapped(f"dead units at step {heading[1]} by {heading[0]}, from 0 on")
+            for one in layers:
+                more = len(one.units) - MOST_UNITS
+                ends = f", and {more} more" if more > 0 else ""
+                units = ", ".join(map(str, one.units[:MOST_UNITS]))
+                lines += self.wrapped(f"layer {one.layer}: {units}{ends}", "  ")
+        return lines
 
     def _columns(self, rows: Sequence[tuple[str, str, str]]) -> list[str]:
         """A name and two numbers in each row, or the second number alone where there is no room."""

@@ -56,7 +56,7 @@ class StaleGradient(OptimizerFollower):
     def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
         self._parameters = tuple(parameters)
         self._left: _Left | None = None
-        self._was_stale = False
+        self._was_stale = self._goes_on = False
 
     def begin_step(self, optimizer: Optimizer | None) -> None:
         """A context is entered."""
@@ -67,6 +67,8 @@ class StaleGradient(OptimizerFollower):
     def before_step(self) -> None:
         """Whatever has changed the gradient until now, such as clipping, hasn't set it to zero."""
         left = self._left
+        if self._goes_on:  # the last backward pass runs in a closure, within the optimizer's step
+            return
         if left is not None and left.is_there and self._holds(left.parameter):
             gradient = left.gradient()
             assert gradient is not None
@@ -76,8 +78,12 @@ class StaleGradient(OptimizerFollower):
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         return any(each is parameter for group in groups for each in group["params"])
 
-    def end_step(self) -> bool:
-        """A context is left; whether its backward pass has added to the gradient of a past step."""
+    def end_step(self, goes_on: bool) -> bool:
+        """A context is left; whether its backward pass has added to the gradient of a past step.
+
+        The step may go on with another micro-batch, whose gradient the optimizer waits for.
+        """
+        self._goes_on = goes_on
         left, self._left = self._left, self._now()
         if not self._was_stale or left is None or self._left is None:
             return False

@@ -119,7 +119,7 @@ class Tracking:
         self.layer_hooks.take_error()
         self.model_outputs.take()
         self.layers.end(global_step, goes_on)
-        is_stale = self.stale_gradient.end_step()
+        is_stale = self.stale_gradient.end_step(goes_on)
         if is_stale:
             self.run.note(global_step, NOT_ZEROED)
         if self.facts is not None:

@@ -191,9 +191,8 @@ class _Search:
         if self.dense:
             units = torch.eye(self.products.size, dtype=self.products.dtype)
             guesses = list(units.to(self.products.device))
-        usable = [guess for guess in guesses if math.isfinite(float(norm(guess)))]
         starts: list[Tensor] = []
-        for guess in [*usable, *[None] * (self.tracked - len(usable))]:
+        for guess in [*guesses, *[None] * (self.tracked - len(guesses))]:
             starts.append(self._unit(guess, starts, generator))
         for unit, image in self.products.each(starts):
             self._add(unit, image)

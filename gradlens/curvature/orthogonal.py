@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -39,16 +39,19 @@ def projected_out(vector: Tensor, basis: Iterable[Tensor]) -> Tensor:
     return rest
 
 
-def direction(vector: Tensor, basis: Iterable[Tensor]) -> Tensor | None:
+def direction(vector: Tensor, basis: Sequence[Tensor] | Tensor) -> Tensor | None:
     """Unit vector along the part of ``vector`` ``[D]`` that ``basis`` doesn't span.
 
-    ``None`` where that part is nothing but rounding. Orthogonalising twice is enough for
-    orthogonality to rounding, and once where nothing cancels (Parlett, 1998, Sec. 6.9).
+    ``None`` where that part is nothing but rounding, or not finite. Orthogonalising twice is enough
+    for orthogonality to rounding, and once where nothing cancels (Parlett, 1998, Sec. 6.9).
     """
-    size = norm(vector)
-    rest = projected_out(vector, basis)
-    left = norm(rest)
-    if left <= max(NEGLIGIBLE, _ROUNDING * torch.finfo(vector.dtype).eps) * size:
+    rest, size = vector, norm(vector)
+    left = size
+    if len(basis):
+        rest = projected_out(vector, basis)
+        left = norm(rest)
+    least = max(NEGLIGIBLE, _ROUNDING * torch.finfo(vector.dtype).eps) * size
+    if not least < left < torch.inf:
         return None
     if left < _CANCELLED * size:
         rest = projected_out(rest / left, basis)

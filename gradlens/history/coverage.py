@@ -58,7 +58,7 @@ class Coverage:
         """What the user should know, in words."""
         if self.coupled:
             yield (
-                f"normalisation over the batch couples the samples in {few(self.coupled)}: "
+                f"normalisation over the batch couples the samples in {layers(self.coupled)}: "
                 f"{COUPLING[self.batchnorm]}"
             )
         if self.missing:
@@ -158,6 +158,11 @@ class CoverageTable:
         if not self.coverage.coupled:
             return []
         return [next(self.coverage.notes(self.shapes))]
+
+
+def layers(names: Sequence[str]) -> str:
+    """Names of layers, which may be numbers, after the word."""
+    return f"layer{'' if len(names) == 1 else 's'} {few(names)}"
 
 
 def few(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from gradlens.history.coverage import few
+from gradlens.history.coverage import few, layers
 from gradlens.history.schema import Fields, Is, ListOf, OneOf, Whole
 
 Certainty = Literal["fact", "very likely", "consistent with"]
@@ -53,7 +53,9 @@ class Finding:
         """What was found, where, and how certain it is."""
         noun = "sample" if len(self.samples) == 1 else "samples"
         samples = f"{noun} {few(self.samples)}" if self.samples else ""
-        words = filter(None, (few(self.where), samples, self.certainty))
+        are_numbers = bool(self.where) and all(name.isdigit() for name in self.where)
+        places = layers(self.where) if are_numbers else few(self.where)
+        words = filter(None, (places, samples, self.certainty))
         return f"{self.title} ({'; '.join(words)})"
 
     @property

@@ -19,7 +19,7 @@ from gradlens.history.facts import Facts
 from gradlens.history.frame import frame
 from gradlens.history.html import count, in_short, table
 from gradlens.history.json_lines import Value, to_line
-from gradlens.history.lines import number_lines
+from gradlens.history.lines import durations, line, number_lines
 from gradlens.history.new_file import new_file
 from gradlens.history.reading import BUFFER, Reading
 from gradlens.history.records import (
@@ -140,9 +140,12 @@ class History:
         return table(repr(self), LATEST, self.latest_values(), notes, findings)
 
     def latest_values(self) -> list[tuple[str, int, int | str, str]]:
-        """Of each series its name, the number of values, and the latest step and value in short."""
+        """Of each series its name, the number of values, and the latest step and value in short.
+
+        The latest value of ``Time`` is the time per step, as in figures.
+        """
         whole = self.whole()
-        return [_latest(name, whole[name]) for name in self.names]
+        return [_latest(name, whole[name], name in self.of_kind("Time")) for name in self.names]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -417,11 +420,22 @@ LATEST = ("series", "values", "latest step", "latest value")
 """Headings of ``History.latest_values``."""
 
 
-def _latest(name: str, series: Mapping[int, Value]) -> tuple[str, int, int | str, str]:
+def _latest(
+    name: str, series: Mapping[int, Value], is_time: bool
+) -> tuple[str, int, int | str, str]:
     if not series:
         return name, 0, "", ""
     step = max(series)
-    return name, len(series), step, in_short(series[step])
+    shown = _time_per_step(series) if is_time else in_short(series[step])
+    return name, len(series), step, shown
+
+
+def _time_per_step(stamps: Mapping[int, Value]) -> str:
+    last = {step: stamps[step] for step in sorted(stamps)[-2:]}
+    if len(last) < 2:
+        return "needs two records"
+    found = durations(line(last)).latest
+    return f"{in_short(found)} s/step" if found > 0 else in_short(stamps[max(last)])
 
 
 class _Archived(Mapping[int, Value]):

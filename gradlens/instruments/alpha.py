@@ -17,6 +17,7 @@ from gradlens.instruments.drawing import (
     curve,
     explain_empty,
     missing,
+    picture_and_series,
     readout,
 )
 from gradlens.instruments.instrument import Instrument
@@ -29,16 +30,13 @@ from gradlens.instruments.style import (
     ORANGE,
     Color,
     Entry,
-    inside,
     key,
-    points,
-    size_in_points,
     tint,
     title,
 )
 
-GAP = 34.0
-"""Points between the picture and the line."""
+SHARE, GAP = 0.42, 34.0
+"""The picture's share of the width, and points between it and the line."""
 RECENT = 0.1
 """Fraction of the steps that are shown as the latest ones."""
 REACH = 4.0
@@ -50,7 +48,7 @@ class AlphaInstrument(Instrument):
 
     A step starts at −1; an optimal one ends at 0, the minimum; one that ends at 1 has the same loss
     on the other side. The histograms are of all steps and of the latest tenth, the dots are their
-    means.
+    means. A narrow panel has no parabola.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("Alpha",)
@@ -64,16 +62,14 @@ class AlphaInstrument(Instrument):
             axis.apply(ax)
             return explain_empty(ax, [found])
         title(ax, self.heading(history), *readout(found))
-        width = size_in_points(ax)[0]
-        share = 0.42
-        picture = inside(ax, 0, 0, share, 1)
-        gap = points(GAP) / width
-        series = inside(ax, share + gap, 0, 1 - share - gap, 1)
-        artists = _picture(picture, found.values[found.finite])
+        picture, series = picture_and_series(ax, SHARE, GAP)
+        artists = _series(series, axis, found)
+        if picture is None:
+            return artists
         entries = [Entry("all", tint(BLUE, 0.4), "box"), Entry("latest 10 %", ORANGE)]
         shown = key(ax, entries)
         artists |= {"key": shown} if shown else {}
-        return artists | _series(series, axis, found)
+        return artists | _picture(picture, found.values[found.finite])
 
 
 def _series(ax: Axes, axis: StepAxis, found: Line) -> Artists:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from matplotlib.colors import Colormap, to_hex, to_rgb
+import numpy as np
+from matplotlib.colors import Colormap, LinearSegmentedColormap, to_hex, to_rgb
 
 from gradlens.instruments.style import (
     ALARM,
@@ -22,6 +23,7 @@ from gradlens.instruments.style import (
     SKY,
     Color,
     density_colormap,
+    signal_colormap,
 )
 
 DARK: Mapping[str, str] = {
@@ -69,8 +71,15 @@ DARKEST = 0.2
 
 
 def dark_colormap(colors: Colormap) -> Colormap:
-    """The colours of a map on a dark ground: of densities, the small ones are like the ground.
+    """The colours of a map on a dark ground: what is pale on white is like the ground.
 
-    Those of sizes and of signed numbers are the same on every ground.
+    Those of sizes and of signed numbers are the same on every ground, but for the grey of zeros.
     """
-    return colors.reversed() if colors.name == density_colormap().name else colors
+    if colors.name == density_colormap().name:
+        return colors.reversed()
+    if colors.name == signal_colormap().name:
+        shades = [dark((r, g, b)) for r, g, b, _ in colors(np.linspace(0, 1, 64)).tolist()]
+        return LinearSegmentedColormap.from_list(colors.name, shades)
+    r, g, b, _ = colors.get_under().tolist()
+    under = to_hex((r, g, b))
+    return colors.with_extremes(under=dark(under)) if under == FAINT else colors

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap, LinearSegmentedColormap, LogNorm
+from matplotlib.colors import LogNorm
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from gradlens.history.history import History
@@ -28,6 +28,7 @@ from gradlens.instruments.drawing import (
     explain_empty,
     label_rows,
     missing,
+    picture_and_series,
     readout,
     row_stride,
 )
@@ -41,17 +42,16 @@ from gradlens.instruments.style import (
     PURPLE,
     TICK_SIZE,
     Entry,
-    inside,
     key,
-    points,
+    signal_colormap,
     size_in_points,
     subtitle,
     tint,
     title,
 )
 
-GAP = 40.0
-"""Points between the picture and the map."""
+SHARE, GAP = 0.4, 40.0
+"""The picture's share of the width, and points between it and the map."""
 COLUMNS = 40
 """Largest number of columns of the map; of several steps in one, the mean is shown.
 
@@ -91,7 +91,8 @@ class DirectionsInstrument(Instrument):
     The picture shows the latest signal-to-noise ratios of gradient and curvature, those along the
     direction of largest curvature on the left. The map shows those of the gradient over time; of
     several steps in a column, the mean. A gradient of noise alone has a ratio of 1 on average, the
-    dashed line, and above 4 in one mini-batch of twenty: what is above is blue, the rest orange.
+    dashed line, and above 4 in one mini-batch of twenty: what is above is blue, the rest orange. A
+    narrow panel has no picture.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("DirectionalDerivatives",)
@@ -109,13 +110,10 @@ class DirectionsInstrument(Instrument):
         latest = gradient.latest
         known = int(np.isfinite(latest).sum())
         title(ax, self.heading(history), f"signal in {(latest > SIGNAL).sum()} of {known}")
-        width = size_in_points(ax)[0]
-        share, gap = 0.4, points(GAP) / width
-        picture = inside(ax, 0, 0, share, 1)
-        series = inside(ax, share + gap, 0, 1 - share - gap, 1)
+        picture, series = picture_and_series(ax, SHARE, GAP)
         shown = key(ax, KEY)
-        artists = _picture(picture, latest, curvature.latest) | _map(series, axis, gradient)
-        return artists | ({"key": shown} if shown else {})
+        artists = _map(series, axis, gradient) | ({"key": shown} if shown else {})
+        return artists if picture is None else artists | _picture(picture, latest, curvature.latest)
 
 
 class OverlapInstrument(Instrument):
@@ -194,7 +192,7 @@ def _map(ax: Axes, axis: StepAxis, found: Ratios) -> Artists:
         np.arange(count + 1),
         np.ma.masked_invalid(np.clip(table.T, *RANGE)),
         norm=LogNorm(*RANGE),
-        cmap=_colormap(),
+        cmap=signal_colormap(),
         rasterized=True,
         zorder=2,
     )
@@ -224,9 +222,3 @@ def _edges(first: Floats, last: Floats) -> Floats:
     if not inner.size:
         return np.array([first[0] - 0.5, last[-1] + 0.5])
     return np.concatenate(([2 * first[0] - inner[0]], inner, [2 * last[-1] - inner[-1]]))
-
-
-def _colormap() -> Colormap:
-    """Orange for noise, blue for signal, pale between."""
-    colors = [tint(ORANGE, 0.6), tint(MUTED, 0.06), tint(BLUE, 1.0)]
-    return LinearSegmentedColormap.from_list("gradlens signal", colors)

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from numpy.typing import NDArray
 
 from gradlens.history.lines import Floats, Line
+from gradlens.instruments.overlaps import separate
 from gradlens.instruments.scales import Scale, StepAxis, fit, number_label
 from gradlens.instruments.series import thin, trend
 from gradlens.instruments.style import (
@@ -26,6 +28,7 @@ from gradlens.instruments.style import (
     Color,
     Entry,
     figure_of,
+    inside,
     key,
     message,
     points,
@@ -44,6 +47,8 @@ QUANTILES = 2000
 """Steps at which quantiles are computed, at most: far more than a panel shows."""
 ARROWS = 40
 """Largest number of arrows along an edge."""
+LEAST_SERIES = 60.0
+"""Points below which a series beside a picture can't be read."""
 ROW = 9.0
 """Points that a row with a label takes, at least."""
 
@@ -337,25 +342,40 @@ def curves(
     if not any_finite(list(lines.values())):
         return explain_empty(ax, list(lines.values()))
     artists: Artists = {}
-    entries: list[Entry] = []
+    fronts: dict[str, Line2D] = {}
     styled = zip(
         lines.items(),
-        colors,
         widths or [1.6] * len(lines),
         styles or ["-"] * len(lines),
+        colors,
         strict=True,
     )
-    for place, ((name, line), color, width, style) in enumerate(styled):
+    for place, ((name, line), width, style, color) in enumerate(styled):
         if not always_infinite(line):
-            artists |= curve(ax, axis, line, color, name, 3 + place, width, style)
-            entries.append(Entry(name, color, "line" if style == "-" else "dashed"))
+            drawn = curve(ax, axis, line, color, name, 3 + place, width, style)
+            artists |= drawn
+            fronts[name] = _line_of(drawn)
     every = list(lines.values())
     fit(ax, [line.values for line in every] if shown is None else shown, scale)
+    if not styles:
+        separate(ax, [*fronts.values()])
     if len(lines) > 1:
+        by_name = dict(zip(lines, colors, strict=True))
+        entries = [
+            Entry(name, by_name[name], "dashed" if front.is_dashed() else "line")
+            for name, front in fronts.items()
+        ]
         infinite = [name for name, line in lines.items() if always_infinite(line)]
         explained = key(head or ax, [*entries, *infinite_entry(infinite)])
         artists |= {"key": explained} if explained else {}
     return artists | missing(ax, axis, every) | (beyond(ax, axis, every) if shown else {})
+
+
+def _line_of(drawn: Artists) -> Line2D:
+    """The last of what has been drawn for a line, which is in front."""
+    front = [*drawn.values()][-1]
+    assert isinstance(front, Line2D)
+    return front
 
 
 def threads(
@@ -517,6 +537,19 @@ def _inside(ax: Axes, height: float, side: str) -> float:
     room = points(9) * figure_of(ax).dpi / 72 / ax.bbox.height
     share = (height - ax.bbox.y0) / ax.bbox.height
     return min(max(share, room if side == "top" else 0.0), 1 - (room if side == "bottom" else 0.0))
+
+
+def picture_and_series(ax: Axes, share: float, gap: float) -> tuple[Axes | None, Axes]:
+    """Axes of a picture, which takes a ``share`` of the width, and of a series on its right.
+
+    ``gap`` is between them, in points. Where the series has no room beside a picture, there is
+    none, and the series has the whole axis.
+    """
+    width = size_in_points(ax)[0]
+    left = share + points(gap) / width
+    if (1 - left) * width < points(LEAST_SERIES):
+        return None, ax
+    return inside(ax, 0, 0, share, 1), inside(ax, left, 0, 1 - left, 1)
 
 
 def row_stride(count: int, height: float) -> int:

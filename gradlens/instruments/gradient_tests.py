@@ -20,6 +20,7 @@ from gradlens.instruments.drawing import (
     any_finite,
     curves,
     explain_empty,
+    picture_and_series,
 )
 from gradlens.instruments.instrument import Instrument
 from gradlens.instruments.numbers import short_labels
@@ -34,14 +35,12 @@ from gradlens.instruments.style import (
     RGB,
     SMALLEST_SIZE,
     Color,
-    inside,
-    points,
     size_in_points,
     tint,
 )
 
-GAP = 34.0
-"""Points between the picture and the lines."""
+SHARE, GAP = 0.4, 34.0
+"""The picture's share of the width, at most, and points between it and the lines."""
 SHORT = {"NormTest": "norm θ", "InnerTest": "inner θ", "OrthoTest": "ortho ν"}
 COLORS: dict[str, Color] = {"NormTest": BLUE, "InnerTest": ORANGE, "OrthoTest": GREEN}
 
@@ -68,7 +67,7 @@ class GradientTestsInstrument(Instrument):
     the radius θ of the norm test, the bands have the half-widths θ of the inner product test
     (along the arrow) and ν of the orthogonality test (across it). If the arrow's origin is in the
     circle, the noise is larger than the gradient. Of several tests of a kind, the bands are those
-    of the first; circles and lines are drawn for all.
+    of the first; circles and lines are drawn for all. A narrow panel has no picture.
     """
 
     kinds: ClassVar[tuple[str, ...]] = ("NormTest", "InnerTest", "OrthoTest")
@@ -82,10 +81,7 @@ class GradientTestsInstrument(Instrument):
             axis.apply(ax)
             return explain_empty(ax, list(found.values()))
         width, height = size_in_points(ax)
-        share = min(0.45, height / width)
-        picture = inside(ax, 0, 0, share, 1)
-        gap = points(GAP) / width
-        series = inside(ax, share + gap, 0, 1 - share - gap, 1)
+        picture, series = picture_and_series(ax, min(SHARE, height / width), GAP)
         tests = _shown_tests(self.names, [self.kind(history, name) for name in self.names])
         named = {test.label: found[test.name] for test in tests}
         artists = curves(
@@ -99,7 +95,7 @@ class GradientTestsInstrument(Instrument):
             styles=[test.style for test in tests],
         )
         artists["one"] = series.axhline(1, color=MUTED, lw=0.8, ls=(0, (4, 3)), zorder=1)
-        return artists | _picture(picture, tests, found)
+        return artists if picture is None else artists | _picture(picture, tests, found)
 
 
 @dataclass(frozen=True)

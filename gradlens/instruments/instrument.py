@@ -36,8 +36,8 @@ CELL = (3.0, 2.15)
 """Inches that a panel of width 1 and height 1 takes in a figure, with its labels."""
 MARGINS = (0.46, 0.36, 0.14, 0.44)
 """Inches for labels around a panel: left, bottom, right, top."""
-LABEL = 0.14
-"""Inches for the label of a value axis."""
+LABELLED = MARGINS[0] + 0.14
+"""Inches on the left of a panel whose value axis has a label."""
 
 
 @dataclass(frozen=True)
@@ -283,15 +283,19 @@ def step_axis(history: History, log: bool = False) -> StepAxis:
 
 
 def panel_box(
-    left: float, top: float, width: float, height: float, figure: Figure, labels: bool = False
+    left: float,
+    top: float,
+    width: float,
+    height: float,
+    figure: Figure,
+    margin: float = MARGINS[0],
 ) -> list[float]:
     """Where an axis goes in a figure, given the cell in inches that holds it and its labels.
 
-    ``labels`` says that the value axis has one.
+    ``margin`` is that on the left, at matplotlib's default ``font.size``.
     """
     across, up = figure.get_size_inches()
-    west, south, east, north = (font_scale() * margin for margin in MARGINS)
-    west += font_scale() * LABEL * labels
+    west, south, east, north = (font_scale() * one for one in (margin, *MARGINS[1:]))
     inner = (left + west, up - top - height + south, width - west - east, height - south - north)
     return [inner[0] / across, inner[1] / up, inner[2] / across, inner[3] / up]
 

@@ -19,6 +19,7 @@ from gradlens.instruments.drawing import Artists, label_rows, row_stride
 from gradlens.instruments.histogram_1d import fill, label_elements, show_elements
 from gradlens.instruments.histogram_2d import draw_joint
 from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.layer_map import row_labels
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.series import input_to_output
 from gradlens.instruments.style import (
@@ -34,6 +35,7 @@ from gradlens.instruments.style import (
     message,
     points,
     shorten,
+    shorten_apart,
     size_in_points,
     subtitle,
     text_width,
@@ -81,7 +83,8 @@ class LayerHistogramsInstrument(_ParameterPanels):
         step, ordered = self._latest(history)
         if len(ordered) > MOST:
             words = f"step {step:,} · colour: density, log · from input to output"
-            return _carpet(ax, ordered) | {"subtitle": subtitle(ax, words)}
+            drawn = _carpet(ax, ordered, row_labels([*ordered], history))
+            return drawn | {"subtitle": subtitle(ax, words)}
         artists: Artists = {}
         panels = _grid(ax, len(ordered), self.columns)
         shown = _common_range(list(ordered.values()))
@@ -131,10 +134,10 @@ def _small_joint(
     return mesh
 
 
-def _carpet(ax: Axes, parts: Mapping[str, Histogram]) -> Artists:
+def _carpet(ax: Axes, parts: Mapping[str, Histogram], names: Sequence[str]) -> Artists:
     width, height = size_in_points(ax)
     stride = row_stride(len(parts), height)
-    labels = [shorten(name, 0.3 * width, TICK_SIZE) for name in [*parts][::stride]]
+    labels = shorten_apart(names[::stride], 0.3 * width, TICK_SIZE)
     left = (max(text_width(label, TICK_SIZE) for label in labels) - points(24)) / width
     inner = inside(ax, max(left, 0.0), 0, 1 - max(left, 0.0), 1)
     densities = np.array([one.density for one in parts.values()])

@@ -53,7 +53,7 @@ from gradlens.instruments.style import (
     TICK_SIZE,
     inside,
     points,
-    shorten,
+    shorten_apart,
     signed_colormap,
     size_colormap,
     size_in_points,
@@ -179,7 +179,7 @@ def _axes(ax: Axes, names: Sequence[str]) -> tuple[Axes, Axes]:
     """An axis for the map with its rows labelled by names, and one for the colours."""
     width, height = size_in_points(ax)
     stride = row_stride(len(names), height)
-    labels = [shorten(name, 0.3 * width, TICK_SIZE) for name in names[::stride]]
+    labels = shorten_apart(names[::stride], 0.3 * width, TICK_SIZE)
     left = max(0.0, max(text_width(label, TICK_SIZE) for label in labels) - points(24)) / width
     bar = inside(ax, 1 - points(BAR[1] - 8) / width, 0, points(BAR[0]) / width, 1)
     inner = inside(ax, left, 0, 1 - left - points(BAR[1]) / width, 1)

@@ -52,6 +52,7 @@ class LayerStableRanksInstrument(Instrument):
 
     kinds: ClassVar[tuple[str, ...]] = COVARIANCES
     aspect: ClassVar[str] = "stable rank"
+    label: ClassVar[str] = "rank"
     together: ClassVar[bool] = False
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:
@@ -70,6 +71,7 @@ class LayerConditionsInstrument(Instrument):
 
     kinds: ClassVar[tuple[str, ...]] = COVARIANCES
     aspect: ClassVar[str] = "condition"
+    label: ClassVar[str] = "ratio of eigenvalues"
     together: ClassVar[bool] = False
 
     def draw(self, history: History, ax: Axes, axis: StepAxis) -> Artists:

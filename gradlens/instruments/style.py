@@ -7,8 +7,9 @@ Everything is set on the artists themselves; matplotlib's global settings stay a
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 import matplotlib
@@ -90,6 +91,12 @@ def size_colormap() -> Colormap:
 def signed_colormap() -> Colormap:
     """Blue below zero, red above, pale between."""
     return matplotlib.colormaps["RdBu_r"]
+
+
+def signal_colormap() -> Colormap:
+    """Orange for noise, blue for signal, pale between."""
+    colors = [tint(ORANGE, 0.6), tint(MUTED, 0.06), tint(BLUE, 1.0)]
+    return LinearSegmentedColormap.from_list("gradlens signal", colors)
 
 
 def sequence_colors(count: int) -> list[RGB]:
@@ -199,6 +206,42 @@ def shorten(text: str, width: float, size: Size, weight: str = "normal") -> str:
     return shown
 
 
+def shorten_apart(texts: Sequence[str], width: float, size: Size) -> list[str]:
+    """The texts, each at most ``width`` points wide, and different where the whole texts are.
+
+    Those that would look the same without their middles are shown around the place where they
+    differ.
+    """
+    shown = [shorten(text, width, size) for text in texts]
+    alike: dict[str, set[str]] = {}
+    for text, short in zip(texts, shown, strict=True):
+        alike.setdefault(short, set()).add(text)
+    return [
+        short if len(alike[short]) == 1 else _around(text, alike[short], width, size)
+        for text, short in zip(texts, shown, strict=True)
+    ]
+
+
+def _around(text: str, others: Set[str], width: float, size: Size) -> str:
+    """What a text has that others have not, with as much in front of it as there is room for."""
+    head = _common([*others])
+    tail = _common([other[::-1] for other in others])
+    end = max(len(text) - tail, head + 1)
+    after = "…" if end < len(text) else ""
+    start = next(
+        (place for place in range(head) if text_width(f"…{text[place:end]}{after}", size) <= width),
+        head,
+    )
+    return shorten(f"…{text[start:end]}{after}", width, size)
+
+
+def _common(texts: Sequence[str]) -> int:
+    """The number of letters with which all texts begin."""
+    return sum(
+        1 for _ in takewhile(lambda letters: len({*letters}) == 1, zip(*texts, strict=False))
+    )
+
+
 def title(ax: Axes, text: str, readout: str = "", alarm: bool = False) -> None:
     """Bold title on the left, and the latest value on the right, in red if ``alarm``.
 
@@ -255,7 +298,7 @@ def subtitle(ax: Axes, text: str) -> Text:
 
 
 def message(ax: Axes, text: str) -> Text:
-    """A text in the middle of a panel that has nothing to draw."""
+    """A text in the middle of a panel that has nothing to draw, in front of marks at steps."""
     ax.set_yticks([])
     ax.grid(visible=False)
     lines = wrapped(text, 0.9 * size_in_points(ax)[0], TEXT_SIZE, 6)
@@ -268,6 +311,8 @@ def message(ax: Axes, text: str) -> Text:
         va="center",
         fontsize=TEXT_SIZE,
         color=MUTED,
+        zorder=5,
+        bbox={"boxstyle": "square,pad=0.3", "facecolor": PAPER, "linewidth": 0},
     )
 
 

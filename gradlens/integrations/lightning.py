@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.arguments import checked_quantities
 from gradlens.cockpit.cockpit import Cockpit
+from gradlens.integrations.backward_passes import BackwardPasses
 from gradlens.messages import GradlensWarning
 from gradlens.quantities.quantity import Quantity
 from gradlens.sinks import Sink
@@ -37,8 +38,9 @@ class CockpitCallback(Callback):
     ``options`` are the other arguments of ``gradlens.Cockpit``. The model is the
     ``LightningModule``, or its submodule with the dotted name ``module``. Global steps are those
     of the trainer's loggers: optimizer steps under automatic optimisation, batches under manual
-    optimisation. Where a batch has several backward passes, ``backward_pass`` says which of them is
-    tracked, counted from 0.
+    optimisation, where a step of several batches has the number of the first one. Where a batch has
+    several backward passes, ``backward_pass`` says which of them is tracked, counted from 0;
+    without it, that is the first one, with a warning.
 
     With ``log``, numbers are passed on to the trainer's loggers, each under its own step and at
     most every ``log_every_n_steps``, as "gradlens/NormTest", or "gradlens/generator/NormTest" with
@@ -58,7 +60,7 @@ class CockpitCallback(Callback):
         quantities: Iterable[Quantity | Aggregate] | str | None = None,
         *,
         module: str | None = None,
-        backward_pass: int = 0,
+        backward_pass: int | None = None,
         log: bool = True,
         prog_bar: Collection[str] = (),
         **options: Any,
@@ -66,7 +68,7 @@ class CockpitCallback(Callback):
         inspect.signature(Cockpit).bind(None, quantities, **options)
         self._quantities = None if quantities is None else checked_quantities(quantities)
         self._module = module
-        self._backward_pass = backward_pass
+        self._passes = BackwardPasses(backward_pass)
         self._logs = log
         self._prefix = "gradlens" if module is None else f"gradlens/{module}"
         self._latest = LatestNumbers(prog_bar, prefix=self._prefix)
@@ -75,7 +77,9 @@ class CockpitCallback(Callback):
         self._state: dict[str, Any] = {}
         """That of the cockpit at the end of a training, or of a checkpoint."""
         self._is_training = False
-        self._step = self._backward_passes = 0
+        self._step = 0
+        self._goes_on = False
+        """Whether the step has a later batch."""
         self._contexts = ExitStack()
 
     @property
@@ -109,7 +113,7 @@ class CockpitCallback(Callback):
         self._close()
         state = self._state if trainer.global_step else {}
         self._cockpit = self._new_cockpit(trainer, pl_module)
-        self._is_training = True
+        self._is_training, self._goes_on = True, False
         if state:
             try:
                 self._cockpit.load_state_dict(state, strict=False)
@@ -123,24 +127,26 @@ class CockpitCallback(Callback):
     ) -> None:
         """Enter the context of the step's forward pass."""
         self._contexts.close()
-        automatic = pl_module.automatic_optimization
-        self._step = trainer.global_step if automatic else trainer.fit_loop.total_batch_idx
-        self._backward_passes = 0
+        if pl_module.automatic_optimization:
+            self._step = trainer.global_step
+        elif not self._goes_on:
+            self._step = trainer.fit_loop.total_batch_idx
+        self._passes.begin_batch()
         self._contexts.enter_context(self.cockpit.forward(self._step))
 
     def on_before_backward(
         self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
     ) -> None:
         """Enter the context of the step, if this is the backward pass that is tracked."""
-        if self._backward_passes == self._backward_pass:
+        if self._passes.begin():
             self._contexts.close()
             arguments = self.context_arguments(trainer, pl_module, loss)
             self._contexts.enter_context(self.cockpit(self._step, **arguments))
-        self._backward_passes += 1
+            self._goes_on = arguments["accumulating"]
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the context of the step."""
-        if self._backward_passes == self._backward_pass + 1:
+        if self._passes.is_tracked:
             self._contexts.close()
 
     def on_train_batch_end(

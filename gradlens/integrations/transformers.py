@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.arguments import checked_quantities
 from gradlens.cockpit.cockpit import Cockpit
+from gradlens.integrations.backward_passes import BackwardPasses
 from gradlens.messages import GradlensWarning
 from gradlens.quantities.quantity import Quantity
 from gradlens.sinks.latest_numbers import LatestNumbers
@@ -42,8 +43,10 @@ class CockpitCallback(TrainerCallback):
         trainer.add_callback(CockpitCallback(trainer, quantities, run="run.jsonl"))
 
     ``options`` are the other arguments of ``gradlens.Cockpit``. Global steps are those of the
-    trainer, from 0 on: a step consists of all micro-batches of one update. With ``log``, the latest
-    values are added to the trainer's own logs of the loss, as ``gradlens/NormTest`` and the like.
+    trainer, from 0 on: a step consists of all micro-batches of one update. Where a micro-batch has
+    several backward passes, ``backward_pass`` says which of them is tracked, counted from 0;
+    without it, that is the first one, with a warning. With ``log``, the latest values are added to
+    the trainer's own logs of the loss, as ``gradlens/NormTest`` and the like.
 
     ``cockpit`` is that of the present training, or of the last one; ``None`` before the first.
     Checkpoints contain its state, and a training that is resumed from one continues the quantities
@@ -60,6 +63,7 @@ class CockpitCallback(TrainerCallback):
         quantities: Iterable[Quantity | Aggregate] | str | None = None,
         *,
         run: str | Path | None = None,
+        backward_pass: int | None = None,
         log: bool = True,
         **options: Any,
     ) -> None:
@@ -77,6 +81,8 @@ class CockpitCallback(TrainerCallback):
         self._checkpoint: Path | None = None
         self._latest = LatestNumbers()
         self._contexts = ExitStack()
+        self._step = 0
+        self._passes = BackwardPasses(backward_pass)
         # No event of a callback says that training has failed, or which checkpoint it resumes.
         trainer.train = partial(self._train, trainer.train)  # type: ignore[method-assign]
 
@@ -102,9 +108,11 @@ class CockpitCallback(TrainerCallback):
     def _call_first(self) -> None:
         """Let callbacks that report logs be called later, since they are called in order."""
         callbacks = self._trainer.callback_handler.callbacks
-        if self in callbacks:
-            callbacks.remove(self)
-            callbacks.insert(0, self)
+        if self not in callbacks:
+            warnings.warn(NOT_ADDED, GradlensWarning, stacklevel=3)
+            return
+        callbacks.remove(self)
+        callbacks.insert(0, self)
 
     # Events of the trainer, in the order in which they come.
 
@@ -125,6 +133,7 @@ class CockpitCallback(TrainerCallback):
         if resumes:
             self._load_state(self.cockpit)
         self._is_training = True
+        self._begin_batch(state.global_step)
         accelerator = self._trainer.accelerator
         accelerator.backward = partial(self._backward, accelerator.backward)
 
@@ -195,12 +204,23 @@ class CockpitCallback(TrainerCallback):
     def _backward(self, backward: Any, loss: Tensor, **kwargs: Any) -> None:
         """The accelerator's ``backward``, in the context of the step."""
         assert self.cockpit is not None
-        self._contexts.close()
-        with self.cockpit(self._trainer.state.global_step, **self.context_arguments(loss)):
+        step = self._trainer.state.global_step
+        if step != self._step:  # trainers with a loop of their own may leave out its beginning
+            self._begin_batch(step)
+        if not self._passes.begin():
             backward(loss, **kwargs)
+            return
+        self._contexts.close()
+        with self.cockpit(step, **self.context_arguments(loss)):
+            backward(loss, **kwargs)
+
+    def _begin_batch(self, step: int) -> None:
+        self._step = step
+        self._passes.begin_batch()
 
     def _enter_forward(self, step: int) -> None:
         if self._is_training and self.cockpit is not None:
+            self._begin_batch(step)
             self._contexts.close()
             self._contexts.enter_context(self.cockpit.forward(step))
 
@@ -247,6 +267,10 @@ class CockpitCallback(TrainerCallback):
 
 
 USE = "CockpitCallback(trainer, ...) takes the trainer that it is added to"
+NOT_ADDED = (
+    "gradlens: a CockpitCallback of this trainer isn't among its callbacks, so that it tracks "
+    "nothing: call trainer.add_callback(callback)"
+)
 DIVIDED = (
     "{by} divides the model's parameters among processes in a way that gradlens can't track: train "
     "with one process or with DistributedDataParallel (torchrun), or leave CockpitCallback out"

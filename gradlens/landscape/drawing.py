@@ -7,7 +7,7 @@ from collections.abc import Callable
 from matplotlib.axes import Axes
 
 from gradlens.instruments.drawing import Artists
-from gradlens.instruments.instrument import CELL, Drawing, panel_box
+from gradlens.instruments.instrument import CELL, LABELLED, Drawing, panel_box
 from gradlens.instruments.scales import number_label
 from gradlens.instruments.style import (
     MUTED,
@@ -34,7 +34,7 @@ def new_axes() -> Axes:
     """An axis on a new figure, which needs no window."""
     across, up = (SIZE * font_scale() * inches for inches in CELL)
     figure = TextFigure(figsize=(across, up), dpi=150, facecolor=PAPER)
-    left, bottom, width, height = panel_box(0, 0, across, up, figure, labels=True)
+    left, bottom, width, height = panel_box(0, 0, across, up, figure, LABELLED)
     return figure.add_axes((left, bottom, width, height))
 
 

@@ -101,7 +101,7 @@ class Reducer:
             work = f"{type(reduction).__name__} of {name}"
             with self._contain(work, partial(self._fail, [reduction])):
                 self.values[reduction][name] = reduction.reduce(gradients)
-        gradients.elements.forget_centre()
+        gradients.elements.forget()
         self.covered.add(name)
         if self._retain:
             self.retained[name] = self._lasting(gradients)

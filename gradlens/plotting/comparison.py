@@ -24,7 +24,6 @@ from gradlens.instruments import BUILT_IN
 from gradlens.instruments.drawing import (
     SMOOTH_FROM,
     Artists,
-    LineStyle,
     any_finite,
     beyond,
     explain_empty,
@@ -33,6 +32,7 @@ from gradlens.instruments.drawing import (
     thread,
 )
 from gradlens.instruments.instrument import Instrument
+from gradlens.instruments.overlaps import dashes
 from gradlens.instruments.scales import (
     Scale,
     StepAxis,
@@ -68,10 +68,6 @@ SPIKY = ("Alpha", "GradNoiseScale")
 
 ROWS = 7
 """Runs in one column of their list."""
-NEAR = 0.5
-"""Points between two lines of which one hides the other."""
-DASH = 2.5
-"""Length of a dash in widths of its line."""
 ROOM_OF_NAME = 8.5
 """Points that the name of a run takes, at least."""
 
@@ -83,6 +79,7 @@ class Number:
     name: str
     series: str
     title: str
+    part: str
     words: str
     kinds: tuple[str, ...]
     view: View
@@ -120,8 +117,9 @@ def numbers(runs: Mapping[str, History]) -> tuple[Number, ...]:
             one.name,
             one.series,
             # Of two quantities of one class, the names tell them apart.
-            _title(one) if titles[one.view.title, one.part] == 1 else one.series,
-            one.part or one.view.label,
+            _titled(_title(one) if titles[one.view.title, one.part] == 1 else one.series, one),
+            one.part,
+            _words(one),
             one.kinds,
             one.view,
             {run: found[one.name].line for run, found in by_run.items() if one.name in found},
@@ -136,6 +134,21 @@ def _title(one: Scalar) -> str:
         return one.view.title
     titles = (each.title_of_logged(one.series) for each in BUILT_IN if one.series in each.logged)
     return next(titles, one.view.title)
+
+
+def _titled(title: str, one: Scalar) -> str:
+    """The title of the panel of one part of a record, as on the page of one run."""
+    return f"{title}: {one.part}" if one.part and not _is_unit(one) else title
+
+
+def _words(one: Scalar) -> str:
+    """What the numbers are, where the title doesn't say it."""
+    return one.part if _is_unit(one) else "" if one.part else one.view.label
+
+
+def _is_unit(one: Scalar) -> bool:
+    """Whether the part of a record is not a part, but the unit of times."""
+    return "Time" in one.kinds
 
 
 def left_out(runs: Mapping[str, History]) -> tuple[str, ...]:
@@ -265,32 +278,6 @@ def _on_paper(ax: Axes, one: Line) -> Line:
     """A line's heights in points."""
     heights = ax.transData.transform(np.stack([one.steps, one.values], 1))[:, 1]
     return Line(one.steps, heights * 72 / figure_of(ax).dpi)
-
-
-def dashes(lines: Sequence[Line]) -> list[LineStyle]:
-    """A solid line for each, and dashes for one that would hide an earlier one; in points."""
-    first: list[int] = []
-    for place, one in enumerate(lines):
-        hidden = [first[other] for other in range(place) if _hides(one, lines[other])]
-        first.append(hidden[0] if hidden else place)
-    counts = Counter(first)
-    seen: Counter[int] = Counter()
-    styles: list[LineStyle] = []
-    for place in first:
-        number, count = seen[place], counts[place]
-        # The dashes of each fill the gaps of the others.
-        dash: LineStyle = (-DASH * number, (DASH, DASH * (count - 1)))
-        styles.append(dash if number else "-")
-        seen[place] += 1
-    return styles
-
-
-def _hides(front: Line, behind: Line) -> bool:
-    """Whether two lines are less than ``NEAR`` apart at most of their common steps."""
-    _, first, second = np.intersect1d(behind.steps, front.steps, return_indices=True)
-    apart = np.abs(behind.values[first] - front.values[second])
-    apart = apart[np.isfinite(apart)]
-    return bool(apart.size) and bool(np.mean(apart <= NEAR) > 0.8)
 
 
 def _names(

@@ -19,7 +19,14 @@ from gradlens.history.history import History
 from gradlens.history.lines import line
 from gradlens.history.records import LeftOutWarning
 from gradlens.history.view import Group
-from gradlens.instruments.instrument import CELL, Instrument, panel_box, step_axis
+from gradlens.instruments.instrument import (
+    CELL,
+    LABELLED,
+    MARGINS,
+    Instrument,
+    panel_box,
+    step_axis,
+)
 from gradlens.instruments.scales import StepAxis, number_label
 from gradlens.instruments.style import (
     FAINT,
@@ -58,6 +65,8 @@ EMPTY = (8.0, 4.0)
 
 BOTTOM = 0.14
 """Inches from the lower edge to the middle of the last line of text."""
+SPACE = 0.03
+"""Inches on the left of labels, which rendering may make a little wider."""
 NARROWEST = 1.5
 """Inches below which the labels of a panel leave no room for its lines."""
 NOTE_LINES = 3
@@ -100,9 +109,7 @@ def draw(
         _header(figure, title, facts(history))
     _write(figure, note)
     explain(figure, marked, explanations, font_scale() * (BOTTOM + LINE * len(note)))
-    axis = step_axis(history, log_step)
-    for row in page.places(*_inches(figure)):
-        _draw_row(figure, history, row, axis, frame)
+    _draw_rows(figure, history, page, step_axis(history, log_step))
     for ax in figure.axes if marked else ():
         mark(ax, marked)
     literal(figure)
@@ -160,16 +167,47 @@ def facts(history: History) -> tuple[str, ...]:
     return (*parts, f"{len(steps):,} recorded step{'' if len(steps) == 1 else 's'}")
 
 
-def _draw_row(
-    figure: Figure, history: History, row: Sequence[Place], axis: StepAxis, frame: Frame
-) -> None:
-    groups = itertools.groupby(row, key=lambda place: place.panel.group)
-    for group, members in groups if frame.groups else ():
+def _draw_rows(figure: Figure, history: History, page: Page, axis: StepAxis) -> None:
+    rows = page.places(*_inches(figure))
+    if not page.frame.labels:
+        for row in rows:
+            _group_headings(figure, row)
+            _draw_row(figure, history, row, axis, page.frame, MARGINS[0])
+        return
+    for row in rows:
+        _draw_row(figure, history, row, axis, page.frame, LABELLED)
+    # Only what has been drawn says how wide labels are.
+    margin = _needed_margin(figure)
+    for ax in figure.axes:
+        ax.remove()
+    for row in rows:
+        _draw_row(figure, history, row, axis, page.frame, margin)
+
+
+def _needed_margin(figure: Figure) -> float:
+    """Inches on the left of panels for their labels, at matplotlib's default ``font.size``."""
+    boxes = [(ax.bbox.x0, ax.get_tightbbox()) for ax in figure.axes]
+    widest = max((left - box.x0 for left, box in boxes if box is not None), default=0.0)
+    return (max(widest, 0.0) / figure.dpi + SPACE) / font_scale()
+
+
+def _group_headings(figure: Figure, row: Sequence[Place]) -> None:
+    for group, members in itertools.groupby(row, key=lambda place: place.panel.group):
         found = list(members)
         right = found[-1].left + found[-1].width
         _group_heading(figure, group, found[0].left, right, found[0].top - font_scale() * HEADING)
+
+
+def _draw_row(
+    figure: Figure,
+    history: History,
+    row: Sequence[Place],
+    axis: StepAxis,
+    frame: Frame,
+    margin: float,
+) -> None:
     for place in row:
-        box = panel_box(place.left, place.top, place.width, place.height, figure, frame.labels)
+        box = panel_box(place.left, place.top, place.width, place.height, figure, margin)
         ax = figure.add_axes((box[0], box[1], box[2], box[3]))
         _draw_panel(place.panel.instrument, history, ax, axis, frame.labels)
 

@@ -15,6 +15,7 @@ from gradlens.history.lines import Floats, Line
 from gradlens.history.records import Note
 from gradlens.history.scalars import Scalar
 from gradlens.history.spending import Spending
+from gradlens.plotting.dead_units import DeadUnits, dead_units
 from gradlens.plotting.findings import findings_of
 from gradlens.plotting.noise_ranking import NoiseRanking, noise_rankings
 
@@ -58,7 +59,7 @@ class Summary:
     ``others`` gives these series with their numbers of records. ``coverage`` is the latest, or
     ``None`` if nothing was made of per-sample gradients. ``spending`` is what tracking has taken of
     the time, if it had a budget. ``noise`` ranks layers or parameters, where their noise was
-    recorded.
+    recorded. ``dead_units`` are those of the latest step, where their indices were recorded.
     """
 
     steps: tuple[int, ...]
@@ -70,6 +71,7 @@ class Summary:
     spending: Spending | None = None
     noise: tuple[NoiseRanking, ...] = ()
     findings: tuple[Finding, ...] = ()
+    dead_units: tuple[DeadUnits, ...] = ()
 
 
 def summarize(history: History) -> Summary:
@@ -91,6 +93,7 @@ def summarize(history: History) -> Summary:
         history.spending,
         noise_rankings(history),
         findings_of(history),
+        dead_units(history),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -29,9 +29,10 @@ class OutputActivation(LayerQuantity):
     A unit is a feature, or a channel of a convolution; an output is active if its absolute value
     is above ``threshold``. A unit's rate is the share of samples and positions at which it is
     active. For each layer, ``"active"`` is the mean rate, ``"dead"`` the share of units whose rate
-    is zero, ``"least"`` the smallest rate, and ``"least_unit"`` the index of its unit. A record
-    also has the means of the first two over layers, and ``"worst"``, the largest share of dead
-    units in any layer.
+    is zero, ``"least"`` the smallest rate, and ``"least_unit"`` the index of its unit. With
+    ``units``, ``"dead_units"`` are the indices of all units whose rate is zero. A record also has
+    the means of the first two over layers, and ``"worst"``, the largest share of dead units in any
+    layer.
     """
 
     signal = Signal.OUTPUT
@@ -39,6 +40,8 @@ class OutputActivation(LayerQuantity):
     view = View("Active and dead units", group="layers", label="share")
 
     threshold: float = 1e-8  # as in monitorch
+    _: KW_ONLY
+    units: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +52,11 @@ class OutputActivation(LayerQuantity):
             return Undefined(EMPTY)
         if not reduced.active.numel():
             return Undefined(NO_FEATURES)
-        return activation(reduced.active / reduced.count)
+        rates = reduced.active / reduced.count
+        found = activation(rates)
+        if not self.units or isinstance(found, float):
+            return found
+        return found | {"dead_units": on_host(rates == 0).nonzero()[:, 0].numpy()}
 
     def summary(self, layers: Mapping[str, Any]) -> dict[str, Any]:
         return over_parts(layers)

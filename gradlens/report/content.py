@@ -156,7 +156,7 @@ def _of_several(runs: Mapping[str, History]) -> list[Card]:
     colors = run_colors([*runs])
     found: list[Card] = []
     for one in numbers(runs):
-        unit = UNITS.get(one.words, UNITS.get(one.view.label, ""))
+        unit = UNITS.get(one.part, UNITS.get(one.view.label, ""))
         curves = tuple(
             Curve(run, line, colors[run], gaps(line, runs[run][one.series]), unit)
             for run, line in one.lines.items()

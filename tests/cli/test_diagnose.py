@@ -79,7 +79,7 @@ def test_json_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert first["findings"][0]["fault"] == "lr_too_high"
     assert second["findings"] == []
     assert "overfitting" in second["unasked"]
-    assert len(second["asked"]) + len(second["unasked"]) == 37
+    assert len(second["asked"]) + len(second["unasked"]) == 38
 
 
 def test_a_run_without_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -381,7 +381,7 @@ def drawn(rows: Tensor, seed: int, parts: Sequence[int], max_bytes: int) -> Samp
         value = Results({"s": {"w": kind.reduce(gradients)}})
         one = BatchPart(len(part), len(part), results=value)
         found = merged(found, one, {"s": kind}, "mean", _uncontained)
-        dense.forget_centre()
+        dense.forget()
         store.add({"w": dense}, len(part), float(len(part)))
     kept = store.joined(float(len(rows)), len(rows))
     gradients = ParameterGradients("w", torch.zeros(rows.shape[1]), kept.operators["w"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import runpy
 from collections.abc import Iterator
 from importlib import import_module
@@ -151,12 +152,26 @@ def test_an_unknown_preset_is_an_error() -> None:
     [
         ("context", "get_batch_size", r"step\.samples"),
         ("instruments", "max_ev_gauge", r"gradlens\.instruments\.HessMaxEVInstrument"),
+        ("instruments.max_ev_gauge", "max_ev_gauge", r"gradlens\.instruments\.HessMaxEVInstrument"),
         ("quantities.quantity", "TwoStepQuantity", r"gradlens\.quantities\.UpdateQuantity"),
+        ("quantities.utils_transforms", "BatchGradTransformsHook", r"reductions: .*own-quantity"),
+        ("quantities.utils_hists", "histogram2d", r"numpy\.histogramdd"),
+        ("utils.optim", "ComputeStep", r"gradlens\.quantities\.UpdateQuantity"),
     ],
 )
 def test_what_is_not_there_names_what_takes_its_place(module: str, name: str, instead: str) -> None:
     with pytest.raises(ImportError, match=f"{name} isn't there: use {instead}"):
         getattr(import_module(f"gradlens.compat.cockpit.{module}"), name)
+
+
+@pytest.mark.parametrize("name", quantities.__all__)
+def test_each_class_has_the_module_that_it_has_in_cockpit(name: str) -> None:
+    module = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.removesuffix("1d").removesuffix("2d")).lower()
+    module = "tic" if name.startswith("TIC") else module
+    found = import_module(f"gradlens.compat.cockpit.quantities.{module}")
+    assert getattr(found, name) is getattr(quantities, name)
+    with pytest.raises(AttributeError, match="Missing"):
+        found.Missing  # noqa: B018
 
 
 def test_instruments_that_take_the_places_of_gauges_exist() -> None:

@@ -469,3 +469,23 @@ def test_equal_units_of_recurrent_layers(kind: type[nn.RNNBase], hidden: int) ->
         spreads = [float(v) for name, v in found.items() if name.startswith("row_spread")]
         assert len(spreads) == (4 if hidden > 1 else 0)
         assert all((spread < 1e-6) == equal for spread in spreads)
+
+
+def test_a_closure_may_run_the_last_micro_batch() -> None:
+    """The optimizer has begun its step by then, and hasn't used what is in p.grad."""
+    torch.manual_seed(0)
+    network = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    cockpit = Cockpit(network, [])
+
+    def backward(step: int, accumulating: bool) -> None:
+        loss = network(torch.randn(4, 3)).square().mean()
+        with cockpit(step, loss=loss, optimizer=optimizer, accumulating=accumulating):
+            loss.backward()
+
+    for step in range(3):
+        optimizer.zero_grad()
+        backward(step, accumulating=True)
+        optimizer.step(lambda: backward(step, accumulating=False))  # noqa: B023
+    cockpit.close()
+    assert not cockpit.history.notes

@@ -785,6 +785,28 @@ def test_joint_histograms_of_very_many_parameters_are_the_first_ones() -> None:
     assert any("first 48 of 60" in text for text in shown_texts(drawing.ax))
 
 
+@pytest.mark.parametrize("steps", [10, 400])
+def test_lines_that_hide_each_other_are_dashed_in_turn(steps: int) -> None:
+    names = {name: Source(("MeanGSNR",), VIEWS["MeanGSNR"]) for name in ("first", "same", "other")}
+    history = History(names)
+    for step in range(steps):
+        history.append(step, {"first": 1.0 + step, "same": 1.0 + step, "other": 9.0 + 2 * step})
+    artists = instruments.MeanGSNRInstrument().plot(history).artists
+    fronts = [artists.get(f"{name} trend", artists[name]) for name in names]
+    assert [front.is_dashed() for front in fronts] == [False, True, False]  # type: ignore[attr-defined]
+
+
+def test_rows_of_many_layer_histograms_have_the_names_that_maps_have() -> None:
+    counts = {"hist": np.ones(3, int), "below": 0, "above": 0, "nan": 0}
+    names = {f"net.block{n}.weight": (3,) for n in range(60)}
+    parts = dict.fromkeys(names, counts)
+    history = recorded("GradHist1d", {0: counts | {"edges": np.arange(4.0), "parameters": parts}})
+    history.parameters = names
+    drawing = instruments.LayerHistogramsInstrument().plot(history)
+    labels = [label.get_text() for label in drawing.axes[1].get_yticklabels()]
+    assert labels[0] == "block0.weight"
+
+
 def test_narrow_layer_histograms_keep_their_names() -> None:
     counts = {"hist": np.ones(3, int), "below": 1, "above": 0, "nan": 1}
     parts = dict.fromkeys(shapes(3), counts)

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import gradlens
 from gradlens import quantities
+from gradlens.messages import GradlensWarning
 from gradlens.quantities import Quantity
 from tests.cockpit.test_distributed import free_port
 from tests.cockpit.test_training_loops import assert_same_histories, assert_same_values
@@ -244,6 +245,83 @@ def test_values_are_those_of_a_plain_loop(case: Case) -> None:
     assert same_state(module, case.fit())
 
 
+def test_the_last_group_of_an_epoch_may_be_short() -> None:
+    """Loss and tests are those of its samples; the gradient is the smaller one that is trained on.
+
+    Lightning divides the loss by three, though the last group of 8 batches has two.
+    """
+    callback = CockpitCallback(tracked(*OF_THE_LAST_PART))
+    module = Module()
+    trainer(callback, accumulate_grad_batches=3).fit(module, loader(SAMPLES // 2))
+    history, plain = callback.cockpit.history, Module()
+    optimizer = plain.configure_optimizers()
+    for step, samples in enumerate([slice(0, 18), slice(18, 36), slice(36, 48)]):
+        inputs, labels = data().tensors[0][samples], data().tensors[1][samples]
+        pairs = zip(inputs[:, None], labels[:, None], strict=True)
+        losses = [plain.loss_function(plain.network(x), y) for x, y in pairs]
+        optimizer.zero_grad()
+        parameters = [*plain.parameters()]
+        rows = [torch.autograd.grad(each, parameters, retain_graph=True) for each in losses]
+        gradients = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+        share = min(1.0, len(losses) / 18)
+        loss = torch.stack(losses).mean()
+        (share * loss).backward()
+        mean = gradients.mean(0)
+        spread = (gradients - mean).square().sum() / (len(losses) * (len(losses) - 1))
+        expected = {
+            "Loss": loss.item(),
+            "NormTest": (spread / mean.square().sum()).sqrt().item(),
+            "GradNorm": share * mean.norm().item(),
+        }
+        norms = torch.tensor([*history["GradNorm"][step].values()])
+        found = {name: history[name][step] for name in expected} | {"GradNorm": norms.norm().item()}
+        assert found == pytest.approx(expected, rel=1e-6)
+        optimizer.step()
+
+
+class ManualInPairs(Module):
+    """Makes a step of the optimizer after every second batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        self.manual_backward(super().training_step(batch, batch_idx) / 2)
+        if batch_idx % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class InPairs(CockpitCallback):
+    def context_arguments(self, trainer: Any, pl_module: Any, loss: Tensor) -> dict[str, Any]:
+        arguments = super().context_arguments(trainer, pl_module, loss)
+        is_first = trainer.fit_loop.batch_idx % 2 == 0
+        return {**arguments, "loss_scale": 0.5, "accumulating": is_first}
+
+
+def test_batches_are_joined_under_manual_optimisation() -> None:
+    """The step has the number of its first batch, and the values of a plain loop."""
+    case = Case(without=OF_THE_LAST_PART)
+    callback, module = InPairs(case.quantities), ManualInPairs()
+    trainer(callback, max_epochs=1).fit(module, loader(SAMPLES // 2))
+    plain = case.plain_loop()
+    for name in ("Loss", "GradNorm", "NormTest", "MeanGSNR", "UpdateSize", "Distance", "Alpha"):
+        expected = {2 * step: value for step, value in plain[name].items()}
+        assert_same_values(recorded(callback.cockpit, name), expected, 1e-9)
+    alone = ManualInPairs()
+    trainer(max_epochs=1).fit(alone, loader(SAMPLES // 2))
+    assert same_state(module, alone)
+
+
+def test_a_step_whose_last_batch_has_no_loss_has_no_values() -> None:
+    callback = CockpitCallback(tracked("Alpha", *OF_THE_LAST_PART))
+    with pytest.warns(GradlensWarning, match="1 micro-batches of step 0 have no values"):
+        trainer(callback, accumulate_grad_batches=2).fit(Skipping(), loader())
+    assert [*callback.cockpit.history["NormTest"]] == [1]
+
+
 def recorded(cockpit: Any, name: str) -> Mapping[int, Any]:
     found: Mapping[int, Any] = cockpit.history[name]
     return found
@@ -362,9 +440,12 @@ class ByLBFGS(Module):
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
 
 
-def test_of_several_closures_the_first_one_is_tracked() -> None:
-    callback, module = CockpitCallback(tracked()), ByLBFGS()
-    trainer(callback).fit(module, loader())
+@pytest.mark.parametrize("chosen", [0, None])
+def test_of_several_closures_the_first_one_is_tracked(chosen: int | None) -> None:
+    callback, module = CockpitCallback(tracked(), backward_pass=chosen), ByLBFGS()
+    warned = pytest.warns(GradlensWarning, match="several backward passes")
+    with warned if chosen is None else nullcontext():
+        trainer(callback).fit(module, loader())
     plain = ByLBFGS()
     optimizer, cockpit = plain.configure_optimizers(), gradlens.Cockpit(plain, tracked())
     for step, (inputs, labels) in enumerate(loader()):

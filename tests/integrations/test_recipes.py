@@ -100,6 +100,18 @@ def for_skorch() -> Names:
     return {"module": module, "inputs": inputs.numpy(), "labels": labels.numpy()}
 
 
+def for_fastai() -> Names:
+    pytest.importorskip("fastai", reason="the recipe needs fastai")
+    from fastai.data.core import DataLoaders
+    from fastai.data.load import DataLoader
+
+    torch.manual_seed(0)
+    samples = [*zip(torch.randn(32, 4), torch.randint(2, (32,)), strict=True)]
+    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    loaders = DataLoaders(*(DataLoader(samples, bs=16, num_workers=0) for _ in range(2)))
+    return {"module": module, "loaders": loaders}
+
+
 def for_gan() -> Names:
     torch.manual_seed(0)
     generator = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2))
@@ -175,6 +187,24 @@ def test_skorch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert [*history["NormTest"]] == [0, 1]
     assert math.isfinite(history["Alpha"][0])
     assert not history.notes
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")
+def test_fastai(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = run("fastai", for_fastai(), monkeypatch, tmp_path)
+    history = names["history"]
+    covered(history, 16)
+    assert [*history["NormTest"]] == [0, 1, 2, 3]
+    assert [*history["UpdateSize"]] == [0, 1, 2, 3]
+    assert not history.notes
+    # The same training without the callback.
+    alone = for_fastai()
+    Learner = names["Learner"]
+    learner = Learner(alone["loaders"], alone["module"], loss_func=nn.CrossEntropyLoss())
+    learner.fit(2)
+    pairs = zip(names["module"].parameters(), alone["module"].parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_gan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

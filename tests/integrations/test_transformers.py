@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 import gradlens
 from gradlens.hooks.torch_private import forward_hooks
 from gradlens.integrations.transformers import CockpitCallback
+from gradlens.messages import GradlensWarning
 from gradlens.quantities import (
     Alpha,
     Distance,
@@ -69,6 +71,7 @@ def trainer_of(
     texts_: int = 24,
     network: Callable[[], nn.Module] = gpt2,
     callbacks: list[TrainerCallback] | None = None,
+    kind: type[Trainer] = Trainer,
     **options: Any,
 ) -> Any:
     torch.manual_seed(0)
@@ -85,7 +88,7 @@ def trainer_of(
         name: options.pop(name) for name in ("compute_loss_func",) if name in options
     }
     arguments |= options
-    return Trainer(
+    return kind(
         network(),
         TrainingArguments(
             str(folder),
@@ -406,6 +409,39 @@ def test_divided_models_are_refused(
     monkeypatch.setattr(trainer, by, True)
     with pytest.raises(ValueError, match=r"(DeepSpeed|FSDP) divides the model's parameters"):
         callback.on_train_begin(trainer.args, trainer.state, trainer.control)
+
+
+class Regularised(Trainer):
+    """Runs a backward pass for the loss, and another one for a term that has no samples."""
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        prepared = self._prepare_inputs(inputs)
+        loss = self.compute_loss(model, prepared, num_items_in_batch=num_items_in_batch)
+        self.accelerator.backward(loss)
+        self.accelerator.backward(sum(p.square().sum() for p in model.parameters()))
+        return loss.detach()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("chosen", [0, None])
+def test_of_several_backward_passes_the_first_one_is_tracked(
+    chosen: int | None, tmp_path: Path
+) -> None:
+    trainer = trainer_of(tmp_path, parts=2, kind=Regularised)
+    callback = tracked(trainer, backward_pass=chosen)
+    warned = pytest.warns(GradlensWarning, match="several backward passes")
+    with warned if chosen is None else nullcontext():
+        trainer.train()
+    found = values(callback)
+    for step, log in enumerate(trainer.state.log_history[:3]):
+        assert found[step]["Loss"] == pytest.approx(log["loss"], rel=1e-4)
+        assert math.isfinite(found[step]["NormTest"])
+
+
+def test_a_callback_that_was_not_added_is_said(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    CockpitCallback(trainer)
+    with pytest.warns(GradlensWarning, match="add_callback"):
+        trainer.train()
 
 
 def test_copied_models_are_refused(tmp_path: Path) -> None:

@@ -107,6 +107,13 @@ def numbers(draw: st.DrawFn, *shape: int) -> Tensor:
 AXES = st.tuples(st.sampled_from([1, 2, 3, 40, 100, 300]), st.sampled_from(RANGES))
 
 
+def by_sorting(delta: Tensor, inputs: Tensor, scale: float = 1.0) -> OuterProduct:
+    """An outer product whose large elements are found by sorting, however few there are."""
+    operator = OuterProduct(delta, inputs, scale)
+    operator.few = 0
+    return operator
+
+
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data(), AXES, AXES)
@@ -114,9 +121,10 @@ def test_outer_products(data: st.DataObject, x: tuple[int, Range], y: tuple[int,
     n, rows, columns = (data.draw(st.sampled_from(sizes)) for sizes in ([1, 7], [1, 5], [1, 30]))
     delta, inputs = data.draw(numbers(n, rows)), data.draw(numbers(n, columns))
     parameter = data.draw(numbers(rows, columns))
-    operator = OuterProduct(delta, inputs, data.draw(st.sampled_from([1.0, 7.0, 128.0])))
+    scale = data.draw(st.sampled_from([1.0, 7.0, 128.0]))
+    operator = OuterProduct(delta, inputs, scale)
     elements = operator.dense()
-    for individual in (operator, Dense(elements)):
+    for individual in (operator, by_sorting(delta, inputs, scale), Dense(elements)):
         for max_bytes in (1, 200, 10**6):
             found = individual.histogram_1d(*x, max_bytes)
             assert_counts_1d(found, elements, *x)
@@ -134,7 +142,9 @@ def whole(*shape: int) -> Tensor:
 
 OPERATORS = {
     "outer product": OuterProduct(whole(5, 6), whole(5, 40)),
+    "outer product, sorted": by_sorting(whole(5, 6), whole(5, 40)),
     "backward from a negative multiple": OuterProduct(whole(5, 6), whole(5, 40), -2.0),
+    "negative, sorted": by_sorting(whole(5, 6), whole(5, 40), -2.0),
     "short sequence": SumOfOuterProducts(whole(5, 2, 6), whole(5, 2, 40)),
     "long sequence": SumOfOuterProducts(whole(5, 30, 6), whole(5, 30, 40)),
     "convolution": Convolution(
@@ -247,4 +257,10 @@ def test_small_elements_of_outer_products_are_not_computed() -> None:
     assert (seen.abs() >= 6).sum() == large.sum() > 0
     assert len(seen) < 2 * large.sum()
     assert all(block.values.numel() <= 1000 for block in blocks)
+    times = torch.zeros(20, 50, 70)
+    for block in blocks:
+        places = (block.sample[:, None], block.row[:, None], block.column())
+        times.index_put_(places, (block.values != 0).float(), accumulate=True)
+    assert times[large].eq(1).all()
+    assert times.max() == 1
     assert not list(Tail(delta, inputs, 2.0, 100.0).blocks(1000))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
@@ -21,6 +22,8 @@ from gradlens.cli.summary_data import as_json
 from gradlens.cli.summary_text import render
 from gradlens.history.finding import Finding
 from gradlens.history.records import LeftOutWarning, Note
+from gradlens.history.undefined import Undefined
+from gradlens.instruments.style import PAPER
 from gradlens.plotting.animation import frames
 from gradlens.plotting.findings import MOST, findings_of, main_findings, others
 from gradlens.plotting.marks import APART, apart
@@ -210,12 +213,26 @@ def test_consequences_are_indented_and_notices_are_called_so() -> None:
     assert "what may be wrong" in render(notices, 80)
 
 
+def test_a_message_is_in_front_of_the_lines_of_findings() -> None:
+    history = run(series=LOSS | {"GradNorm": dict.fromkeys(range(STEPS), Undefined("no gradient"))})
+    figure = drawn(history, several(1, AT))
+    (text,) = [t for ax in figure.axes for t in ax.texts if t.get_text() == "no gradient"]
+    (line,) = text.axes.get_lines()
+    box = text.get_bbox_patch()
+    assert box is not None
+    assert to_rgb(box.get_facecolor()) == to_rgb(PAPER)
+    assert text.get_zorder() > line.get_zorder()
+
+
 def test_a_headline_names_layers_and_samples() -> None:
     finding = Finding("fault", "A fault", 3, "fact")
     assert finding.headline == "A fault (fact)"
     assert replace(finding, samples=("7",)).headline == "A fault (sample 7; fact)"
+    assert replace(finding, where=("a.0", "3")).headline == "A fault (a.0, 3; fact)"
+    assert replace(finding, where=("3",)).headline == "A fault (layer 3; fact)"
+    assert replace(finding, where=("0", "2")).headline == "A fault (layers 0, 2; fact)"
     both = replace(finding, where=("0", "2"), samples=("7", "9"), advice="Mend it.")
-    assert both.sentence == "A fault (0, 2; samples 7, 9; fact). Mend it."
+    assert both.sentence == "A fault (layers 0, 2; samples 7, 9; fact). Mend it."
 
 
 def test_json_has_all_of_a_finding() -> None:

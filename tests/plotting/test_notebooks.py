@@ -16,7 +16,7 @@ import gradlens
 from gradlens import History, Undefined
 from gradlens.history import html
 from gradlens.history.html import in_short, table
-from gradlens.history.records import Note
+from gradlens.history.records import Note, Source
 from gradlens.plotting.notebook_figure import NotebookFigure
 from gradlens.quantities import GradNorm, Loss, NormTest
 
@@ -93,6 +93,16 @@ def test_a_history() -> None:
         ["<script>", "1", "2", "</table>"],
     ]
     assert found.texts == [repr(history), "1 note", "step 3: a <b> & more"]
+
+
+def test_times_are_those_per_step() -> None:
+    history = History({"clock": Source(("Time",))})
+    history.append(10, {"clock": 1.7e9})
+    assert cells(history).rows[1] == ["clock", "1", "10", "needs two records"]
+    history.append(20, {"clock": 1.7e9 + 5})
+    assert cells(history).rows[1] == ["clock", "2", "20", "0.5 s/step"]
+    history.append(30, {"clock": Undefined("no clock")})
+    assert cells(history).rows[1][3] == "NaN: no clock"
 
 
 def test_a_history_without_values() -> None:

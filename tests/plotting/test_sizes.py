@@ -10,11 +10,18 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from gradlens.history.history import History
 from gradlens.history.records import Note
-from gradlens.instruments.style import text_width, wrapped
+from gradlens.instruments.style import (
+    shorten,
+    shorten_apart,
+    size_in_points,
+    text_width,
+    wrapped,
+)
 from gradlens.plotting.panels import layer_panels, main_panels
 from gradlens.plotting.plotter import CockpitPlotter
 from tests.instruments.test_instruments import realistic
@@ -25,6 +32,7 @@ COLUMN = 3.3
 
 RUN = realistic(60)
 MAIN = [panel.instrument.heading(RUN) for panel in main_panels(RUN)]
+TWO_PARTS = ("Gradient tests", "Local step size α", "Signal along directions")
 EVERY = list(dict.fromkeys([*MAIN, *(p.instrument.heading(RUN) for p in layer_panels(RUN))]))
 
 
@@ -54,11 +62,41 @@ def test_a_panel_in_a_column_has_a_label_and_nothing_is_cut(
     assert shown.replace("\n", " ") == title
 
 
+@pytest.mark.parametrize("title", EVERY)
+def test_the_margin_of_a_paper_is_as_wide_as_its_labels(title: str) -> None:
+    figure = drawn(RUN, panels=[title], size=COLUMN, style="paper")
+    margin = figure.get_tightbbox().x0  # inches
+    assert 0.1 < margin < 0.2
+
+
+@pytest.mark.parametrize("width", [1.8, 2.4, 3.3, 4.5])
+@pytest.mark.parametrize("title", TWO_PARTS)
+def test_a_series_has_room_beside_a_picture_or_the_whole_panel(title: str, width: float) -> None:
+    figure = drawn(RUN, panels=[title], size=width, style="paper")
+    (ax,) = figure.axes
+    parts = [part for part in ax.child_axes if isinstance(part, Axes)] or [ax]
+    assert size_in_points(parts[-1])[0] >= 60
+    assert len(parts) == (2 if width > 3 else 1)
+
+
 @pytest.mark.parametrize("title", [t for t in MAIN if t not in ("Gradient tests",)])
 def test_value_axes_of_a_paper_have_labels(title: str) -> None:
     figure = drawn(RUN, panels=[title], size=COLUMN, style="paper")
     axes = [ax for ax in figure.axes for ax in (ax, *ax.child_axes) if ax.axison]
     assert any(ax.get_ylabel() for ax in axes)
+
+
+@pytest.mark.parametrize(
+    ("title", "label"),
+    [
+        ("Input covariance: stable rank", "rank"),
+        ("Input covariance: condition", "ratio of eigenvalues"),
+    ],
+)
+def test_labels_are_those_of_the_aspect_that_is_drawn(title: str, label: str) -> None:
+    history = realistic(12, ("InputCovariance",))
+    (ax,) = drawn(history, panels=[title], size=COLUMN, style="paper").axes
+    assert ax.get_ylabel() == label
 
 
 def test_a_paper_has_panels_alone() -> None:
@@ -149,6 +187,25 @@ def test_a_text_that_is_too_long_ends_between_words() -> None:
     assert len(lines) == 2
     assert lines[-1].endswith(" …")
     assert TEXT.startswith(" ".join(lines).removesuffix(" …"))
+
+
+LONG = [
+    f"encoder.a_long_name_of_a_module_{n}.another_long_name_of_a_module.weight" for n in range(20)
+]
+
+
+@pytest.mark.parametrize("width", [50.0, 90.0, 1000.0])
+@pytest.mark.parametrize("names", [LONG, LONG[9:11], ["a" * 40 + one + "b" * 40 for one in "xyz"]])
+def test_short_names_differ_where_whole_ones_do(names: list[str], width: float) -> None:
+    shown = shorten_apart(names, width, 7)
+    assert len({*shown}) == len(names)
+    assert all(text_width(text, 7) <= width for text in shown)
+    assert width < 1000 or shown == names
+
+
+def test_names_that_differ_at_their_ends_keep_both_ends() -> None:
+    names = ["encoder.0.attention.weight", "decoder.0.attention.bias"]
+    assert shorten_apart(names, 70, 7) == [shorten(name, 70, 7) for name in names]
 
 
 def test_notes_are_wrapped() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,12 @@ import torch
 from torch import Tensor, nn
 
 import gradlens
-from gradlens import History, quantities, schedules
+from gradlens import CockpitPlotter, History, quantities, schedules
+from gradlens.cli.summary_data import as_json
+from gradlens.cli.summary_text import render
+from gradlens.history.records import Source
+from gradlens.plotting.dead_units import DeadUnits, dead_units
+from gradlens.plotting.summary import summarize
 from gradlens.quantities import LayerQuantity, Quantity, UpdateQuantity
 from gradlens.quantities.parameter_quantity import AllParametersQuantity
 from tests.cases.layer_cases import CASES, Array, Flow, flows
@@ -501,6 +508,42 @@ def test_covariance_of_no_eigenvalues(k: int) -> None:
 def test_a_string_is_no_schedule(kind: type[Quantity]) -> None:
     with pytest.raises(TypeError, match="track_schedule='linear' is not callable"):
         kind("linear")  # type: ignore[arg-type]
+
+
+def test_dead_units_are_listed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 40), nn.ReLU(), nn.Linear(40, 4), nn.ReLU())
+    dead = [*range(3, 31), 33]
+    with torch.no_grad():
+        model[0].bias[:] = 100.0
+        model[0].bias[dead] = -100.0
+        model[2].bias[:] = 100.0
+    run = tmp_path / "run.jsonl"
+    cockpit = gradlens.Cockpit(model, [quantities.OutputActivation(units=True)], run=run)
+    for step in range(2):
+        loss = model(torch.rand(50, 3)).sum()
+        with cockpit(step, loss=loss):
+            loss.backward()
+    cockpit.close()
+    history = gradlens.load_run(run)
+    layers = history["OutputActivation"][1]["layers"]
+    assert layers["1"]["dead_units"].tolist() == dead
+    assert layers["3"]["dead_units"].tolist() == []
+    summary = summarize(history)
+    assert summary.dead_units == (DeadUnits("OutputActivation", 1, "1", tuple(dead)),)
+    shown = "\n".join(render(summary, 200).splitlines())
+    assert "dead units at step 1 by OutputActivation" in shown
+    assert "  layer 1: 3, 4, 5," in shown
+    assert "26, and 5 more" in shown
+    assert json.loads(as_json(summary, "run"))["dead_units"][0]["units"] == dead
+    CockpitPlotter(secondary_screen=True).plot(history, show_plot=False)
+
+
+@pytest.mark.parametrize("broken", [3, "text", [1], None, {"layers": {"1": {"dead_units": 3}}}])
+def test_a_record_of_something_else_has_no_dead_units(broken: Any) -> None:
+    history = History({"OutputActivation": Source(("OutputActivation",))})
+    history.append(0, {"OutputActivation": broken})
+    assert dead_units(history) == ()
 
 
 def test_an_update_quantity_is_one_of_those_that_wait() -> None:

@@ -1,8 +1,9 @@
 """cockpit's gauges, which draw on a part of a grid: instruments take their place."""
 
+from functools import partial
 from typing import Any
 
-from gradlens.compat.cockpit.replaced import replaced
+from gradlens.compat.cockpit.replaced import add_modules, replaced
 
 REPLACED = {
     f"{gauge}_gauge": f"gradlens.instruments.{instrument}Instrument().plot(cockpit.history, ax)"
@@ -28,3 +29,10 @@ REPLACED = {
 
 def __getattr__(name: str) -> Any:
     raise replaced(__name__, name, REPLACED)
+
+
+def _of_module(module: str, name: str) -> Any:
+    raise replaced(f"{__name__}.{module}", name, REPLACED)
+
+
+add_modules(__name__, {module: partial(_of_module, module) for module in REPLACED})

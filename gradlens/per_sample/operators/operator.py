@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -86,7 +86,7 @@ class GradientOperator(ABC):
         self.eps = torch.finfo(dtype).eps if eps is None else eps
         self.device = device
         self._held: tuple[Tensor | None, ...] = ()
-        self._known_centre: Tensor | None = None
+        self._kept: dict[str, Tensor] = {}
         self._rows = self.shape[0] if self.shape else 1
         self._columns = math.prod(self.shape[1:])
 
@@ -109,13 +109,13 @@ class GradientOperator(ABC):
         found = copy.copy(self)
         with torch.no_grad():
             found._keep_only(samples)
-        found.batch_size, found._held, found._known_centre = len(samples), (), None
+        found.batch_size, found._held, found._kept = len(samples), (), {}
         return found
 
     @final
-    def forget_centre(self) -> None:
-        """Free the mean, which is kept from when it is first needed."""
-        self._known_centre = None
+    def forget(self) -> None:
+        """Free what several results need, which is kept from when it is first computed."""
+        self._kept.clear()
 
     @property
     def nbytes(self) -> int:
@@ -353,9 +353,14 @@ class GradientOperator(ABC):
 
     def _centre(self) -> Tensor:
         """ḡ, ``[R, K]``, unscaled; not to be written to."""
-        if self._known_centre is None:
-            self._known_centre = self._sum() / max(self.batch_size, 1)
-        return self._known_centre
+        return self._once("centre", lambda: self._sum() / max(self.batch_size, 1))
+
+    @final
+    def _once(self, what: str, compute: Callable[[], Tensor]) -> Tensor:
+        """What several results need, kept until ``forget``; not to be written to."""
+        if what not in self._kept:
+            self._kept[what] = compute()
+        return self._kept[what]
 
     @property
     def _noise(self) -> float:

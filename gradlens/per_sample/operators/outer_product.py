@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ MOST = 0.4
 MODERATE = 1e6
 """The largest size of gradients whose squares stay in float32: these may be smaller by 1e26."""
 
+KEPT_PAIRS = 1024
+"""The most samples whose Gram matrix is kept for other results: it takes 8 MiB in float64."""
+
 CLEAR = 0.01
 """The share of an element's sum of squares down to which its variance is computed in float32.
 
@@ -45,6 +48,8 @@ class OuterProduct(GradientOperator):
     """
 
     makes_blocks = True
+    few = CHUNK
+    """Elements up to which all are binned: in the cache, that takes half of the time of sorting."""
 
     def __init__(self, delta: Tensor, inputs: Tensor, scale: float = 1.0) -> None:
         self._delta, self._inputs = same_precision(delta, inputs)
@@ -71,6 +76,9 @@ class OuterProduct(GradientOperator):
         return squares[0] * squares[1]
 
     def _gram(self) -> Tensor:
+        return self._once("gram", self._products_of_pairs)
+
+    def _products_of_pairs(self) -> Tensor:
         delta, inputs = double(self._delta), double(self._inputs)
         return (delta @ delta.T) * (inputs @ inputs.T)
 
@@ -80,7 +88,8 @@ class OuterProduct(GradientOperator):
     def _deviations(self) -> SampleDeviations:
         if not by_gram_matrix(self, 1):
             return super()._deviations()
-        return deviations_of_factors(*self.factors())
+        is_small = self.batch_size <= KEPT_PAIRS
+        return deviations_of_gram([self._gram()] if is_small else gram_of_factors(*self.factors()))
 
     def _deviations_about(self, centre: Tensor) -> SampleDeviations:
         with_centre = torch.linalg.vecdot(
@@ -138,7 +147,7 @@ class OuterProduct(GradientOperator):
         return (products * abs(self.scale)).amax()
 
     def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
-        if self.device.type != "cpu":  # whose large elements would have to be waited for
+        if not self._may_be_sorted:
             return super()._tally_1d(grid, max_bytes)
         tail = self._tail(grid)
         if tail.at_most > MOST * self._elements:
@@ -156,7 +165,7 @@ class OuterProduct(GradientOperator):
         return table
 
     def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
-        if self.device.type != "cpu":
+        if not self._may_be_sorted:
             return super()._tally_2d(grid, companions, size, max_bytes)
         tail = self._tail(grid)
         if tail.at_most > MOST * self._elements:
@@ -169,7 +178,7 @@ class OuterProduct(GradientOperator):
         companions = companions.flatten()
         table[grid.zero] += self.batch_size * count(companions, size) - table[grid.negative]
         for block in tail.blocks(self._in_cache(max_bytes) // self.dtype.itemsize):
-            index = block.column + block.row[:, None] * self._columns
+            index = block.column() + block.row[:, None] * self._columns
             others = companions.index_select(0, index.flatten()).view_as(index)
             table += grid.joint_counts(block.values, others, size)
             near = count(block.opposite * size + others, 2 * size)
@@ -182,6 +191,14 @@ class OuterProduct(GradientOperator):
         positive, below_zero = _signs(self._delta)
         other_positive, other_below_zero = _signs(self._inputs)
         return (positive, other_below_zero), (below_zero, other_positive)
+
+    @property
+    def _may_be_sorted(self) -> bool:
+        """Whether finding the large elements may be cheaper than binning all.
+
+        On another device than the processor, they would have to be waited for.
+        """
+        return self.device.type == "cpu" and self._elements > self.few
 
     def _tail(self, grid: Grid) -> Tail:
         """All elements but those whose cell follows from their factors' signs."""
@@ -254,7 +271,7 @@ class SumOfOuterProducts(GradientOperator):
     def _deviations(self) -> SampleDeviations:
         if not by_gram_matrix(self, self._positions):
             return super()._deviations()
-        return deviations_of_factors(*self.factors())
+        return deviations_of_gram(gram_of_factors(*self.factors()))
 
     def _deviations_about(self, centre: Tensor) -> SampleDeviations:
         if self.elementwise or not self.batch_size:
@@ -314,17 +331,17 @@ def gram_of_factors(delta: Tensor, inputs: Tensor) -> Iterator[Tensor]:
         yield products if s == 1 else products.reshape(-1, s, n, s).sum((1, 3))
 
 
-def deviations_of_factors(delta: Tensor, inputs: Tensor) -> SampleDeviations:
-    """Deviations of gₙ = Σₛ δₙₛ xₙₛᵀ by the Gram matrix, but for ``noise``.
+def deviations_of_gram(parts: Iterable[Tensor]) -> SampleDeviations:
+    """Deviations from ⟨gₙ, gₘ⟩, given in parts ``[n, N]``, but for ``noise``.
 
     In float64, where products of numbers in float32 are exact and their sums cancel little.
     """
-    squared_norms, with_total, start = [], [], 0
-    for rows in gram_of_factors(delta, inputs):
+    squared_norms, means, start = [], [], 0
+    for rows in parts:
         squared_norms.append(rows.diagonal(start))
-        with_total.append(rows.sum(1))
+        means.append(rows.mean(1))
         start += len(rows)
-    return by_products(torch.cat(squared_norms), torch.cat(with_total) / len(delta))
+    return by_products(torch.cat(squared_norms), torch.cat(means))
 
 
 def _signs(factor: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,15 +12,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Block:
-    """Some elements of δₙ xₙᵀ: ``values`` ``[b, m]``, δ's index ``row`` ``[b]``, x's ``column``.
+    """Some elements of δₙ xₙᵀ: ``values`` ``[b, m]``, and δ's index ``row`` ``[b]``.
 
-    ``opposite`` is whether the two factors have opposite signs; ``column`` is ``[b, m]``.
+    ``opposite`` ``[b, m]`` is whether the two factors have opposite signs. ``columns`` ``[N, ≥ m]``
+    are the indices that each sample takes of x, and ``sample`` ``[b]`` says which sample's.
     """
 
     values: Tensor
     row: Tensor
-    column: Tensor
     opposite: Tensor
+    columns: Tensor
+    sample: Tensor
+
+    def column(self) -> Tensor:
+        """x's index, ``[b, m]``."""
+        return self.columns[:, : self.values.shape[1]].index_select(0, self.sample)
 
 
 @final
@@ -28,9 +34,11 @@ class Tail:
     """Elements of scale·δₙ xₙᵀ with absolute values of ``threshold`` or more, and NaN, each once.
 
     δ is ``[N, R]``, x ``[N, K]``. Some smaller elements are among them, and all whose sign is lost
-    because they underflow. Both factors are sorted by size, so that each element of δ takes a
-    leading part of x; elements of δ that take about as much form a block. ``at_most`` is a bound on
-    the number of elements that is found before sorting.
+    because they underflow. Of both factors, what is too small for any of them is left out. The rest
+    of x is sorted by size, so that each element of δ takes a leading part of it; elements of δ that
+    take about as much form a block. Where a sample has less of x than others, its part is filled up
+    with zeros, whose products with finite numbers are no elements. ``at_most`` is a bound on the
+    number of elements that is found before sorting.
     """
 
     def __init__(self, delta: Tensor, inputs: Tensor, scale: float, threshold: float) -> None:
@@ -47,9 +55,9 @@ class Tail:
             self._inputs = inputs.index_select(0, concerned)
             size, other_size = size.some(concerned), other_size.some(concerned)
         self._required = _required(size, other_size, scale, threshold)
-        self._size = other_size.all
-        self._rows = _longest(~(other_size.largest[:, None] < self._required))
-        self._columns = _longest(~(self._size < self._required.amin(1, keepdim=True)))
+        self._takes = ~(other_size.largest[:, None] < self._required)
+        self._is_taken = ~(other_size.all < self._required.amin(1, keepdim=True))
+        self._rows, self._columns = _longest(self._takes), _longest(self._is_taken)
 
     @property
     def at_most(self) -> int:
@@ -59,10 +67,13 @@ class Tail:
         """Of about ``max_elements`` each."""
         if not self.at_most:
             return
-        required, row = self._required.topk(self._rows, largest=False)
-        largest, column = self._size.topk(self._columns)
-        taken = torch.searchsorted(largest.neg(), required.neg(), right=True)
-        delta, inputs = self._delta.gather(1, row).flatten(), self._inputs.gather(1, column)
+        row, takes = _places(self._takes, self._rows)
+        column, is_taken = _places(self._is_taken, self._columns)
+        inputs = self._inputs.gather(1, column).masked_fill_(~is_taken, 0.0)
+        size, order = inputs.abs().sort(1, descending=True)
+        inputs, column = inputs.gather(1, order), column.gather(1, order)
+        delta, required = self._delta.gather(1, row).flatten(), self._required.gather(1, row)
+        taken = torch.searchsorted(size.neg(), required.neg(), right=True).mul_(takes)
         taken, order = taken.flatten().sort(descending=True)
         lengths = taken[taken > 0].cpu()
         start = 0
@@ -75,8 +86,9 @@ class Tail:
             yield Block(
                 values=(first * second).mul_(self._scale),
                 row=row.flatten()[chosen],
-                column=column[:, :length].index_select(0, sample),
                 opposite=first.sign() * second < 0,
+                columns=column,
+                sample=sample,
             )
             start += len(chosen)
 
@@ -125,6 +137,17 @@ def _required(size: _Sizes, other: _Sizes, scale: float, threshold: float) -> Te
     finite = size.all.isfinite() & other.largest.isfinite()[:, None]
     signed = zero | (size.all * other.smallest[:, None] * scale > 0)
     return required.masked_fill_(zero, torch.inf).masked_fill_(~(finite & signed), -1.0)
+
+
+def _places(mask: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Where each row of a mask ``[N, M]`` is true, ``[N, width]``, and which of these are places.
+
+    Sorting a row for them takes far longer than looking through it.
+    """
+    true = torch.count_nonzero(mask, 1)
+    are_places = torch.arange(width, device=mask.device) < true[:, None]
+    places = torch.zeros_like(are_places, dtype=torch.int64)
+    return places.masked_scatter_(are_places, mask.nonzero()[:, 1]), are_places
 
 
 def _longest(mask: Tensor) -> int:
