@@ -11,8 +11,8 @@ LOGGER.setLevel(logging.INFO)  # whatever the root logger's is: the user has ask
 class GradlensWarning(UserWarning):
     """The category of all warnings of gradlens, such as the notes on a run.
 
-    ``warnings.simplefilter("ignore", gradlens.GradlensWarning)`` silences them; notes are in the
-    history all the same.
+    ``warnings.simplefilter("ignore", gradlens.GradlensWarning)`` silences them. The history still
+    has the notes.
     """
 
 

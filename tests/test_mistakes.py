@@ -817,7 +817,7 @@ LOOPS: dict[str, tuple[Program, str]] = {
     ),
     "a budget in a short run": (
         nothing_for_the_budget,
-        r"note: .*step 2: budget=0.1 gave no turn to NormTest in 3 steps.*first 13 steps are",
+        r"note: .*step 2: budget=0.1 wasn't enough to track NormTest in 3 steps.*first 13 steps",
     ),
     "curvature of micro-batches": (
         curvature_of_micro_batches,

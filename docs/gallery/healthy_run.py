@@ -14,6 +14,15 @@ from gradlens.schedules import linear
 STEPS = 200
 BATCH_SIZE = 64
 LEARNING_RATE = 0.05
+OVERVIEW = [
+    "Loss",
+    "Accuracy",
+    "Local step size α",
+    "Gradient norm",
+    "Gradient tests",
+    "Largest Hessian eigenvalue",
+]
+"""Panels of the home page's picture."""
 
 
 def tracked() -> list[quantities.Quantity]:
@@ -58,6 +67,10 @@ def main(folder: Path) -> None:
     figure.savefig(folder / "cockpit.png", dpi=150)
     if plotter.secondary_figure is not None:
         plotter.secondary_figure.savefig(folder / "layers.png", dpi=150)
+    overview = gradlens.CockpitPlotter().plot(
+        cockpit, show_plot=False, panels=OVERVIEW, size=9, style="paper"
+    )
+    overview.savefig(folder / "overview.png", dpi=150)
 
 
 if __name__ == "__main__":

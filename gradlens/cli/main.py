@@ -28,9 +28,9 @@ Commands: TypeAlias = Any
 """What ``ArgumentParser.add_subparsers`` returns, whose type is private."""
 
 EPILOG = """\
-RUN is a file that Cockpit(..., run="run.jsonl") writes, or a log of cockpit-for-pytorch 1.0.2.
-It may be cut off, or still be written. Exit codes: 0, 1 if it failed or lines of RUN are broken
-(what can be read is shown all the same), 2 for a wrong call.
+RUN is a file that was written by Cockpit(..., run="run.jsonl"), or a log of cockpit-for-pytorch
+1.0.2. The training may still be running, or may have been killed. The exit code is 0, or 1 if the
+command failed or lines of RUN are damaged (the others are shown), or 2 for wrong arguments.
 """
 
 
@@ -97,7 +97,7 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gradlens",
-        description="A look inside the training of PyTorch networks.",
+        description="Draw, summarise, compare and diagnose recorded trainings of PyTorch networks.",
         epilog="gradlens COMMAND --help explains a command.",
     )
     parser.add_argument("--version", action="version", version=f"gradlens {__version__}")
@@ -121,27 +121,30 @@ def _parser() -> argparse.ArgumentParser:
 def _add_demo(commands: Commands) -> None:
     parser = commands.add_parser(
         "demo",
-        help="train a small network on handwritten digits and draw its cockpit",
-        description="Train a small convolutional network on scikit-learn's handwritten digits with "
-        "everything tracked at every step, in less than a minute. Writes DIR/run.jsonl and "
-        "DIR/cockpit.png.",
+        help="train a small network on handwritten digits and draw its figure",
+        description="Train a small convolutional network on scikit-learn's handwritten digits, and "
+        "track everything at every step. This takes less than a minute. It writes DIR/run.jsonl "
+        "and DIR/cockpit.png.",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where to write (default: a new gradlens-demo)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder to write to (default: a new folder gradlens-demo)",
     )
     parser.add_argument(
         "--steps",
         type=_positive,
         default=300,
         metavar="K",
-        help="training steps (default: %(default)s)",
+        help="number of training steps (default: %(default)s)",
     )
     parser.add_argument(
         "--seed",
         type=int,
         default=0,
         metavar="S",
-        help="of network and batches (default: %(default)s)",
+        help="seed of the network and the batches (default: %(default)s)",
     )
 
 
@@ -149,12 +152,12 @@ def _add_plot(commands: Commands) -> None:
     parser = commands.add_parser(
         "plot",
         help="draw a run as a figure or an animation",
-        description="Draw a run: an image (.png, .pdf, .svg), or an animation (.gif, or .mp4 with "
-        "ffmpeg) whose axes are those of the whole run.",
+        description="Draw a run as an image (.png, .pdf, .svg), or as an animation over its steps "
+        "(.gif, or .mp4 with ffmpeg). The axes of an animation are those of the whole run.",
         epilog=EPILOG,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
-    _add_out(parser.add_argument, "where to write (default: a .png beside RUN)")
+    _add_out(parser.add_argument, "file to write (default: a .png beside RUN)")
     _add_screen(parser)
     _add_until(parser)
     parser.add_argument("--title", metavar="T", help="heading (default: the name of RUN)")
@@ -163,38 +166,42 @@ def _add_plot(commands: Commands) -> None:
         action="append",
         default=[],
         metavar="TITLE",
-        help="draw this panel alone, or several of them if given again",
+        help="draw only the panel with this title; may be given several times",
     )
     parser.add_argument(
-        "--width", type=float, metavar="INCHES", help="of the figure (default: what it needs)"
+        "--width",
+        type=float,
+        metavar="INCHES",
+        help="width of the figure (default: depends on the panels)",
     )
     parser.add_argument(
         "--single-lines",
         action="store_true",
-        help="a line for each of many parameters instead of quantiles",
+        help="draw a line for each parameter, also if there are many, instead of quantiles",
     )
     parser.add_argument(
         "--normalise",
         choices=("row", "kind"),
         default="",
-        help="divide the rows of maps by their medians, or by those of their kind",
+        help="divide each row of a map by its median (row), or by the median of its kind of "
+        "parameters (kind)",
     )
     parser.add_argument(
         "--frames",
         type=_positive,
         default=FRAMES,
         metavar="N",
-        help="most frames of an animation (default: %(default)s)",
+        help="largest number of frames of an animation (default: %(default)s)",
     )
 
 
 def _add_watch(commands: Commands) -> None:
     parser = commands.add_parser(
         "watch",
-        help="draw a run again and again while it is being written",
-        description="Draw a run again whenever its file has grown: in a window, to a file, or as a "
-        "table in the terminal. A run that doesn't exist yet is waited for. Closing the window or "
-        "Ctrl-C ends it.",
+        help="draw a run while it is being written",
+        description="Draw a run, and draw it again whenever its file has grown: in a window, to a "
+        "file, or as a table in the terminal. The command may be started before the run. To end "
+        "it, close the window or press Ctrl-C.",
         epilog=EPILOG,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
@@ -211,13 +218,13 @@ def _add_watch(commands: Commands) -> None:
 def _add_summary(commands: Commands) -> None:
     parser = commands.add_parser(
         "summary",
-        help="print the latest values of runs, their trends and extremes",
-        description="Print a table of each run: each series' latest value, its course, the change "
-        "of its median over the last fifth from that over the fifth before, its extremes with "
-        "their steps, and how many steps it has; before it, what is wrong with the run, and after "
-        "it, why values are missing, and the notes. "
-        "Norms are those of the whole network; of histograms it is the share of elements that they "
-        "clip.",
+        help="print a table of the latest values of runs, with trends and extremes",
+        description="Print a table of each run. For each series it has the latest value, a small "
+        "plot of the run, the change of the median from the last but one fifth of the run to the "
+        "last fifth, the extremes with their steps, and the number of steps. Norms are those of "
+        "the whole network. For histograms, the table has the share of elements out of range. "
+        "Above the table is what is wrong with the run, and below it are the reasons of missing "
+        "values and the notes.",
         epilog=EPILOG,
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
@@ -236,10 +243,10 @@ def _add_diagnose(commands: Commands) -> None:
     parser = commands.add_parser(
         "diagnose",
         help="print what is wrong with runs",
-        description="Print the faults of each run: what is certain comes first, and what follows "
-        "from a fault stands under it. Each has the first step at which it can be seen, its layers "
-        "or samples, the numbers that show it with their limits, what to do, and what else it may "
-        "be. Notices are about what may be intended or harmless.",
+        description="Print the faults of each run, with the certain ones first. Consequences of a "
+        "fault are listed below it. For each fault, print the first step at which it can be seen, "
+        "the layers or samples, the numbers that show it with their limits, what to do, and other "
+        "possible causes. Notices are about something that may be intended or harmless.",
         epilog=EPILOG,
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
@@ -249,32 +256,32 @@ def _add_diagnose(commands: Commands) -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help="print all names, and what was looked for, and what could not be",
+        help="print all names, all faults that were looked for, and what the others need",
     )
 
 
 def _add_autopsy(commands: Commands) -> None:
     parser = commands.add_parser(
         "autopsy",
-        help="print what jumps of the loss come from",
-        description="Print the steps at which the loss has jumped, or wasn't finite: the samples "
-        "with the largest gradients, what is odd about them, the layers, the learning rate, "
-        "whether the loss was back, and what all this most likely comes from. Without STEP, it is "
-        "a list of all of them, and the largest in full.",
+        help="print the likely causes of jumps of the loss",
+        description="Print the steps at which the loss jumped or wasn't finite, with the samples "
+        "that had the largest gradients, what is unusual about them, the layers, the learning "
+        "rate, whether the loss recovered, and the most likely cause. Without STEP, list all of "
+        "these steps, and print the largest jump in full.",
         epilog=EPILOG,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
-    parser.add_argument("step", type=int, nargs="?", metavar="STEP", help="one of the steps alone")
+    parser.add_argument("step", type=int, nargs="?", metavar="STEP", help="print only this step")
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead")
 
 
 def _add_samples(commands: Commands) -> None:
     parser = commands.add_parser(
         "samples",
-        help="print the samples of a run that are worth a look",
-        description="Rank the samples of a run, whose ids were passed to the context, "
-        'info={"ids": ...}, by their losses, or by their gradient norms where there are no losses: '
-        "mislabelled and outlying ones come first.",
+        help="rank the samples of a run: mislabelled and outlying ones come first",
+        description="Rank the samples of a run by their losses, or by their gradient norms if "
+        "there are no losses, so that mislabelled and outlying ones come first. This needs the ids "
+        'of the samples, which are passed to the context as info={"ids": ...}.',
         epilog=EPILOG,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="file of the run")
@@ -283,7 +290,7 @@ def _add_samples(commands: Commands) -> None:
         type=_positive,
         default=20,
         metavar="K",
-        help="how many are printed (default: %(default)s)",
+        help="number of samples to print (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead")
 
@@ -292,8 +299,8 @@ def _add_compare(commands: Commands) -> None:
     parser = commands.add_parser(
         "compare",
         help="draw several runs in one figure",
-        description="Draw all single numbers of several runs over each other, with a colour for "
-        "each run. Runs are named by the parts in which their paths differ.",
+        description="Draw each number of several runs in the same panel, with a colour for each "
+        "run. The runs are named by the parts of their paths that differ.",
         epilog=EPILOG,
     )
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="files of the runs")
@@ -307,8 +314,8 @@ def _add_compare(commands: Commands) -> None:
 def _add_export(commands: Commands) -> None:
     parser = commands.add_parser(
         "export",
-        help="pass a run that is over on to TensorBoard, W&B, MLflow or a CSV file",
-        description="Pass a run that is over on, each number under its step: to a new folder of "
+        help="write a finished run to TensorBoard, W&B, MLflow or a CSV file",
+        description="Write the numbers of a finished run, with their steps, to a new folder of "
         "TensorBoard, a new CSV file, or a new run of W&B or MLflow.",
         epilog=EPILOG,
     )
@@ -324,19 +331,19 @@ def _add_export(commands: Commands) -> None:
         "--every",
         type=_positive,
         metavar="K",
-        help="least number of steps between two numbers of a series (default: 1)",
+        help="export a number of each series at most every K steps (default: 1)",
     )
     parser.add_argument(
         "--histograms-every",
         type=_positive,
         metavar="K",
-        help="least number of steps between two histograms (default: 50)",
+        help="export a histogram of each series at most every K steps (default: 50)",
     )
     parser.add_argument(
         "--layers",
         nargs="+",
         metavar="NAME",
-        help="parameters and layers whose own numbers are exported, too",
+        help="parameters and layers whose numbers are also exported",
     )
     _add_until(parser)
     parser.set_defaults(wrong=parser.error)
@@ -345,7 +352,7 @@ def _add_export(commands: Commands) -> None:
 def _add_report(commands: Commands) -> None:
     parser = commands.add_parser(
         "report",
-        help="write a run, or several, as one interactive HTML file",
+        help="write one or several runs as an interactive HTML file",
         description="Write a page with all panels of a run, or of several runs over each other, "
         "that can be zoomed and needs no network. It is drawn with bokeh, which comes with "
         "gradlens[report].",
@@ -361,9 +368,9 @@ def _add_report(commands: Commands) -> None:
 def _add_serve(commands: Commands) -> None:
     parser = commands.add_parser(
         "serve",
-        help="show the same page live in a browser while runs are being written",
-        description="Serve the page of gradlens report, and bring it up to date while the runs are "
-        "being written. No other machine can connect to it; from another one, use a tunnel: "
+        help="show the page of gradlens report in a browser while runs are being written",
+        description="Serve the page of gradlens report, and update it while the runs are being "
+        "written. Only this machine can connect to it. From another one, use a tunnel: "
         "ssh -L 5006:127.0.0.1:5006 HOST.",
         epilog=EPILOG,
     )
@@ -374,7 +381,7 @@ def _add_serve(commands: Commands) -> None:
         type=_port,
         default=5006,
         metavar="P",
-        help="port of 127.0.0.1; any free one if it is taken (default: %(default)s)",
+        help="port of 127.0.0.1; if it is taken, any free one (default: %(default)s)",
     )
     parser.add_argument("--no-open", dest="open", action="store_false", help="don't open a browser")
 
@@ -400,7 +407,7 @@ def _add_out(add_argument: Callable[..., argparse.Action], what: str) -> None:
 
 def _add_screen(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--layers", action="store_true", help="draw single layers and parameters instead"
+        "--layers", action="store_true", help="draw layers and parameters, not the whole network"
     )
     _add_log_steps(parser)
     parser.add_argument(
@@ -413,8 +420,8 @@ def _add_screen(parser: argparse.ArgumentParser) -> None:
         "--style",
         choices=("screen", "dark", "paper"),
         default="screen",
-        help="screen: on white (the default); dark: on a dark ground; paper: panels alone, whose "
-        "value axes have labels",
+        help="screen: white background (default); dark: dark background; paper: only the panels, "
+        "with labels on the value axes",
     )
 
 
@@ -423,7 +430,7 @@ def _add_log_steps(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_until(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--until", type=int, metavar="STEP", help="leave out what came after STEP")
+    parser.add_argument("--until", type=int, metavar="STEP", help="leave out the steps after STEP")
 
 
 def _positive(text: str) -> int:

@@ -395,19 +395,19 @@ class Budget:
         return [*(self._bill.names if self._bill else ()), *(n for names in others for n in names)]
 
 
-NO_TURN = "budget={share} gave no turn to {names} in {steps} steps: {why}"
+NO_TURN = "budget={share} wasn't enough to track {names} in {steps} steps: {why}"
 SHORT = (
-    "the first {first} steps are measured before a quantity with a notable cost is tracked. Leave "
-    "the budget out of short runs"
+    "the first {first} steps are measured before a quantity with a notable cost is tracked. Don't "
+    "use a budget for short runs"
 )
 CONTEXTS = (
-    "contexts, and the quantities that are never thinned, take {taken} of the time by themselves. "
-    "Steps are too short for this budget"
+    "contexts, and the quantities that are tracked at each step of their schedules, take {taken} "
+    "of the time. Steps are too short for this budget"
 )
 SAVING = (
-    "what a turn costs is measured at the first one. Quantities have it one kind after another, "
-    "each when it has saved as much as the others have paid on average, the time of {time}. With "
-    "a larger budget, or with fewer quantities, there are more turns"
+    "what a quantity costs is measured when it is tracked for the first time. That happens for one "
+    "kind of quantities after another, each as soon as its part of the budget is as large as what "
+    "the others have cost on average, {time}. Use a larger budget, or fewer quantities"
 )
 
 

@@ -80,37 +80,57 @@ from gradlens.spelling import suggests, unknown_attribute
 class Cockpit:
     """Tracks quantities of a training run.
 
-    ``params`` is the model, which is extended on the spot and whose parameters are known by name,
-    or an iterable of parameters whose layers have been extended by ``gradlens.extend`` or
-    BackPACK's ``extend``. Parameters that need no gradient are left out. ``quantities`` is a list,
-    or the name of a preset, by default "economy" (``gradlens.configuration``). ``loss_reduction``
-    says whether the loss is a ``"mean"`` or a ``"sum"`` over the samples. ``loss_function`` is the
-    loss module, which is extended, too, for quantities that need per-sample losses. ``run`` is the
-    path of a file that values are written to as they come; an existing one is continued with
-    ``resume=True`` and is an error otherwise. With a file, the values of so many steps as
-    ``steps_in_memory`` says are kept in memory, and earlier ones are read from the file when they
-    are asked for; ``None`` keeps all of them, as without a file. Each record is passed on to
-    ``sinks`` when it is made (``gradlens.sinks``). ``batchnorm`` says what a per-sample gradient is
-    where samples are coupled (``gradlens.per_sample.batchnorm``). ``budget`` is the share of the
-    training time that tracking may take, such as 0.05: expensive quantities are tracked at some
-    steps of their schedules only.
-    ``ValueError`` if the loss module's own reduction contradicts ``loss_reduction``.
-    What fails while the run is tracked is a NaN with its reason, and training goes on; ``strict``
-    raises exceptions instead, for those who develop quantities. ``max_bytes`` is the memory that
-    the per-sample gradients of earlier micro-batches may take, where quantities need those of the
-    whole batch; if it isn't enough, they are computed from samples drawn at random, or are NaN.
-    ``facts`` are recorded at each step, whatever is scheduled: numbers of the batch, of the loss
-    and of gradients, from which ``gradlens.diagnose`` finds what is wrong. With ``diagnose``, this
-    is done while training runs: each finding is a warning, once, and is stored in the run.
-    ``autopsy`` says whether the loss that is passed to the context is read at each step, and the
-    samples and layers behind a jump of it are found (``History.spikes``). By default, that is so on
-    the CPU, and elsewhere with ``diagnose``, since reading the loss waits for any other device. It
-    is left out where several processes train: each would see its own samples alone.
+    Enter its context at each step, around the backward pass::
 
-    The context is entered at each step, around the backward pass::
-
-        with cockpit(global_step, loss=loss):
+        cockpit = gradlens.Cockpit(model, "economy", loss_function=loss_function)
+        with cockpit(step, loss=loss, optimizer=optimizer):
             loss.backward()
+
+    ``params``
+        The model, on which hooks are registered, or an iterable of parameters whose layers have
+        been extended by ``gradlens.extend`` or BackPACK's ``extend``. Only with the model do values
+        have the names of the parameters. Parameters that need no gradient are left out.
+    ``quantities``
+        A list of quantities, or the name of a preset (``gradlens.configuration``). The default is
+        the preset "economy".
+    ``loss_reduction``
+        Whether the loss is a ``"mean"`` or a ``"sum"`` over the samples.
+    ``run``
+        The path of a file to which values are written as soon as they are known.
+    ``resume``
+        Continue the file ``run`` if it exists. Without it, an existing file is an error.
+    ``steps_in_memory``
+        The number of latest steps whose values are kept in memory if there is a file. Earlier ones
+        are read from the file when they are needed. ``None`` keeps all of them.
+    ``sinks``
+        Where each record is also sent, such as to TensorBoard (``gradlens.sinks``).
+    ``loss_function``
+        The loss module, for quantities that need per-sample losses.
+    ``batchnorm``
+        What a per-sample gradient is if batch normalisation couples the samples: ``"coupled"``,
+        ``"frozen"`` or ``"skip"`` (``gradlens.per_sample.batchnorm``).
+    ``budget``
+        The share of the training time that tracking may take, such as 0.05. Expensive quantities
+        are then tracked only at some steps of their schedules.
+    ``strict``
+        Raise exceptions. By default, a value that can't be computed is a NaN with its reason, and
+        training goes on. This is for those who develop quantities.
+    ``max_bytes``
+        The memory for per-sample gradients of earlier micro-batches, if quantities need those of
+        the whole batch. If it isn't enough, values are computed from randomly drawn samples, or are
+        NaN.
+    ``facts``
+        Record some numbers of the batch, the loss and the gradients at each step, from which
+        ``gradlens.diagnose`` finds what is wrong.
+    ``diagnose``
+        Look for faults while training runs. Each one is a warning, once, and is stored in the run.
+    ``autopsy``
+        Read the loss at each step, and find the samples and layers that cause a jump
+        (``History.spikes``). By default, this is done on the CPU, and on other devices only with
+        ``diagnose``, since reading the loss waits for the device. It is never done if several
+        processes train, since each would see only its own samples.
+
+    ``ValueError`` if the reduction of the loss module contradicts ``loss_reduction``.
     """
 
     @suggests(ARGUMENTS)
@@ -262,16 +282,26 @@ class Cockpit:
     ) -> TrackedStep:
         """The context for one step.
 
-        ``extensions`` are BackPACK extensions of the user's own. ``loss`` and ``optimizer`` are
-        needed by the quantities that say so; N is found without ``batch_size``, which is checked
-        if given. ``loss_scale`` is the factor between the step's loss and ``loss``, where a
-        framework has divided or scaled it: 1/4 for a loss that was divided by four micro-batches.
-        Where ``loss`` isn't passed, it is what backward is called on.
-        ``scaler`` is the one whose scaled loss backward is called on, before it unscales
-        the gradients. ``accumulating`` says that another backward pass of the same step follows:
-        the step's values are those of all its micro-batches together, found at the last.
-        ``info`` may hold the same under these names, and anything for quantities of the
-        user's own. ``debug`` logs what is active.
+        ``extensions``
+            Your own BackPACK extensions, which run in the backward pass.
+        ``loss``, ``optimizer``
+            Needed by some quantities; an error names what is missing. Without ``loss``, the loss is
+            the tensor whose ``backward`` method is called.
+        ``loss_scale``
+            The factor by which ``loss`` differs from the step's loss if a framework has divided or
+            scaled it: 1/4 for a loss that was divided by four micro-batches.
+        ``batch_size``
+            The number of samples N. It is usually found without it, and is checked if given.
+        ``scaler``
+            The gradient scaler, if backward is called on ``scaler.scale(loss)``.
+        ``accumulating``
+            Another backward pass of the same step follows. The values of a step are those of all
+            its micro-batches together.
+        ``info``
+            The same by name, ``"ids"`` of the samples, ``"individual_losses"``, ``"outputs"``, and
+            anything that quantities of your own need.
+        ``debug``
+            Log what is tracked at this step.
         """
         step = step_number(global_step)
         check_extensions(extensions)
@@ -292,9 +322,9 @@ class Cockpit:
     def forward(self, global_step: int) -> Iterator[None]:
         """A context for a step's forward pass, which says the number of the step.
 
-        Hooks on layers depend on the step. Without this context, steps are taken to follow each
-        other as the last two did. A step may have several of them. The backward pass has a context
-        of its own, as ever.
+        Hooks on layers depend on the step. Without this context, the next step is assumed to have
+        the same distance from the last one as that from the one before. A step may have several
+        forward contexts. The backward pass needs its own context in any case.
         """
         step = step_number(global_step)
         self._tracking.expect([step])
@@ -304,12 +334,13 @@ class Cockpit:
     def evaluation(
         self, global_step: int, name: str = "evaluation"
     ) -> AbstractContextManager[None]:
-        """A context for forward passes that no backward pass follows, such as a validation.
+        """A context for forward passes without a backward pass, such as a validation.
 
-        Quantities of layers' inputs and outputs take them all together, whatever their schedule,
-        and are recorded under "OutputNorm (evaluation)" and the like, with the ``name`` in
-        brackets. Several contexts of the same name and step, before the next step, count together.
-        ``ValueError`` if there are no such quantities, or the name is one that aggregates have.
+        Quantities of the inputs and outputs of layers are computed from all forward passes in it,
+        independent of their schedules. They are recorded as "OutputNorm (evaluation)" and so on,
+        with ``name`` in brackets. Several contexts of the same name and step, before the next step,
+        are taken together. ``ValueError`` if there are no such quantities, or if ``name`` is
+        "epoch" or "window".
         """
         if name in ("epoch", "window"):
             raise ValueError(f"evaluation(name={name!r}): series of aggregates are called so")
@@ -335,11 +366,11 @@ class Cockpit:
         learning_rate: float | None = None,
         **others: Any,
     ) -> None:
-        """Record what the training loop itself has found, each under its name.
+        """Record values that your training loop has computed, such as a validation loss.
 
-        ``others`` may have any names and hold what quantities may return: numbers, arrays, tensors,
-        or lists and dicts of these. ``TypeError`` names what can't be recorded, and ``ValueError``
-        a name that another series has; then nothing is recorded.
+        ``others`` may have any names, and be numbers, arrays, tensors, or lists and dicts of these.
+        ``TypeError`` names a value that can't be recorded, and ``ValueError`` a name that another
+        series has; nothing is recorded in these cases.
         """
         given = {
             "epoch_count": epoch_count,
@@ -356,20 +387,20 @@ class Cockpit:
         self._run.log(step_number(global_step), found)
 
     def push(self, **metrics: float | Tensor) -> None:
-        """Add values of the training loop's own metrics, of which an epoch's statistics matter.
+        """Add values of your own metrics, whose statistics are recorded at the end of an epoch.
 
-        Numbers, or tensors and arrays of one element. ``tick_epoch`` records their statistics under
-        their names; what is pushed afterwards and before the next step is taken in by the same
-        record at the next call. ``TypeError`` names a metric that is no number, and ``ValueError``
-        one whose name another series has; then none of them is taken in.
+        They are numbers, or tensors and arrays of one element. ``tick_epoch`` records their
+        statistics under their names. If values are pushed after it and before the next step, the
+        next call adds them to the same record. ``TypeError`` names a metric that is no number, and
+        ``ValueError`` one whose name another series has; none of them is added in these cases.
         """
         self._run.push(metrics)
 
     def tick_epoch(self, across_processes: bool = False) -> None:
-        """An epoch is over: record the statistics of each ``Aggregate`` over it.
+        """End an epoch: record the statistics of each ``Aggregate`` and of pushed metrics.
 
-        They stand under the last step. ``across_processes`` takes in the values of all processes
-        of ``torch.distributed``'s default group, each of which must call it.
+        They are recorded under the last step. ``across_processes`` includes the values of all
+        processes of ``torch.distributed``'s default group, each of which must call it.
         """
         self._tracking.updates.resolve()
         self._run.end_epoch(across_processes)
@@ -401,14 +432,14 @@ class Cockpit:
         return self._files.write(file, self.history.whole().json_lines())
 
     def state_dict(self) -> dict[str, Any]:
-        """What later values depend on, to be saved with the model and the optimizer.
+        """Everything that later values depend on, to be saved with the model and the optimizer.
 
         Call it between steps and evaluations: after the optimizer's step, and before the next
         context and ``close``. It consists of dicts, lists, numbers, strings and tensors, which
-        ``torch.load(weights_only=True)`` reads. As in torch's own, tensors are not copied; those of
-        a cockpit are never changed in place. The largest are the start point of ``Distance``, and
-        the last update if ``Alpha`` waits for the next step: each has the size of the model. Values
-        so far are not contained: they are in the history and the run's file.
+        ``torch.load(weights_only=True)`` reads. As in torch's own ``state_dict``, tensors are not
+        copied; a cockpit never changes them in place. The largest are the start point of
+        ``Distance``, and the last update if ``Alpha`` waits for the next step: each has the size of
+        the model. Recorded values are not contained: they are in the history and the run's file.
         """
         return state_of_tracking(self._tracking)
 
@@ -416,13 +447,13 @@ class Cockpit:
         """Continue from the state of a cockpit of the same network.
 
         Call it before the next context, before or after the model and the optimizer are loaded.
-        Later values are then those of a run without interruption, and what the history has from
-        after the state is taken out. A quantity that the state lacks starts anew, with a note.
-        ``ValueError`` names a quantity that the cockpit lacks, unless ``strict`` is false, and what
-        can't continue from its state.
+        Later values are then those of an uninterrupted run. Values of the history from after the
+        state are removed. A quantity that is not in the state starts anew, with a note.
+        ``ValueError`` names a quantity that is only in the state, unless ``strict`` is false, and a
+        quantity that can't continue from its state.
         """
         load_tracking(self._tracking, state, strict)
 
     def close(self) -> None:
-        """Take in the last update, and close the run's file; the history stays readable."""
+        """Record the last update, and close the run's file. The history can still be read."""
         self._tracking.close()

@@ -181,8 +181,8 @@ def _of_classes(rows: Rows) -> Rows:
 
 
 NO_LOSSES = (
-    "the losses of single samples can't be read off this loss at each step, so that nothing is "
-    "known of the ids that were passed but their gradient norms at tracked steps: pass loss=... "
+    "the losses of single samples can't be computed from this loss at each step, so that only "
+    "gradient norms at tracked steps are known for the ids that were passed: pass loss=... "
     "of a loss function such as nn.CrossEntropyLoss, or info={'individual_losses': ..., 'ids': ...}"
 )
 OTHER_COUNT = (

@@ -76,21 +76,22 @@ class Archive(ABC):
 class History:
     """A run's values by name and step, independent of torch and of the network.
 
-    ``sources`` gives what recorded each series, by its name; ``parameters`` gives the shapes of the
-    network's parameters, from input to output; ``notes`` are messages for the user. ``coverages``
-    gives the per-sample gradients that exist, by each step from which on that has changed.
-    ``spending`` is what tracking has taken of the time, if it has a budget, and ``facts`` is what
-    was recorded at each step whatever was tracked. ``spikes`` are the steps whose loss has jumped,
-    and ``samples`` what is known of single samples by their ids, ``None`` if they have none. A
-    number
-    that could not be computed is a NaN, and an ``Undefined`` if its reason is known. A later value
-    for the same name and step replaces the earlier one. Of a file, ``truncated`` says that its last
-    line was cut off, and ``broken_lines`` gives the numbers of lines that could not be read, with
-    the reasons.
+    ``history[name]`` is a dict of a series' values by step, and ``history[step]`` a dict of all
+    values of a step by name. A number that could not be computed is a NaN, and an ``Undefined`` if
+    its reason is known. A later value for the same name and step replaces the earlier one.
+
+    ``sources`` says what recorded each series, ``parameters`` has the shapes of the network's
+    parameters, from input to output, and ``notes`` are messages for the user. ``coverages`` says
+    which parameters have per-sample gradients, by each step from which on this has changed.
+    ``spending`` is how much of a budget tracking has used. ``facts`` are the numbers that are
+    recorded at each step whatever is tracked. ``spikes`` are the steps at which the loss jumped.
+    ``samples`` has what was recorded of single samples by their ids, or is ``None`` without ids. Of
+    a file, ``truncated`` says whether the last line was cut off, and ``broken_lines`` has the
+    numbers of lines that could not be read, with the reasons.
 
     The history of a cockpit with a run's file has the latest steps in memory
     (``Cockpit(..., steps_in_memory=...)``), and reads earlier ones from the file when they are
-    asked for. ``OSError`` if there is no such file any more.
+    needed. ``OSError`` if the file doesn't exist any more.
     """
 
     sources: dict[str, Source] = field(default_factory=dict)

@@ -6,8 +6,8 @@ from __future__ import annotations
 class Undefined(float):
     """A NaN carrying the reason why there is no number.
 
-    Behaves as ``float("nan")`` everywhere, so that arithmetic, plots and files need no
-    special case, and keeps the ``reason`` why there is no number.
+    It behaves as ``float("nan")`` everywhere, so that arithmetic, plots and files need no
+    special case. ``reason`` says why there is no number.
     """
 
     reason: str

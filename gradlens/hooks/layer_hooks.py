@@ -35,10 +35,10 @@ _ATTRIBUTE = "_gradlens_layer_hook"
 def extend(model: AnyModule) -> AnyModule:
     """Install gradlens's hooks on the model's layers, and return the model.
 
-    Nothing changes in what the model computes. Call it once, before the forward pass. A loss module
-    can be extended too, for quantities that need per-sample losses. First-order BackPACK extensions
-    then work on the model too. Second-order ones need BackPACK's own ``extend`` on model and loss
-    besides. ``TypeError`` if it isn't a module.
+    The hooks don't change what the model computes. Call it once, before the forward pass. You can
+    also extend a loss module, for quantities that need per-sample losses. First-order BackPACK
+    extensions then work on the model. Second-order ones also need BackPACK's own ``extend`` on the
+    model and the loss. ``TypeError`` if it isn't a module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(NO_MODULE.format(kind=type(model).__name__))

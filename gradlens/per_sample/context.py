@@ -26,14 +26,15 @@ from gradlens.per_sample.reducing import Reducer
 class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
     """Per-sample gradients of the backward pass inside the context, by parameter name.
 
-    The operators stay valid after the context, and keep the layers' inputs and output gradients
-    alive. Without ``loss``, the loss is the tensor whose ``backward`` is called; pass it if that is
-    a multiple of the loss, or if backward is run by other means than ``loss.backward()``.
-    The forward pass belongs into the context, too; ``gradlens.extend`` before it does as well.
-    ``batch_size`` is needed where the number of samples can't be read off the loss. ``batchnorm``
-    chooses what a gradient is where samples are coupled (``gradlens.per_sample.batchnorm``). A
-    parameter without gradients raises a ``KeyError`` with the reason. Of a model that several
-    processes train, the gradients are those of the process's own samples.
+    Run the forward pass inside the context, too, or call ``gradlens.extend`` before it. The
+    operators stay valid after the context, and keep references to the layers' inputs and output
+    gradients. Without ``loss``, the loss is the tensor whose ``backward`` method is called; pass it
+    if that is a multiple of the loss, or if backward is called in another way than
+    ``loss.backward()``. ``batch_size`` is needed if the number of samples can't be found from the
+    loss; the message says so. ``batchnorm`` chooses what a gradient is if batch normalisation
+    couples the samples (``gradlens.per_sample.batchnorm``). A parameter without per-sample
+    gradients raises a ``KeyError`` with the reason. If several processes train the model, the
+    gradients are those of the process's own samples.
     """
 
     def __init__(

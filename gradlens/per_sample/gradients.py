@@ -384,7 +384,7 @@ def layer_of(parameter_name: str) -> str:
     return parameter_name.rpartition(".")[0] or parameter_name
 
 
-FAILED = "an error came up when it was read off whose gradients are whose ({})"
+FAILED = "an error occurred while the samples of the gradients were determined ({})"
 ACCUMULATED = (
     "a backward function accumulates into it while it runs, so that its gradient isn't only what "
     "the graph shows"

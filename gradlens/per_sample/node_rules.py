@@ -156,8 +156,8 @@ def _check_unlabelled_rows(found: NodeGradient) -> None:
 
 
 UNLABELLED_ROWS = (
-    "some of its rows had no gradient, or one too small for its precision, when it was read off "
-    "whose they are, and have one now"
+    "some of its rows had no gradient, or one too small for its precision, when the samples of the "
+    "rows were determined, and have one now"
 )
 
 

@@ -26,8 +26,8 @@ SIGNATURES = {
 def load_run(path: str | Path) -> History:
     """The history in a file: a gradlens run, or a log of cockpit-for-pytorch 1.0.2.
 
-    ``path`` may lack the ending that ``Cockpit.write`` adds, ``.jsonl``, or cockpit's, ``.json``.
-    ``ValueError`` for a directory, an empty file, and whatever else is no run.
+    The extension ``.jsonl`` (or ``.json``, for cockpit's logs) may be left out of ``path``.
+    ``ValueError`` for a directory, an empty file, and anything else that isn't a run.
     """
     return GrowingRun(path).read()
 

@@ -66,20 +66,23 @@ Source = History | HasHistory | str | Path
 
 
 class CockpitPlotter:
-    """Draws all recorded quantities that can be drawn, as one figure.
+    """Draws the recorded quantities of a run as one figure.
 
-    With ``secondary_screen`` there is a second figure for single layers and parameters, which may
-    have several pages. The figures of the latest call are ``figure``, ``secondary_figure`` and
-    ``secondary_figures``.
-
-    ``instruments`` are those to draw with, and their order is that of their panels within a group.
-    ``(*gradlens.instruments.BUILT_IN, Mine())`` adds one. Of the instruments on a screen, those of
-    the most specific class draw a quantity: one for a class derived from ``GradNorm`` takes the
-    place of the one for ``GradNorm``. A series without an instrument is drawn by its view.
-
-    With ``findings``, what ``gradlens.diagnose`` finds wrong with the run is marked in the panels
-    and explained below them. With ``pyplot``, figures are among those of ``matplotlib.pyplot`` also
-    if they aren't shown, and each call draws in those of the previous one.
+    ``secondary_screen``
+        Also draw a second figure of single layers and parameters, which may have several pages. The
+        figures of the latest call are ``figure``, ``secondary_figure`` and ``secondary_figures``.
+    ``instruments``
+        The classes that draw panels, in the order of the panels within a group.
+        ``(*gradlens.instruments.BUILT_IN, Mine())`` adds one. If several instruments can draw a
+        quantity, those for the most specific class are used: an instrument for a class derived from
+        ``GradNorm`` replaces that for ``GradNorm``. A series without an instrument is drawn
+        according to its view.
+    ``findings``
+        Mark in the panels what ``gradlens.diagnose`` finds wrong with the run, and explain it below
+        them.
+    ``pyplot``
+        Register the figures with ``matplotlib.pyplot``, even if they aren't shown, and draw into
+        the same figures at each call.
     """
 
     def __init__(
@@ -153,26 +156,39 @@ class CockpitPlotter:
         single_lines: bool = False,
         normalise: Normalisation = "",
     ) -> Figure:
-        """Draw a run; returns the figure of the first screen.
+        """Draw a run, and return the figure.
 
-        ``source`` is a history, an object with a ``history`` (a cockpit), or the path of a run
-        file. Steps after ``discard`` are left out. ``show_plot`` opens windows, or draws in those
-        of the previous call; ``block`` waits until they are closed. ``save_plot`` writes
-        ``{savename}__primary.png`` to ``savedir``, by default the folder of the run file, otherwise
-        the working directory, and ``{savename}__primary__{savename_append}.png`` if there is
-        something to append. The secondary screen has ``__secondary`` instead, and its further pages
-        ``__secondary_2`` and so on.
-        ``savefig_kwargs`` are passed to ``Figure.savefig``, and their ``format`` is also the file's
-        ending. ``show_log_iter`` makes the step axis logarithmic, ``debug`` logs what is drawn.
-        The figure says why if there is nothing to draw. ``ValueError`` if the path is not a run.
+        ``source``
+            A cockpit, a history, or the path of a run's file.
+        ``panels``, ``size``
+            The titles of panels, or names of series, that are drawn, and the size of the figure in
+            inches, or only its width. By default, all panels are drawn.
+        ``style``
+            ``"paper"`` draws only the panels, with labels on the value axes. ``"dark"`` has a dark
+            background. Font sizes are relative to matplotlib's ``font.size``.
+        ``show_plot``, ``block``
+            Open windows, or draw in those of the previous call, and wait until they are closed.
+        ``save_plot``, ``savedir``, ``savename``, ``savename_append``, ``savefig_kwargs``
+            Write ``{savename}__primary.png`` to ``savedir``, by default the folder of the run's
+            file or the working directory, or ``{savename}__primary__{savename_append}.png``. The
+            secondary screen has ``__secondary`` instead, and its further pages ``__secondary_2``
+            and so on. ``savefig_kwargs`` are passed to ``Figure.savefig``; their ``format`` is also
+            the extension of the file.
+        ``discard``
+            Leave out the steps after this one.
+        ``plot_title``
+            The heading of the figure.
+        ``show_log_iter``
+            Make the step axis logarithmic.
+        ``single_lines``
+            Draw a line for each parameter, also if there are many, instead of quantiles.
+        ``normalise``
+            Divide each row of a map by its median (``"row"``), or by the median of its kind of
+            parameters (``"kind"``), such as biases of linear layers.
+        ``debug``
+            Log what is drawn.
 
-        ``panels`` are the titles of panels, or names of series, of which the figure then consists;
-        ``size`` is its size in inches, or its width alone. ``style="paper"`` leaves out everything
-        but the panels, and gives their value axes labels; ``style="dark"`` has a dark ground. Type
-        has sizes relative to matplotlib's ``font.size``. ``single_lines`` draws a line for each of
-        many parameters instead of their quantiles. ``normalise`` divides the rows of maps by their
-        medians (``"row"``) or by the medians of their kinds (``"kind"``), such as biases of linear
-        layers.
+        If there is nothing to draw, the figure says why. ``ValueError`` if the path is not a run.
         """
         if not isinstance(show_plot, bool):
             raise TypeError(

@@ -23,9 +23,9 @@ class DirectionalDerivatives(CurvatureQuantity):
 
     A ratio is γ̄²/(s²/N), with mean γ̄ and variance s² of the samples' first derivatives gₙᵀe, or of
     their second derivatives eᵀJₙᵀHₙJₙe. It is N times that of Dangel et al. (2022,
-    arXiv:2106.02624), since it is about the mini-batch. A gradient of noise alone has a ratio of 1
-    on average, and above 4 about one time in twenty. Of micro-batches and processes, the values are
-    those of the last part of the first process.
+    arXiv:2106.02624), since it describes the mini-batch and not a sample. If the gradient consists
+    of noise, the ratio is 1 on average, and above 4 about one time in twenty. With micro-batches or
+    several processes, the values are those of the last part of the first process.
 
     Directions are exact, from Gram matrices (``LowRankGGN``), or by Lanczos' method to 1e-3 where
     these would be too large: with more than 64 outputs for each sample, 2048 for the mini-batch,

@@ -21,7 +21,7 @@ from gradlens.stateful import State
 class Distance(SingleStepQuantity):
     """‖p − p₀‖₂ of each parameter by name; p₀ is its value when the first context was entered.
 
-    A run that continues from a checkpoint without the cockpit's state measures from there.
+    If a run continues from a checkpoint without the cockpit's state, p₀ is the value there.
     """
 
     view = View("Distance from the start", group="step size", label="‖θ − θ₀‖")

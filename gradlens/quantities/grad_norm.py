@@ -13,9 +13,9 @@ from gradlens.quantities.step import Step
 
 
 class GradNorm(SingleStepQuantity):
-    """‖p.grad‖₂ of each parameter by name: the gradient of which the optimizer makes its step.
+    """‖p.grad‖₂ of each parameter by name, the gradient that the optimizer uses.
 
-    Under a sum loss, it is N times that of the mean loss.
+    With a sum loss, it is N times that of the mean loss.
     """
 
     view = View("Gradient norm", group="step size", yscale="log", label="‖∇L‖")

@@ -18,17 +18,17 @@ from gradlens.stateful import State
 class HessMaxEV(CurvatureQuantity):
     """Largest (algebraic) eigenvalue of the mini-batch Hessian, by Lanczos' method.
 
-    At one of ``search_interval`` tracked steps, the method starts from the eigenvector of the last
-    tracked step and from a random vector. It takes at least ten products, so that it finds an
-    eigenvalue that has become larger than that of the last eigenvector. At the others it follows
-    the last eigenvector alone, in as many products as its residual takes to be within the
-    tolerance, one or more; an eigenvalue that has overtaken it in the meantime is found by the next
-    search. By default, ``search_interval`` is 1 and each step has a search.
+    At one of ``search_interval`` tracked steps, it searches: it starts from the eigenvector of the
+    last tracked step and from a random vector, and takes at least ten products, so that it finds an
+    eigenvalue that has become larger than that of the last eigenvector. At the other steps, it only
+    improves the last eigenvector, by one product or more, until the residual is within the
+    tolerance. If another eigenvalue has become larger in the meantime, the next search finds it. By
+    default, ``search_interval`` is 1 and each step has a search.
 
-    An eigenvalue of the Hessian lies within ``tolerance`` of each value, relatively, and the
-    largest one not below it but for rounding. A value whose residual is not within the tolerance
-    after ``max_products`` Hessian products is a NaN whose reason states the estimate and its
-    residual. ``ValueError`` for a ``search_interval`` below one.
+    There is an eigenvalue of the Hessian within the relative ``tolerance`` of each value, and the
+    largest eigenvalue isn't below the value, except for rounding. If the residual is not within the
+    tolerance after ``max_products`` Hessian products, the value is a NaN whose reason has the
+    estimate and its residual. ``ValueError`` for a ``search_interval`` below one.
     """
 
     view = View("Largest Hessian eigenvalue", group="curvature", yscale="symlog", label="λ₁")

@@ -11,7 +11,7 @@ from gradlens.quantities.step import Step
 
 
 class Loss(SingleStepQuantity):
-    """The mini-batch loss, as it was passed to the context: N times the mean for a sum loss."""
+    """The mini-batch loss as it was passed to the context; a sum loss isn't divided by N."""
 
     needs = ("loss",)
     view = View("Loss", group="performance", label="loss")

@@ -24,12 +24,12 @@ UNTRACKED = f"{{name}} is trained and not tracked: {NEW_COCKPIT}"
 class NoiseQuantity(SingleStepQuantity):
     """A quantity that is defined for the per-sample gradients of any set of parameters.
 
-    A record is the value for the whole network. With ``by="layer"`` or ``by="parameter"`` it is a
-    dict: a number for the network is its ``"value"``, of several numbers each has its own name, and
-    ``"layers"`` or ``"parameters"`` has the same for each layer or parameter by name. A layer is
-    the module that holds the parameters: their names up to the last dot. It has a NaN with the
-    reason if one of its parameters is trained without per-sample gradients, or if none of them has
-    any. ``ValueError`` for another ``by``, and for layers if the cockpit has no model.
+    A value is that of the whole network. With ``by="layer"`` or ``by="parameter"``, it is a dict:
+    ``"value"`` is that of the network (if it consists of several numbers, each has its own name),
+    and ``"layers"`` or ``"parameters"`` has the same for each layer or parameter by name. A layer
+    is the module to which the parameters belong: their names up to the last dot. Its value is a NaN
+    with the reason if one of its trained parameters has no per-sample gradients. ``ValueError`` for
+    another ``by``, and for layers if the cockpit has no model.
     """
 
     _: KW_ONLY

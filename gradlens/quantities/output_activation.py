@@ -93,7 +93,7 @@ def over_parts(parts: Mapping[str, Any]) -> dict[str, float]:
 class DeadNeurons(LayerQuantity):
     """Share of each layer's features whose outputs are all ≤ ``threshold``, by default all ≤ 0.
 
-    Meant for layers in front of a ReLU, whose outputs are zero for such a feature.
+    It is meant for layers in front of a ReLU, whose output is zero for such a feature.
     """
 
     signal = Signal.OUTPUT

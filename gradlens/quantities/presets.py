@@ -53,8 +53,8 @@ def configuration(
 ) -> list[Quantity]:
     """The quantities of a preset, ``"economy"``, ``"business"`` or ``"full"``, on one schedule.
 
-    By default they are tracked at every step. Case makes no difference. ``ValueError`` for any
-    other label suggests the nearest.
+    By default, they are tracked at every step. The label is case-insensitive. ``ValueError`` for
+    any other label suggests the nearest one.
     """
     preset = PRESETS.get(label.lower()) if isinstance(label, str) else None
     if preset is None:

@@ -67,9 +67,9 @@ class OutputGradientGeometry(_SignalGeometry):
 
 
 class InputGradientGeometry(_SignalGeometry):
-    """‖∂L/∂in‖₂ of each layer, and its correlation: as ``OutputGradientGeometry``.
+    """‖∂L/∂in‖₂ of each layer, and its correlation, as in ``OutputGradientGeometry``.
 
-    It is the whole gradient at the layer's input, with the parts that come from other uses of this
+    It is the whole gradient at the layer's input, including the parts from other uses of this
     tensor, such as a residual branch.
     """
 

@@ -36,14 +36,14 @@ class Stability(GradientCurvatureQuantity):
     For Adam, sharpness is the largest eigenvalue of P⁻¹H with Adam's preconditioner P, and the
     threshold is (2+2β₁)/((1−β₁)η) (Cohen et al., 2022, arXiv:2207.14484). ``"ratio"`` is sharpness
     over threshold: above 1, the step is unstable. H is the Hessian of the mean loss. A step of η on
-    a sum loss is one of Nη on the mean loss: η is multiplied by N there, or P divided by N. Any
-    other factor that backward is called with counts in the same way. If backward is called on
-    something that isn't a multiple of the loss, such as one with a regulariser, values are NaN.
-    ``tolerance`` and ``max_products`` are those of ``HessMaxEV``.
+    a sum loss is equal to a step of Nη on the mean loss, so that η is multiplied by N, or P divided
+    by N. The same holds for any other factor of the loss on which backward is called. If it isn't a
+    multiple of the loss, for example because of a regulariser, values are NaN. For Adam, they are
+    also NaN before its first step. ``tolerance`` and ``max_products`` are those of ``HessMaxEV``.
 
     With a probe, ``on``, H is the Hessian of its mean loss. The threshold is that of the
-    optimizer's step on the step's own loss, which is still needed, and under a sum loss
-    ``info={"batch_size": N}``, too.
+    optimizer's step on the step's own loss, so that ``loss`` is still needed, and for a sum loss
+    ``batch_size``, too.
     """
 
     needs = ("loss", "optimizer")

@@ -44,7 +44,7 @@ NO_CALL_OF_LAYERS = (
 )
 OVER = (
     "backward went through a forward pass that ran before an earlier context was left, and that "
-    "counts for that context alone: call backward once, on the sum of the losses, or run the "
+    "belongs only to that context: call backward once, on the sum of the losses, or run the "
     "forward pass again"
 )
 NOTHING_EVALUATED = "no layer was called in this context"

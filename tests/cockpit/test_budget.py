@@ -273,15 +273,15 @@ def test_a_histogram_adapts_its_range_when_it_is_tracked() -> None:
 
 
 NO_TURNS: dict[str, tuple[dict[str, Any], str]] = {
-    "a short run": ({"steps": 5}, r"no turn to a, b in 5 steps: the first 13 steps are measured"),
+    "a short run": ({"steps": 5}, r"to track a, b in 5 steps: the first 13 steps are measured"),
     "short steps": (
         {"steps": 100, "context": 0.3},
-        r"no turn to a, b in 100 steps: contexts.*take 23.*Steps are too short for this budget",
+        r"to track a, b in 100 steps: contexts.*take 23.*Steps are too short for this budget",
     ),
     "few steps": (
         {"steps": 100, "kinds": {"b": HessTrace}},
-        r"no turn to b in 100 steps: what a turn costs is measured at the first one.*when it has "
-        r"saved .* the time of 10 plain steps\. With a larger budget",
+        r"to track b in 100 steps: what a quantity costs is measured when it is tracked for the "
+        r"first time.* on average, 10 plain steps\. Use a larger budget",
     ),
     "enough steps": ({"steps": 500}, r"^$"),
 }

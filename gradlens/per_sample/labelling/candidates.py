@@ -130,8 +130,8 @@ SEVERAL = (
     "several losses of the whole: " + PASS_BATCH_SIZE
 )
 NO_CALLS = (
-    ". No call of the model is known to be behind the loss: calls are recorded from "
-    "gradlens.extend on, but not those of compiled models or inside torch.func's transforms"
+    ". No recorded call of the model has led to this loss: calls are recorded after "
+    "gradlens.extend, but not those of compiled models or inside torch.func's transforms"
 )
 
 
