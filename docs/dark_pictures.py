@@ -31,11 +31,14 @@ def run(script: str, folder: Path) -> None:
 
     def save_both(figure: Figure, path: Any, **options: Any) -> None:
         save(figure, path, **options)
-        if isinstance(path, Path) and path.suffix == ".png" and is_white(figure):
+        # What gradlens itself writes is renamed afterwards; it draws dark figures on request.
+        is_temporary = isinstance(path, Path) and path.name.startswith(".")
+        is_png = isinstance(path, Path) and path.suffix == ".png"
+        if is_png and not is_temporary and is_white(figure):
             # The script may go on drawing on its figure.
             copy = pickle.loads(pickle.dumps(figure))
             darken(copy)
-            save(copy, dark_name(path), **options, facecolor=copy.get_facecolor())
+            save(copy, dark_name(path), **options | {"facecolor": copy.get_facecolor()})
 
     with mock.patch.object(Figure, "savefig", save_both):
         runpy.run_path(script)["main"](folder)

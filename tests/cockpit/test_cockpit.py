@@ -385,7 +385,9 @@ def test_regulariser_is_noticed_once_and_values_are_those_of_the_samples(
 def test_batch_normalisation_in_train_mode_is_noticed() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     cockpit = Cockpit(model, [quantities.NormTest()])
-    with pytest.warns(UserWarning, match=r"normalisation over the batch .* in 1: .*eval mode"):
+    with pytest.warns(
+        UserWarning, match=r"normalisation over the batch .* in layer 1: .*eval mode"
+    ):
         with cockpit(0):
             loss_of(model).backward()
     assert cockpit.history["NormTest"][0] > 0
