@@ -39,6 +39,10 @@ def rows_of(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+FEWEST_BARS = 9
+"""Places for bars in a panel, at least."""
+
+
 def draw_ratios(rows: list[dict[str, str]]) -> Figure:
     """Bars of ratios to the plain step, a panel for each problem."""
     problems = list(dict.fromkeys(row["problem"] for row in rows))
@@ -55,7 +59,8 @@ def draw_ratios(rows: list[dict[str, str]]) -> Figure:
         for place, ratio in zip(places, ratios, strict=True):
             ax.text(ratio * 1.06, place, f"{ratio:.3g}", va="center", fontsize=7)
         ax.set_yticks(places, names, fontsize=7)
-        ax.invert_yaxis()
+        # The few bars of a problem are as thick as the many of another one.
+        ax.set_ylim(max(len(names), FEWEST_BARS) - 0.4, -0.6)
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter("{x:g}")
         ax.xaxis.set_minor_formatter(NullFormatter())

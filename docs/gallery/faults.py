@@ -19,7 +19,7 @@ from gradlens.cli.main import main as command
 
 STEPS = 240
 BATCH_SIZE = 64
-CHARACTERS = 96
+CHARACTERS = 88
 DIGITS = load_digits()
 IMAGES = DIGITS.train_images.flatten(1) - DIGITS.train_images.mean()
 LABELS = DIGITS.train_labels

@@ -18,7 +18,7 @@ def test_no_two_have_the_same_name() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("training", TRAININGS[::12], ids=lambda each: each.problem.name)
+@pytest.mark.parametrize("training", TRAININGS[::24], ids=lambda each: each.problem.name)
 def test_learns(training: Training) -> None:
     """Of the others, each evaluation says whether they have learnt."""
     outcome = train(training, 0)
@@ -26,7 +26,7 @@ def test_learns(training: Training) -> None:
     assert outcome.valid_end < 0.8 * outcome.valid_start
 
 
-@pytest.mark.parametrize("training", TRAININGS[::6], ids=lambda each: each.problem.name)
+@pytest.mark.parametrize("training", TRAININGS[::12], ids=lambda each: each.problem.name)
 @pytest.mark.slow
 def test_data_depend_on_the_seed_alone(training: Training) -> None:
     state = torch.get_rng_state()
