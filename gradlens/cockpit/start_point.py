@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from gradlens.history.coverage import few
+from gradlens.hooks.optimizer_hook import OptimizerFollower
 from gradlens.numerics.checksums import differing, sums_of_bits
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError
@@ -19,7 +19,7 @@ LARGE = 64 * 2**20
 """Bytes of parameters above which comparing them twice costs less than memory for one more copy."""
 
 
-class StartPoint:
+class StartPoint(OptimizerFollower):
     """Copies of the parameters as they are when a step's context is entered.
 
     Large ones are copied when the context is left, since the update before is freed by then, or
@@ -33,24 +33,17 @@ class StartPoint:
         self._parameters = parameters
         self._copies: dict[str, Tensor] | None = None
         self._sums: Mapping[str, Tensor] = {}
-        self._handles: list[RemovableHandle] = []
         self.changed: tuple[str, ...] = ()
         if at_once or optimizer is None or not _can_wait(parameters, optimizer):
             self._copy()
             return
         self._sums = sums_of_bits(parameters)
-        self._handles = [optimizer.register_step_pre_hook(lambda *_: self._before_step())]
+        self.follow(optimizer)
 
     def finish(self) -> None:
         """Copy the parameters if that isn't done yet: the context is left."""
         self._copy()
         self.close()
-
-    def close(self) -> None:
-        """Remove the hook from the optimizer."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
 
     @property
     def copies(self) -> dict[str, Tensor]:
@@ -59,9 +52,9 @@ class StartPoint:
             raise UnavailableError(CHANGED_INSIDE.format(names=few(self.changed)))
         return self._copies
 
-    def _before_step(self) -> None:
-        if not torch.compiler.is_compiling():
-            self._copy()
+    def before_step(self) -> None:
+        """The optimizer is about to change the parameters: copy them."""
+        self._copy()
 
     @torch.no_grad()
     def _copy(self) -> None:

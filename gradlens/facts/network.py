@@ -11,7 +11,7 @@ from string import digits
 import torch
 from torch import Tensor
 
-from gradlens.hooks.node_kinds import CASTS, INDEXING, LEAF, VIEWS
+from gradlens.hooks.node_kinds import CASTS, LEAF, VIEWS
 from gradlens.hooks.torch_private import output_metadata, saved_where_they_are
 from gradlens.per_sample.labelling.graph import Edge, Graph
 
@@ -149,14 +149,7 @@ class Network:
     @cached_property
     def _alone(self) -> list[bool]:
         """Whether nodes compute with parameters, and constants of their shape, alone."""
-        alone = self._graph.of_parameters_alone()
-        for number, edges in enumerate(self._graph.children):
-            known = [edge for edge in edges if edge is not None]
-            if not known or INDEXING.search(self._kinds[number]):
-                continue
-            closed = len(known) == len(edges) or self._is_masking(number, known[0])
-            alone[number] = closed and all(alone[edge[0]] for edge in known)
-        return alone
+        return self._graph.of_parameters_alone(self._is_masking)
 
     def _is_masking(self, number: int, weight: Edge) -> bool:
         """Whether a node multiplies a weight by constants, such as a mask of its shape."""

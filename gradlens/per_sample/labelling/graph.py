@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -203,18 +203,27 @@ class Graph:
         inner = {number for number in behind if self.kinds[number] != LEAF}
         return inner - self.below(call.origins, lowest=min(inner, default=0))
 
-    def of_parameters_alone(self) -> list[bool]:
+    def of_parameters_alone(
+        self, with_constants: Callable[[int, Edge], bool] = lambda number, edge: False
+    ) -> list[bool]:
         """Whether a node certainly computes with parameters alone, by number.
 
-        Data that needs no gradient has no edge, so only nodes without open inputs are certain.
+        Data that needs no gradient has no edge, so only nodes without open inputs are certain, and
+        those whose open inputs are constants, as ``with_constants`` says of a node's number and the
+        edge of its first other input.
         """
         alone: list[bool] = []
         for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True):
             if kind_ == LEAF:
                 alone.append(isinstance(node.variable, nn.Parameter))
             else:
-                closed = bool(edges) and not INDEXING.search(kind_)
-                alone.append(closed and all(e is not None and alone[e[0]] for e in edges))
+                known = [edge for edge in edges if edge is not None]
+                found = bool(known) and not INDEXING.search(kind_)
+                found = found and all(alone[edge[0]] for edge in known)
+                number = len(alone)
+                alone.append(
+                    found and (len(known) == len(edges) or with_constants(number, known[0]))
+                )
         return alone
 
     def outputs_of(self, number: int) -> list[int]:
