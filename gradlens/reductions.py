@@ -128,13 +128,13 @@ class ParameterGradients:
 
     @property
     def are_apart(self) -> bool:
-        """Whether reductions that can be computed from rows apart are to be."""
+        """Whether reductions that allow it are computed for some rows at a time."""
         large = bytes_of_elements(self.individual) > STORED_BYTES
         stays = self.individual.is_worth_storing and not is_distributed(self.tensor)
         return self.shared and large and stays
 
     def apart(self) -> Iterator[ParameterGradients]:
-        """Stored gradients of some rows after others, for all reductions of these at once."""
+        """Stored gradients of some rows at a time, which all reductions share."""
         for rows, individual in stored_rows(self.individual):
             yield ParameterGradients(self.name, self.tensor[rows], individual, False, rows)
 
@@ -150,7 +150,7 @@ class Reduction(ABC):
     is more than one for all reductions of a step together, the elements may be stored.
     ``reads_parameter`` is whether ``gradients.parameter`` is read. ``from_rows`` is whether the
     value for a parameter is the ``total`` of those for its rows: that of large gradients is then
-    computed from some rows after others.
+    computed from some rows at a time.
     """
 
     passes: ClassVar[int] = 1

@@ -35,9 +35,10 @@ class PerSampleLosses(LossExtension):
     """BackPACK extension that finds ℓₙ when backprop passes a loss module that has been extended.
 
     Several loss modules add up. No exception of a loss module's leaves it: ``unavailable`` is the
-    reason why there are no per-sample losses although a module was called. ``samples`` tells the
-    number of samples, if it is known: a module that was called with another number of rows, such as
-    one for each token, isn't called again, since its rows aren't losses of samples.
+    reason why there are no per-sample losses although a module was called. ``samples`` returns the
+    number of samples, or ``None`` if it isn't known: a module that was called with another number
+    of rows, such as one for each token, isn't called again, since its rows aren't losses of
+    samples.
     """
 
     def __init__(
@@ -97,7 +98,8 @@ class PerSampleLosses(LossExtension):
         self._begin(backward_pass_id())
         try:
             inputs = stored_inputs(module)
-            if _rows(module, inputs) != (self._samples() or _rows(module, inputs)):
+            samples = self._samples()
+            if samples and _rows(module, inputs) != samples:
                 self._has_other_rows = True
                 return
             shares, proportional = _contributions(module, inputs, g_out[0].detach())

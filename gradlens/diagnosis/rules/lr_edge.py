@@ -41,9 +41,10 @@ began with is the smaller part of them, so that its initialisation is lost. It c
 has a peak in these steps: measured up to 2.1 in healthy runs, without any peak, and 2.5 and more
 with one where Adam's rate is too high."""
 OVERWRITTEN, COLLAPSE = 1.0, 1e-3
-"""‖update‖/‖θ‖ of the first update, after which weights are mostly what it has made them, and the
-gradient's norm in the three steps after it over that before: an update along the gradient changes
-it by a small factor, unless units, or the probabilities of a bounded loss, are saturated."""
+"""Limits of the first update. Above the first one of ‖update‖/‖θ‖, the weights after the update
+consist mostly of the update. The second is for the smallest gradient norm of the next three steps,
+over that before: a gradient that is so much smaller means that units are saturated, or the
+probabilities that a loss is computed from."""
 SHARPNESS = 1.2
 """The sharpness over its threshold. By itself, it is no fault: measured 2.2 (SGD) and up to 11
 (Adam) in healthy runs."""

@@ -19,7 +19,8 @@ LEARNT = 0.5
 """The late loss over that without learning: a network that learns in spite of it may be meant to,
 as one with normalisation, for which the size of weights is irrelevant."""
 STRONG, MOSTLY_SHRUNK, LEARNT_WELL = 0.1, 0.5, 0.25
-"""The same three for networks without normalisation whose decay remembers a tenth of the run."""
+"""Limits of the same three numbers for networks without normalisation: where decay is this strong
+and weights have lost half of their size, the loss must have fallen to a quarter for a notice."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:

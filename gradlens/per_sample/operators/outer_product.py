@@ -82,6 +82,8 @@ class OuterProduct(GradientOperator):
         return squares[0] * squares[1]
 
     def _gram(self) -> Tensor:
+        if self.batch_size > KEPT_PAIRS:
+            return self._products_of_pairs()
         return self._once("gram", self._products_of_pairs)
 
     def _products_of_pairs(self) -> Tensor:

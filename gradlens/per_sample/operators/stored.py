@@ -57,7 +57,7 @@ def bytes_of_elements(individual: GradientOperator) -> int:
 def stored_rows(
     individual: GradientOperator, piece_bytes: int = PIECE_BYTES
 ) -> Iterator[tuple[slice, GradientOperator]]:
-    """Stored gradients with respect to some rows of a parameter that isn't a scalar, in turn."""
+    """Stored gradients of a parameter that isn't a scalar, for some of its rows at a time."""
     everyone = slice(0, individual.batch_size)
     row_bytes = bytes_of_elements(individual) // max(individual.shape[0], 1)
     for rows in slices(individual.shape[0], piece_bytes // max(row_bytes, 1)):
