@@ -1,9 +1,8 @@
 """The problems that rates are measured with, which no rule was developed with.
 
 Those of earlier rates are in ``development`` now: the first ones in ``architectures``, the second
-in ``domains``, and the third in ``fields``. Those of the present rates are here, since no rule has
-been changed because of what they have shown. New ones are written by someone who doesn't know the
-rules:
+in ``domains``, the third in ``fields``, and the fourth in ``trades``. New ones are written by
+someone who doesn't know the rules:
 
 - at least thirty, of which no network, data set or loss is one of those in ``development``;
 - each a ``Training`` in ``TRAININGS``, with the order of samples, the schedule and the clipping
@@ -19,14 +18,5 @@ counts; the problems move to ``development`` before a rule is changed because of
 from __future__ import annotations
 
 from benchmarks.diagnosis.training import Training
-from benchmarks.diagnosis.unseen.mechanics import MECHANICS
-from benchmarks.diagnosis.unseen.pictures import PICTURES
-from benchmarks.diagnosis.unseen.records import RECORDS
-from benchmarks.diagnosis.unseen.series import SERIES
-from benchmarks.diagnosis.unseen.shapes import SHAPES
-from benchmarks.diagnosis.unseen.writing import WRITING
 
-TRAININGS: tuple[Training, ...] = (
-    *(*PICTURES, *WRITING, *SERIES),
-    *(*RECORDS, *SHAPES, *MECHANICS),
-)
+TRAININGS: tuple[Training, ...] = ()

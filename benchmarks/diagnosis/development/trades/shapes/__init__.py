@@ -8,11 +8,11 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW, RMSprop
 
 from benchmarks.diagnosis.development import schedules
+from benchmarks.diagnosis.development.trades.shapes import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
 from benchmarks.diagnosis.unfit import OF_INPUTS
-from benchmarks.diagnosis.unseen.shapes import data, losses, networks
 
 SHAPES = (
     Training(

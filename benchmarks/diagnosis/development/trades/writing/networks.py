@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.diagnosis.development.attention import Attention
 from benchmarks.diagnosis.development.residual import Residual
-from benchmarks.diagnosis.unseen.writing import data
+from benchmarks.diagnosis.development.trades.writing import data
 
 
 class RelativeBias(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.unseen.records import data
+from benchmarks.diagnosis.development.trades.records import data
 
 
 def sparse_shares(logits: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.unseen.mechanics import data
+from benchmarks.diagnosis.development.trades.mechanics import data
 
 
 class SpectralConvolution(nn.Module):

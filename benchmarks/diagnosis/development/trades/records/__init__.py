@@ -8,11 +8,11 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adagrad, Adam, Adamax, AdamW, NAdam, RMSprop
 
 from benchmarks.diagnosis.development import schedules
+from benchmarks.diagnosis.development.trades.records import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
 from benchmarks.diagnosis.unfit import OF_TARGETS
-from benchmarks.diagnosis.unseen.records import data, losses, networks
 
 RECORDS = (
     Training(

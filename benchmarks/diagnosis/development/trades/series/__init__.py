@@ -7,10 +7,10 @@ from functools import partial
 from torch.optim import Adam, AdamW, NAdam, RAdam, RMSprop
 
 from benchmarks.diagnosis.development import schedules
+from benchmarks.diagnosis.development.trades.series import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
-from benchmarks.diagnosis.unseen.series import data, losses, networks
 
 SERIES = (
     Training(

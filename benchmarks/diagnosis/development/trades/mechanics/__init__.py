@@ -9,10 +9,10 @@ from torch.optim import Adam, Adamax, AdamW, NAdam, RAdam
 
 from benchmarks.diagnosis.controls import with_replacement
 from benchmarks.diagnosis.development import schedules
+from benchmarks.diagnosis.development.trades.mechanics import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
-from benchmarks.diagnosis.unseen.mechanics import data, losses, networks
 
 MECHANICS = (
     Training(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from benchmarks.diagnosis.unseen.shapes import data
+from benchmarks.diagnosis.development.trades.shapes import data
 
 
 class SampleAndAggregate(nn.Module):
