@@ -18,7 +18,7 @@ FARMING = (
         Problem(
             "weeds",
             networks.PyramidPooling,
-            partial(divided, data.weeds, 1200),
+            partial(divided, data.weeds, 1000),
             optimizer=Adam,
             rate=4e-3,
             batch_size=8,
@@ -42,9 +42,9 @@ FARMING = (
         Problem(
             "cows",
             networks.MemoryAndConvolutions,
-            partial(divided, data.cows, 3000),
+            partial(divided, data.cows, 2500),
             optimizer=RAdam,
-            rate=3e-3,
+            rate=6e-3,
             batch_size=32,
             steps=150,
         ),

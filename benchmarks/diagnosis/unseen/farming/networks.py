@@ -47,11 +47,11 @@ def network_in_network(width: int = 16, outputs: int = 2) -> nn.Module:
 
 
 class MemoryAndConvolutions(nn.Module):
-    """A memory beside convolutions (Karim et al., 2018)."""
+    """A memory beside convolutions (Elsayed et al., 2018)."""
 
     def __init__(self, width: int = 12, size: int = 12, classes: int = 4) -> None:
         super().__init__()
-        self.memory = nn.LSTM(2, size, batch_first=True)
+        self.memory = nn.GRU(2, size, batch_first=True)
         self.convolutions = nn.Sequential(
             *(nn.Conv1d(2, width, 8, padding=4), nn.BatchNorm1d(width), nn.ReLU()),
             *(nn.Conv1d(width, 2 * width, 5, padding=2), nn.BatchNorm1d(2 * width), nn.ReLU()),

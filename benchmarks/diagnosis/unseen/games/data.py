@@ -14,13 +14,13 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from benchmarks.diagnosis.draws import Samples, noisy, uniform
 from benchmarks.diagnosis.unseen.fixed import fixed
 
-RANKS = 8
+RANKS = 6
 """Ranks of cards, of four suits."""
 CARDS = 4 * RANKS
 """Cards; the numbers behind them are suits that are trumps."""
 PLAYERS = 40
 """Players of matches."""
-SIDE = 8
+SIDE = 6
 """Rows and columns of a maze."""
 PAST = 8
 """Times of a landing."""
@@ -93,13 +93,13 @@ def tricks(n: int) -> Samples:
     return torch.cat([cards, CARDS + trumps], 1), (ranks + RANKS * follows).argmax(1)
 
 
-def automata(n: int, side: int = 12) -> Samples:
+def automata(n: int, side: int = 10) -> Samples:
     """Cells ``[1, side, side]`` of Conway's game of life on a torus, and which live next."""
     alive = (torch.rand(n, 1, side, side) < uniform(0.25, 0.5, n, 1, 1, 1)).float()
     around = F.pad(alive, (1, 1, 1, 1), mode="circular")
     total = 9 * F.avg_pool2d(around, 3, 1)
     next_alive = ((total - 3).abs() < 0.5) | ((alive > 0) & ((total - 4).abs() < 0.5))
-    return 2 * alive - 0.7, next_alive.float()
+    return noisy(2 * alive - 0.7, 0.3), next_alive.float()
 
 
 def matches(n: int) -> Samples:
@@ -119,11 +119,12 @@ def matches(n: int) -> Samples:
 def mazes(n: int) -> Samples:
     """Walls, a goal and a walker, ``[3, SIDE, SIDE]``; the way to take: up, down, left or right.
 
-    The first of equally good ways counts.
+    No other way is as good.
     """
-    walls = (torch.rand(n, SIDE, SIDE) < 0.25).float()
-    flat = torch.rand(n, SIDE * SIDE).argsort(1)[:, :2]
-    goal, walker = F.one_hot(flat, SIDE * SIDE).float().view(n, 2, SIDE, SIDE).unbind(1)
+    drawn = 5 * n
+    walls = (torch.rand(drawn, SIDE, SIDE) < 0.2).float()
+    flat = torch.rand(drawn, SIDE * SIDE).argsort(1)[:, :2]
+    goal, walker = F.one_hot(flat, SIDE * SIDE).float().view(drawn, 2, SIDE, SIDE).unbind(1)
     walls = walls * (1 - goal) * (1 - walker)
     far = 100.0
     distance = far * (1 - goal)
@@ -131,7 +132,9 @@ def mazes(n: int) -> Samples:
         distance = torch.minimum(distance, beside(distance, far).amin(1) + 1) + far * walls
         distance = distance.clamp(max=far)
     ways = (beside(distance, far) * walker[:, None]).sum((2, 3))
-    return torch.stack([walls, goal, walker], 1), ways.argmin(1)
+    mazes = torch.stack([walls, goal, walker], 1)
+    is_clear = ((ways == ways.amin(1, keepdim=True)).sum(1) == 1).nonzero()[:n, 0]
+    return mazes[is_clear], ways[is_clear].argmin(1)
 
 
 def beside(distance: Tensor, far: float) -> Tensor:

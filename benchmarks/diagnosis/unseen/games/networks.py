@@ -13,7 +13,7 @@ from benchmarks.diagnosis.unseen.games import data
 class BoardNetwork(nn.Module):
     """Moves and the worth of a position, with residual blocks (Silver et al., 2017)."""
 
-    def __init__(self, width: int = 32) -> None:
+    def __init__(self, width: int = 24) -> None:
         super().__init__()
         self.body = nn.Sequential(
             *self._layer(2, width),
@@ -96,7 +96,7 @@ class BladeAndChest(nn.Module):
 class ValueIteration(nn.Module):
     """Values of places by the best of what is beside them, again and again (Tamar et al., 2016)."""
 
-    def __init__(self, width: int = 24, ways: int = 8, times: int = 10) -> None:
+    def __init__(self, width: int = 24, ways: int = 8, times: int = 7) -> None:
         super().__init__()
         self.times = times
         self.reward = nn.Sequential(

@@ -103,9 +103,9 @@ def recordings(n: int, points: int = 48, substances: int = 30) -> Samples:
     main = torch.randint(substances, (n,))
     shares = F.one_hot(main, substances) + 0.5 * torch.rand(n, substances).pow(6)
     mixed = (shares @ pure)[:, None]
-    slope, level = uniform(-0.3, 0.3, n, 2, 1), uniform(-0.2, 0.2, n, 2, 1)
-    seen = mixed * uniform(0.8, 1.2, n, 2, 1) + slope * torch.linspace(-1, 1, points) + level
-    return noisy(1.5 * seen - 0.7, 0.25), main
+    slope, level = uniform(-1, 1, n, 2, 1), uniform(-0.7, 0.7, n, 2, 1)
+    seen = mixed * uniform(0.7, 1.3, n, 2, 1) + slope * torch.linspace(-1, 1, points) + level
+    return noisy((seen - 0.9) / 0.8, 0.7), main
 
 
 def free_energies(n: int) -> Samples:

@@ -18,7 +18,7 @@ SKY = (
         Problem(
             "transits",
             networks.TransitNetwork,
-            partial(divided, data.transits, 4000),
+            partial(divided, data.transits, 3000),
             F.binary_cross_entropy_with_logits,
             Adam,
             rate=2e-3,
@@ -56,14 +56,15 @@ SKY = (
         Problem(
             "lenses",
             networks.TurnedViews,
-            partial(divided, data.lenses, 2500),
+            partial(divided, data.lenses, 2000),
             F.binary_cross_entropy_with_logits,
             AdamW,
             rate=2e-3,
             options={"weight_decay": 0.01},
             batch_size=32,
             steps=150,
-        )
+        ),
+        schedule=schedules.cosine,
     ),
     Training(
         Problem(
@@ -81,7 +82,7 @@ SKY = (
         Problem(
             "dirty images",
             networks.cleaner,
-            partial(divided, data.dirty_images, 1200),
+            partial(divided, data.dirty_images, 1000),
             losses.several_scales,
             NAdam,
             rate=2e-3,
