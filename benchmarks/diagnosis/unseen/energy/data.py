@@ -56,29 +56,29 @@ def batteries(n: int, cycles: int = 8, points: int = 24) -> Samples:
 def appliances(n: int, length: int = 64) -> Samples:
     """The power of a house, ``[1, length]``; which of four appliances run in the middle, ``[4]``.
 
-    A fridge hums in the background, a kettle is strong and short, a washer turns back and forth,
+    A fridge hums fast, a kettle is strong and short, a washer turns back and forth,
     and an oven switches itself on and off.
     """
     time = torch.arange(length)
     middle = length / 2
     is_on = (torch.rand(n, 4) < 0.4).float()
     phase = uniform(0, 2 * math.pi, n, 4, 1)
-    last = torch.tensor([30.0, 5.0, 20.0, 25.0])[:, None]
-    centre = middle + uniform(-0.8, 0.8, n, 4, 1) * last
-    elsewhere = centre + last * 1.6 * torch.where(torch.rand(n, 4, 1) < 0.5, -1.0, 1.0)
+    last = torch.tensor([12.0, 6.0, 10.0, 14.0])[:, None]
+    centre = middle + uniform(-0.6, 0.6, n, 4, 1) * last
+    elsewhere = centre + last * 2 * torch.where(torch.rand(n, 4, 1) < 0.5, -1.0, 1.0)
     place = torch.where(is_on[..., None] > 0, centre, elsewhere)
     runs = ((time - place).abs() < last).float()
     shapes = torch.stack(
         [
-            0.5 * torch.ones(n, length),
-            2.0 * torch.ones(n, length),
-            0.6 + 0.6 * (2 * math.pi * time / 6 + phase[:, 2]).sin(),
+            0.6 + 0.5 * (2 * math.pi * time / 3 + phase[:, 0]).sin(),
+            2.5 * torch.ones(n, length),
+            0.8 + 0.8 * (2 * math.pi * time / 8 + phase[:, 2]).sin(),
             1.4 * ((2 * math.pi * time / 16 + phase[:, 3]).sin() > 0).float(),
         ],
         1,
     )
     running = (runs[:, :, length // 2] > 0).float()
-    return noisy((runs * shapes).sum(1, keepdim=True) - 1.2, 0.08), running
+    return noisy((runs * shapes).sum(1, keepdim=True) - 1.4, 0.08), running
 
 
 def power_flows(n: int) -> Samples:

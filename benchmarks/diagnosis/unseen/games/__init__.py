@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from torch.nn import functional as F  # noqa: N812 - as everywhere
-from torch.optim import Adam, AdamW, RMSprop
+from torch.optim import Adam, AdamW
 
 from benchmarks.diagnosis.development import schedules
 from benchmarks.diagnosis.draws import divided
@@ -71,12 +71,12 @@ GAMES = (
             "mazes",
             networks.ValueIteration,
             partial(divided, data.mazes, 4000),
-            optimizer=RMSprop,
-            rate=1e-2,
+            optimizer=Adam,
+            rate=8e-3,
             batch_size=32,
             steps=200,
         ),
-        schedule=schedules.exponential,
+        schedule=schedules.warmed_up_cosine,
     ),
     Training(
         Problem(

@@ -69,7 +69,7 @@ def reactions(n: int, descriptors: int = 6) -> Samples:
     return x, noisy((fit + 0.7 * large).mul(0.6), 0.1)[:, None]
 
 
-def isotopes(n: int, points: int = 32) -> Samples:
+def isotopes(n: int, points: int = 24) -> Samples:
     """Spectra ``[1, points]`` of molecules; their numbers of chlorine and bromine atoms, ``[2]``.
 
     Each atom is heavier by two in a part of the molecules: a quarter of chlorine, half of bromine.
@@ -86,7 +86,7 @@ def isotopes(n: int, points: int = 32) -> Samples:
                     )
     spectra = shares[chlorine, bromine]
     light = 0.1 * spectra.roll(1, 1)
-    moved = (torch.arange(points) - torch.randint(4, 16, (n, 1))) % points
+    moved = (torch.arange(points) - torch.randint(2, 12, (n, 1))) % points
     spectra = (spectra + light).gather(1, moved) * uniform(0.8, 1.2, n, 1)
     return noisy(6 * spectra - 0.2, 0.1)[:, None], torch.stack([chlorine, bromine], 1)
 

@@ -117,7 +117,8 @@ class IsotopeNetwork(nn.Module):
         self.body = nn.Sequential(
             *(nn.Conv1d(1, width, 3, padding=1, bias=False), nn.BatchNorm1d(width), nn.SiLU()),
             *(self._block(width), self._block(width)),
-            *(nn.Conv1d(width, 3 * width, 1), nn.SiLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten()),
+            *(nn.Conv1d(width, 3 * width, 1), nn.SiLU(), nn.AdaptiveMaxPool1d(1), nn.Flatten()),
+            nn.LayerNorm(3 * width),
         )
         self.chlorine = nn.Linear(3 * width, data.CHLORINE)
         self.bromine = nn.Linear(3 * width, data.BROMINE)
@@ -157,7 +158,7 @@ class ConvexLayer(nn.Module):
 
     def __init__(self, inside: int, outside: int, inputs: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(outside, inside) * 0.3 - 2)
+        self.weight = nn.Parameter(torch.randn(outside, inside) * 0.3 - 3)
         self.straight = nn.Linear(inputs, outside)
 
     def forward(self, convex: Tensor, inputs: Tensor) -> Tensor:
