@@ -42,10 +42,10 @@ FARMING = (
         Problem(
             "cows",
             networks.MemoryAndConvolutions,
-            partial(divided, data.cows, 2500),
+            partial(divided, data.cows, 1800),
             optimizer=RAdam,
-            rate=6e-3,
-            batch_size=32,
+            rate=5e-3,
+            batch_size=16,
             steps=150,
         ),
         clip=5.0,
