@@ -1,8 +1,8 @@
 """The problems that rates are measured with, which no rule was developed with.
 
 Those of earlier rates are in ``development`` now: the first ones in ``architectures``, the second
-in ``domains``, the third in ``fields``, and the fourth in ``trades``. New ones are written by
-someone who doesn't know the rules:
+in ``domains``, the third in ``fields``, the fourth in ``trades``, and the fifth in
+``disciplines``. New ones are written by someone who doesn't know the rules:
 
 - at least thirty, of which no network, data set or loss is one of those in ``development``;
 - each a ``Training`` in ``TRAININGS``, with the order of samples, the schedule and the clipping
