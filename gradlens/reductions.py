@@ -68,7 +68,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gradlens.numerics import deviations
+from gradlens.numerics import deviations, formulas
 from gradlens.numerics.histograms import Counts, Range
 from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Stratum
@@ -81,6 +81,7 @@ __all__ = [
     "Deviations",
     "DirectionDots",
     "ElementDeviations",
+    "ElementRatios",
     "Gram",
     "Histogram1d",
     "Histogram2d",
@@ -187,6 +188,15 @@ class MergeableReduction(Reduction):
 
     degree: ClassVar[int | None] = None
     classes: ClassVar[tuple[type[Any], ...]] = ()
+
+    @property
+    def of_part(self) -> MergeableReduction:
+        """The reduction whose values are merged, if this one's own can't be."""
+        return self
+
+    def of_whole(self, merged: Any, samples: int) -> Any:
+        """This reduction's value for a whole batch, from the merged values of ``of_part``."""
+        return merged
 
     @abstractmethod
     def merge(self, one: Any, other: Any, samples: tuple[int, int]) -> Any:
@@ -352,6 +362,39 @@ class ElementDeviations(MergeableReduction):
         self, value: deviations.ElementDeviations, factor: float
     ) -> deviations.ElementDeviations:
         return value.times(factor)
+
+
+@dataclass(frozen=True)
+class ElementRatios(MergeableReduction):
+    """ḡⱼ²/(vⱼ + ε), summed over the elements j, as ``formulas.ElementRatios``.
+
+    With vⱼ = Σₙ(gₙⱼ − ḡⱼ)²/(N − ``ddof``). Only sums are kept, which take no memory, except for
+    batches in parts: deviations of each element can be merged, and their ratios can't.
+    """
+
+    epsilon: float
+    ddof: int = 0
+    from_rows: ClassVar[bool] = True
+    passes: ClassVar[int] = 2
+
+    def reduce(self, gradients: ParameterGradients) -> formulas.ElementRatios:
+        elements = gradients.elements
+        return self.of_whole(elements.element_deviations(), elements.batch_size)
+
+    @property
+    def of_part(self) -> MergeableReduction:
+        return ElementDeviations()
+
+    def of_whole(self, merged: deviations.ElementDeviations, samples: int) -> Any:
+        # The quantities that use it refuse a batch of one.
+        return formulas.element_ratios(merged, max(samples - self.ddof, 1), self.epsilon)
+
+    def merge(self, one: Any, other: Any, samples: tuple[int, int]) -> Any:
+        raise NotImplementedError("the values of of_part are merged")
+
+    def total(self, values: Sequence[formulas.ElementRatios]) -> formulas.ElementRatios:
+        sums = torch.cat([value.sums for value in values]).sum(0, keepdim=True)
+        return formulas.ElementRatios(sums, sum(value.elements for value in values))
 
 
 @dataclass(frozen=True, eq=False)

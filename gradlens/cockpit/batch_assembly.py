@@ -13,6 +13,7 @@ from gradlens.numerics.shards import has_nonzero
 from gradlens.numerics.strata import all_drawn
 from gradlens.numerics.unavailable import Contain, UnavailableError
 from gradlens.per_sample.batch_parts import EMPTY, BatchPart, Keyed, Results, Values, merged
+from gradlens.per_sample.collector import OVERWRITTEN
 from gradlens.per_sample.gradients import Setting
 from gradlens.per_sample.kept_samples import KeptGradients, KeptSamples, part_factor
 from gradlens.per_sample.operators.operator import GradientOperator
@@ -169,6 +170,8 @@ class BatchAssembly:
         assert self._own is not None
         own, kept, by_key = self._own, self._kept, keyed(reductions)
         self.drop()
+        if not kept.are_unchanged:
+            own = replace(own, failure=own.failure or OVERWRITTEN)
         first = {**_part_by_part(reductions), MEAN: Mean()}
         part = self._exchanged(_to_send(own, kept), first)
         if part.failure:
@@ -176,7 +179,7 @@ class BatchAssembly:
         gradients, spreads = self._of_whole(own, kept, part)
         phase = SecondPhase(self._setting.parameters, part, gradients, spreads, contain)
         left = remaining(by_key, part, self._max_bytes, self.processes.count)
-        found = [part.results, Results(failed=left.failed)]
+        found = [_of_whole(by_key, part), Results(failed=left.failed)]
         if left.merged:
             # Samples weigh the same from now on.
             size = own.samples or 0
@@ -223,8 +226,8 @@ def _name(reduction: Reduction) -> str:
 
 
 def _part_by_part(reductions: Sequence[Reduction]) -> Keyed:
-    """Those whose values are merged part by part."""
-    return {key: each for key, each in keyed(reductions).items() if _is_of_part(each)}
+    """What is merged part by part, for those reductions that allow it."""
+    return {key: each.of_part for key, each in keyed(reductions).items() if _is_of_part(each)}
 
 
 def _is_of_part(reduction: Reduction) -> TypeGuard[MergeableReduction]:
@@ -240,7 +243,18 @@ def _needs_mean(reductions: Sequence[Reduction]) -> bool:
 
 def need_gradients(reductions: Sequence[Reduction]) -> bool:
     """Whether the gradients of parts are needed after their backward passes."""
-    return any(not _is_of_part(each) or each.degree is None for each in reductions)
+    return any(not _is_of_part(each) or each.of_part.degree is None for each in reductions)
+
+
+def _of_whole(reductions: Mapping[str, Reduction], whole: BatchPart) -> Results:
+    """The values of the whole batch, from the merged ones of its parts."""
+    found, samples = whole.results, whole.samples or 0
+    values = {
+        key: {name: reduction.of_whole(value, samples) for name, value in found.values[key].items()}
+        for key, reduction in reductions.items()
+        if key in found.values and isinstance(reduction, MergeableReduction)
+    }
+    return replace(found, values=values)
 
 
 def _to_send(own: BatchPart, kept: KeptSamples) -> BatchPart:

@@ -23,6 +23,7 @@ from gradlens.numerics.saveable import restored, saveable
 from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Drawn, Stratum, all_drawn
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.per_sample.collector import OVERWRITTEN
 from gradlens.per_sample.gradients import Setting
 from gradlens.per_sample.kept_samples import KeptGradients
 from gradlens.per_sample.operators.operator import GradientOperator
@@ -345,8 +346,10 @@ def _update(
     copies = start.copies
     starts = copies if is_last else {name: value.clone() for name, value in copies.items()}
     direction = {name: value.neg_().add_(after[name].detach()) for name, value in starts.items()}
-    projections = _projections(retained.operators, direction)
-    return Update(direction, projections, strata=retained.strata)
+    unchanged = all(each.is_unchanged for each in retained.operators.values())
+    projections = _projections(retained.operators if unchanged else {}, direction)
+    why = "" if unchanged else OVERWRITTEN
+    return Update(direction, projections, strata=retained.strata, without_projections=why)
 
 
 def _projections(

@@ -102,7 +102,7 @@ class GGNOperator(CurvatureOperator):
     def is_zero(self, seed: int = 0) -> bool:
         """Whether the loss is linear in the outputs, by a product with a random vector."""
         drawn = np.random.default_rng(seed).standard_normal(tuple(self.outputs.shape))
-        return not bool(self.loss_hessian_product(torch.tensor(drawn).to(self.outputs)).any())
+        return not bool(self.loss_hessian_product(torch.from_numpy(drawn).to(self.outputs)).any())
 
     def _product(self, vectors: list[Tensor]) -> list[Tensor]:
         curved = self.loss_hessian_product(self.jacobian.product(vectors))

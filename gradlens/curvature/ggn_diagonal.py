@@ -145,4 +145,5 @@ class SamplesJacobians:
 
 def normal_like(like: Tensor, generator: np.random.Generator) -> Tensor:
     """Independent standard normal numbers of another tensor's shape, dtype and device."""
-    return torch.tensor(generator.standard_normal(tuple(like.shape))).to(like.device, like.dtype)
+    drawn = torch.from_numpy(generator.standard_normal(tuple(like.shape)))
+    return drawn.to(like.device, like.dtype)

@@ -95,14 +95,19 @@ def _closed_forms(outputs: Tensor) -> list[tuple[_Map, _Map]]:
 
 
 def _of_cross_entropy(p: Tensor, axis: int) -> tuple[_Map, _Map]:
-    """diag(p) − ppᵀ = RRᵀ with R = diag(√p) − p√pᵀ, for the probabilities p of an axis."""
-    roots_of_p = p.sqrt()
+    """diag(p) − ppᵀ = RRᵀ with R = diag(√p) − p√pᵀ, for the probabilities p of an axis.
+
+    In place, since outputs for each word of a text and of a vocabulary are large.
+    """
 
     def hessian(u: Tensor) -> Tensor:
-        return p * u - p * (p * u).sum(axis, keepdim=True)
+        return less_sums(p * u)
 
     def root(u: Tensor) -> Tensor:
-        return roots_of_p * u - p * (roots_of_p * u).sum(axis, keepdim=True)
+        return less_sums(p.sqrt().mul_(u))
+
+    def less_sums(products: Tensor) -> Tensor:
+        return products.sub_(p * products.sum(axis, keepdim=True))
 
     return hessian, root
 
@@ -123,4 +128,4 @@ def _signed(
 
 def _signs(like: Tensor, generator: np.random.Generator) -> Tensor:
     drawn = torch.from_numpy(generator.integers(0, 2, tuple(like.shape), dtype=np.int8))
-    return 2 * drawn.to(like.device, like.dtype) - 1
+    return drawn.to(like.device, like.dtype).mul_(2).sub_(1)

@@ -129,13 +129,14 @@ def gradient_signal_to_noise(parts: Sequence[ElementRatios]) -> float:
     return _mean_ratio(parts)
 
 
-def early_stopping(parts: Sequence[ElementDeviations], n: int, eps: float) -> float:
+def early_stopping(parts: Sequence[ElementRatios], n: int) -> float:
     """1 − N·meanⱼ[ḡⱼ²/(vⱼ + ε)], vⱼ the sample variance of gₙⱼ.
 
     It is positive where gradients can't be distinguished from noise (Mahsereci et al., 2017,
-    arXiv:1703.09580, Eq. 7).
+    arXiv:1703.09580, Eq. 7). The ``parts`` are those of ``element_ratios`` with N − 1 as the
+    divisor.
     """
-    ratio = _mean_ratio(on_host([element_ratios(part, n - 1, eps) for part in parts]))
+    ratio = _mean_ratio(parts)
     return ratio if isinstance(ratio, Undefined) else 1 - n * ratio
 
 

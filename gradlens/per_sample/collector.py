@@ -49,6 +49,8 @@ class Collector:
         self.drop(name)
         wanted = passes if backward_pass is None else [backward_pass]
         uses = [use for number in wanted for use in passes[number]]
+        if not all(use.is_unchanged for use in uses):
+            self.refuse(name, OVERWRITTEN)
         return summed(uses) if uses and name not in self.unavailable else None
 
     def drop(self, name: str) -> None:
@@ -58,3 +60,10 @@ class Collector:
     def clear(self) -> None:
         """Release all operators."""
         self._uses.clear()
+
+
+OVERWRITTEN = (
+    "what its per-sample gradients are computed from was overwritten before they were used: an "
+    "input of the model by the next one, or a gradient by a backward function of your own. Make "
+    "a new tensor for each"
+)

@@ -65,6 +65,7 @@ class KeptSamples:
         self._sample_bytes = 0.0
         self.samples = 0
         self.needed_bytes = 0
+        self._was_changed = False
 
     def add(
         self,
@@ -75,6 +76,7 @@ class KeptSamples:
         """Keep a part's samples, and draw among all samples where they don't fit."""
         if not samples or not operators:
             return
+        self._was_changed = not self.are_unchanged
         priorities = torch.rand(samples, generator=self._generator, dtype=torch.float64)
         self._parts.append(_Part(operators, priorities, weight, samples))
         nbytes = sum(operator.nbytes for operator in operators.values())
@@ -91,6 +93,12 @@ class KeptSamples:
         if most < len(priorities):
             highest = priorities.kthvalue(most).values
             self._parts = [part.some(part.priorities <= highest) for part in self._parts]
+
+    @property
+    def are_unchanged(self) -> bool:
+        """Whether no part's gradients were overwritten after its backward pass."""
+        operators = (each for part in self._parts for each in part.operators.values())
+        return not self._was_changed and all(each.is_unchanged for each in operators)
 
     @property
     def strata(self) -> Strata:

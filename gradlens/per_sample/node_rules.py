@@ -198,7 +198,7 @@ def _right_factor(product: _Product, name: str) -> Rule:
     """The rule for the weight of ``inputs @ weight``; ``name`` is that of the saved inputs."""
 
     def rule(found: NodeGradient) -> GradientOperator:
-        delta = found.gradient * saved(found.node, "alpha", 1)
+        delta = _times(found.gradient, saved(found.node, "alpha", 1))
         return product(found, delta, found.saved(name))
 
     return rule
@@ -211,21 +211,26 @@ def _left_factor(product: _Product, name: str) -> Rule:
         inputs = found.saved(name)
         if inputs is None:
             return one_by_one(found)
-        delta = found.gradient.mT * saved(found.node, "alpha", 1)
+        delta = _times(found.gradient.mT, saved(found.node, "alpha", 1))
         # The gradient is that of the transposed weight with the factors exchanged.
         return product(found, inputs.mT, delta)
 
     return rule
 
 
+def _times(gradient: Tensor, factor: float) -> Tensor:
+    """The gradient itself times one, since a copy would be kept beside it."""
+    return gradient if factor == 1 else gradient * factor
+
+
 def _matrix_bias(found: NodeGradient) -> GradientOperator:
-    return _unbroadcast(found, accumulable(found.gradient) * saved(found.node, "beta", 1))
+    return _unbroadcast(found, _times(accumulable(found.gradient), saved(found.node, "beta", 1)))
 
 
 def _added(found: NodeGradient) -> GradientOperator:
     sign = -1 if found.graph.kinds[found.use.node] == "SubBackward0" else 1
     factor = sign * saved(found.node, "alpha") if found.use.index == 1 else 1
-    return _unbroadcast(found, accumulable(found.gradient) * factor)
+    return _unbroadcast(found, _times(accumulable(found.gradient), factor))
 
 
 def _multiplied(found: NodeGradient) -> GradientOperator:

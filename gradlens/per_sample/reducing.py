@@ -18,8 +18,9 @@ from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.reductions import ParameterGradients, Reduction
 
-RETAINED_BYTES = 96 * 2**20
-"""Memory that stored per-sample gradients may take until the update."""
+RETAINED_BYTES = 16 * 2**20
+"""Memory that stored per-sample gradients may take until the update, beyond that of the factors
+that they are computed from."""
 
 
 class Reducer:
@@ -144,12 +145,12 @@ class Reducer:
 
     def _lasting(self, gradients: ParameterGradients) -> GradientOperator:
         """The operator that gives projections after the update at the least cost."""
-        elements = gradients.elements
-        needed = elements.batch_size * elements.shape.numel() * elements.dtype.itemsize
-        if elements is not gradients.individual and needed <= self._may_retain:
-            self._may_retain -= needed
-            return elements
-        return gradients.individual
+        elements, factors = gradients.elements, gradients.individual
+        more = max(elements.nbytes - factors.nbytes, 0)
+        if more > self._may_retain:
+            return factors
+        self._may_retain -= more
+        return elements
 
     def finish(self) -> None:
         """Reduce what autograd didn't accumulate (``torch.autograd.grad``), and remove hooks."""

@@ -33,7 +33,7 @@ class Alpha(TwoPointQuantity):
         if start.individual_losses is None or end.individual_losses is None:
             return Undefined(NO_LOSSES.format(why=start.without_losses or end.without_losses))
         if update.projections is None or update.end_projections is None:
-            return Undefined("no per-sample gradients at one of the two steps")
+            return Undefined(update.without_projections or NO_GRADIENTS)
         unknown = {n for n in start.lacking | end.lacking if bool(update.direction[n].any())}
         unknown |= {*start.untracked, *end.untracked}
         if unknown:
@@ -51,6 +51,7 @@ class Alpha(TwoPointQuantity):
         return local_step_size(losses, slopes, length, strata)
 
 
+NO_GRADIENTS = "no per-sample gradients at one of the two steps"
 NO_LOSSES = "there are no per-sample losses at one of the two steps: {why}"
 PARTLY = (
     "the slopes along the update are unknown, since {names} have moved and aren't tracked, or have "

@@ -9,7 +9,7 @@ from gradlens.history.view import View
 from gradlens.numerics.formulas import ONE_SAMPLE, early_stopping
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import Step
-from gradlens.reductions import ElementDeviations
+from gradlens.reductions import ElementRatios
 
 
 @dataclass(eq=False)
@@ -22,10 +22,13 @@ class EarlyStopping(SingleStepQuantity):
     is passed to the context and has weight decay, the value is a NaN with this reason.
     """
 
-    reductions = (ElementDeviations(),)
     view = View("Early stopping", group="noise", label="criterion")
 
     epsilon: float = 1e-5  # as in cockpit-for-pytorch
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reductions = (ElementRatios(self.epsilon, ddof=1),)
 
     def compute(self, step: Step) -> float:
         if step.samples < 2:
@@ -33,5 +36,5 @@ class EarlyStopping(SingleStepQuantity):
         groups = [] if step.optimizer is None else step.optimizer.param_groups
         if any(group.get("weight_decay") for group in groups):
             return Undefined("with weight decay, training doesn't converge to a zero of ∇L")
-        parts = list(step.by_parameter(ElementDeviations()).values())
-        return early_stopping(parts, step.samples, self.epsilon)
+        parts = list(step.on_host(self.reductions[0]).values())
+        return early_stopping(parts, step.samples)

@@ -6,17 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradlens.history.view import View
-from gradlens.numerics.formulas import (
-    ONE_SAMPLE,
-    ElementRatios,
-    element_ratios,
-    gradient_signal_to_noise,
-)
-from gradlens.numerics.host import on_host
+from gradlens.numerics import formulas
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.quantities.noise_quantity import NoiseQuantity
 from gradlens.quantities.step import Step
-from gradlens.reductions import ElementDeviations
+from gradlens.reductions import ElementRatios
 
 
 @dataclass(eq=False)
@@ -26,18 +20,18 @@ class MeanGSNR(NoiseQuantity):
     Liu et al., 2020, arXiv:2001.07384, with the population variance as there; ε is ``epsilon``.
     """
 
-    reductions = (ElementDeviations(),)
     view = View("Mean GSNR", group="noise", yscale="log", label="mean GSNR")
 
     epsilon: float = 1e-5  # as in cockpit-for-pytorch
 
-    def parts(self, step: Step) -> Mapping[str, ElementRatios]:
-        if step.samples < 2:
-            raise UnavailableError(ONE_SAMPLE)
-        found = step.by_parameter(ElementDeviations())
-        return on_host(
-            {n: element_ratios(each, step.samples, self.epsilon) for n, each in found.items()}
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reductions = (ElementRatios(self.epsilon),)
 
-    def value(self, parts: Sequence[ElementRatios]) -> float:
-        return gradient_signal_to_noise(parts)
+    def parts(self, step: Step) -> Mapping[str, formulas.ElementRatios]:
+        if step.samples < 2:
+            raise UnavailableError(formulas.ONE_SAMPLE)
+        return step.on_host(self.reductions[0])
+
+    def value(self, parts: Sequence[formulas.ElementRatios]) -> float:
+        return formulas.gradient_signal_to_noise(parts)

@@ -21,13 +21,15 @@ class Update:
     point, and ``end_projections`` those at the end point with the next step's batch, summed over
     the covered parameters and in float64 on the host. They are ``None`` unless a quantity retains
     gradients. ``strata`` is empty unless the former are those of samples that were drawn at random,
-    since those of all micro-batches take too much memory.
+    since those of all micro-batches take too much memory. ``without_projections`` is a reason why
+    there are none.
     """
 
     direction: Mapping[str, Tensor]
     projections: Tensor | None = None
     end_projections: Tensor | None = None
     strata: Strata = ()
+    without_projections: str = ""
 
     def norms(self) -> dict[str, float]:
         """‖d‖₂ of each parameter by name."""

@@ -58,6 +58,8 @@ FROM_ROWS = (
     reductions.Deviations(),
     reductions.Gram(),
     reductions.CentredGram(),
+    reductions.ElementRatios(1e-5),
+    reductions.ElementRatios(1e-5, ddof=1),
     reductions.AbsMax(),
     reductions.Histogram1d(10, (-3.0, 3.0)),
     reductions.Histogram2d((10, 4), ((-3.0, 3.0), (-1.0, 1.0))),

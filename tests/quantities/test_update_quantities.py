@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradlens
-from gradlens import Cockpit, quantities
+from gradlens import Cockpit, quantities, reductions
 from gradlens.numerics.formulas import local_step_size
+from gradlens.per_sample.collector import Collector
+from gradlens.per_sample.operators.outer_product import SumOfOuterProducts
+from gradlens.per_sample.reducing import Reducer
 from tests.cases.networks import NETWORKS
 from tests.cases.references import flat, per_sample_gradients_by_loop, squared_error
 
@@ -142,6 +145,25 @@ def test_alpha_does_not_depend_on_what_is_stored(
     )
     for step, (start, end) in enumerate(pairwise(records)):
         assert cockpit.history["Alpha"][step] == pytest.approx(alpha(start, end), rel=1e-7)
+
+
+@pytest.mark.parametrize("positions", [4, 64])
+def test_the_smaller_form_of_gradients_waits_for_the_update(positions: int) -> None:
+    """Elements, or the factors that they are computed from; and no gradient besides."""
+    torch.manual_seed(0)
+    data, delta = torch.randn(5, positions, 6), torch.randn(5, positions, 7)
+    operator = SumOfOuterProducts(delta, data)
+    operator.hold((torch.randn(5, positions, 100), delta))
+    assert operator.nbytes == delta.nbytes + data.nbytes
+    collector = Collector({})
+    wanted = [reductions.AbsMax(), reductions.SquaredNorms()]
+    weight = nn.Parameter(torch.randn(7, 6))
+    reducer = Reducer({"w": weight}, collector, wanted, retain=True)
+    reducer._may_retain = 0
+    collector.receive("w", 0, operator)
+    reducer.finish()
+    kept = reducer.retained["w"].nbytes
+    assert kept == min(operator.nbytes, 5 * weight.nbytes)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

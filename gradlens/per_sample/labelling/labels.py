@@ -128,12 +128,13 @@ def _combined(labels: Tensor, digits: Tensor, weight: int) -> Tensor:
 
 
 def _times_digit(source: Source, gradient: Tensor, weight: int, base: int) -> Tensor:
+    """In place: a gradient has as many elements as the outputs, such as those for each word."""
     if source.labels is None:
-        return gradient * POISON
+        return gradient.mul_(POISON)
     labels = source.labels.to(gradient.device)
     digits = (labels // weight) % base
     factors = _exponents(digits // 2, base).double().exp2() * (1 - 2 * (digits % 2))
-    return gradient * factors.masked_fill(labels == NO_SAMPLE, POISON).to(gradient.dtype)
+    return gradient.mul_(factors.masked_fill(labels == NO_SAMPLE, POISON).to(gradient.dtype))
 
 
 def _exponents(steps: Tensor, base: int) -> Tensor:

@@ -16,6 +16,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from gradlens.hooks.torch_private import storage_number, version
 from gradlens.numerics.deviations import (
     ROUNDINGS,
     ElementDeviations,
@@ -85,7 +86,8 @@ class GradientOperator(ABC):
         self.dtype = dtype
         self.eps = torch.finfo(dtype).eps if eps is None else eps
         self.device = device
-        self._held: tuple[Tensor | None, ...] = ()
+        self._held: tuple[Tensor, ...] = ()
+        self._seen: list[tuple[Tensor, int]] = []
         self._kept: dict[str, Tensor] = {}
         self._rows = self.shape[0] if self.shape else 1
         self._columns = math.prod(self.shape[1:])
@@ -96,12 +98,26 @@ class GradientOperator(ABC):
 
     @final
     def hold(self, tensors: tuple[Tensor | None, ...]) -> None:
-        """Keep references to tensors, so that the ones that the operator is made of don't change.
+        """Keep references to those tensors that the operator is made of, so that they don't change.
 
         Autograd makes a gradient without other references the parameter's own ``grad``, which the
-        user may change.
+        user may change. Other changes show in ``is_unchanged``.
         """
-        self._held = tensors
+        own = {storage_number(each) for each in self._tensors()}
+        shared = (each for each in tensors if each is not None and each.layout == torch.strided)
+        self._held = tuple(each for each in shared if storage_number(each) in own)
+        self._seen = [(each, version(each)) for each in self._tensors()]
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether no tensor has changed in place since ``hold`` was called.
+
+        A model's input may be overwritten by the next one, and a backward function of the user's
+        own may write into the gradient that it gets.
+        """
+        parts = (part for value in vars(self).values() for part in _operators_in(value))
+        own = all(version(tensor) == seen for tensor, seen in self._seen)
+        return own and all(part.is_unchanged for part in parts)
 
     @final
     def some(self, samples: Tensor) -> GradientOperator:
@@ -109,7 +125,7 @@ class GradientOperator(ABC):
         found = copy.copy(self)
         with torch.no_grad():
             found._keep_only(samples)
-        found.batch_size, found._held, found._kept = len(samples), (), {}
+        found.batch_size, found._held, found._kept, found._seen = len(samples), (), {}, []
         return found
 
     @final
@@ -120,7 +136,20 @@ class GradientOperator(ABC):
     @property
     def nbytes(self) -> int:
         """Memory of the tensors that the operator is made of."""
-        return sum(_nbytes(value) for value in vars(self).values())
+        sizes = dict[int, int]()
+        for tensor in self._tensors():
+            number, size = storage_number(tensor), tensor.numel() * tensor.dtype.itemsize
+            # A view may have fewer elements than its memory, and an expanded tensor has more.
+            most = tensor.untyped_storage().nbytes()
+            sizes[number] = min(sizes.get(number, 0) + size, most)
+        return sum(sizes.values())
+
+    @final
+    def _tensors(self) -> Iterator[Tensor]:
+        """The tensors that the operator is made of."""
+        for name, value in vars(self).items():
+            if name not in ("_held", "_seen"):
+                yield from _tensors_in(value)
 
     @final
     def squared_norms(self) -> Tensor:
@@ -495,14 +524,24 @@ def _apart(block: Tensor, centre: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield part, block[:, part] - centre[part]
 
 
-def _nbytes(value: object) -> int:
-    """Memory of the tensors in an operator's attribute."""
+def _tensors_in(value: object) -> Iterator[Tensor]:
+    """The tensors in an operator's attribute."""
     if isinstance(value, Tensor):
-        # An expanded tensor has more elements than memory.
-        return min(value.numel() * value.dtype.itemsize, value.untyped_storage().nbytes())
+        yield value
+    elif isinstance(value, GradientOperator):
+        yield from value._tensors()
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors_in(part)
+
+
+def _operators_in(value: object) -> Iterator[GradientOperator]:
+    """The operators in an operator's attribute."""
     if isinstance(value, GradientOperator):
-        return value.nbytes
-    return sum(_nbytes(part) for part in value) if isinstance(value, (list, tuple)) else 0
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _operators_in(part)
 
 
 def centred(gram: Tensor) -> Tensor:
