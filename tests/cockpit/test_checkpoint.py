@@ -243,14 +243,24 @@ def unbroken(name: str) -> dict[int, dict[str, Any]]:
     return loop.cockpit.get_output()
 
 
+@cache
+def interruptions(name: str) -> dict[int, tuple[list[Any], dict[int, dict[str, Any]]]]:
+    """The state of a loop after each of the case's cuts, and the values that it had by then."""
+    loop, found = Loop(CASES[name]), {}
+    for step in range(STEPS):
+        loop.train(step, step + 1)
+        if step in loop.case.cuts:
+            found[step] = through_a_file(loop.state()), copy.deepcopy(loop.cockpit.get_output())
+    return found
+
+
 def resumed(name: str, cut: int) -> dict[int, dict[str, Any]]:
     """The values of a loop that was interrupted after a step; those before it first."""
-    before, after = Loop(CASES[name]), Loop(CASES[name])
-    before.train(0, cut + 1)
-    after.load(through_a_file(before.state()))
+    state, before = interruptions(name)[cut]
+    after, found = Loop(CASES[name]), dict(before)
+    after.load(state)
     after.train(cut + 1)
     after.cockpit.close()
-    found = before.cockpit.get_output()
     for step, values in after.cockpit.get_output().items():
         found[step] = found.get(step, {}) | values
     return found
