@@ -89,8 +89,9 @@ def _of_losses(evidence: Evidence) -> Iterator[Sign]:
 
 
 def _of_jump(evidence: Evidence, jump: Jump, count: int) -> Sign:
+    is_high = jump.height > HEIGHT
     numbers = (
-        above("loss over that at the start", jump.height, HEIGHT),
+        *([above("loss over that at the start", jump.height, HEIGHT)] if is_high else []),
         above("share of one sample in the batch's gradients or loss", jump.share, MOST),
         above("steps with such a jump", count, 0),
     )
@@ -102,7 +103,7 @@ def _of_jump(evidence: Evidence, jump: Jump, count: int) -> Sign:
         jump.step,
         numbers,
         "very likely",
-        jump.height > HEIGHT,
+        is_high,
         samples=evidence.sample(jump.step, sample),
         title="The loss of one sample is far above that of all others",
     )
