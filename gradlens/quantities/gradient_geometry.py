@@ -88,7 +88,9 @@ class GradientActivation(ParameterQuantity):
             return Undefined(NO_ELEMENTS)
         rows = gradient.reshape(len(gradient), -1) if gradient.dim() else gradient.reshape(1, 1)
         rates = (rows.abs() > self.threshold).double().mean(1)
-        return activation(whole(rates.masked_fill(rows.isnan().any(1), torch.nan)))
+        # NaNs are filled in afterwards: torch would look for a rule of a DTensor's in each call.
+        rates, has_nan = whole(torch.stack([rates, rows.isnan().any(1).double()]))
+        return activation(rates.masked_fill(has_nan > 0, torch.nan))
 
     def summary(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         return over_parts(parameters)

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -190,6 +191,7 @@ def is_inner(code: CodeType) -> bool:
     return "boundary" not in code.co_filename and "<genexpr>" not in code.co_qualname
 
 
+@cache
 def functions_called() -> dict[CodeType, int]:
     """The functions of gradlens that training calls, and how often."""
     found: dict[CodeType, int] = {}
@@ -212,6 +214,7 @@ def problem_with(code: CodeType, call: int) -> str:
         nonlocal calls
         calls += event == "call" and frame.f_code is code
         if event == "call" and frame.f_code is code and calls == call:
+            sys.settrace(None)  # The rest of training is faster without.
             inject()
 
     with traced(trace) as start, warnings.catch_warnings():

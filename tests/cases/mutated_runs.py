@@ -273,10 +273,8 @@ def bombs(content: bytes, rng: random.Random) -> bytes:
     """Arrays that inflate to much more than the file's size."""
     name = rng.choice(["Loss", "GradHist2d", "a"])
     step = dumped({"step": 5, "values": {name: BOMB_OF_ZEROS}}).encode()
-    many = [
-        dumped({"step": n, "values": {name: array("<f8", [2**21], bytes(2**24))}}).encode()
-        for n in range(40)
-    ]
+    inflating = array("<f8", [2**21], bytes(2**24))
+    many = [dumped({"step": n, "values": {name: inflating}}).encode() for n in range(40)]
     return content + b"\n".join(rng.choice([[step], many]))
 
 

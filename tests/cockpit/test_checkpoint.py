@@ -243,14 +243,24 @@ def unbroken(name: str) -> dict[int, dict[str, Any]]:
     return loop.cockpit.get_output()
 
 
+@cache
+def interruptions(name: str) -> dict[int, tuple[list[Any], dict[int, dict[str, Any]]]]:
+    """The state of a loop after each of the case's cuts, and the values that it had by then."""
+    loop, found = Loop(CASES[name]), {}
+    for step in range(STEPS):
+        loop.train(step, step + 1)
+        if step in loop.case.cuts:
+            found[step] = through_a_file(loop.state()), copy.deepcopy(loop.cockpit.get_output())
+    return found
+
+
 def resumed(name: str, cut: int) -> dict[int, dict[str, Any]]:
     """The values of a loop that was interrupted after a step; those before it first."""
-    before, after = Loop(CASES[name]), Loop(CASES[name])
-    before.train(0, cut + 1)
-    after.load(through_a_file(before.state()))
+    state, before = interruptions(name)[cut]
+    after, found = Loop(CASES[name]), dict(before)
+    after.load(state)
     after.train(cut + 1)
     after.cockpit.close()
-    found = before.cockpit.get_output()
     for step, values in after.cockpit.get_output().items():
         found[step] = found.get(step, {}) | values
     return found
@@ -269,24 +279,32 @@ def test_a_resumed_run_equals_an_unbroken_one(name: str, cut: int) -> None:
     assert not differences
 
 
+@cache
+def in_four_parts() -> dict[int, dict[str, Any]]:
+    loop = Loop(FOUR_PARTS)
+    loop.train()
+    loop.cockpit.close()
+    return loop.cockpit.get_output()
+
+
+FOUR_PARTS = replace(CASES["micro-batches"], micro_batches=4)
+
+
 @pytest.mark.parametrize("cut", [0, 2])
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.slow
 def test_micro_batches_of_a_step_that_is_not_complete_are_run_again(cut: int, parts: int) -> None:
     """What waits for that step, such as Alpha at the step before, is in the state."""
-    case = replace(CASES["micro-batches"], micro_batches=4)
-    expected, before, after = (Loop(case) for _ in range(3))
-    expected.train()
+    before, after = Loop(FOUR_PARTS), Loop(FOUR_PARTS)
     before.train(0, cut)
     before.step(cut, parts)
     after.load(through_a_file(before.state()))
     after.train(cut)
-    for each in (expected, after):
-        each.cockpit.close()
+    after.cockpit.close()
     found, rest = before.cockpit.get_output(), after.cockpit.get_output()
     for step, values in rest.items():
         found[step] = found.get(step, {}) | values
-    assert not list(different(expected.cockpit.get_output(), found))
+    assert not list(different(in_four_parts(), found))
 
 
 def different(one: Any, other: Any, path: tuple[Any, ...] = ()) -> Iterator[str]:
@@ -324,9 +342,8 @@ def finish(folder: Path) -> None:
 @pytest.mark.slow
 def test_another_process_continues(tmp_path: Path) -> None:
     name = "every quantity"
-    before = Loop(CASES[name])
-    before.train(0, 3)
-    torch.save(before.state(), tmp_path / "checkpoint.pt")
+    state, before = interruptions(name)[2]
+    torch.save(state, tmp_path / "checkpoint.pt")
     # Sums over several threads are rounded otherwise.
     code = (
         f"import pathlib, torch, {__name__} as tests; "
@@ -335,7 +352,7 @@ def test_another_process_continues(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=ROOT)
     rest = gradlens.History.load(tmp_path / "rest.jsonl")
-    found = before.cockpit.get_output()
+    found = {step: dict(values) for step, values in before.items()}
     for each in rest.names:
         for step, value in rest[each].items():
             found.setdefault(step, {})[each] = value

@@ -359,11 +359,13 @@ def test_inductor(expected: Training) -> None:
 # Steps in one function, contexts in odd places --------------------------------------------------
 
 
-def norm_tests(loop: Callable[[Cockpit, Network, Compiler], None], **options: Any) -> Any:
+def norm_tests(
+    loop: Callable[[Cockpit, Network, Compiler], None], backend: str = "aot_eager"
+) -> tuple[History, int]:
     """The values of a loop, and the numbers of compiled graphs."""
     torch.compiler.reset()
     torch.manual_seed(0)
-    model, compiler = Network(), Compiler()
+    model, compiler = Network(), Compiler(backend)
     cockpit = Cockpit(model, [NormTest(schedules.linear(EVERY)), GradNorm()])
     loop(cockpit, model, compiler)
     return cockpit.history, compiler.graphs
@@ -401,7 +403,7 @@ def context_inside(cockpit: Cockpit, model: Network, compiler: Compiler) -> None
         with cockpit(step, loss=loss):
             loss.backward()
 
-    for step in range(STEPS):
+    for step in (0, 1, 3):  # Compiling gradlens, which was not meant to be, takes seconds.
         model.zero_grad()
         train_step(step, *batch(step))
         assert_default_stance()
@@ -421,8 +423,9 @@ def test_a_compiled_training_step_inside_the_context(autograd: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:gradlens")
 def test_a_context_inside_compiled_code_says_so() -> None:
-    found, _ = norm_tests(context_inside)
-    assert all("was entered inside" in found["NormTest"][step].reason for step in TRACKED)
+    found, _ = norm_tests(context_inside, "eager")
+    assert found["NormTest"].keys() == {0, 3}
+    assert all("was entered inside" in each.reason for each in found["NormTest"].values())
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import socket
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,11 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, distributed, multiprocessing, nn
+from torch import Tensor, distributed, nn
 
 import gradlens
 from gradlens.quantities import GradHist1d, GradHist2d, Loss, MeanGSNR, NormTest
 from gradlens.reductions import SquaredNorms, SumOfSquares
+from tests.cases.processes import free_port, run_processes
 from tests.cockpit.test_training_loops import (
     assert_same_histories,
     data,
@@ -99,12 +99,6 @@ NETWORKS = {"factors": network, "recomputed": with_recomputed_layers}
 def quantities() -> list[Any]:
     histograms = [GradHist2d(), GradHist1d(keep_individual=True, name="by parameter")]
     return [*tracked(), *noise_by_part(), *histograms]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @dataclass(frozen=True)
@@ -224,7 +218,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in CASES:
         (folder / name).mkdir()
     for processes in (2, 3, 4):
-        multiprocessing.spawn(worker, (processes, free_port(), folder), nprocs=processes)
+        run_processes(worker, processes, processes, free_port(), folder)
     return folder
 
 
@@ -303,7 +297,7 @@ FAILURES = {
 @pytest.fixture(scope="module")
 def failed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("failed")
-    multiprocessing.spawn(failing, (free_port(), folder), nprocs=2)
+    run_processes(failing, 2, free_port(), folder)
     return folder
 
 
@@ -327,7 +321,7 @@ def test_a_process_that_raises_goes_on_with_the_others(failed_runs: Path) -> Non
 
 def test_what_is_sent(tmp_path: Path) -> None:
     """Bytes that a process sends for each quantity, by parameters P and samples N."""
-    multiprocessing.spawn(counting, (free_port(), tmp_path), nprocs=2)
+    run_processes(counting, 2, free_port(), tmp_path)
     sent = json.loads((tmp_path / "sent.json").read_text())
     parameters, samples, tensors = 2 * 50 * 50, 6, 2
     values = {name: count - sent["Loss"] for name, count in sent.items()}

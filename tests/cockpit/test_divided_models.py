@@ -36,7 +36,7 @@ from gradlens.quantities import (
     UpdateSize,
 )
 from gradlens.schedules import linear
-from tests.cockpit.test_distributed import free_port
+from tests.cases.processes import free_port, run_processes
 from tests.cockpit.test_training_loops import assert_same_values
 
 pytestmark = pytest.mark.slow
@@ -360,7 +360,7 @@ def worker(rank: int, port: int, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("outcomes")
-    torch.multiprocessing.spawn(worker, (free_port(), folder), nprocs=2)
+    run_processes(worker, 2, free_port(), folder)
     return folder
 
 
@@ -383,5 +383,5 @@ def dying(rank: int, port: int) -> None:
 def test_processes_do_not_wait_for_one_that_has_died() -> None:
     begin = time.monotonic()
     with pytest.raises(torch.multiprocessing.ProcessExitedException):
-        torch.multiprocessing.spawn(dying, (free_port(),), nprocs=2)
+        run_processes(dying, 2, free_port())
     assert time.monotonic() - begin < 100

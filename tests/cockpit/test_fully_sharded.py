@@ -29,7 +29,7 @@ from gradlens.quantities import (
     UpdateGeometry,
     WeightSignFlips,
 )
-from tests.cockpit.test_distributed import free_port
+from tests.cases.processes import free_port, run_processes
 from tests.cockpit.test_training_loops import assert_same_values, tracked
 
 pytestmark = [
@@ -304,7 +304,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for name in CASES:
         (folder / name).mkdir()
-    torch.multiprocessing.spawn(worker, (free_port(), folder, [*CASES]), nprocs=PROCESSES)
+    run_processes(worker, PROCESSES, free_port(), folder, [*CASES])
     return folder
 
 

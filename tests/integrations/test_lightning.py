@@ -26,7 +26,7 @@ import gradlens
 from gradlens import quantities
 from gradlens.messages import GradlensWarning
 from gradlens.quantities import Quantity
-from tests.cockpit.test_distributed import free_port
+from tests.cases.processes import free_port, run_processes
 from tests.cockpit.test_training_loops import assert_same_histories, assert_same_values
 from tests.integrations.without_torchvision import lightning
 
@@ -643,7 +643,7 @@ def worker(rank: int, port: int, folder: Path) -> None:
 
 
 def test_processes_record_the_joined_batch(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(worker, (free_port(), tmp_path), PROCESSES)
+    run_processes(worker, PROCESSES, free_port(), tmp_path)
     expected = Case(without=OF_EACH_PROCESS).plain_loop()
     for parts in (1, 2):
         found = gradlens.History.load(tmp_path / f"{parts}.jsonl")
