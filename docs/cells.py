@@ -4,7 +4,8 @@
 gradlens behind ``$``. ``run_gallery`` runs the cells of each page of ``tutorials/``, one after the
 other, in a process and a folder of the page's own, by calling this module. Files that they leave
 there are shown by ``.. picture:: page/name.png``. ``:alt:`` describes the picture that a cell
-itself displays. Code that fails or warns ends the build.
+itself displays. Each picture has a dark one, too (``dark_pictures``). Code that fails or warns ends
+the build.
 """
 
 import json
@@ -13,7 +14,7 @@ import re
 import shlex
 import sys
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -22,6 +23,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, ClassVar
 
+from dark_pictures import both_grounds, dark_name
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
@@ -74,9 +76,11 @@ class Cell(SphinxDirective):
         if output.table:
             yield nodes.raw("", f'<div class="output">{output.table}</div>', format="html")
         if output.picture:
-            uri = f"{folder}/{output.picture}"
-            image = nodes.image(uri=uri, alt=self.options["alt"], width="100%")
-            yield nodes.figure("", image)
+            light = Path(output.picture)
+            for picture, kind in ((light, "only-light"), (dark_name(light), "only-dark")):
+                uri = f"{folder}/{picture}"
+                image = nodes.image(uri=uri, alt=self.options["alt"], width="100%")
+                yield nodes.figure("", image, classes=[kind])
 
 
 def block(text: str, language: str, **attributes: Any) -> nodes.literal_block:
@@ -94,9 +98,13 @@ def run(page: str) -> list[Output]:
     shell = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
     configure_inline_support(shell, ENVIRONMENT["MPLBACKEND"])
     found = []
-    for number, (kind, _, code) in enumerate(CELL.findall(page)):
-        code = dedent(code).strip()
-        found.append(in_terminal(code) if kind.strip() else in_notebook(shell, code, number))
+    with both_grounds() as dark_pictures:
+        for number, (kind, _, code) in enumerate(CELL.findall(page)):
+            code = dedent(code).strip()
+            if kind.strip():
+                found.append(in_terminal(code))
+            else:
+                found.append(in_notebook(shell, code, Path(f"cell-{number}.png"), dark_pictures))
     return found
 
 
@@ -113,8 +121,8 @@ def in_terminal(commands: str) -> Output:
     return Output(printed.read().rstrip())
 
 
-def in_notebook(shell: Any, code: str, number: int) -> Output:
-    """What a cell prints and displays."""
+def in_notebook(shell: Any, code: str, path: Path, dark_pictures: Mapping[bytes, bytes]) -> Output:
+    """What a cell prints and displays; a picture is written to a path, and a dark one beside it."""
     from IPython.utils.capture import capture_output
 
     with capture_output() as captured:
@@ -124,11 +132,12 @@ def in_notebook(shell: Any, code: str, number: int) -> Output:
     displayed: dict[str, str] = {}
     for output in captured.outputs:
         displayed |= output.data
-    picture = f"cell-{number}.png" if "image/png" in displayed else ""
+    picture = b64decode(displayed.get("image/png", ""))
     if picture:
-        Path(picture).write_bytes(b64decode(displayed["image/png"]))
+        path.write_bytes(picture)
+        dark_name(path).write_bytes(dark_pictures[picture])
     printed = captured.stdout.replace(CLEARED, "").rstrip()
-    return Output(printed, displayed.get("text/html", ""), picture)
+    return Output(printed, displayed.get("text/html", ""), path.name if picture else "")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
