@@ -23,6 +23,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, ClassVar
 
+import matplotlib
 from dark_pictures import both_grounds, dark_name
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -33,8 +34,11 @@ from gradlens.cli.main import main
 
 PICTURES = "_build/pictures"
 OUTPUTS = "cells.json"
-ENVIRONMENT = {"COLUMNS": "84", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-"""The width of a block of code on a wide screen, and where notebooks draw figures."""
+COLUMNS = "84"
+"""The width of a block of code on a wide screen."""
+
+BACKEND = "module://matplotlib_inline.backend_inline"
+"""Where notebooks draw figures."""
 
 CLEARED = "\033[2K\r"
 """What ``clear_output`` prints where there is no notebook."""
@@ -75,6 +79,8 @@ class Cell(SphinxDirective):
             yield block(output.text, "text", classes=["output"])
         if output.table:
             yield nodes.raw("", f'<div class="output">{output.table}</div>', format="html")
+        if ("alt" in self.options) != bool(output.picture):
+            raise self.error("a cell has :alt: if it displays a picture, and only then")
         if output.picture:
             light = Path(output.picture)
             for picture, kind in ((light, "only-light"), (dark_name(light), "only-dark")):
@@ -96,7 +102,7 @@ def run(page: str) -> list[Output]:
     from traitlets.config import Config
 
     shell = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
-    configure_inline_support(shell, ENVIRONMENT["MPLBACKEND"])
+    configure_inline_support(shell, BACKEND)
     found = []
     with both_grounds() as dark_pictures:
         for number, (kind, _, code) in enumerate(CELL.findall(page)):
@@ -162,7 +168,8 @@ def hide_torchvision() -> None:
 if __name__ == "__main__":
     hide_torchvision()
     text = Path(sys.argv[1]).read_text("utf-8")
-    os.environ |= ENVIRONMENT
+    os.environ["COLUMNS"] = COLUMNS
+    matplotlib.use(BACKEND)
     os.chdir(sys.argv[2])
     outputs = [asdict(output) for output in run(text)]
     Path(OUTPUTS).write_text(json.dumps(outputs), "utf-8")

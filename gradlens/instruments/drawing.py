@@ -271,7 +271,7 @@ def zero_entry(lines: Mapping[str, Line], total: int) -> list[Entry]:
     names = [n for n, one in lines.items() if one.finite.any() and not one.values[one.finite][-1]]
     if not names:
         return []
-    which = f"exactly 0: {names[0]}" if len(names) == 1 else f"exactly 0: {len(names)} of {total}"
+    which = f"zero: {names[0]}" if len(names) == 1 else f"zero: {len(names)} of {total}"
     return [Entry(which, AMBER)]
 
 

@@ -355,7 +355,8 @@ def sequence_key(ax: Axes, names: Sequence[str], first: Sequence[Entry] = ()) ->
     parts: list[OffsetBox] = []
     for entry in first:
         parts += [_swatch(entry), _words(entry.label), _space()]
-    return _place(ax, [*parts, _words(ends[0]), _strip(), _words(ends[1])])
+    strip = [_words(ends[0]), _strip(), _words(ends[1])] if any(ends) else [_strip()]
+    return _place(ax, [*parts, *strip])
 
 
 def _place(ax: Axes, parts: Sequence[OffsetBox]) -> Artist:
@@ -394,7 +395,7 @@ def _first(labels: Sequence[str], room: float) -> list[str]:
 
 
 def _room(label: str) -> float:
-    return SWATCH + 4 + text_width(label, TEXT_SIZE) + SPACE
+    return SWATCH + 3 + text_width(label, TEXT_SIZE) + SPACE
 
 
 def _words(text: str) -> OffsetBox:
