@@ -111,6 +111,8 @@ def totals(rows: Sequence[Row]) -> Iterator[str]:
             yield f"  named, {word:15} {rate(answers(at_level, 'is_named'))}"
         for column, attribute in COLUMNS.items():
             yield f"  {column:22} {rate(answers(chosen, attribute))}"
+        noticed = [row.fault in (*row.alarms, *row.notices) for row in chosen if row.score]
+        yield f"  {'named, also by notice':22} {rate(noticed)}"
         names = {row.fault for row in chosen}
         each = [
             fmean(answers((row for row in chosen if row.fault == name), "is_named"))

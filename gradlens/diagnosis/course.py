@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gradlens.diagnosis.evidence import Evidence
-from gradlens.diagnosis.numbers import Truths, finite, largest, median
+from gradlens.diagnosis.numbers import Truths, finite, largest, median, ratio
 from gradlens.history.lines import Floats
 
 SETTLING = 5
@@ -17,6 +17,9 @@ PERSISTENT = 3
 """Steps that a rise takes, so that it isn't one batch."""
 STUCK = 0.95
 """The late loss over that without learning, of a network that has learnt nothing."""
+PLATEAU = 0.9
+"""The loss in the second eighth of a run over that at the start, of learning that begins late:
+measured up to 0.94 in healthy runs, and 0.93 to 0.99 of inputs that are nearly constant."""
 LONG_ENOUGH = 50
 """Steps after which a network should have learnt something."""
 RISE, SMALL_RISE = 1.5, 1.3
@@ -37,6 +40,14 @@ def rise(evidence: Evidence) -> float:
 def is_stuck(evidence: Evidence) -> bool:
     """Whether a run that is long enough has learnt nothing."""
     return evidence.ends_badly or (evidence.length >= LONG_ENOUGH and evidence.progress > STUCK)
+
+
+def starts_late(evidence: Evidence) -> bool:
+    """Whether the loss has hardly fallen after the first eighth of the run."""
+    start, end = (part * len(evidence.loss.values) // 8 for part in (1, 2))
+    return evidence.length >= LONG_ENOUGH and bool(
+        median(evidence.loss.values[start:end]) > PLATEAU * evidence.start
+    )
 
 
 def update_ratio(evidence: Evidence) -> float:
@@ -68,6 +79,9 @@ most labels are wrong."""
 SUDDEN, JUST_BEFORE = 0.25, 2
 """The share of a jump that the two steps before it may have: a bad sample or batch comes suddenly
 (measured at most 0.1), and an instability builds up (0.5)."""
+MOST = 0.5
+"""The share of one sample in the batch's loss or squared gradient norms: measured 0.999 and more of
+the latter with one bad sample, and 0.06 to 0.49 with a bad batch."""
 MOST_JUMPS = 0.05
 """Of the steps: what happens more often is no jump."""
 
@@ -87,14 +101,27 @@ class Jump:
 
 
 def jumps(evidence: Evidence) -> tuple[Jump, ...]:
-    """The jumps of the loss; none where there are so many that it is unstable."""
-    values, reference = evidence.loss.values, evidence.start
+    """The jumps of the loss above chance; none where there are so many that it is unstable."""
     with np.errstate(invalid="ignore"):
-        places = np.flatnonzero((values > OVER_CHANCE * reference) | _of_most_samples(evidence))
+        is_high = evidence.loss.values > OVER_CHANCE * evidence.start
+    return _jumps_among(evidence, is_high | _of_most_samples(evidence))
+
+
+def jumps_of_one_sample(evidence: Evidence) -> tuple[Jump, ...]:
+    """The jumps of the loss, however high, of which one sample has most."""
+    with np.errstate(invalid="ignore"):
+        is_one = shares_of_loss(evidence) > MOST
+    has_jumped = np.isin(evidence.loss.steps, [*evidence.history.spikes])
+    found = _jumps_among(evidence, is_one | has_jumped)
+    return tuple(jump for jump in found if jump.share > MOST)
+
+
+def _jumps_among(evidence: Evidence, holds: Truths) -> tuple[Jump, ...]:
+    values, places = evidence.loss.values, np.flatnonzero(holds)
     if not places.size or len(places) > max(MOST_JUMPS * len(values), 1):
         return ()
     return tuple(
-        Jump(place, int(evidence.loss.steps[place]), values[place] / reference,
+        Jump(place, int(evidence.loss.steps[place]), values[place] / evidence.start,
              largest_share(evidence, place))
         for place in map(int, places)
         if _is_jump(values, place)
@@ -128,18 +155,23 @@ SMALLEST = 8
 
 
 def largest_share(evidence: Evidence, place: int) -> float:
-    """The share of one sample in the batch's squared gradient norms, or in its loss.
+    """The share of one sample in a batch's squared gradient norms, or in its loss if that is more.
 
-    It is that of the loss where there are no norms of this step; NaN if neither is known, or if the
-    batch is small.
+    Some losses have gradients that large errors don't make larger. It is NaN if neither is known,
+    or if the batch is small.
     """
     if evidence.typical("samples") < SMALLEST:
         return math.nan
     suspects = evidence.suspects(int(evidence.loss.steps[place]))
-    if suspects and not math.isnan(suspects[0].share):
-        return suspects[0].share
-    if len(evidence.steps) != len(evidence.loss.steps):
-        return math.nan
-    most, count = evidence.column("loss_max")[place], evidence.column("samples")[place]
-    total = evidence.loss.values[place] * count
-    return float(most / total) if 0 < total < math.inf and count > 1 else math.nan
+    of_gradients = suspects[0].share if suspects else math.nan
+    return float(np.fmax(of_gradients, shares_of_loss(evidence)[place]))
+
+
+def shares_of_loss(evidence: Evidence) -> Floats:
+    """The share of one sample in the loss of each batch ``[K]``; NaN where it isn't known."""
+    losses, samples = evidence.loss.values, evidence.column("samples")
+    if len(evidence.steps) != len(losses):
+        return np.full(len(losses), math.nan)
+    found = ratio(evidence.column("loss_max"), losses * samples)
+    with np.errstate(invalid="ignore"):
+        return np.where((losses > 0) & (samples > 1), found, math.nan)

@@ -18,6 +18,7 @@ from gradlens.facts.reduction import PASSED
 from gradlens.hooks.node_kinds import VIEWS, Node, kind
 from gradlens.hooks.torch_private import saved, signed
 from gradlens.numerics.precision import accumulable
+from gradlens.per_sample.labelling.loss_terms import errors_of
 from gradlens.stateful import State
 
 Floats = NDArray[np.float64]
@@ -123,12 +124,12 @@ def _probabilities(node: Node) -> LossRows:
 
 
 def _errors(node: Node) -> LossRows:
-    predictions, targets = saved(node, "self").detach(), saved(node, "target").detach()
-    differences = accumulable(predictions) - accumulable(targets)
-    losses = differences.square().reshape(len(targets), -1).mean(1)
-    variance = accumulable(targets).var(correction=0)
+    errors = errors_of(node, kind(node))
+    assert errors is not None
+    targets = accumulable(saved(node, "target").detach())
+    losses = errors.reshape(len(targets), -1).mean(1)
     return LossRows(losses if len(losses) <= MOST_LABELS else None, count=len(targets),
-                    variance=variance)  # fmt: skip
+                    variance=targets.var(correction=0))  # fmt: skip
 
 
 LOSSES: Mapping[str, Any] = {
@@ -139,6 +140,7 @@ LOSSES: Mapping[str, Any] = {
     "MseLossBackward": _errors,
     "SmoothL1LossBackward": _errors,
     "HuberLossBackward": _errors,
+    "SoftMarginLossBackward": _errors,
 }
 """What reads the rows of a node, by its kind."""
 

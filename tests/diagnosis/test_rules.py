@@ -110,6 +110,20 @@ def one_bad_batch(median: float) -> dict[str, np.ndarray]:
     return changed(S, loss=loss, loss_median=at(100, median), loss_max=at(100, 4.0))
 
 
+def unlabelled(valid: tuple[float, ...] = (), **changes: np.ndarray) -> History:
+    """A run with a loss whose labels and loss by chance aren't known."""
+    unknown = ("classes", "labels", "label_entropy", "loss_max", "loss_median", "loss_over")
+    table = {name: each for name, each in S.items() if name not in unknown}
+    of_layers = {name: each for name, each in L.items() if not name.startswith("labels/")}
+    validations = np.linspace(0, STEPS - 1, len(valid)).astype(int).tolist()
+    series = {"valid_loss": dict(zip(validations, valid, strict=True))} if valid else {}
+    return run(changed(table, **changes), of_layers, replace(SETUP, loss=""), series)
+
+
+FLAT = np.r_[4 * np.ones(10), 3.5 * np.ones(STEPS - 10)]
+DRIFT = np.sin(np.arange(STEPS) / 10) + S["input_mean"]
+EARLY_PLATEAU = np.where(np.arange(STEPS) < STEPS // 4, 2.3, S["loss"])
+
 SUM = replace(SETUP, loss_reduction="sum", declared_reduction="sum")
 TANH_ALONE = {"saturated/0": np.full(ROWS, 0.95)}
 TANH = {**L, **TANH_ALONE}
@@ -155,10 +169,13 @@ FAULTY: dict[str, list[History]] = {
     "loss_sum": [run(changed(S, loss=32 * loss), setup=SUM) for loss in (RISE, STUCK)],
     "nonfinite_input": [run(changed(S, bad_rows=at(50, 1.0), bad_row_unused=0.0))],
     "input_constant": [
-        run(changed(S, input_rms=0.01, loss=STUCK)),
+        *(run(changed(S, input_rms=0.01, loss=loss)) for loss in (STUCK, EARLY_PLATEAU)),
         *(run(changed(S, input_spread=spread)) for spread in (4e-4, 0.0)),
     ],
-    "input_scale": [run(changed(S, input_rms=s)) for s in (30.0, 128.0)],
+    "input_scale": [
+        *(run(changed(S, input_rms=s)) for s in (30.0, 128.0)),
+        run(changed(S, input_rms=10.0), TANH),
+    ],
     "input_offset": [run(changed(S, input_mean=m)) for m in (10.0, -30.0)],
     "batch_repeated": [run(changed(S, checksum=0.25))],
     "samples_duplicated": [run(changed(S, distinct_rows=d)) for d in (1.0, 4.0, 14.0)],
@@ -166,11 +183,16 @@ FAULTY: dict[str, list[History]] = {
         run(layers=labels(900.0, *[100.0] * 9)),
         run(layers=labels(2000.0, *[20.0] * 9)),
     ],
-    "data_order": [run(changed(S, label_entropy=e)) for e in (0.0, 0.5, 0.9)],
+    "data_order": [
+        *(run(changed(S, label_entropy=e)) for e in (0.0, 0.5, 0.9)),
+        unlabelled(input_mean=DRIFT),
+        unlabelled(checksum=32 * DRIFT),
+    ],
     "outlier_sample": [
         *(run(changed(S, row_rms_max=at(70, size))) for size in (40.0, 100.0)),
         run(spikes(share=0.9)),
         run(spikes(share=0.7, height=4.5)),
+        run(spikes(share=0.9, height=2.0)),
     ],
     "corrupt_batch": [
         run(changed(S, input_rms=at(70, 30.0), row_rms_max=at(70, 50), row_rms_median=at(70, 30))),
@@ -247,7 +269,10 @@ FAULTY: dict[str, list[History]] = {
     "lr_too_low": [
         run(changed(S, loss=STUCK), by_weight("update_rms", *[size] * 3)) for size in (1e-5, 1e-8)
     ],
-    "labels_random": [run(changed(S, loss=STUCK)), run(changed(S, loss=STUCK * 0.99))],
+    "labels_random": [
+        *(run(changed(S, loss=loss)) for loss in (STUCK, STUCK * 0.99)),
+        unlabelled(loss=FLAT, valid=(4, 3.5, 3.6, 3.5)),
+    ],
     "label_noise": [
         *(run(changed(S, loss_over=share)) for share in (0.06, 0.2)),
         validated(0.12, changed(S, loss_over=0.04)),
@@ -290,6 +315,9 @@ NOTICED: dict[str, list[History]] = {
         validated(0.3, changed(S, loss_over=0.06)),
     ],
     "overfitting": [valid(2, 1, 0.9, 1.02, 1.02)],
+    "outlier_sample": [run(spikes(share=0.9, height=1.2))],
+    "input_constant": [run(changed(S, input_rms=0.01))],
+    "labels_random": [unlabelled(loss=FLAT)],
     "weight_decay_high": [
         run(
             changed(S, lr=0.1),
@@ -322,6 +350,9 @@ HEALTHY: dict[str, History] = {
     "He": run(layers=by_weight("weight_rms", *[1.41 / 8] * 3)),
     "inputs in 0 to 1": run(changed(S, input_mean=0.3, input_std=0.1, input_rms=0.32)),
     "small weights that sines make up for": run(layers=by_weight("weight_rms", *[0.01] * 3)),
+    "without labels": unlabelled(),
+    "a loss far from 0": unlabelled(loss=S["loss"] + 4, valid=(6, 5, 4.5, 4.2)),
+    "a few batches again and again": unlabelled(checksum=np.arange(STEPS) % 30),
     "constant last layer": run(layers=by_weight("row_spread", 0.9, 0.9, FROM_EQUAL)),
     "a loss that is a sum over periods": run(changed(S, loss=5 * S["loss"])),
     "small gradients after a usual update": run(changed(S, grad_norm=at(1, 1e-4))),

@@ -18,5 +18,14 @@ counts; the problems move to ``development`` before a rule is changed because of
 from __future__ import annotations
 
 from benchmarks.diagnosis.training import Training
+from benchmarks.diagnosis.unseen.energy import ENERGY
+from benchmarks.diagnosis.unseen.farming import FARMING
+from benchmarks.diagnosis.unseen.games import GAMES
+from benchmarks.diagnosis.unseen.laboratory import LABORATORY
+from benchmarks.diagnosis.unseen.medicine import MEDICINE
+from benchmarks.diagnosis.unseen.sky import SKY
 
-TRAININGS: tuple[Training, ...] = ()
+TRAININGS: tuple[Training, ...] = (
+    *(*MEDICINE, *ENERGY, *SKY),
+    *(*GAMES, *LABORATORY, *FARMING),
+)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradlens.diagnosis.course import OVER_CHANCE, jumps
+from gradlens.diagnosis.course import MOST, OVER_CHANCE, jumps
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import LOSS
 from gradlens.diagnosis.numbers import first
 from gradlens.diagnosis.rule import Rule, Sign, above, below
-from gradlens.diagnosis.rules.outlier_sample import BATCH_TIMES, SHARE, batches_out_of_scale
+from gradlens.diagnosis.rules.outlier_sample import BATCH_TIMES, batches_out_of_scale
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -32,7 +32,7 @@ def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
 
 
 def _of_losses(evidence: Evidence) -> Iterator[Sign]:
-    found = [jump for jump in jumps(evidence) if jump.share < SHARE]
+    found = [jump for jump in jumps(evidence) if jump.share < MOST]
     if not found:
         return
     highest = max(found, key=lambda jump: jump.height)
@@ -41,7 +41,7 @@ def _of_losses(evidence: Evidence) -> Iterator[Sign]:
         above("loss over that by chance", highest.height, OVER_CHANCE)
         if highest.height > OVER_CHANCE
         else above("loss of the median sample, over that by chance", usual, 1.0),
-        below("largest share of one sample in the batch's gradients or loss", highest.share, SHARE),
+        below("largest share of one sample in the batch's gradients or loss", highest.share, MOST),
         above("steps with such a jump", len(found), 0),
     )
     yield Sign(

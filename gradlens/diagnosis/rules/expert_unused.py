@@ -14,7 +14,7 @@ from gradlens.history.lines import Floats
 
 NAME = re.compile(r"(.*experts?.*?)\.(\d+)\.(.*)")
 """Of a parameter of an expert: the list of experts, the number of this one, and the rest."""
-SMALLEST, SHARE = 1e-4, 0.75
+SMALLEST, SHARE = 1e-3, 0.5
 """An expert's gradient over the median of those in use at the same step, and at how many of the
 steps after the first fifth of the run it is so small."""
 OF_ALL = 0.01

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradlens.diagnosis.course import is_stuck
+from gradlens.diagnosis.course import is_stuck, starts_late
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import INPUTS
 from gradlens.diagnosis.numbers import median, share
@@ -16,7 +16,8 @@ SPREAD = 0.02
 """The rms of the samples' difference from their mean, over that of the samples: 0.3 and more of
 images, and in single precision about 1e-4 where samples are equal."""
 SMALL = 0.05
-"""The same without the division: of inputs that are so small, layers with biases learn little."""
+"""The same without the division: of inputs that are so small, layers with biases learn little. It
+is a notice if learning begins early nevertheless, as of normalised rows with many elements."""
 SHARE = 0.9
 """Of the steps."""
 
@@ -30,10 +31,12 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         return
     size = spread * evidence.column("input_rms")
     is_real = evidence.setup.input_kind != "integers" and not evidence.setup.input_normalised
-    if is_real and share(size < SMALL, known) > SHARE and is_stuck(evidence):
+    if is_real and share(size < SMALL, known) > SHARE:
         numbers = (below("spread of the samples", median(size[known]), SMALL),)
         step = int(evidence.steps[known][0])
-        yield Sign(step, numbers, "very likely", title="Inputs hardly differ between samples")
+        does_harm = is_stuck(evidence) or starts_late(evidence)
+        title = "Inputs hardly differ between samples"
+        yield Sign(step, numbers, "very likely", does_harm, title=title)
 
 
 RULE = Rule(

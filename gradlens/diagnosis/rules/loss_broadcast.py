@@ -13,7 +13,8 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     step = evidence.since(lambda setup: bool(setup.broadcast))
     if step is not None:
         shapes = evidence.setup.broadcast
-        yield Sign(step, title=f"The loss compares each prediction with all targets: {shapes}")
+        title = f"The loss compares each prediction with all targets: {shapes}"
+        yield Sign(step, certainty="very likely", title=title)
 
 
 RULE = Rule(

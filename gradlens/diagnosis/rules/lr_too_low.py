@@ -11,8 +11,8 @@ from gradlens.diagnosis.numbers import largest, median
 from gradlens.diagnosis.rule import Rule, Sign, above, below
 from gradlens.diagnosis.rules.lr_too_high import signs as diverges
 
-UPDATE = 3e-4
-"""‖update‖/‖θ‖: measured 1e-3 and more in healthy runs, and at most 9e-5 in faulty ones."""
+UPDATE = 5e-4
+"""‖update‖/‖θ‖: measured 1e-3 and more in healthy runs, and at most 3e-4 in faulty ones."""
 WARM_UP = 1.5
 """The latest learning rates over the earlier ones: a rate that still grows isn't judged."""
 PRETRAINED = 0.5

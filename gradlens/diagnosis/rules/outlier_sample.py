@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gradlens.diagnosis.course import OVER_CHANCE, jumps, largest_share
+from gradlens.diagnosis.course import (
+    MOST,
+    Jump,
+    jumps,
+    jumps_of_one_sample,
+    largest_share,
+    shares_of_loss,
+)
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import ROWS
 from gradlens.diagnosis.numbers import first, median, ratio, share
@@ -18,11 +25,11 @@ TIMES, CERTAIN = 6.0, 20.0
 in faulty ones. In between, it is a notice unless the sample has most of the batch's loss, too."""
 USUAL_TIMES = 3.0
 """The same over its median of the run, which heavy tails make large at most steps."""
+HEIGHT = 0.7
+"""A jump to so many times the loss at the start is an alarm if one sample has most of it: measured
+at most 0.03 in healthy runs. Lower ones are notices."""
 MOST_STEPS = 0.25
 """Of the run: what happens more often is how the data are."""
-SHARE = 0.5
-"""Of one sample in the loss of the batch, at a jump of the loss: measured 0.999 and more of the
-squared gradient norms with one bad sample, and 0.06 to 0.49 with a bad batch."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -62,7 +69,7 @@ def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
         sample = evidence.column("row_largest")[place]
         has_loss = (
             evidence.column("loss_largest")[place] == sample
-            and largest_share(evidence, place) > SHARE
+            and largest_share(evidence, place) > MOST
         )
         numbers = (
             above("rms of this sample, over that of the median one", found[place], TIMES),
@@ -74,25 +81,30 @@ def _of_inputs(evidence: Evidence) -> Iterator[Sign]:
 
 
 def _of_losses(evidence: Evidence) -> Iterator[Sign]:
+    high = [jump for jump in jumps(evidence) if jump.share > MOST]
     of_batches = evidence.steps[np.isfinite(batches_out_of_scale(evidence))]
-    found = [jump for jump in jumps(evidence) if jump.share > SHARE and jump.step not in of_batches]
-    if not found:
-        return
-    highest = max(found, key=lambda jump: jump.height)
+    found = [j for j in high or jumps_of_one_sample(evidence) if j.step not in of_batches]
+    if found:
+        yield _of_jump(evidence, max(found, key=lambda jump: jump.height), len(found))
+
+
+def _of_jump(evidence: Evidence, jump: Jump, count: int) -> Sign:
+    is_high = jump.height > HEIGHT
     numbers = (
-        above("loss over that by chance", highest.height, OVER_CHANCE),
-        above("share of one sample in the batch's gradients or loss", highest.share, SHARE),
-        above("steps with such a jump", len(found), 0),
+        *([above("loss over that at the start", jump.height, HEIGHT)] if is_high else []),
+        above("share of one sample in the batch's gradients or loss", jump.share, MOST),
+        above("steps with such a jump", count, 0),
     )
-    step = highest.step
-    gradients = [float(each.index) for each in evidence.suspects(step)]
-    losses = evidence.column("loss_largest")[evidence.steps == step].tolist()
-    sample = next(iter([*gradients, *losses]), math.nan)
-    yield Sign(
-        step,
+    by_gradient = [float(each.index) for each in evidence.suspects(jump.step)]
+    by_loss = evidence.column("loss_largest")[evidence.steps == jump.step].tolist()
+    has_loss = shares_of_loss(evidence)[jump.place] > MOST
+    sample = next(iter(by_loss if has_loss else [*by_gradient, *by_loss]), math.nan)
+    return Sign(
+        jump.step,
         numbers,
         "very likely",
-        samples=evidence.sample(step, sample),
+        is_high,
+        samples=evidence.sample(jump.step, sample),
         title="The loss of one sample is far above that of all others",
     )
 

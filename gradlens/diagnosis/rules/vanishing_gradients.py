@@ -12,7 +12,7 @@ from gradlens.diagnosis.course import is_stuck
 from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.gains import gains
 from gradlens.diagnosis.needs import GRADIENTS
-from gradlens.diagnosis.numbers import median, ratio
+from gradlens.diagnosis.numbers import largest, median, ratio
 from gradlens.diagnosis.rule import Rule, Sign, below
 
 SMALLEST = 3e-4
@@ -25,10 +25,10 @@ LAYERS = 2
 GAIN = 0.15
 """rms(W)·√fan-in at the start: 0.58 and more in healthy runs, but for initialisations that make up
 for it elsewhere (0.1, as of sines and embeddings)."""
-SIGNAL = 0.28
-"""The largest gradient of a weight over that of a bias, which is about the size of what the weight
-is multiplied with: measured 0.55 and more in healthy runs whose weights are that small, and at most
-0.14 in faulty ones, in which biases alone learn."""
+SIGNAL = 0.2
+"""The largest gradient of a weight over that of a bias, at the start, which is about the size of
+what the weight is multiplied with: measured 0.6 in healthy runs whose weights are that small, as
+those of sines, and at most 0.06 in faulty ones, in which biases alone learn at first."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -44,21 +44,23 @@ def of_weights(evidence: Evidence) -> Iterator[Sign]:
     if len(small) >= LAYERS and (is_stuck(evidence) or signal < SIGNAL):
         numbers = [below("rms(W) x root of fan-in, at the start", max(small.values()), GAIN)]
         if signal < SIGNAL:
-            numbers.append(below("gradients of weights, over those of biases", signal, SIGNAL))
+            numbers.append(
+                below("gradients of weights at the start, over those of biases", signal, SIGNAL)
+            )
         title = "Weights are so small at the start that signals and gradients vanish"
         step = int(evidence.loss.steps[0])
         yield Sign(step, tuple(numbers), "very likely", where=tuple(small), title=title)
 
 
 def _signal(evidence: Evidence) -> float:
-    """The largest gradient of a weight over the largest of a bias, in the median of records."""
+    """The largest gradient of a weight over the largest of a bias, at the start; NaN if unknown."""
     gradients = evidence.by_name("gradient_rms")
     weights = tuple(name for name in evidence.trained if name in gradients.values)
     biases = tuple(name for name in gradients.values if name.endswith("bias"))
-    if not weights or not biases:
+    if not weights or not biases or not len(gradients.steps):
         return math.nan
-    most = [np.nan_to_num(gradients.matrix(names)).max(axis=0) for names in (weights, biases)]
-    return median(ratio(*most))
+    of_weights, of_biases = (largest(gradients.matrix(n)[:, 0]) for n in (weights, biases))
+    return of_weights / of_biases if of_biases > 0 else math.nan
 
 
 def _of_gradients(evidence: Evidence) -> Iterator[Sign]:

@@ -15,12 +15,10 @@ in faulty ones. (A third of the way, where weights of healthy runs with some dec
 MEMORY = 1.0
 """Steps that decay remembers, over those of the run: measured 40 and more in healthy runs, and at
 most 0.33 in faulty ones."""
-LEARNT = 0.5
-"""The late loss over that without learning: a network that learns in spite of it may be meant to,
-as one with normalisation, for which the size of weights is irrelevant."""
-STRONG, MOSTLY_SHRUNK, LEARNT_WELL = 0.1, 0.5, 0.25
-"""Limits of the same three numbers for networks without normalisation: where decay is this strong
-and weights have lost half of their size, the loss must have fallen to a quarter for a notice."""
+LEARNT, LEARNT_WELL = 0.5, 0.25
+"""The late loss over that without learning, of a network with normalisation and of one without: a
+network that learns in spite of it may be meant to, above all with normalisation, for which the size
+of weights is irrelevant."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -35,9 +33,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
     sizes = weights.matrix(evidence.trained)
     course = medians(ratio(sizes, sizes[:, :1]))
     if memory < MEMORY * evidence.length and course[-1] < SHRUNK:
-        is_very_short = memory < STRONG * evidence.length and course[-1] < MOSTLY_SHRUNK
-        is_harmful = is_very_short and not evidence.is_normalised
-        learnt = LEARNT_WELL if is_harmful else LEARNT
+        learnt = LEARNT if evidence.is_normalised else LEARNT_WELL
         place = first(course < SHRUNK)
         assert place is not None
         yield Sign(
