@@ -280,6 +280,18 @@ def test_it_needs_no_network_and_has_no_errors(tab: Tab) -> None:
 
 @needs_chromium
 @pytest.mark.slow
+def test_a_print_has_all_panels_in_full_width(tab: Tab) -> None:
+    tab.wait("Bokeh.documents[0].roots().every(root => !root.children || root.children.length > 0)")
+    across = "[...document.querySelectorAll('.cards')].map(e => e.getBoundingClientRect().right)"
+    tab.value("dispatchEvent(new Event('beforeprint'))")
+    assert tab.value(f"Math.max(...{across})") <= 700
+    tab.value("dispatchEvent(new Event('afterprint'))")
+    assert tab.value(f"Math.max(...{across})") > 1000
+    assert tab.errors == []
+
+
+@needs_chromium
+@pytest.mark.slow
 def test_titles_and_notes_are_text(tab: Tab) -> None:
     assert tab.value("document.title") == HOSTILE
     assert tab.value("document.querySelector('h1').textContent") == HOSTILE

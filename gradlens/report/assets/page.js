@@ -454,6 +454,10 @@ const gradlens = (() => {
   }
 
   const drawn = new Set();
+  /** Milliseconds between cards that are drawn in advance, so that the page reacts in between. */
+  const PAUSE = 50;
+  /** Pixels across a sheet of A4 or Letter between its margins. */
+  const PRINTED = 700;
 
   /** Draw the figures of a card, unless they are. */
   function draw(frame) {
@@ -478,7 +482,8 @@ const gradlens = (() => {
       { rootMargin: "50%" },
     );
     for (const element of frames.keys()) observer.observe(element);
-    addEventListener("beforeprint", () => models.frames.forEach(draw));
+    addEventListener("beforeprint", () => hold(true));
+    addEventListener("afterprint", () => hold(false));
   }
 
   /** Say how many milliseconds it has taken until all figures in view were drawn. */
@@ -486,7 +491,28 @@ const gradlens = (() => {
     const shown = [...drawn].flatMap((frame) => frame.children).filter((plot) => plot.visible);
     if (shown.every((plot) => Bokeh.index.find_one(plot)?.has_finished())) {
       document.documentElement.dataset.drawn ??= Math.round(performance.now());
+      setTimeout(drawNext, PAUSE);
     } else requestAnimationFrame(finish);
+  }
+
+  /** Keep widths and columns as they are on the screen: figures don't change their size in a print. */
+  function hold(held) {
+    const { style } = document.documentElement;
+    style.width = held ? `${innerWidth}px` : "";
+    style.zoom = held ? Math.min(1, PRINTED / innerWidth) : "";
+    for (const cards of find(".cards")) {
+      const columns = getComputedStyle(cards).getPropertyValue("--columns");
+      if (held) cards.style.setProperty("--columns", columns);
+      else cards.style.removeProperty("--columns");
+    }
+  }
+
+  /** Draw what isn't on the screen, one card after the other: a print has all of them. */
+  function drawNext() {
+    const next = models.frames.find((frame) => !drawn.has(frame));
+    if (!next) return;
+    draw(next);
+    finish();
   }
 
   /** A figure of the panel with a title, for whoever wants to change it from outside. */
