@@ -454,8 +454,6 @@ const gradlens = (() => {
   }
 
   const drawn = new Set();
-  /** Milliseconds between cards that are drawn in advance, so that the page reacts in between. */
-  const PAUSE = 50;
   /** Pixels across a sheet of A4 or Letter between its margins. */
   const PRINTED = 700;
 
@@ -482,7 +480,10 @@ const gradlens = (() => {
       { rootMargin: "50%" },
     );
     for (const element of frames.keys()) observer.observe(element);
-    addEventListener("beforeprint", () => hold(true));
+    addEventListener("beforeprint", () => {
+      models.frames.forEach(draw);
+      hold(true);
+    });
     addEventListener("afterprint", () => hold(false));
   }
 
@@ -491,7 +492,6 @@ const gradlens = (() => {
     const shown = [...drawn].flatMap((frame) => frame.children).filter((plot) => plot.visible);
     if (shown.every((plot) => Bokeh.index.find_one(plot)?.has_finished())) {
       document.documentElement.dataset.drawn ??= Math.round(performance.now());
-      setTimeout(drawNext, PAUSE);
     } else requestAnimationFrame(finish);
   }
 
@@ -505,14 +505,6 @@ const gradlens = (() => {
       if (held) cards.style.setProperty("--columns", columns);
       else cards.style.removeProperty("--columns");
     }
-  }
-
-  /** Draw what isn't on the screen, one card after the other: a print has all of them. */
-  function drawNext() {
-    const next = models.frames.find((frame) => !drawn.has(frame));
-    if (!next) return;
-    draw(next);
-    finish();
   }
 
   /** A figure of the panel with a title, for whoever wants to change it from outside. */
