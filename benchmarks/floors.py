@@ -9,14 +9,14 @@ graph, over that of a plain training step. Each is the least of some alternating
 linear layers of a network alone, as bare operations of torch: all elements of all samples'
 gradients, of which there is a histogram, the projections of samples on an update, which take
 another product at the update's start, and a pass over the elements that looks for the largest. Of
-convolutions, it prints that of the elements.
+convolutions whose windows are views, it prints that of the elements and of a pass over them.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -80,7 +80,9 @@ def gradient_floors(name: str, runs: int) -> dict[str, float]:
         "projection": partial(project, factors),
     }
     if layers:
-        work["elements of convolutions"] = lambda: [per_sample_gradients(*each) for each in layers]
+        of_convolutions = "elements of convolutions"
+        work[of_convolutions] = partial(over_layers, layers, lambda elements: None)
+        work[f"{of_convolutions} and a pass"] = partial(over_layers, layers, torch.aminmax)
     return least(work, runs)
 
 
@@ -151,8 +153,17 @@ AT_ONCE = 8
 """Samples whose windows are copied at once: of all, this takes twice to six times as long."""
 
 
-def per_sample_gradients(layer: nn.Conv2d, data: Tensor, gradient: Tensor) -> None:
-    """Compute ``[n, O, K]``, of so many samples at once that all stays in the processor's cache.
+def over_layers(
+    layers: list[tuple[nn.Conv2d, Tensor, Tensor]], use: Callable[[Tensor], object]
+) -> None:
+    """Compute all elements of all gradients, and pass pieces of them on."""
+    for layer, data, gradient in layers:
+        for elements in per_sample_gradients(layer, data, gradient):
+            use(elements)
+
+
+def per_sample_gradients(layer: nn.Conv2d, data: Tensor, gradient: Tensor) -> Iterator[Tensor]:
+    """``[n, O, K]``, of so many samples at once that all stays in the processor's cache.
 
     Of a convolution with stride and dilation one, whose windows are views.
     """
@@ -162,7 +173,7 @@ def per_sample_gradients(layer: nn.Conv2d, data: Tensor, gradient: Tensor) -> No
     pairs = zip(padded.split(AT_ONCE), gradient.flatten(2).split(AT_ONCE), strict=True)
     for some, of_output in pairs:
         windows = some.unfold(2, rows, 1).unfold(3, columns, 1).permute(0, 1, 4, 5, 2, 3)
-        torch.bmm(of_output, windows.reshape(len(some), -1, of_output.shape[2]).mT)
+        yield torch.bmm(of_output, windows.reshape(len(some), -1, of_output.shape[2]).mT)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from gradlens.diagnosis.evidence import Evidence
 
 
 def gains(evidence: Evidence) -> dict[str, float]:
-    """rms(W)·√fan-in of each weight, if the first step was recorded.
+    """rms(W)·√fan-in of each weight that is used as it is, if the first step was recorded.
 
     PyTorch's defaults have 0.58 to 0.71, and He's initialisation has 1.41. Parameters of other
     names, such as tables of positions, are added to what flows through the network.
@@ -26,6 +26,7 @@ def gains(evidence: Evidence) -> dict[str, float]:
             and sizes.steps[0] == evidence.loss.steps[:1].sum()
             and is_weight(name)
             and not _is_of_inputs(name)
+            and name not in evidence.setup.transformed
         ):
             fan_in = (layer.fan_in if layer is not None else 0) or math.prod(shapes[name][1:])
             found[name] = float(known[0]) * math.sqrt(fan_in)

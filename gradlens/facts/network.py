@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradlens.hooks.node_kinds import CASTS, LEAF, VIEWS
-from gradlens.hooks.torch_private import output_metadata, saved_where_they_are
+from gradlens.hooks.torch_private import output_metadata, saved_by_name, saved_where_they_are
 from gradlens.per_sample.labelling.graph import Edge, Graph
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -54,10 +54,13 @@ NORMALISING = {
 }  # fmt: skip
 """Kinds of nodes of a loss that make logarithms of probabilities of scores."""
 
-COMPARING = {
-    "SubBackward", "RsubBackward", "MulBackward", "DivBackward", "ExpandBackward",
-}  # fmt: skip
+DIFFERENCES = {"SubBackward", "RsubBackward"}
+PRODUCTS = {"MulBackward", "DivBackward"}
+COMPARING = DIFFERENCES | PRODUCTS | {"ExpandBackward"}
 """Kinds of nodes that compare predictions with targets, and broadcast them for loss functions."""
+
+OF_EXPANDED = {"MseLossBackward", "SmoothL1LossBackward", "HuberLossBackward", "SubBackward"}
+"""Kinds of nodes of the functions that expand what they compare; an L1 loss is a difference."""
 
 MASKING = {"MulBackward", "DivBackward", "MaskedFillBackward", "WhereBackward"}
 """Kinds of nodes that mask a weight or scale it."""
@@ -119,6 +122,33 @@ class Network:
         """The names of the parameters from input to output."""
         names = [name for number in sorted(self._weights) for name in self._weights[number]]
         return tuple(dict.fromkeys(names))
+
+    @property
+    def transformed(self) -> tuple[str, ...]:
+        """The names of weights of which a function multiplies data, such as softplus or a mask."""
+        leaves = {self._names[n]: at for n, at in self._graph.leaves.items() if n in self._names}
+        return tuple(
+            name
+            for name, number in leaves.items()
+            if self._multiplies(number, self._alone) and not self._multiplies(number, self._views)
+        )
+
+    def _multiplies(self, number: int, passed: Sequence[bool]) -> bool:
+        """Whether data is multiplied by what views and these nodes make of a node's tensor."""
+        waiting, seen = [number], {number}
+        while waiting:
+            for consumer, _, _ in self._graph.consumers[waiting.pop()]:
+                if not (self._views[consumer] or passed[consumer]):
+                    if self._kinds[consumer] in AFFINE:
+                        return True
+                elif consumer not in seen:
+                    seen.add(consumer)
+                    waiting.append(consumer)
+        return False
+
+    @cached_property
+    def _views(self) -> list[bool]:
+        return [self._is_view(number) for number in range(len(self._kinds))]
 
     @cached_property
     def activations(self) -> list[Activation]:
@@ -215,9 +245,26 @@ class Network:
                 continue
             shape, given = self._graph.shape((number, 0)), self._graph.shape(known[0])
             column, row = (samples, 1), (samples,)
-            if shape == (samples, samples) and given in (column, row):
+            is_all_pairs = shape == (samples, samples) and given in (column, row)
+            if is_all_pairs and self._compares_vectors(number, samples):
                 return f"{[*given]} and {[*(row if given == column else column)]}"
         return ""
+
+    def _compares_vectors(self, number: int, samples: int) -> bool:
+        """Whether what predictions are compared with may have one number for each sample.
+
+        A matrix of all pairs of samples, such as who is at risk at whose time, is no mistake.
+        """
+        kind = self._kinds[number]
+        if kind == "ExpandBackward":
+            consumers = {self._kinds[consumer] for consumer, _, _ in self._graph.consumers[number]}
+            return bool(consumers & OF_EXPANDED)
+        if kind in DIFFERENCES:
+            return True
+        is_first = self._graph.children[number][0] is not None
+        tensors = dict(saved_by_name(self._graph.nodes[number]))
+        other = tensors.get("other" if is_first else "self")
+        return other is not None and other.numel() == samples
 
     def _of_loss(self) -> Iterator[int]:
         """The nodes between the loss and the network's last layers."""

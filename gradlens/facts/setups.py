@@ -45,6 +45,7 @@ def setup_of(
         layers={} if setting.model is None else _layers(setting.model),
         activations={} if network is None else {a.layer: a.kind for a in network.activations},
         order=() if network is None else network.order,
+        transformed=() if network is None else network.transformed,
         before_loss="" if network is None else network.before_loss,
         broadcast="" if network is None or not rows else network.broadcast(len(rows[-1])),
         linear_pairs=() if network is None else network.linear_pairs,

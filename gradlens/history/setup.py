@@ -42,7 +42,9 @@ class Setup:
     ``loss`` is the kind of the loss's node in the graph, and ``loss_reduction`` what it says of
     itself; ``loss_weighted`` says that it has weights of classes or samples, and
     ``declared_reduction`` is that of the cockpit. ``activations`` are the kinds of the nonlinear
-    nodes by the layer before each. ``order`` are the parameters from input to output.
+    nodes by the layer before each. ``order`` are the parameters from input to output,
+    and ``transformed`` those of them that data is multiplied by a function of, such as
+    softplus or a mask.
     ``before_loss`` is the kind of the node from which the loss's logarithm of probabilities is
     computed, if it makes probabilities itself. ``broadcast`` are the shapes of predictions and
     targets that it compares all pairs of. ``linear_pairs`` are pairs of layers with nothing
@@ -61,6 +63,7 @@ class Setup:
     layers: Mapping[str, Layer] = field(default_factory=dict)
     activations: Mapping[str, str] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    transformed: tuple[str, ...] = ()
     before_loss: str = ""
     broadcast: str = ""
     linear_pairs: tuple[tuple[str, str], ...] = ()
@@ -116,6 +119,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "layers": MapOf(Fields({"classes": NAMES, "training": Is(bool), "fan_in": Whole(0, 2**53)})),
     "activations": MapOf(Is(str)),
     "order": NAMES,
+    "transformed": NAMES,
     "before_loss": Is(str),
     "broadcast": Is(str),
     "linear_pairs": ListOf(ListOf(Is(str), 2)),

@@ -95,7 +95,8 @@ class Grid:
         guess = torch.add(self._offset, values, alpha=self._rate).clamp_(0, self.bins + 1)
         cells = guess.nan_to_num_(nan=self.bins + 2).int()
         following = self._next.index_select(0, cells.reshape(-1)).reshape(values.shape)
-        return cells.add_(values >= following)
+        # As numbers, since a comparison with a result in bool takes three times as long.
+        return cells.add_(following.le_(values).int())
 
     def joint_counts(self, values: Tensor, companions: Tensor, size: int) -> Tensor:
         """How often each pair of cells occurs, int64 ``[self.size, size]``."""
@@ -139,10 +140,9 @@ def tally_1d(values: Tensor, grid: Grid) -> Tensor:
             table += count(grid.cells(tail), grid.size)
         table[grid.zero] += small.numel()
         if grid.negative != grid.zero:
-            # As a sum of signs, which is cheaper than a comparison, and exact for a chunk.
-            signs = small.sign().clamp_(max=0).sum().long()
-            table[grid.negative] -= signs
-            table[grid.zero] += signs
+            below_zero = negative(small).sum().long()  # exact for a chunk
+            table[grid.negative] += below_zero
+            table[grid.zero] -= below_zero
     return table
 
 
@@ -152,6 +152,8 @@ def _by_size(rows: Tensor, centre: float) -> tuple[Tensor, Tensor]:
     if bool(smallest > -centre) and bool(largest < centre):  # which a NaN is not
         return rows, rows.new_empty(0)
     near = rows.abs().amax(1) < centre
+    if not near.any():
+        return rows[:0], rows.reshape(-1)
     # By numbers of rows, which takes half of the time that a mask does.
     small, tail = (rows.index_select(0, mask.nonzero()[:, 0]) for mask in (near, ~near))
     return small, tail.reshape(-1)
@@ -208,9 +210,9 @@ class JointTally:
 def negative(values: Tensor) -> Tensor:
     """1 for negative numbers and 0 for all others, NaN included, in the values' precision.
 
-    Cheaper than a comparison, and to be summed up without a conversion.
+    Cheaper than a result in bool, and to be summed up without a conversion.
     """
-    return values.sign().clamp_(max=0).neg_().nan_to_num_()
+    return torch.lt(values, 0, out=torch.empty_like(values))
 
 
 def add_weights(table: Tensor, cells: Tensor, weights: Tensor) -> None:
@@ -222,6 +224,8 @@ def count(indices: Tensor, length: int) -> Tensor:
     """How often each index below ``length`` occurs, int64 ``[length]``."""
     indices = indices.reshape(-1)
     if indices.device.type == "cpu":
+        # Bytes are counted in half of the time that other integers take.
+        indices = indices.to(torch.uint8) if length <= 256 else indices
         return torch.bincount(indices, minlength=length)
     # bincount reads the largest index back to the host.
     ones = torch.ones((), dtype=torch.int64, device=indices.device).expand(len(indices))

@@ -63,12 +63,20 @@ class Standardised(nn.Linear):
         return functional.linear(x, centred / centred.std(1, keepdim=True), self.bias)
 
 
+class Positive(nn.Linear):
+    """As of convex networks (Amos et al., 2017)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, functional.softplus(self.weight), self.bias)
+
+
 REPARAMETRISED: dict[str, Callable[[int, int], nn.Module]] = {
     "plain": nn.Linear,
     "masked": Masked,
     "scaled": Scaled,
     "standardised": Standardised,
     "weight norm": lambda *sizes: nn.utils.parametrizations.weight_norm(nn.Linear(*sizes)),
+    "positive": Positive,
     "spectral norm": lambda *sizes: nn.utils.parametrizations.spectral_norm(nn.Linear(*sizes)),
 }
 
@@ -84,6 +92,8 @@ def test_weights_that_are_computed_from_parameters(kind: str) -> None:
     assert len(found.order) == len([*model.parameters()])
     assert [pair[0][:1] + pair[1][:1] for pair in found.linear_pairs] == ["34"]
     assert [(each.layer[:1], each.kind) for each in found.activations] == [("1", "relu")]
+    weights = [name for name, p in model.named_parameters() if p.dim() > 1 and name != "0.0.weight"]
+    assert {*found.transformed} & {*weights} == (set() if kind == "plain" else {*weights})
 
 
 class Residual(nn.Module):
@@ -234,6 +244,13 @@ def test_predictions_that_are_compared_with_all_targets(loss: str, samples: int)
         assert found.broadcast(samples) == expected
 
 
+def partial_likelihood(risk: torch.Tensor) -> torch.Tensor:
+    """Of a Cox model, in the order of the samples."""
+    later = torch.ones(len(risk), len(risk)).triu()
+    of_all = risk.expand(len(risk), -1).masked_fill(later == 0, -torch.inf).logsumexp(1)
+    return (of_all - risk).mean()
+
+
 def test_samples_that_are_compared_with_each_other() -> None:
     outputs = (model := nn.Linear(5, 1))(torch.randn(7, 5))
     features, fixed = outputs.expand(-1, 4), torch.randn(7, 4)
@@ -241,6 +258,9 @@ def test_samples_that_are_compared_with_each_other() -> None:
         (outputs - outputs.squeeze(1)).square().mean(),
         (features[:, None] - fixed).square().sum(2).mean(),
         torch.cdist(features, fixed).mean(),
+        partial_likelihood(outputs.squeeze(1)),
+        (outputs.squeeze(1).exp() * (fixed[:, 0] > fixed[:, :1])).sum(1).log().mean(),
+        (outputs / (1 + torch.rand(7, 7))).square().mean(),
     ):
         assert network(model, loss)[0].broadcast(7) == ""
 

@@ -56,12 +56,21 @@ class Convolution(GradientOperator):
         return patches + whole_result
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
-        patches = self._patches(samples)
-        delta = self._delta[samples].flatten(2)
         if self._geometry.groups == 1:
-            return delta[:, rows] @ patches[:, 0].mT
-        grouped = delta.unflatten(1, (self._geometry.groups, -1)) @ patches.mT
-        return grouped.flatten(1, 2)[:, rows]
+            return self._products(samples, rows, 1.0)
+        delta = self._delta[samples].flatten(2).unflatten(1, (self._geometry.groups, -1))
+        return (delta @ self._patches(samples).mT).flatten(1, 2)[:, rows]
+
+    def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
+        if self._geometry.groups == 1:
+            return self._products(samples, rows, self.scale)
+        return super()._scaled_block(samples, rows)
+
+    def _products(self, samples: slice, rows: slice, factor: float) -> Tensor:
+        """``_block`` without groups, times a factor, which takes no pass over the elements."""
+        delta = self._delta[samples].flatten(2)[:, rows]
+        patches = self._patches(samples)[:, 0]
+        return torch.baddbmm(delta.new_zeros(()), delta, patches.mT, beta=0, alpha=factor)
 
     def _keep_only(self, samples: Tensor) -> None:
         self._delta, self._inputs = self._delta[samples], self._inputs[samples]

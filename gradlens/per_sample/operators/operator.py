@@ -437,7 +437,6 @@ class GradientOperator(ABC):
 
     # Shared by the above.
 
-    @final
     def _scaled_block(self, samples: slice, rows: slice) -> Tensor:
         """As ``_block``, scaled; not to be written to."""
         return self._scaled(self._block(samples, rows))

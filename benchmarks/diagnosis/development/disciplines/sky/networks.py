@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from benchmarks.diagnosis.development.disciplines.sky import data
 from benchmarks.diagnosis.development.residual import Residual
-from benchmarks.diagnosis.unseen.sky import data
 
 
 class TransitNetwork(nn.Module):

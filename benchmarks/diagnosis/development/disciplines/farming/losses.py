@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.unseen.farming import data
+from benchmarks.diagnosis.development.disciplines.farming import data
 
 MARGIN = 0.15
 """By how much a cosine has to be larger than the others."""

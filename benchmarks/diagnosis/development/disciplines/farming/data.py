@@ -10,8 +10,8 @@ import math
 import torch
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
+from benchmarks.diagnosis.development.disciplines.fixed import fixed
 from benchmarks.diagnosis.draws import Samples, noisy, pixels, standardised, uniform
-from benchmarks.diagnosis.unseen.fixed import fixed
 
 STAGES = 5
 """Stages of ripeness."""

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from benchmarks.diagnosis.development.attention import SelfAttention
+from benchmarks.diagnosis.development.disciplines.laboratory import data
 from benchmarks.diagnosis.development.residual import Residual
-from benchmarks.diagnosis.unseen.laboratory import data
 
 
 class MotifNetwork(nn.Module):

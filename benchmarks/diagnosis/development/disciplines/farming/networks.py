@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
-from benchmarks.diagnosis.unseen.farming import data
+from benchmarks.diagnosis.development.disciplines.farming import data
 
 
 class PyramidPooling(nn.Module):

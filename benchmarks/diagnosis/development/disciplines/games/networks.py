@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis.development.attention import Attention
+from benchmarks.diagnosis.development.disciplines.games import data
 from benchmarks.diagnosis.development.residual import Residual
-from benchmarks.diagnosis.unseen.games import data
 
 
 class BoardNetwork(nn.Module):

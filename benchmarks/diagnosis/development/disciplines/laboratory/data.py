@@ -10,8 +10,8 @@ import math
 import torch
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
+from benchmarks.diagnosis.development.disciplines.fixed import fixed
 from benchmarks.diagnosis.draws import Samples, noisy, standardised, uniform
-from benchmarks.diagnosis.unseen.fixed import fixed
 
 RESIDUES = 20
 """Kinds of amino acids."""

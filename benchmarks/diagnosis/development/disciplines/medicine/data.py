@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from benchmarks.diagnosis.development.disciplines.fixed import fixed
 from benchmarks.diagnosis.draws import Samples, noisy, pixels, standardised, uniform
-from benchmarks.diagnosis.unseen.fixed import fixed
 
 
 def nodules(n: int, depth: int = 8, side: int = 12) -> Samples:

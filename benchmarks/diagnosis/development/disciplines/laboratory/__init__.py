@@ -8,11 +8,11 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW, NAdam
 
 from benchmarks.diagnosis.development import schedules
+from benchmarks.diagnosis.development.disciplines.laboratory import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
 from benchmarks.diagnosis.unfit import OF_TARGETS
-from benchmarks.diagnosis.unseen.laboratory import data, losses, networks
 
 LABORATORY = (
     Training(

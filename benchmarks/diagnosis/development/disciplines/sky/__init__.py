@@ -8,10 +8,10 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.optim import Adam, AdamW, NAdam, RMSprop
 
 from benchmarks.diagnosis.development import schedules
+from benchmarks.diagnosis.development.disciplines.sky import data, losses, networks
 from benchmarks.diagnosis.draws import divided
 from benchmarks.diagnosis.problem import Problem
 from benchmarks.diagnosis.training import Training
-from benchmarks.diagnosis.unseen.sky import data, losses, networks
 
 SKY = (
     Training(

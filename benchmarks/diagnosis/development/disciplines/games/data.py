@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
+from benchmarks.diagnosis.development.disciplines.fixed import fixed
 from benchmarks.diagnosis.draws import Samples, noisy, uniform
-from benchmarks.diagnosis.unseen.fixed import fixed
 
 RANKS = 6
 """Ranks of cards, of four suits."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
+from benchmarks.diagnosis.development.disciplines.laboratory import data
 from benchmarks.diagnosis.development.reduction import reduced
-from benchmarks.diagnosis.unseen.laboratory import data
 
 REDUNDANT = 0.02
 """Weight of correlations between different features."""

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis.development.attention import SelfAttention
+from benchmarks.diagnosis.development.disciplines.energy import data
 from benchmarks.diagnosis.development.residual import Residual
-from benchmarks.diagnosis.unseen.energy import data
 
 
 class InvertedTransformer(nn.Module):
