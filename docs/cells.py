@@ -4,7 +4,8 @@
 gradlens behind ``$``. ``run_gallery`` runs the cells of each page of ``tutorials/``, one after the
 other, in a process and a folder of the page's own, by calling this module. Files that they leave
 there are shown by ``.. picture:: page/name.png``. ``:alt:`` describes the picture that a cell
-itself displays. Code that fails or warns ends the build.
+itself displays. Each picture has a dark one, too (``dark_pictures``). Code that fails or warns ends
+the build.
 """
 
 import json
@@ -13,7 +14,7 @@ import re
 import shlex
 import sys
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -22,6 +23,8 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, ClassVar
 
+import matplotlib
+from dark_pictures import both_grounds, dark_name
 from docutils import nodes
 from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
@@ -31,8 +34,11 @@ from gradlens.cli.main import main
 
 PICTURES = "_build/pictures"
 OUTPUTS = "cells.json"
-ENVIRONMENT = {"COLUMNS": "84", "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-"""The width of a block of code on a wide screen, and where notebooks draw figures."""
+COLUMNS = "84"
+"""The width of a block of code on a wide screen."""
+
+BACKEND = "module://matplotlib_inline.backend_inline"
+"""Where notebooks draw figures."""
 
 CLEARED = "\033[2K\r"
 """What ``clear_output`` prints where there is no notebook."""
@@ -73,10 +79,14 @@ class Cell(SphinxDirective):
             yield block(output.text, "text", classes=["output"])
         if output.table:
             yield nodes.raw("", f'<div class="output">{output.table}</div>', format="html")
+        if ("alt" in self.options) != bool(output.picture):
+            raise self.error("a cell has :alt: if it displays a picture, and only then")
         if output.picture:
-            uri = f"{folder}/{output.picture}"
-            image = nodes.image(uri=uri, alt=self.options["alt"], width="100%")
-            yield nodes.figure("", image)
+            light = Path(output.picture)
+            for picture, kind in ((light, "only-light"), (dark_name(light), "only-dark")):
+                uri = f"{folder}/{picture}"
+                image = nodes.image(uri=uri, alt=self.options["alt"], width="100%")
+                yield nodes.figure("", image, classes=[kind])
 
 
 def block(text: str, language: str, **attributes: Any) -> nodes.literal_block:
@@ -92,11 +102,15 @@ def run(page: str) -> list[Output]:
     from traitlets.config import Config
 
     shell = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
-    configure_inline_support(shell, ENVIRONMENT["MPLBACKEND"])
+    configure_inline_support(shell, BACKEND)
     found = []
-    for number, (kind, _, code) in enumerate(CELL.findall(page)):
-        code = dedent(code).strip()
-        found.append(in_terminal(code) if kind.strip() else in_notebook(shell, code, number))
+    with both_grounds() as dark_pictures:
+        for number, (kind, _, code) in enumerate(CELL.findall(page)):
+            code = dedent(code).strip()
+            if kind.strip():
+                found.append(in_terminal(code))
+            else:
+                found.append(in_notebook(shell, code, Path(f"cell-{number}.png"), dark_pictures))
     return found
 
 
@@ -113,8 +127,8 @@ def in_terminal(commands: str) -> Output:
     return Output(printed.read().rstrip())
 
 
-def in_notebook(shell: Any, code: str, number: int) -> Output:
-    """What a cell prints and displays."""
+def in_notebook(shell: Any, code: str, path: Path, dark_pictures: Mapping[bytes, bytes]) -> Output:
+    """What a cell prints and displays; a picture is written to a path, and a dark one beside it."""
     from IPython.utils.capture import capture_output
 
     with capture_output() as captured:
@@ -124,11 +138,12 @@ def in_notebook(shell: Any, code: str, number: int) -> Output:
     displayed: dict[str, str] = {}
     for output in captured.outputs:
         displayed |= output.data
-    picture = f"cell-{number}.png" if "image/png" in displayed else ""
+    picture = b64decode(displayed.get("image/png", ""))
     if picture:
-        Path(picture).write_bytes(b64decode(displayed["image/png"]))
+        path.write_bytes(picture)
+        dark_name(path).write_bytes(dark_pictures[picture])
     printed = captured.stdout.replace(CLEARED, "").rstrip()
-    return Output(printed, displayed.get("text/html", ""), picture)
+    return Output(printed, displayed.get("text/html", ""), path.name if picture else "")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
@@ -153,7 +168,8 @@ def hide_torchvision() -> None:
 if __name__ == "__main__":
     hide_torchvision()
     text = Path(sys.argv[1]).read_text("utf-8")
-    os.environ |= ENVIRONMENT
+    os.environ["COLUMNS"] = COLUMNS
+    matplotlib.use(BACKEND)
     os.chdir(sys.argv[2])
     outputs = [asdict(output) for output in run(text)]
     Path(OUTPUTS).write_text(json.dumps(outputs), "utf-8")

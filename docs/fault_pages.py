@@ -54,7 +54,8 @@ def after(rule: Rule) -> Iterator[str]:
         yield f"The rule needs {'; and '.join(needs)}."
     found = limits(rule.find)
     if found:
-        yield f"Its limits are constants of ``{rule.find.__module__}`` and of what that imports:"
+        module = rule.find.__module__
+        yield f"Its limits are constants of ``{module}`` and of the modules that it imports:"
         yield table(("limit", "value", "what it is, and where it comes from"), found)
     runs = of_fault(rule.fault)
     if runs:

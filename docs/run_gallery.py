@@ -2,8 +2,8 @@
 
 Each script of ``gallery/``, as well as ``instruments.py`` and ``overhead.py``, has a page beside it
 and a ``main(folder: Path)`` that writes PNG, HTML or text files. The pages of ``tutorials/`` are
-scripts, too: their cells are run (``cells``). Each picture of the other scripts has a dark one
-beside it (``dark_pictures``). A script runs when it, a table beside it or the package has changed;
+scripts, too: their cells are run (``cells``). Each picture has a dark one beside it
+(``dark_pictures``). A script runs when it, a table beside it or the package has changed;
 the files are kept in the docs' own ``_build``, for all builders. A script that fails or warns ends
 the build.
 """

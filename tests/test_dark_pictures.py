@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from gradlens.instruments.dark import DARK
@@ -17,20 +20,35 @@ PROGRAM = Path(__file__).parents[1] / "docs" / "dark_pictures.py"
 SCRIPT = """
 from matplotlib.figure import Figure
 
+from gradlens.plotting.output import write_figure
+
 def main(folder):
     figure = Figure(facecolor={color!r})
     figure.subplots().plot([1, 2])
     figure.savefig(folder / "one.png")
     figure.savefig(folder / "one.pdf")
     figure.savefig(folder / "again.png")
+    write_figure(figure, folder / "whole.png")
 """
 
 
-def corner(picture: Path) -> str:
+def corner(picture: Path | BytesIO) -> str:
     return to_hex(tuple(imread(picture)[0, 0, :3]))
 
 
-@pytest.mark.skipif(not PROGRAM.exists(), reason="the documentation isn't there")
+pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="the documentation isn't there")
+
+
+def test_a_picture_that_is_displayed_has_a_dark_one() -> None:
+    figure, shown = Figure(facecolor=PAPER), BytesIO()
+    with runpy.run_path(str(PROGRAM))["both_grounds"]() as dark:
+        # As notebooks do.
+        figure.canvas.print_figure(shown, format="png", facecolor=PAPER, bbox_inches="tight")
+    assert corner(BytesIO(shown.getvalue())) == PAPER
+    assert [corner(BytesIO(picture)) for picture in dark.values()] == [DARK[PAPER]]
+    assert [*dark] == [shown.getvalue()]
+
+
 @pytest.mark.parametrize("color", [PAPER, "#123456"])
 @pytest.mark.slow
 def test_a_white_picture_has_a_dark_one_beside_it(color: str, tmp_path: Path) -> None:
@@ -41,6 +59,7 @@ def test_a_white_picture_has_a_dark_one_beside_it(color: str, tmp_path: Path) ->
     assert corner(folder / "one.png") == corner(folder / "again.png") == color
     found = {path.name for path in folder.iterdir()}
     if color == PAPER:
-        assert corner(folder / "one-dark.png") == corner(folder / "again-dark.png") == DARK[PAPER]
-        found -= {"one-dark.png", "again-dark.png"}
-    assert found == {"one.png", "one.pdf", "again.png"}
+        dark = {f"{name}-dark.png" for name in ("one", "again", "whole")}
+        assert {corner(folder / name) for name in dark} == {DARK[PAPER]}
+        found -= dark
+    assert found == {"one.png", "one.pdf", "again.png", "whole.png"}

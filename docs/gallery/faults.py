@@ -161,10 +161,9 @@ def main(folder: Path) -> None:
                 # Of faults, such as gradients that are not set to zero.
                 warnings.simplefilter("ignore", gradlens.GradlensWarning)
                 case.run(Path(f"{name}.jsonl"))
-            for picture, style in ((name, "screen"), (f"{name}-dark", "dark")):
-                file_name = str(folder / f"{picture}.png")
-                if command(["plot", f"{name}.jsonl", "-o", file_name, "--style", style]):
-                    raise SystemExit(f"{file_name} can't be drawn")
+            file_name = str(folder / f"{name}.png")
+            if command(["plot", f"{name}.jsonl", "-o", file_name]):
+                raise SystemExit(f"{file_name} can't be drawn")
             text = folder / f"{name}.txt"
             with text.open("w", encoding="utf-8") as file, redirect_stdout(file):
                 print(f"$ gradlens diagnose {name}.jsonl")

@@ -148,7 +148,7 @@ def ratios(records: Records, name: str) -> Ratios:
 
 def _words(records: Records) -> str:
     count = rows([*entry(records, "eigenvalues").values()]).shape[1]
-    return f"of ‖ḡ‖², along the {count} directions of largest curvature"
+    return f"{count} directions of largest curvature"
 
 
 def _picture(ax: Axes, gradient: Floats, curvature: Floats) -> Artists:

@@ -266,12 +266,13 @@ def always_zero(line: Line) -> bool:
     return bool(found.size) and not found.any()
 
 
-def zero_entry(lines: Mapping[str, Line]) -> list[Entry]:
-    """The entry of a key for lines that end in exact zeros, if there are any."""
+def zero_entry(lines: Mapping[str, Line], total: int) -> list[Entry]:
+    """The entry of a key for those of all lines that end in exact zeros, if there are any."""
     names = [n for n, one in lines.items() if one.finite.any() and not one.values[one.finite][-1]]
     if not names:
         return []
-    return [Entry(f"0: {names[0]}" if len(names) == 1 else f"{len(names)} are 0", AMBER)]
+    which = f"zero: {names[0]}" if len(names) == 1 else f"zero: {len(names)} of {total}"
+    return [Entry(which, AMBER)]
 
 
 def zero_floor(ax: Axes, lines: Sequence[Line]) -> Artists:
@@ -408,7 +409,7 @@ def threads(
         artists |= curve(ax, axis, line, shade, name, z=5)
     fit(ax, [np.asarray(one.get_ydata()) for one in ax.get_lines()], scale)
     first = [Entry(name, shade) for name, (_, shade) in front.items()]
-    more = [*zero_entry(zeros), *infinite_entry(infinite)]
+    more = [*zero_entry(zeros, len(lines)), *infinite_entry(infinite)]
     if few:
         explained = sequence_key(ax, list(shown), [*first, *more])
     else:

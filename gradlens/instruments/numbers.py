@@ -109,7 +109,7 @@ class MeanGSNRInstrument(_NumbersInstrument):
     kinds: ClassVar[tuple[str, ...]] = ("MeanGSNR",)
     title: ClassVar[str] = "Mean GSNR"
     scale: ClassVar[Scale | None] = "log"
-    words: ClassVar[str] = "squared mean over variance of gradient elements"
+    words: ClassVar[str] = "squared mean over variance"
 
 
 class TICInstrument(_NumbersInstrument):

@@ -57,6 +57,8 @@ DEFAULT_FONT_SIZE = 10.0
 TITLE_GAP = 15.0
 KEY_GAP = 4.5
 SWATCH = 9.0
+SPACE = 10.0
+"""Points between the entries of a key."""
 DOT = " · "
 """What separates the parts of a subtitle."""
 
@@ -353,7 +355,8 @@ def sequence_key(ax: Axes, names: Sequence[str], first: Sequence[Entry] = ()) ->
     parts: list[OffsetBox] = []
     for entry in first:
         parts += [_swatch(entry), _words(entry.label), _space()]
-    return _place(ax, [*parts, _words(ends[0]), _strip(), _words(ends[1])])
+    strip = [_words(ends[0]), _strip(), _words(ends[1])] if any(ends) else [_strip()]
+    return _place(ax, [*parts, *strip])
 
 
 def _place(ax: Axes, parts: Sequence[OffsetBox]) -> Artist:
@@ -372,7 +375,8 @@ def _place(ax: Axes, parts: Sequence[OffsetBox]) -> Artist:
 
 
 def _fitting(labels: Sequence[str], room: float) -> list[str]:
-    if sum(_room(label) for label in labels) <= room:
+    # There need be no space behind the last one.
+    if sum(_room(label) for label in labels) <= room + SPACE:
         return list(labels)
     whole = _first(labels, room)
     least = max(room / len(labels) - SWATCH - 14, points(34))
@@ -391,7 +395,7 @@ def _first(labels: Sequence[str], room: float) -> list[str]:
 
 
 def _room(label: str) -> float:
-    return SWATCH + 14 + text_width(label, TEXT_SIZE)
+    return SWATCH + 3 + text_width(label, TEXT_SIZE) + SPACE
 
 
 def _words(text: str) -> OffsetBox:

@@ -103,6 +103,19 @@ def test_a_log_has_what_was_recorded() -> None:
         assert sum(part["hist"] for part in parts).tolist() == found["hist"].tolist()
 
 
+def test_a_second_run_draws_its_own_log() -> None:
+    tracked(quantities.Loss()).write("log")
+    second = tracked(quantities.GradNorm())
+    with pytest.warns(gradlens.GradlensWarning, match="is another run's file"):
+        second.write("log")
+    plotter = CockpitPlotter()
+    for path, column in (("log", "GradNorm"), ("log-2", "GradNorm"), ("log.json", "Loss")):
+        plotter.plot(path, show_plot=False)
+        assert column in plotter.tracking_data
+    plotter._read_tracking_results("log")
+    assert "GradNorm" in plotter.tracking_data
+
+
 def test_a_number_that_does_not_exist_is_a_nan_in_the_log() -> None:
     cockpit = tracked(quantities.GradNorm(), quantities.NormTest())
     cockpit.history.append(1, {"NormTest": Undefined("one sample has no spread")})

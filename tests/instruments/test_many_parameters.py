@@ -92,7 +92,7 @@ def test_parameters_that_are_zero_are_counted_and_marked() -> None:
     rows = {f"dead.{n}": [0.0, 0.0, 0.0] for n in range(7)} | {"alive": [1.0, 2.0, 4.0]}
     drawing = instruments.GradNormInstrument().plot(by_parameter(rows))
     assert not any(name.startswith("dead") for name in drawing.artists)
-    assert "7 are 0" in shown_texts(drawing.ax)
+    assert "zero: 7 of 8" in shown_texts(drawing.ax)
     assert drawing.ax.get_yscale() == "log"
     steps, heights = line_data(drawing.artists["zeros"])
     assert (steps, heights) == ([0, 1, 2], [0, 0, 0])
@@ -101,7 +101,7 @@ def test_parameters_that_are_zero_are_counted_and_marked() -> None:
 def test_a_single_zero_is_named_and_marked_at_its_steps() -> None:
     rows = {"alive": [1.0, 2.0, 4.0, 3.0], "dying": [1.0, 0.0, 1.0, 0.0]}
     drawing = instruments.GradNormInstrument().plot(by_parameter(rows))
-    assert "0: dying" in shown_texts(drawing.ax)
+    assert "zero: dying" in shown_texts(drawing.ax)
     np.testing.assert_array_equal(
         line_data(drawing.artists["zeros"])[1], [math.nan, 0, math.nan, 0]
     )

@@ -280,6 +280,17 @@ def test_it_needs_no_network_and_has_no_errors(tab: Tab) -> None:
 
 @needs_chromium
 @pytest.mark.slow
+def test_a_print_has_the_width_of_the_paper(tab: Tab) -> None:
+    across = "[...document.querySelectorAll('.cards')].map(e => e.getBoundingClientRect().right)"
+    tab.value("dispatchEvent(new Event('beforeprint'))")
+    assert tab.value(f"Math.max(...{across})") <= 700
+    tab.value("dispatchEvent(new Event('afterprint'))")
+    assert tab.value(f"Math.max(...{across})") > 1000
+    assert tab.errors == []
+
+
+@needs_chromium
+@pytest.mark.slow
 def test_titles_and_notes_are_text(tab: Tab) -> None:
     assert tab.value("document.title") == HOSTILE
     assert tab.value("document.querySelector('h1').textContent") == HOSTILE

@@ -19,6 +19,14 @@ from gradlens.history.history import History
 from gradlens.history.new_file import OwnFiles
 from gradlens.quantities.quantity import Quantity
 
+_LOGS: dict[Path, Path] = {}
+"""By the path that ``write`` was called with: the file that it has written in this process."""
+
+
+def log_of(logpath: str | Path) -> Path:
+    """The file that ``write(logpath)`` has written in this process; otherwise the path itself."""
+    return _LOGS.get(Path(logpath).absolute(), Path(logpath))
+
 
 class Cockpit:
     """Tracks quantities as ``gradlens.Cockpit`` does, with cockpit's names and forms of values.
@@ -104,8 +112,11 @@ class Cockpit:
         """Write ``get_output`` to ``{logpath}.json`` as JSON, and return where it is.
 
         A later call writes the file anew; one that isn't this cockpit's is kept, and the log is
-        written beside it, with a warning. ``cockpit.history.write("run.jsonl")`` keeps more: notes,
-        reasons of NaN, and facts.
+        written beside it, with a warning. ``CockpitPlotter().plot(logpath)`` draws what was
+        written. ``cockpit.history.write("run.jsonl")`` keeps more: notes, reasons of NaN, and
+        facts.
         """
         text = json.dumps(self.get_output(), default=array_as_json, indent=4)
-        return self._files.write(f"{logpath}.json", [text.encode()])
+        written = self._files.write(f"{logpath}.json", [text.encode()])
+        _LOGS[Path(logpath).absolute()] = written
+        return written

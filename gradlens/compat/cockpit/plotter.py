@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from gradlens.compat.cockpit.cockpit import Cockpit
+from gradlens.compat.cockpit.cockpit import Cockpit, log_of
 from gradlens.compat.cockpit.values import output_of
 from gradlens.plotting.animation import animate
 from gradlens.plotting.plotter import CockpitPlotter as Plotter
@@ -57,8 +57,11 @@ class CockpitPlotter:
     ) -> Figure:
         """Draw a cockpit, or a log by its path, as ``gradlens.CockpitPlotter.plot``.
 
-        Afterwards, ``matplotlib.pyplot.savefig`` saves the primary screen.
+        A path that this process has passed to ``Cockpit.write`` is that of the log written then,
+        also if its file has another name. Afterwards, ``matplotlib.pyplot.savefig`` saves the
+        primary screen.
         """
+        source = _found(source)
         figure = self._plotter.plot(source, show_plot, block, discard=discard, **options)
         pyplot.figure(figure)
         self._read_tracking_results(source, discard)
@@ -66,7 +69,7 @@ class CockpitPlotter:
 
     def _read_tracking_results(self, source: _Source, discard: int | None = None) -> None:
         """Choose what ``tracking_data`` is read from; scripts call it to read a log."""
-        self._source, self._discard = source, discard
+        self._source, self._discard = _found(source), discard
 
     @property
     def tracking_data(self) -> pandas.DataFrame:
@@ -81,8 +84,13 @@ class CockpitPlotter:
 
     def build_animation(self, logpath: str | Path) -> None:
         """Write a log as an animation, ``{logpath}__primary.gif``, and ``__secondary.gif``."""
-        history = read(logpath)
+        history = read(log_of(logpath))
         stem = str(logpath).removesuffix(".json")
         for name in ("primary", "secondary")[: 1 + self._plotter.secondary_screen]:
             screen = Screen(Path(stem).name, layers=name == "secondary")
             animate(history, screen, Path(f"{stem}__{name}.gif"), FRAMES)
+
+
+def _found(source: _Source) -> _Source:
+    """A source, whose log may have another name than the one that was asked for."""
+    return log_of(source) if isinstance(source, (str, Path)) else source

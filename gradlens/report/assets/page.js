@@ -454,6 +454,8 @@ const gradlens = (() => {
   }
 
   const drawn = new Set();
+  /** Pixels across a sheet of A4 or Letter between its margins. */
+  const PRINTED = 700;
 
   /** Draw the figures of a card, unless they are. */
   function draw(frame) {
@@ -478,7 +480,11 @@ const gradlens = (() => {
       { rootMargin: "50%" },
     );
     for (const element of frames.keys()) observer.observe(element);
-    addEventListener("beforeprint", () => models.frames.forEach(draw));
+    addEventListener("beforeprint", () => {
+      models.frames.forEach(draw);
+      hold(true);
+    });
+    addEventListener("afterprint", () => hold(false));
   }
 
   /** Say how many milliseconds it has taken until all figures in view were drawn. */
@@ -487,6 +493,18 @@ const gradlens = (() => {
     if (shown.every((plot) => Bokeh.index.find_one(plot)?.has_finished())) {
       document.documentElement.dataset.drawn ??= Math.round(performance.now());
     } else requestAnimationFrame(finish);
+  }
+
+  /** Keep widths and columns as they are on the screen: figures don't change their size in a print. */
+  function hold(held) {
+    const { style } = document.documentElement;
+    style.width = held ? `${innerWidth}px` : "";
+    style.zoom = held ? Math.min(1, PRINTED / innerWidth) : "";
+    for (const cards of find(".cards")) {
+      const columns = getComputedStyle(cards).getPropertyValue("--columns");
+      if (held) cards.style.setProperty("--columns", columns);
+      else cards.style.removeProperty("--columns");
+    }
   }
 
   /** A figure of the panel with a title, for whoever wants to change it from outside. */
