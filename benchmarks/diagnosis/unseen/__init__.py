@@ -18,5 +18,14 @@ counts; the problems move to ``development`` before a rule is changed because of
 from __future__ import annotations
 
 from benchmarks.diagnosis.training import Training
+from benchmarks.diagnosis.unseen.finance import FINANCE
+from benchmarks.diagnosis.unseen.logistics import LOGISTICS
+from benchmarks.diagnosis.unseen.music import MUSIC
+from benchmarks.diagnosis.unseen.oceans import OCEANS
+from benchmarks.diagnosis.unseen.robots import ROBOTS
+from benchmarks.diagnosis.unseen.security import SECURITY
 
-TRAININGS: tuple[Training, ...] = ()
+TRAININGS: tuple[Training, ...] = (
+    *(*MUSIC, *FINANCE, *LOGISTICS),
+    *(*OCEANS, *SECURITY, *ROBOTS),
+)
