@@ -72,7 +72,7 @@ def stacks(n: int, count: int = 6, height: int = 5) -> Samples:
 
 
 def warehouses(n: int, count: int = 8) -> Samples:
-    """Six numbers of warehouses for an order, ``[count, 6]``; how good each of them is, ``[count]``.
+    """Six numbers of warehouses for an order, ``[count, 6]``; how good each is, ``[count]``.
 
     One number is the order's urgency, which is the same for all.
     """

@@ -87,7 +87,7 @@ def tagged_sounds(n: int, bands: int = 24, frames: int = 32) -> Samples:
 
 
 def synthesisers(n: int) -> Samples:
-    """Knobs of a synthesiser, ``[6]``, the first of which chooses the wave; how it sounds, ``[3]``."""
+    """Knobs of a synthesiser, ``[6]``, the first for the wave; how it sounds, ``[3]``."""
     knobs = uniform(-1.7, 1.7, n, 6)
     kind = ((knobs[:, 0] + 1.7) / 0.85).long().clamp(0, 3)
     cutoff, resonance, attack, detune, drive = knobs[:, 1:].unbind(1)

@@ -30,7 +30,7 @@ def eddies(n: int, side: int = 16) -> Samples:
 
 
 def buoys(n: int, length: int = 64) -> Samples:
-    """How a buoy rises and tilts, ``[3, length]``; sine and cosine of the waves' direction, ``[2]``.
+    """How a buoy rises and tilts, ``[3, length]``; sine and cosine of where waves go, ``[2]``.
 
     A second, weaker swell comes from elsewhere.
     """
