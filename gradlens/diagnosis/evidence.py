@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from gradlens.diagnosis.numbers import finite, first, largest, median, medians, ratio
+from gradlens.diagnosis.numbers import finite, first, largest, median, medians, ratio, smallest
 from gradlens.history.facts import OF_SAMPLES
 from gradlens.history.history import History
 from gradlens.history.lines import Floats, Line, entry, field_line, line, lines
@@ -49,6 +49,9 @@ NORMALISATIONS = frozenset({"_NormBase", "LayerNorm", "GroupNorm", "RMSNorm"})
 
 LATE = 0.75
 """The last quarter of a run is late."""
+
+SUMMED = 2.0
+"""Times log C: a loss that never comes below is taken for a sum over several labels."""
 
 FIRST_STEPS = 5
 """A median over so many steps doesn't depend on one or two of them."""
@@ -194,7 +197,8 @@ class Evidence:
 
         It is the entropy of the labels, but no less than half of log C, so that it isn't zero where
         one class alone was seen; and the variance of the targets, of squared errors. It isn't known
-        where the loss is no mean of the single losses, as where these are weighted by rewards.
+        where the loss is no mean of the single losses, as where these are weighted by rewards, or
+        where they aren't known and it stays far above, as a sum over the pixels of an image does.
         """
         if not self.is_of_samples:
             return math.nan
@@ -205,6 +209,9 @@ class Evidence:
         if not classes > 1:
             return math.nan
         uniform = math.log(classes)
+        has_single_losses = bool(np.isfinite(self.column("loss_median")).any())
+        if not has_single_losses and smallest(self.loss.values) > SUMMED * uniform:
+            return math.nan
         entropy = self.label_entropy
         return uniform if math.isnan(entropy) else max(entropy, uniform / 2)
 

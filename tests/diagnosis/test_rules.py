@@ -120,6 +120,15 @@ def unlabelled(valid: tuple[float, ...] = (), **changes: np.ndarray) -> History:
     return run(changed(table, **changes), of_layers, replace(SETUP, loss=""), series)
 
 
+def of_pixels() -> History:
+    """A binary cross-entropy that is summed over pixels, whose single losses aren't recorded."""
+    unknown = ("label_entropy", "loss_max", "loss_median", "loss_over")
+    table = {name: each for name, each in S.items() if name not in unknown}
+    of_layers = {name: each for name, each in L.items() if not name.startswith("labels/")}
+    setup = replace(SETUP, loss="BinaryCrossEntropyWithLogitsBackward")
+    return run(changed(table, loss=80 * S["loss"], classes=2.0), of_layers, setup)
+
+
 FLAT = np.r_[4 * np.ones(10), 3.5 * np.ones(STEPS - 10)]
 DRIFT = np.sin(np.arange(STEPS) / 10) + S["input_mean"]
 EARLY_PLATEAU = np.where(np.arange(STEPS) < STEPS // 4, 2.3, S["loss"])
@@ -351,6 +360,7 @@ HEALTHY: dict[str, History] = {
     "inputs in 0 to 1": run(changed(S, input_mean=0.3, input_std=0.1, input_rms=0.32)),
     "small weights that sines make up for": run(layers=by_weight("weight_rms", *[0.01] * 3)),
     "without labels": unlabelled(),
+    "a sum over pixels": of_pixels(),
     "a loss far from 0": unlabelled(loss=S["loss"] + 4, valid=(6, 5, 4.5, 4.2)),
     "a few batches again and again": unlabelled(checksum=np.arange(STEPS) % 30),
     "constant last layer": run(layers=by_weight("row_spread", 0.9, 0.9, FROM_EQUAL)),
