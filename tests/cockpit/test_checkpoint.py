@@ -258,7 +258,7 @@ def resumed(name: str, cut: int) -> dict[int, dict[str, Any]]:
     """The values of a loop that was interrupted after a step; those before it first."""
     state, before = interruptions(name)[cut]
     after, found = Loop(CASES[name]), dict(before)
-    after.load(state)
+    after.load(copy.deepcopy(state))  # an optimizer takes the tensors that it loads over
     after.train(cut + 1)
     after.cockpit.close()
     for step, values in after.cockpit.get_output().items():
