@@ -143,7 +143,7 @@ def sensible(recipe: Recipe) -> Recipe:
     if recipe.coupled:
         samples, last = max(samples, 2), max(last, 2)
     inside = recipe.inside and not recipe.coupled
-    # With as many positions as samples and a loss of tokens, nothing shows which of them come first.
+    # With as many positions as samples and a loss of tokens, nothing shows which come first.
     is_open = loss.tokens and recipe.positions in (samples, last)
     may_turn = not (inside or loss.reads or is_open) and recipe.entry in PER_TOKEN
     first = recipe.positions_first and may_turn
