@@ -104,6 +104,7 @@ def test_a_log_has_what_was_recorded() -> None:
 
 
 def test_a_second_run_draws_its_own_log() -> None:
+    pytest.importorskip("pandas")  # of the plotter's tables
     tracked(quantities.Loss()).write("log")
     second = tracked(quantities.GradNorm())
     with pytest.warns(gradlens.GradlensWarning, match="is another run's file"):
