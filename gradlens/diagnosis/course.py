@@ -19,7 +19,8 @@ STUCK = 0.95
 """The late loss over that without learning, of a network that has learnt nothing."""
 PLATEAU = 0.9
 """The loss in the second eighth of a run over that at the start, of learning that begins late:
-measured up to 0.94 in healthy runs, and 0.93 to 0.99 of inputs that are nearly constant."""
+measured 0.93 to 0.99 where inputs are nearly constant. It is a sign with such inputs alone, since
+some healthy runs begin late, too (up to 0.94)."""
 LONG_ENOUGH = 50
 """Steps after which a network should have learnt something."""
 RISE, SMALL_RISE = 1.5, 1.3

@@ -105,17 +105,20 @@ class Network:
             name = self._names.get(leaf)
             if name is None:
                 continue
-            for user in self._users(number):
+            for user in self._users(number, self._alone):
                 found.setdefault(user, []).append(name)
         return found
 
-    def _users(self, number: int) -> Iterator[int]:
-        """The nodes that compute with the tensor of a node and data, such as masked weights."""
-        for consumer, _, _ in self._graph.consumers[number]:
-            if self._is_view(consumer) or self._alone[consumer]:
-                yield from self._users(consumer)
-            else:
-                yield consumer
+    def _users(self, number: int, passed: Sequence[bool]) -> Iterator[int]:
+        """The nodes that compute with data and what views and ``passed`` nodes make of a tensor."""
+        waiting, seen = [number], {number}
+        while waiting:
+            for consumer, _, _ in self._graph.consumers[waiting.pop()]:
+                if not (self._is_view(consumer) or passed[consumer]):
+                    yield consumer
+                elif consumer not in seen:
+                    seen.add(consumer)
+                    waiting.append(consumer)
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -125,30 +128,18 @@ class Network:
 
     @property
     def transformed(self) -> tuple[str, ...]:
-        """The names of weights of which a function multiplies data, such as softplus or a mask."""
+        """The names of weights that are changed before they multiply data, as by a softplus."""
         leaves = {self._names[n]: at for n, at in self._graph.leaves.items() if n in self._names}
+        views_alone = [False] * len(self._kinds)
         return tuple(
             name
             for name, number in leaves.items()
-            if self._multiplies(number, self._alone) and not self._multiplies(number, self._views)
+            if self._multiplies(number, self._alone) and not self._multiplies(number, views_alone)
         )
 
     def _multiplies(self, number: int, passed: Sequence[bool]) -> bool:
-        """Whether data is multiplied by what views and these nodes make of a node's tensor."""
-        waiting, seen = [number], {number}
-        while waiting:
-            for consumer, _, _ in self._graph.consumers[waiting.pop()]:
-                if not (self._views[consumer] or passed[consumer]):
-                    if self._kinds[consumer] in AFFINE:
-                        return True
-                elif consumer not in seen:
-                    seen.add(consumer)
-                    waiting.append(consumer)
-        return False
-
-    @cached_property
-    def _views(self) -> list[bool]:
-        return [self._is_view(number) for number in range(len(self._kinds))]
+        """Whether data is multiplied by what views and ``passed`` nodes make of a tensor."""
+        return any(self._kinds[user] in AFFINE for user in self._users(number, passed))
 
     @cached_property
     def activations(self) -> list[Activation]:

@@ -43,8 +43,8 @@ class Setup:
     itself; ``loss_weighted`` says that it has weights of classes or samples, and
     ``declared_reduction`` is that of the cockpit. ``activations`` are the kinds of the nonlinear
     nodes by the layer before each. ``order`` are the parameters from input to output,
-    and ``transformed`` those of them that data is multiplied by a function of, such as
-    softplus or a mask.
+    and ``transformed`` are weights that are changed before they multiply data, as by a
+    softplus, a mask or a scale.
     ``before_loss`` is the kind of the node from which the loss's logarithm of probabilities is
     computed, if it makes probabilities itself. ``broadcast`` are the shapes of predictions and
     targets that it compares all pairs of. ``linear_pairs`` are pairs of layers with nothing

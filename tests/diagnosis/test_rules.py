@@ -65,10 +65,13 @@ def moments(value: float) -> dict[str, np.ndarray]:
     return {**L, **{f"root_second_moment/{name}": np.full(ROWS, value) for name in WEIGHTS}}
 
 
+UNLABELLED = {name: each for name, each in L.items() if not name.startswith("labels/")}
+"""The layers' table without the counts of labels."""
+
+
 def labels(*counts: float) -> dict[str, np.ndarray]:
-    found = {name: each for name, each in L.items() if not name.startswith("labels/")}
     return {
-        **found,
+        **UNLABELLED,
         **{f"labels/{n}": np.linspace(count / 9, count, ROWS) for n, count in enumerate(counts)},
     }
 
@@ -114,19 +117,17 @@ def unlabelled(valid: tuple[float, ...] = (), **changes: np.ndarray) -> History:
     """A run with a loss whose labels and loss by chance aren't known."""
     unknown = ("classes", "labels", "label_entropy", "loss_max", "loss_median", "loss_over")
     table = {name: each for name, each in S.items() if name not in unknown}
-    of_layers = {name: each for name, each in L.items() if not name.startswith("labels/")}
     validations = np.linspace(0, STEPS - 1, len(valid)).astype(int).tolist()
     series = {"valid_loss": dict(zip(validations, valid, strict=True))} if valid else {}
-    return run(changed(table, **changes), of_layers, replace(SETUP, loss=""), series)
+    return run(changed(table, **changes), UNLABELLED, replace(SETUP, loss=""), series)
 
 
 def of_pixels() -> History:
     """A binary cross-entropy that is summed over pixels, whose single losses aren't recorded."""
     unknown = ("label_entropy", "loss_max", "loss_median", "loss_over")
     table = {name: each for name, each in S.items() if name not in unknown}
-    of_layers = {name: each for name, each in L.items() if not name.startswith("labels/")}
     setup = replace(SETUP, loss="BinaryCrossEntropyWithLogitsBackward")
-    return run(changed(table, loss=80 * S["loss"], classes=2.0), of_layers, setup)
+    return run(changed(table, loss=80 * S["loss"], classes=2.0), UNLABELLED, setup)
 
 
 FLAT = np.r_[4 * np.ones(10), 3.5 * np.ones(STEPS - 10)]
