@@ -8,6 +8,7 @@ output, and a network whose parameters have per-sample gradients.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
 import numpy as np
@@ -79,15 +80,18 @@ def signed_sum(columns: Tensor, signs: Tensor) -> Tensor:
 class SamplesJacobians:
     """Transposed Jacobians Jₙᵀ times vectors, by per-sample gradients of passes from the outputs.
 
-    ``plans`` hold from step to step which rows belong to which sample. Raises ``UnavailableError``
-    if a parameter has no per-sample gradients, or if samples are coupled inside the network.
+    ``plans`` hold from step to step which rows belong to which sample. So many rows of the outputs
+    in turn are ``together`` of one sample. Raises ``UnavailableError`` if a parameter has no
+    per-sample gradients, or if samples are coupled inside the network.
     """
 
-    def __init__(self, ggn: GGNOperator, model: nn.Module | None, plans: Plans) -> None:
+    def __init__(
+        self, ggn: GGNOperator, model: nn.Module | None, plans: Plans, together: int = 1
+    ) -> None:
         self.ggn = ggn
         self._model = model
         self._graph = Graph(ggn.outputs)
-        self._plan = self._planned(plans)
+        self._plan = self._planned(plans, together)
         absent = self._plan.unavailable
         if absent:
             reason = next(iter(absent.values()))
@@ -100,7 +104,12 @@ class SamplesJacobians:
                 "it doesn't"
             )
 
-    def _planned(self, plans: Plans) -> Plan:
+    @property
+    def samples(self) -> int:
+        """N."""
+        return self._plan.samples or 0
+
+    def _planned(self, plans: Plans, together: int) -> Plan:
         # Of the graph's parameters alone: a plan also holds where others were frozen, or are new.
         parameters = {
             name: parameter
@@ -108,12 +117,16 @@ class SamplesJacobians:
             if isinstance(parameter, nn.Parameter) and parameter in self._graph
         }
         names = {id(parameter): name for name, parameter in parameters.items()}
-        key = self._graph.key(names)
+        key = hash((self._graph.key(names), together))
         known = plans.of(self._graph, key)
         if known is not None:
             return known
         with undisturbed(self._model), torch.enable_grad():
-            plan = plan_of_rows(self._graph, parameters, len(self.ggn.outputs))
+            samples = len(self.ggn.outputs) // together
+            plan = plan_of_rows(self._graph, parameters, samples, together=together)
+        if plan.unavailable:
+            # Not to be used, which needs no proof that it holds for other graphs.
+            plan = replace(plan, uses={}, holds=True)
         plans.store(key, plan)
         return plan
 

@@ -11,6 +11,7 @@ parameter is the trace of that block.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -21,9 +22,12 @@ from gradlens.curvature.ggn_diagonal import SamplesJacobians
 from gradlens.curvature.loss_diagonal import DiagonalProblem, LossTraces
 from gradlens.curvature.output_draws import drawing
 from gradlens.curvature.trace import Estimate, estimates_of_one_draw, positive_estimates
+from gradlens.hooks.model_calls import Given
 from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import norms
 from gradlens.numerics.unavailable import UnavailableError
+from gradlens.per_sample.gradients import inputs_of
+from gradlens.per_sample.labelling.graph import Graph
 
 
 def sampled_traces(problem: DiagonalProblem) -> LossTraces:
@@ -33,13 +37,16 @@ def sampled_traces(problem: DiagonalProblem) -> LossTraces:
     ``sub_batch`` random ones. The standard error is that between draws. Of one draw it is that
     between the batch's samples, which is rather too large: it contains how they differ.
 
+    A sample has one row of the outputs, or several in turn, such as the words of a text.
+
     Raises ``UnavailableError`` where there are no per-sample gradients, where the loss isn't a
     convex sum over samples, and for NaN or Inf.
     """
     ggn, samples = problem.ggn, problem.samples
     generator = np.random.default_rng(problem.seed)
-    jacobians = SamplesJacobians(ggn, problem.model, problem.plans)
-    draw, n = _drawing(ggn, generator), len(ggn.outputs)
+    draw = _drawing(ggn, generator)
+    jacobians = _jacobians(problem)
+    n = jacobians.samples
     squares = [
         _squared_norms(jacobians, draw(), _some_of(n, problem.sub_batch, generator))
         for _ in range(samples)
@@ -48,6 +55,30 @@ def sampled_traces(problem: DiagonalProblem) -> LossTraces:
     one = samples == 1
     found = estimates_of_one_draw(each[0], 1) if one else positive_estimates(each.mean(1), samples)
     return _traces(found, ggn)
+
+
+def _jacobians(problem: DiagonalProblem) -> SamplesJacobians:
+    """By the samples that the model was called with, or otherwise by the rows of the outputs.
+
+    A loss of all words of some texts has a row for each word, and the words of a text are coupled
+    by attention. Any division of the rows into parts that aren't coupled gives the same trace.
+    """
+    ggn, rows = problem.ggn, len(problem.ggn.outputs)
+    inputs = inputs_of(Graph(ggn.outputs), problem.model)
+    for parts in _parts_of_rows(rows, inputs):
+        with suppress(UnavailableError):
+            return SamplesJacobians(ggn, problem.model, problem.plans, rows // parts)
+    return SamplesJacobians(ggn, problem.model, problem.plans)
+
+
+def _parts_of_rows(rows: int, inputs: Sequence[Given]) -> list[int]:
+    """Lengths of the model's inputs that the rows can be divided by, if none is that of the rows.
+
+    The largest, which leaves the most samples, is the first.
+    """
+    lengths = {given.shape[0] for given in inputs if len(given.shape) > 1}
+    fitting = (n for n in lengths if 1 < n < rows and rows % n == 0)
+    return [] if rows in lengths else sorted(fitting, reverse=True)
 
 
 COUPLED_DRAWS = 3
@@ -76,7 +107,8 @@ def coupled_traces(problem: DiagonalProblem) -> LossTraces:
 
 def _squared_norms(jacobians: SamplesJacobians, start: Tensor, kept: Tensor | None) -> Tensor:
     """‖Jₙᵀsₙ‖² ``[samples, parameters]`` of those ``kept`` or all, in float64 on the host."""
-    zeros = torch.zeros(len(start) if kept is None else len(kept), dtype=torch.float64)
+    samples = jacobians.samples if kept is None else len(kept)
+    zeros = torch.zeros(samples, dtype=torch.float64)
     found = jacobians.operators(start, kept)
     squares = on_host({name: each.squared_norms() for name, each in found.items()})
     columns = [squares.get(name, zeros).double() for name in jacobians.ggn.parameters]

@@ -182,6 +182,72 @@ def _hessian(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
     return torch.func.jacrev(torch.func.jacrev(function))
 
 
+class Texts(nn.Module):
+    """Logits of each word of some texts, one row after the other; words see those before them."""
+
+    def __init__(self, sees_texts: bool = False) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(5, 4), nn.Linear(4, 5)
+        self.query, self.key = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.sees_texts = sees_texts
+
+    def forward(self, words: Tensor) -> Tensor:
+        """``[N, T] -> [N * T, 5]``."""
+        x = self.words(words)
+        if self.sees_texts:
+            x = x - x.mean(0)
+        later = torch.ones(words.shape[1], words.shape[1], dtype=torch.bool).triu(1)
+        likeness = (self.query(x) @ self.key(x).mT).masked_fill(later, -torch.inf)
+        output: Tensor = self.head(x + likeness.softmax(-1) @ x)
+        return output.flatten(0, 1)
+
+
+def traces_of_texts(model: nn.Module, words: Tensor, steps: int, **settings: Any) -> list[Any]:
+    """Records of a loss with one row for each word."""
+    loss_function = nn.CrossEntropyLoss()
+    quantity = quantities.HessTrace(**{**SAMPLED, **settings})
+    cockpit = Cockpit(model, [quantity], loss_function=loss_function)
+    for step in range(steps):
+        loss = loss_function(model(words), words.roll(1, 1).flatten())
+        with cockpit(step, loss=loss):
+            loss.backward()
+    return list(cockpit.history["HessTrace"].values())
+
+
+def trace_of_texts(model: nn.Module, words: Tensor) -> float:
+    """The dense Gauss-Newton matrix's trace."""
+    outputs = model(words)
+    loss = nn.functional.cross_entropy(outputs, words.roll(1, 1).flatten())
+    ggn = GGNOperator(loss, outputs, dict(model.named_parameters()))
+    return float(np.trace(ggn @ np.eye(ggn.shape[0])))
+
+
+@pytest.mark.parametrize("sub_batch", [None, 2])
+def test_words_of_a_text_are_one_sample_where_they_see_each_other(sub_batch: int | None) -> None:
+    torch.manual_seed(0)
+    model, words = Texts().double(), torch.randint(5, (3, 4))
+    found = traces_of_texts(model, words, 2 * STEPS, sub_batch=sub_batch)
+    assert {each["method"] for each in found} == {"Monte Carlo"}
+    truth = trace_of_texts(model, words)
+    assert_unbiased([each["trace"] for each in found], truth)
+    # The errors that are given are those of the values.
+    error = math.hypot(*(each["standard_error"] for each in found)) / math.sqrt(len(found))
+    spread = float(torch.tensor([each["trace"] for each in found]).std())
+    assert 0.8 * spread < error < 4 * spread
+
+
+def test_words_of_texts_that_see_each_other_are_drawn_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    labellings = Labellings(monkeypatch)
+    model, words = Texts(sees_texts=True).double(), torch.randint(5, (3, 4))
+    found = traces_of_texts(model, words, 2 * STEPS)
+    assert_unbiased([each["trace"] for each in found], trace_of_texts(model, words))
+    # By text and by word, at steps 1, 2, 4, ..., 64: what was refused isn't tried at each step.
+    assert labellings.count == 2 * 7
+
+
 class Labellings:
     """Counts how often a graph's rows are labelled by their samples."""
 
@@ -189,9 +255,9 @@ class Labellings:
         self.count = 0
         label = ggn_diagonal.plan_of_rows
 
-        def counting(*arguments: Any) -> Any:
+        def counting(*arguments: Any, **options: Any) -> Any:
             self.count += 1
-            return label(*arguments)
+            return label(*arguments, **options)
 
         monkeypatch.setattr(ggn_diagonal, "plan_of_rows", counting)
 

@@ -308,12 +308,20 @@ def _nothing(parameters: Iterable[str], reason: str) -> Plan:
 
 
 def plan_of_rows(
-    graph: Graph, parameters: Mapping[str, nn.Parameter], samples: int, axis: int = 0
+    graph: Graph,
+    parameters: Mapping[str, nn.Parameter],
+    samples: int,
+    axis: int = 0,
+    together: int = 1,
 ) -> Plan:
-    """The plan of a graph of outputs, one of whose axes counts the samples."""
+    """The plan of a graph of outputs, one of whose axes counts the samples.
+
+    So many rows in turn are ``together`` of one sample, such as the words of a text.
+    """
     shape = [1] * len(graph.shape(graph.root))
-    shape[axis] = samples
-    source = Source(graph.root, torch.arange(samples).reshape(shape))
+    shape[axis] = samples * together
+    labels = torch.arange(samples).repeat_interleave(together)
+    source = Source(graph.root, labels.reshape(shape))
     candidate = Candidate(samples, axis, "the rows of the outputs")
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
