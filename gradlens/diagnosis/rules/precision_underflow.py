@@ -14,7 +14,7 @@ HALF_ZEROS = 0.1
 ZEROS_ANYWAY = 0.9
 """Exact zeros in other cases: measured at most 0.33 in healthy runs with ReLU."""
 DEAD = 0.5
-"""Of a layer's units, which make zeros by themselves."""
+"""Share of dead units in a layer, which make zeros by themselves."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -42,7 +42,7 @@ RULE = Rule(
     needs=(SETUP, ZEROS),
     find=find,
     advice="Scale the loss with torch.amp.GradScaler, and pass it to the context as scaler; or use "
-    "bfloat16, whose smallest numbers are those of float32.",
+    "bfloat16, which has the range of float32.",
     others=("vanishing_gradients", "dead_units"),
     explains=("vanishing_gradients", "lr_edge", "lr_too_low", "overfitting", "labels_random"),
 )

@@ -52,8 +52,8 @@ RULE = Rule(
     title="Weight decay is so strong that the weights shrink",
     needs=(OPTIMIZER, WEIGHTS),
     find=find,
-    advice="Divide weight_decay by 10 or more, so that 1/(learning rate x decay) is longer than "
-    "the run.",
+    advice="Divide weight_decay by 10 or more, so that 1/(learning rate x decay) is more than "
+    "the number of steps.",
     explains=("vanishing_gradients", "dead_units", "lr_too_low", "labels_random"),
     sources=("Wang and Aitchison (2024), arXiv:2405.13698: decay as a time scale",),
 )
