@@ -18,7 +18,7 @@ that learn nothing), and 0.75 and more in faulty ones."""
 RECORDS = 3
 """Records at the start, which must agree."""
 SMALLEST = 8
-"""Samples of a batch: in smaller ones, a unit that lives is often zero for all of them."""
+"""Samples of a batch: in smaller ones, a healthy unit is often zero for all of them."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:

@@ -41,8 +41,8 @@ RULE = Rule(
     title="float16 is used without a gradient scaler",
     needs=(SETUP, ZEROS),
     find=find,
-    advice="Scale the loss with torch.amp.GradScaler, and pass it to the context as scaler; or use "
-    "bfloat16, which has the range of float32.",
+    advice="Scale the loss with torch.amp.GradScaler, and pass it to the context by scaler=scaler; "
+    "or use bfloat16, which has the range of float32.",
     others=("vanishing_gradients", "dead_units"),
     explains=("vanishing_gradients", "lr_edge", "lr_too_low", "overfitting", "labels_random"),
 )

@@ -13,8 +13,8 @@ SHRUNK = 0.7
 """The weights' size over that at the start: measured 1 and more in healthy runs, and at most 0.25
 in faulty ones. (A third of the way, where weights of healthy runs with some decay may get to.)"""
 MEMORY = 1.0
-"""Steps that decay remembers, over those of the run: measured 40 and more in healthy runs, and at
-most 0.33 in faulty ones."""
+"""Steps in which decay shrinks weights to a third, over those of the run: measured 40 and more in
+healthy runs, and at most 0.33 in faulty ones."""
 LEARNT, LEARNT_WELL = 0.5, 0.25
 """The late loss over that without learning, of a network with normalisation and of one without: a
 network that learns in spite of it may be meant to, above all with normalisation, for which the size
