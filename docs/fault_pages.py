@@ -39,6 +39,13 @@ CODE = re.compile(
 
 NOBREAK = "\N{NO-BREAK SPACE}"
 
+TERMS = {
+    "over": "“a over b” is a divided by b",
+    "chance": "“chance” is the loss of a guess",
+    "rms": "“rms” is the root mean square",
+}
+"""What words in the descriptions of limits mean."""
+
 
 def complete(app: Sphinx, name: str, source: list[str]) -> None:
     """Put what a rule says of itself around the text about its fault."""
@@ -63,12 +70,7 @@ def after(rule: Rule) -> Iterator[str]:
         yield f"The rule needs {'; and '.join(needs)}."
     found = limits(rule.find)
     if found:
-        module = rule.find.__module__
-        yield (
-            f"Its limits are constants of ``{module}``, or of the module in parentheses. In the "
-            "table, “a over b” is a divided by b, the loss “by chance” is that of a guess, and "
-            "*rms* is the root mean square:"
-        )
+        yield introduction(rule.find.__module__, " ".join(words for *_, words in found))
         heads = "limit", "value", "what it is, and where it comes from"
         yield table(heads, found, ":class: limits")
     runs = of_fault(rule.fault)
@@ -78,6 +80,14 @@ def after(rule: Rule) -> Iterator[str]:
     if rule.sources:
         yield heading("Sources", "-")
         yield "\n".join(f"- {linked(each)}" for each in rule.sources)
+
+
+def introduction(module: str, words: str) -> str:
+    """What comes before a rule's limits: their module, and the terms that describe them."""
+    imported = ", or of the module in parentheses" if "(``" in words else ""
+    explained = [text for term, text in TERMS.items() if re.search(rf"\b{term}\b", words)]
+    terms = f" Here, {'; '.join(explained)}." if explained else ""
+    return f"Its limits are constants of ``{module}``{imported}.{terms}"
 
 
 def others(rule: Rule) -> Iterator[str]:
