@@ -52,7 +52,8 @@ def complete(app: Sphinx, name: str, source: list[str]) -> None:
     folder, _, fault = name.rpartition("/")
     rule = next((each for each in RULES if each.fault == fault), None)
     if folder == FOLDER.name and rule is not None:
-        app.env.note_dependency(str(sys.modules[rule.find.__module__].__file__))
+        for file in (sys.modules[rule.find.__module__].__file__, __file__, RATES):
+            app.env.note_dependency(str(file))
         source[0] = page(rule, source[0])
 
 
