@@ -30,33 +30,50 @@ FOLDER = Path(__file__).parent / "diagnosis"
 RATES = FOLDER / "rates.csv"
 OWN = "gradlens.diagnosis."
 
+CODE = re.compile(
+    r"[A-Za-z_][\w.]*\((?:[^()]|\([^()]*\))*\)"  # a call
+    r"|\w+=(?:\{.*?\}|\"\w+\"|[\w-]+)"  # an argument
+    r"|\b(?:[a-z]+_\w+|torch(?:\.\w+)+)"  # a name
+)
+"""Code in a text of a rule, which is also printed in terminals and so has no markup."""
+
+NOBREAK = "\N{NO-BREAK SPACE}"
+
+TERMS = {
+    "over": "“a over b” is a divided by b",
+    "chance": "“chance” is the loss of a guess",
+    "rms": "“rms” is the root mean square",
+}
+"""What words in the descriptions of limits mean."""
+
 
 def complete(app: Sphinx, name: str, source: list[str]) -> None:
     """Put what a rule says of itself around the text about its fault."""
     folder, _, fault = name.rpartition("/")
     rule = next((each for each in RULES if each.fault == fault), None)
     if folder == FOLDER.name and rule is not None:
-        app.env.note_dependency(str(sys.modules[rule.find.__module__].__file__))
+        for file in (sys.modules[rule.find.__module__].__file__, __file__, RATES):
+            app.env.note_dependency(str(file))
         source[0] = page(rule, source[0])
 
 
 def page(rule: Rule, text: str) -> str:
     """The page of a fault, of which a text is written by hand."""
     title = heading(rule.title, "=")
-    advice = f".. admonition:: What to do, in short\n\n   {escaped(rule.advice)}"
+    advice = f".. admonition:: What to do, in short\n\n   {marked(rule.advice)}"
     return "\n\n".join([title, f"``{rule.fault}``", advice, text.strip(), *after(rule)])
 
 
 def after(rule: Rule) -> Iterator[str]:
     """What follows the text, which ends with how the fault is found."""
-    needs = dict.fromkeys(escaped(need.words) for need in rule.needs)
+    needs = dict.fromkeys(marked(need.words) for need in rule.needs)
     if needs:
         yield f"The rule needs {'; and '.join(needs)}."
     found = limits(rule.find)
     if found:
-        module = rule.find.__module__
-        yield f"Its limits are constants of ``{module}`` and of the modules that it imports:"
-        yield table(("limit", "value", "what it is, and where it comes from"), found)
+        yield introduction(rule.find.__module__, " ".join(words for *_, words in found))
+        heads = "limit", "value", "what it is, and where it comes from"
+        yield table(heads, found, ":class: limits")
     runs = of_fault(rule.fault)
     if runs:
         yield f"It was named in {hits(runs)} runs on networks new to the rules (:ref:`rates`)."
@@ -64,6 +81,14 @@ def after(rule: Rule) -> Iterator[str]:
     if rule.sources:
         yield heading("Sources", "-")
         yield "\n".join(f"- {linked(each)}" for each in rule.sources)
+
+
+def introduction(module: str, words: str) -> str:
+    """What comes before a rule's limits: their module, and the terms that describe them."""
+    imported = ", or of the module in parentheses" if "(``" in words else ""
+    explained = [text for term, text in TERMS.items() if re.search(rf"\b{term}\b", words)]
+    terms = f" Here, {'; '.join(explained)}." if explained else ""
+    return f"Its limits are constants of ``{module}``{imported}.{terms}"
 
 
 def others(rule: Rule) -> Iterator[str]:
@@ -90,14 +115,21 @@ def escaped(text: str) -> str:
     return "".join(f"\\{sign}" if sign in "*`|_\\" else sign for sign in text)
 
 
+def marked(text: str) -> str:
+    """A text in which code is marked, and no other character is markup."""
+    codes = [f"``{code}``" for code in CODE.findall(text)] + [""]
+    between = [escaped(each) for each in CODE.split(text)]
+    return "".join(part for pair in zip(between, codes, strict=True) for part in pair)
+
+
 def linked(source: str) -> str:
     """A source, whose number at arXiv is a link."""
     return re.sub(r"arXiv:([\d.]+\d)", r"`arXiv:\1 <https://arxiv.org/abs/\1>`__", escaped(source))
 
 
-def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(heads: tuple[str, ...], rows: list[tuple[str, ...]], *options: str) -> str:
     """A table in which each cell is a line of markup."""
-    lines = [".. list-table::", "   :header-rows: 1", ""]
+    lines = [".. list-table::", *(f"   {each}" for each in (":header-rows: 1", *options)), ""]
     for row in (heads, *rows):
         lines += [f"   {'*' if not place else ' '} - {cell}" for place, cell in enumerate(row)]
     return "\n".join(lines)
@@ -111,8 +143,11 @@ def limits(find: Callable[..., Any]) -> list[tuple[str, str, str]]:
     found: dict[str, tuple[str, str, str]] = {}
     for function in called(find):
         for name in used(function.__code__):
-            names, values, words = described(function.__module__).get(name, ("", "", ""))
-            if names:
+            home, *entry = described(function.__module__).get(name, ("", "", "", ""))
+            names, values, words = entry
+            if home and home != find.__module__:
+                words += f" (``{home.removeprefix(OWN)}``)"
+            if home:
                 found.setdefault(f"{names} {words}", (names, values, words))
     return [*found.values()]
 
@@ -136,25 +171,35 @@ def used(code: CodeType) -> list[str]:
 
 
 @cache
-def described(module: str) -> Mapping[str, tuple[str, str, str]]:
-    """By the name of each constant of a module: the names, values and meaning of its statement.
+def described(module: str) -> Mapping[str, tuple[str, str, str, str]]:
+    """By the name of each number of a module: the names, values and meaning of its statement.
 
-    A constant that is imported from another module is described there.
+    Before these comes the module that has the statement, from which others import the number.
     """
     tree = ast.parse(getsource(sys.modules[module])).body
-    found: dict[str, tuple[str, str, str]] = {}
+    found: dict[str, tuple[str, str, str, str]] = {}
     for statement, following in zip(tree, [*tree[1:], ast.Pass()], strict=True):
         if isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(OWN):
             theirs = described(str(statement.module))
             names = {each.asname or each.name: each.name for each in statement.names}
             found |= {ours: theirs[name] for ours, name in names.items() if name in theirs}
         if isinstance(statement, ast.Assign) and isinstance(following, ast.Expr):
-            targets = ast.unparse(statement.targets[0]).strip("()")
-            values = ast.unparse(statement.value).strip("()")
-            words = " ".join(str(ast.literal_eval(following.value)).split())
-            entry = f"``{targets}``", f"``{values}``", words.replace("‖", "\\‖")
-            found |= dict.fromkeys(targets.split(", "), entry)
+            targets, values = parts(statement.targets[0]), parts(statement.value)
+            if all(isinstance(getattr(each, "value", None), (int, float)) for each in values):
+                words = " ".join(str(ast.literal_eval(following.value)).split())
+                entry = module, literals(targets), literals(values), words.replace("‖", "\\‖")
+                found |= dict.fromkeys(map(ast.unparse, targets), entry)
     return found
+
+
+def parts(expression: ast.expr) -> list[ast.expr]:
+    """The elements of a tuple, or an expression that is none."""
+    return expression.elts if isinstance(expression, ast.Tuple) else [expression]
+
+
+def literals(expressions: list[ast.expr]) -> str:
+    """Code in one line, which can be broken only between expressions."""
+    return ", ".join(f"``{ast.unparse(each)}``" for each in expressions)
 
 
 # Rates, which a benchmark has measured.
@@ -182,8 +227,8 @@ def rates() -> str:
     cells = [
         (
             name,
-            *(hits([row for row in chosen if row["level"] == level]) for level in "012"),
-            rate(named(chosen)),
+            *(unbroken(hits([r for r in chosen if r["level"] == level])) for level in "012"),
+            unbroken(rate(named(chosen))),
         )
         for name, chosen in groups.items()
         if chosen
@@ -191,6 +236,11 @@ def rates() -> str:
     heads = ("fault", *LEVELS, "named, with the interval of 95 %")
     false_alarms = rate([bool(row["alarms"]) for row in healthy])
     return f"{table(heads, cells)}\n\nFalse alarms in healthy runs: {false_alarms}."
+
+
+def unbroken(text: str) -> str:
+    """A text in one line: on a phone, the table can be scrolled."""
+    return text.replace(" ", NOBREAK)
 
 
 @cache
@@ -213,8 +263,8 @@ def named(rows: list[dict[str, str]]) -> list[bool]:
 
 
 def hits(rows: list[dict[str, str]]) -> str:
-    """In how many of the runs the fault was named."""
-    return f"{sum(named(rows))} of {len(rows)}"
+    """In how many of the runs the fault was named; a dash if there are none."""
+    return f"{sum(named(rows))} of {len(rows)}" if rows else "–"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

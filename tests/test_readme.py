@@ -74,11 +74,18 @@ def test_commands_of_the_quickstart_page(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     "code",
-    re.findall(r"^     - ``((?:Cockpit|gradlens\.|\[).*?)``", PAGES["choosing"], re.MULTILINE),
+    re.findall(
+        r"^     - (?:only that quantity: )?``((?:Cockpit|configuration|\[).*?)``",
+        PAGES["choosing"],
+        re.MULTILINE,
+    ),
 )
 def test_what_to_pass_for_what_is_wanted(code: str) -> None:
     model = torch.nn.Linear(3, 2)
-    names = {"gradlens": gradlens, "Cockpit": gradlens.Cockpit, "model": model}
+    imports = re.search(r"^   (from gradlens import .*)$", PAGES["choosing"], re.MULTILINE)
+    assert imports is not None
+    names: dict[str, Any] = {"model": model}
+    exec(imports[1], names)
     found = eval(code, names)
     cockpit = found if isinstance(found, gradlens.Cockpit) else gradlens.Cockpit(model, found)
     cockpit.close()

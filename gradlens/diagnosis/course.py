@@ -84,7 +84,7 @@ MOST = 0.5
 """The share of one sample in the batch's loss or squared gradient norms: measured 0.999 and more of
 the latter with one bad sample, and 0.06 to 0.49 with a bad batch."""
 MOST_JUMPS = 0.05
-"""Of the steps: what happens more often is no jump."""
+"""Share of the steps: what happens more often is no jump."""
 
 
 @dataclass(frozen=True)

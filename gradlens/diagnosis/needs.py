@@ -49,7 +49,7 @@ CHANCE = Need(
     lambda evidence: bool(np.isfinite(evidence.chance)),
 )
 LABELS = Need(
-    "the labels of a cross-entropy with one for each sample",
+    "a cross-entropy with one label for each sample",
     lambda evidence: bool(evidence.labels.size),
 )
 VALIDATION = Need(

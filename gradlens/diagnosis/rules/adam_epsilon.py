@@ -17,7 +17,7 @@ ones."""
 USUAL = 1e-6
 """Below this, epsilon isn't what is wrong if gradients are even smaller."""
 SHARE = 0.5
-"""Of the recorded steps."""
+"""Share of the recorded steps."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -39,8 +39,8 @@ RULE = Rule(
     title="Adam's epsilon is larger than the root of its second moments",
     needs=(OPTIMIZER, SECOND_MOMENTS),
     find=find,
-    advice="Use eps=1e-8, which is the default. With a large one, Adam is gradient descent with a "
-    "very small learning rate.",
+    advice="Use eps=1e-8, which is the default. With a large epsilon, Adam is gradient descent "
+    "with a very small learning rate.",
     others=("lr_too_low",),
     explains=("lr_too_low", "labels_random"),
 )

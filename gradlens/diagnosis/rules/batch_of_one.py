@@ -11,7 +11,7 @@ from gradlens.diagnosis.rule import Rule, Sign, above
 from gradlens.diagnosis.rules.batchnorm_eval import BASE
 
 SHARE = 0.01
-"""Of the steps; less often, as at the end of long epochs, it is a notice."""
+"""Share of the steps. If it is less, as at the end of long epochs, the finding is a notice."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -30,7 +30,7 @@ RULE = Rule(
     title="Batch normalisation has one sample to normalise with",
     needs=(SETUP, SAMPLES),
     find=find,
-    advice="Use larger batches, and drop_last=True if it is the last one of an epoch; or GroupNorm "
-    "or LayerNorm, which don't depend on the batch.",
+    advice="Use larger batches, and drop_last=True if only the last batch of an epoch has one "
+    "sample; or use GroupNorm or LayerNorm, which don't depend on the batch.",
     explains=("batch_too_small", "lr_edge", "lr_too_high", "labels_random"),
 )

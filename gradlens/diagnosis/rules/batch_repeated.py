@@ -12,9 +12,9 @@ from gradlens.diagnosis.numbers import share
 from gradlens.diagnosis.rule import Rule, Sign, above
 
 SHARE = 0.5
-"""Of neighbouring steps."""
+"""Share of the pairs of consecutive steps that have the same batch."""
 FEWEST = 8
-"""Neighbours."""
+"""Pairs of consecutive steps; with fewer, nothing is said."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -33,6 +33,7 @@ RULE = Rule(
     needs=(INPUTS,),
     find=find,
     advice="Make the loader's iterator once for each epoch: next(iter(loader)) restarts it. "
-    "Training on the whole data set in one batch, or on one batch as a test, is so on purpose.",
+    "If you train on one batch on purpose, as a test or because it is the whole data set, nothing "
+    "is wrong.",
     explains=("class_imbalance", "data_order", "overfitting", "label_noise"),
 )

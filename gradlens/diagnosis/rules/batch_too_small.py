@@ -18,7 +18,7 @@ LABELS = 64
 """Labels of a batch of texts that isn't small, with one for each word. Those of the pixels of an
 image depend on each other."""
 FEWEST = 4
-"""Steps, which a first look at a network need not have."""
+"""Steps; fewer are a first look at a network, and not a training."""
 NOISE = 10.0
 """The noise scale over the batch size in the first half of a run. Later it grows in all healthy
 runs (measured up to 1e30), and it has not been tested as a rule: a notice."""
@@ -54,8 +54,8 @@ RULE = Rule(
     title="Batches have very few samples",
     needs=(SAMPLES,),
     find=find,
-    advice="Use larger batches, or accumulate the gradients of several before each step; with the "
-    "batch as it is, a smaller learning rate averages over more of them.",
+    advice="Use larger batches, or accumulate the gradients of several batches before each step; "
+    "otherwise use a lower learning rate, which averages over more batches.",
     others=("lr_edge",),
     explains=("clipping_always", "lr_too_high", "lr_edge", "labels_random"),
     sources=("McCandlish et al. (2018), arXiv:1812.06162: the noise scale",),

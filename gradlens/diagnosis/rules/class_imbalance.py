@@ -14,8 +14,8 @@ TIMES = 5.0
 """The most frequent class over the median one: measured at most 1.7 in healthy runs, and 21 to 96
 in faulty ones."""
 FEWEST, FEWEST_PER_CLASS = 300, 20
-"""Labels, so that counts by chance don't differ so much. Classes that were never seen don't count:
-networks may have more outputs than the data have classes."""
+"""Labels: counts of fewer labels differ too much at random. Classes that were never seen don't
+count: networks may have more outputs than the data have classes."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:

@@ -15,9 +15,9 @@ KEPT = 0.1
 """The gradient's norm at the step over that after backward: measured 1 in healthy runs, and at most
 0.005 in faulty ones."""
 SHARE = 0.9
-"""Of the steps."""
+"""Share of the steps at which gradients are clipped so much."""
 FEWEST = 10
-"""Steps: the first gradients may be larger than later ones."""
+"""Steps; with fewer, nothing is said, because the first gradients may be larger than later ones."""
 VARIES = 1e-3
 """Relative range of what is kept. A constant factor is a change of units, as a scaler's, and no
 clipping."""
@@ -45,8 +45,8 @@ RULE = Rule(
     title="Gradients are clipped to a small part of their norm at almost every step",
     needs=(AT_STEP,),
     find=find,
-    advice="Clip at a larger norm, or find what makes gradients large: as it is, the learning rate "
-    "is effectively many times smaller than it was set to.",
+    advice="Clip at a larger norm, or find out why gradients are large: with this clipping, the "
+    "learning rate is effectively many times lower than it was set to.",
     others=("lr_too_low",),
     explains=("lr_too_low", "labels_random"),
 )

@@ -18,9 +18,9 @@ SHARE = 0.8
 """The entropy of a batch's labels, over that of batches drawn at random: measured 0.99 and more in
 healthy runs, and up to 0.69 in faulty ones, of data that are sorted but for some noise."""
 SMALLEST = 8
-"""Samples of a batch."""
+"""Samples of a batch; of smaller ones, nothing is said."""
 FEWEST = 10
-"""Steps."""
+"""Steps; with fewer, nothing is said."""
 LARGEST = 64
 """The entropy of larger random batches is at least that of a batch of this size."""
 RANK_RATIO, CERTAIN = 1.3, 4.0
@@ -28,7 +28,7 @@ RANK_RATIO, CERTAIN = 1.3, 4.0
 which is its mean where batches are random, whatever they are drawn from: measured 1.55 and more
 in healthy runs, and 0.1 to 1.2 in half of the faulty ones."""
 BATCHES = 40
-"""Distinct batches."""
+"""Distinct batches; with fewer, nothing is said of the inputs."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:

@@ -13,12 +13,12 @@ from gradlens.diagnosis.numbers import first, largest, median
 from gradlens.diagnosis.rule import Rule, Sign, above
 
 SHARE = 0.6
-"""Of a layer's units: measured at most 0.5 at the start of healthy runs (inputs in 0 to 1 that
-learn nothing), and 0.75 and more in faulty ones."""
+"""Share of a layer's units: measured at most 0.5 at the start of healthy runs (inputs in 0 to 1
+that learn nothing), and 0.75 and more in faulty ones."""
 RECORDS = 3
-"""At the start, which must agree."""
+"""Records at the start, which must agree."""
 SMALLEST = 8
-"""Samples of a batch: in smaller ones, a unit that lives is often zero for all of them."""
+"""Samples of a batch: in smaller ones, a healthy unit is often zero for all of them."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:

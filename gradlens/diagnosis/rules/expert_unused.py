@@ -13,7 +13,7 @@ from gradlens.diagnosis.rule import Rule, Sign, below
 from gradlens.history.lines import Floats
 
 NAME = re.compile(r"(.*experts?.*?)\.(\d+)\.(.*)")
-"""Of a parameter of an expert: the list of experts, the number of this one, and the rest."""
+"""The name of an expert's parameter: the list of experts, the number of this one, and the rest."""
 SMALLEST, SHARE = 1e-3, 0.5
 """An expert's gradient over the median of those in use at the same step, and at how many of the
 steps after the first fifth of the run it is so small."""
@@ -23,9 +23,9 @@ an expert has got its first few samples late in the run. One that is used rarely
 the others' size at some steps, and 0.03 or more in all."""
 FIRST = 0.2
 RECORDS = 5
-"""Gradients of each expert, at least."""
+"""Recorded gradients of each expert; with fewer, nothing is said."""
 FEWEST = 2
-"""Experts, besides the one that is unused."""
+"""Other experts that the unused one is compared with, at least."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -42,7 +42,7 @@ def find(evidence: Evidence) -> Iterator[Sign]:
             unused |= _unused(experts, np.nan_to_num(gradients.matrix(tuple(experts))[:, later]))
     where = tuple(dict.fromkeys(name.rpartition(".")[0] for name in unused))
     if where:
-        name = "gradients of an expert, over those of its siblings"
+        name = "gradients of an expert, over those of the others"
         numbers = (below(name, max(unused.values()), OF_ALL),)
         yield Sign(int(gradients.steps[later][0]), numbers, "very likely", where=where)
 
@@ -74,7 +74,7 @@ RULE = Rule(
     title="Experts are not used",
     needs=(GRADIENTS,),
     find=find,
-    advice="Balance the experts by a loss, or add noise to the gate: an expert that no sample is "
-    "sent to has no gradient, and stays unused.",
+    advice="Add a loss that balances the experts, or noise to the gate: an expert that no sample "
+    "is sent to has no gradient, and stays unused.",
     sources=("Shazeer et al. (2017), arXiv:1701.06538, Sec. 4",),
 )

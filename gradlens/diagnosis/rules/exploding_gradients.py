@@ -23,7 +23,7 @@ PRETRAINED = 0.9
 HUGE = 8.0
 """The gain of a single weight that is an alarm by itself: five times that of He."""
 SATURATED = 0.5
-"""Of the outputs of a tanh or sigmoid at the start, which large weights saturate."""
+"""Share of the outputs of a tanh or sigmoid at the start, which large weights saturate."""
 GOOD_INPUTS = 5.0
 """The inputs' rms; of larger ones, the first loss is no sign of weights."""
 
@@ -64,8 +64,8 @@ RULE = Rule(
     title="Weights are large at the start",
     needs=(WEIGHTS,),
     find=find,
-    advice="Use He, Glorot or orthogonal initialisation, which keep the size of what flows through "
-    "a layer; clip gradients in recurrent networks.",
+    advice="Use He, Glorot or orthogonal initialisation, which keep the size of activations and "
+    "gradients from layer to layer; clip gradients in recurrent networks.",
     others=("input_scale", "lr_too_high"),
     explains=(
         "clipping_always",

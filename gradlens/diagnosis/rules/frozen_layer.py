@@ -22,7 +22,7 @@ RULE = Rule(
     title="Parameters of the model are frozen",
     needs=(SETUP,),
     find=find,
-    advice="If this isn't intended, as it is in fine-tuning, set requires_grad to True before the "
-    "optimizer and the cockpit are made.",
+    advice="If this isn't on purpose (in fine-tuning it often is), set requires_grad to True "
+    "before the optimizer and the cockpit are created.",
     explains=("lr_too_low", "labels_random"),
 )

@@ -19,7 +19,7 @@ SMALL = 0.05
 """The same without the division: of inputs that are so small, layers with biases learn little. It
 is a notice if learning begins early nevertheless, as of normalised rows with many elements."""
 SHARE = 0.9
-"""Of the steps."""
+"""Share of the steps whose inputs are so similar."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:

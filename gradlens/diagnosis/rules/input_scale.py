@@ -10,8 +10,8 @@ from gradlens.diagnosis.needs import INPUTS
 from gradlens.diagnosis.rule import Rule, Sign
 
 LARGE, LARGEST = 5.0, 20.0
-"""Measured 0.3 to 1 in healthy runs, and 110 to 140 in faulty ones. In between, it is a notice
-unless training is unstable or learns nothing."""
+"""The rms of the inputs: measured 0.3 to 1 in healthy runs, and 110 to 140 in faulty ones. In
+between, it is a notice unless training is unstable or learns nothing."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:

@@ -122,7 +122,7 @@ RULE = Rule(
     needs=(CHANCE, SINGLE_LOSSES),
     find=find,
     advice="Look at the samples with the highest losses, which are named if the context gets "
-    'info={"ids": ...}. Their labels are wrong, or random by nature as clicks and opinions are, or '
-    "these samples are hard.",
+    'info={"ids": ...}. Their labels are wrong, or by nature random, as clicks and opinions are, '
+    "or these samples are hard.",
     others=("outlier_sample", "overfitting"),
 )

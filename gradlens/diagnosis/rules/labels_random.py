@@ -88,9 +88,9 @@ RULE = Rule(
     title="Nothing is learnt: the loss stays at that of a guess",
     needs=(LOSS,),
     find=find,
-    advice="Look at pairs of inputs and labels. Train on ten samples: if they aren't learnt by "
-    "heart, it is the network or the learning rate; if they are, labels and inputs have nothing to "
-    "do with each other, or the task has a plateau at its start.",
+    advice="Look at pairs of inputs and labels. Train on ten samples: if the network can't learn "
+    "them by heart, the fault is in the network, the loss or the learning rate; if it can, labels "
+    "and inputs have nothing to do with each other, or the task has a plateau at its start.",
     others=("lr_too_low", "vanishing_gradients", "input_constant"),
     explains=("dead_units",),
     sources=("Zhang et al. (2017), arXiv:1611.03530: networks fit random labels",),

@@ -22,7 +22,7 @@ RULE = Rule(
     title="The loss compares each prediction with all targets",
     needs=(GRAPH,),
     find=find,
-    advice="Give predictions and targets the same shape, as by outputs.squeeze(1) or "
+    advice="Give predictions and targets the same shape, by outputs.squeeze(1) or "
     "targets.unsqueeze(1). As it is, the best that a network can learn is the mean target.",
     explains=("lr_too_low", "lr_edge", "labels_random", "label_noise"),
 )

@@ -49,7 +49,7 @@ SHARPNESS = 1.2
 """The sharpness over its threshold. By itself, it is no fault: measured 2.2 (SGD) and up to 11
 (Adam) in healthy runs."""
 SHARE = 0.5
-"""Of the records of sharpness."""
+"""Share of the records of sharpness that are above the threshold."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:

@@ -11,7 +11,7 @@ from gradlens.diagnosis.numbers import largest
 from gradlens.diagnosis.rule import Rule, Sign, above
 
 HIGHEST = 0.98
-"""Above the usual 0.9 and 0.95; 0.99 is used with large batches and long runs."""
+"""A momentum above the usual 0.9 and 0.95; 0.99 is used with large batches and long runs."""
 RARE, SHARE = 0.99, 0.25
 """A momentum above the first, or an Adam's β₁ above the usual one, is hardly ever intended. It is
 an alarm by itself if gradients are averaged over more than the second's share of the steps."""
@@ -42,7 +42,8 @@ RULE = Rule(
     title="Momentum averages over very many steps",
     needs=(OPTIMIZER, LOSS),
     find=find,
-    advice="Use 0.9, or less of a learning rate: a step of momentum b goes 1/(1 - b) times as far.",
+    advice="Use a momentum of 0.9, or a lower learning rate: with momentum b, steps are 1/(1 - b) "
+    "times as long.",
     others=("lr_edge", "zero_grad_missing"),
     explains=(
         "saturated_units",

@@ -28,7 +28,7 @@ RULE = Rule(
     title="Layers follow each other without a nonlinearity between",
     needs=(GRAPH,),
     find=find,
-    advice="Put an activation between them: together they are one linear layer. Factors of low "
-    "rank and depthwise-separable convolutions are so on purpose.",
+    advice="Put an activation between them: together they are one linear layer. In "
+    "low-rank factors and depthwise-separable convolutions, this is on purpose.",
     explains=("labels_random",),
 )

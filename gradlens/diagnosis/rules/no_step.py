@@ -14,7 +14,7 @@ from gradlens.diagnosis.rule import Rule, Sign, above
 FEWEST = 10
 """Steps without an update; more than micro-batches usually have."""
 SHARE = 0.1
-"""Of the run, without an update at its end."""
+"""Share of the run that has no update at its end."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:

@@ -29,7 +29,7 @@ HEIGHT = 0.7
 """A jump to so many times the loss at the start is an alarm if one sample has most of it: measured
 at most 0.03 in healthy runs. Lower ones are notices."""
 MOST_STEPS = 0.25
-"""Of the run: what happens more often is how the data are."""
+"""Share of the steps: what happens more often is how the data are."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:

@@ -23,7 +23,7 @@ GAP = 2.0
 """The validation loss over the training loss, each over what it was at the first validation: a loss
 that is a sum may be validated as a mean."""
 EVALUATIONS = 2
-"""In a row, at the end."""
+"""Consecutive validations at the end, which must all be high."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -63,7 +63,7 @@ RULE = Rule(
     title="The validation loss rises while the training loss falls",
     needs=(LOSS, VALIDATION),
     find=find,
-    advice="Stop at the step of the minimum, which this finding has; or use more data, "
-    "augmentation, weight decay or dropout.",
+    advice="Stop at the step of the minimum, which is the step of this finding; or use more "
+    "data, augmentation, weight decay or dropout.",
     others=("label_noise",),
 )

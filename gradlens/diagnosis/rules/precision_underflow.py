@@ -14,7 +14,7 @@ HALF_ZEROS = 0.1
 ZEROS_ANYWAY = 0.9
 """Exact zeros in other cases: measured at most 0.33 in healthy runs with ReLU."""
 DEAD = 0.5
-"""Of a layer's units, which make zeros by themselves."""
+"""Share of dead units in a layer, which make zeros by themselves."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -41,8 +41,8 @@ RULE = Rule(
     title="float16 is used without a gradient scaler",
     needs=(SETUP, ZEROS),
     find=find,
-    advice="Scale the loss with torch.amp.GradScaler, and pass it to the context as scaler; or use "
-    "bfloat16, whose smallest numbers are those of float32.",
+    advice="Scale the loss with torch.amp.GradScaler, and pass it to the context by scaler=scaler; "
+    "or use bfloat16, which has the range of float32.",
     others=("vanishing_gradients", "dead_units"),
     explains=("vanishing_gradients", "lr_edge", "lr_too_low", "overfitting", "labels_random"),
 )

@@ -12,9 +12,10 @@ from gradlens.diagnosis.numbers import median, ratio
 from gradlens.diagnosis.rule import Rule, Sign, below
 
 DISTINCT = 0.5
-"""Measured 1 in healthy runs, and at most 0.08 in faulty ones."""
+"""Share of a batch's rows that differ: measured 1 in healthy runs, and at most 0.08 in faulty
+ones."""
 FEWEST = 4
-"""Samples of a batch."""
+"""Samples of a batch; of smaller ones, nothing is said."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:

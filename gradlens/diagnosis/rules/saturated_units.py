@@ -10,8 +10,8 @@ from gradlens.diagnosis.rule import Rule, Sign
 from gradlens.diagnosis.rules.dead_units import inactive
 
 SHARE = 0.5
-"""Of a layer's outputs within 2 % of the ends: measured about 0 at the start of healthy runs, and
-0.95 in faulty ones. Later, units of trained networks saturate as well."""
+"""Share of a layer's outputs within 2 % of the ends: measured about 0 at the start of healthy
+runs, and 0.95 in faulty ones. Later, units of trained networks saturate as well."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:

@@ -1,4 +1,4 @@
-"""The loss makes probabilities of what are probabilities already."""
+"""Softmax or sigmoid is applied twice: before the loss, and in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gradlens.diagnosis.needs import GRAPH
 from gradlens.diagnosis.rule import Rule, Sign
 
 HARMLESS = "log_softmax"
-"""Of log-probabilities, the log-softmax is what they are themselves."""
+"""A second log-softmax returns what it is given, so that it does no harm."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
@@ -22,15 +22,16 @@ def find(evidence: Evidence) -> Iterator[Sign]:
         title = "The loss gets the output of a log_softmax and computes it once more"
         yield Sign(step, is_alarm=False, title=title, advice=advice)
     else:
-        yield Sign(step, title=f"The loss gets the output of a {kind}, and computes one itself")
+        yield Sign(step, title=f"The loss gets the output of a {kind}, and applies another one")
 
 
 RULE = Rule(
     fault="softmax_twice",
-    title="The loss gets probabilities, and makes probabilities of them",
+    title="Softmax or sigmoid is applied twice",
     needs=(GRAPH,),
     find=find,
-    advice="Pass the scores before it (logits): cross-entropy and BCE with logits contain the "
-    "softmax or sigmoid. Applied twice, it keeps the loss high and gradients small.",
+    advice="Pass logits, the scores before the softmax or sigmoid: CrossEntropyLoss and "
+    "BCEWithLogitsLoss apply it themselves. Applied twice, it keeps the loss high and gradients "
+    "small.",
     explains=("vanishing_gradients", "lr_too_low", "labels_random"),
 )

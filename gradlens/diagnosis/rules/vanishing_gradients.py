@@ -19,7 +19,8 @@ SMALLEST = 3e-4
 """Gradient rms of a weight over the largest of all: measured 0.07 and more in healthy runs, and at
 most 4e-7 in faulty ones. (Their geometric mean is 2e-4.)"""
 LAYERS = 2
-"""From the input on: single weights may have small gradients, as those of queries and keys."""
+"""Weights, from the input on: single weights may have small gradients, as those of queries and
+keys."""
 
 
 GAIN = 0.15

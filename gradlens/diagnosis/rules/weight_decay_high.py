@@ -13,8 +13,8 @@ SHRUNK = 0.7
 """The weights' size over that at the start: measured 1 and more in healthy runs, and at most 0.25
 in faulty ones. (A third of the way, where weights of healthy runs with some decay may get to.)"""
 MEMORY = 1.0
-"""Steps that decay remembers, over those of the run: measured 40 and more in healthy runs, and at
-most 0.33 in faulty ones."""
+"""Steps in which decay shrinks weights to a third, over those of the run: measured 40 and more in
+healthy runs, and at most 0.33 in faulty ones."""
 LEARNT, LEARNT_WELL = 0.5, 0.25
 """The late loss over that without learning, of a network with normalisation and of one without: a
 network that learns in spite of it may be meant to, above all with normalisation, for which the size
@@ -52,8 +52,8 @@ RULE = Rule(
     title="Weight decay is so strong that the weights shrink",
     needs=(OPTIMIZER, WEIGHTS),
     find=find,
-    advice="Divide weight_decay by 10 or more, so that 1/(learning rate x decay) is longer than "
-    "the run.",
+    advice="Divide weight_decay by 10 or more, so that 1/(learning rate x decay) is more than "
+    "the number of steps.",
     explains=("vanishing_gradients", "dead_units", "lr_too_low", "labels_random"),
     sources=("Wang and Aitchison (2024), arXiv:2405.13698: decay as a time scale",),
 )

@@ -12,9 +12,10 @@ from gradlens.diagnosis.numbers import first, share
 from gradlens.diagnosis.rule import Rule, Sign, above
 
 SHARE = 0.5
-"""Of the steps; a loop that has ``zero_grad`` has none (the fact leaves out what isn't certain)."""
+"""Share of the steps; a loop that has ``zero_grad`` has none (the fact leaves out what isn't
+certain)."""
 FEWEST = 4
-"""Steps, so that a gradient that was left over before training doesn't count."""
+"""Steps, so that a gradient that remains from before training doesn't count."""
 
 
 def find(evidence: Evidence) -> Iterator[Sign]:
