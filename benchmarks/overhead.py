@@ -233,7 +233,7 @@ def merge(
 def row_of(one: Measurement) -> list[str]:
     """A measurement in words."""
     numbers = [f"{number:.2f}" for number in (one.ratio, one.low, one.high)]
-    memory = "" if one.megabytes is None else f"{one.megabytes:.0f}"
+    memory = "" if one.megabytes is None else str(round(one.megabytes))
     return [one.problem, one.contender, *numbers, memory, f"{1e3 * one.plain_seconds:.1f}"]
 
 

@@ -1,6 +1,5 @@
 """A network whose ReLUs die in a few long steps, beside the same one with shorter steps."""
 
-import sys
 from pathlib import Path
 
 import torch
@@ -81,4 +80,4 @@ def side_by_side(
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path())

@@ -11,7 +11,15 @@ from gradlens import quantities, schedules
 from gradlens.cli.demo import load_digits
 from gradlens.curvature import Probe
 from gradlens.history.lines import field_line, line
-from gradlens.instruments.style import FAINT, INK, dress, sequence_colors, title
+from gradlens.instruments.style import (
+    FAINT,
+    INK,
+    MUTED,
+    TICK_SIZE,
+    dress,
+    sequence_colors,
+    title,
+)
 
 LEARNING_RATES = (1.5, 2.0, 3.0)
 STEPS = 1500
@@ -60,6 +68,7 @@ def main(folder: Path) -> None:
     ):
         dress(ax)
         title(ax, text)
+        ax.set_xlabel("step", loc="right", fontsize=TICK_SIZE, color=MUTED)
     losses.set_yscale("log")
     colors = sequence_colors(len(LEARNING_RATES))
     for learning_rate, color in zip(LEARNING_RATES, colors, strict=True):

@@ -1,7 +1,6 @@
 """Ten trainings of one network, each with another fault: the figure, and what is found."""
 
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import chdir, redirect_stdout
@@ -171,4 +170,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute())
+    main(Path().absolute())

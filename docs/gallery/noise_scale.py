@@ -10,7 +10,7 @@ import gradlens
 from gradlens import quantities, schedules
 from gradlens.cli.demo import load_digits
 from gradlens.instruments import GradNoiseScaleInstrument
-from gradlens.instruments.style import dress, sequence_colors, title
+from gradlens.instruments.style import MUTED, TICK_SIZE, dress, sequence_colors, title
 
 BATCH_SIZES = (4, 16, 64, 256)
 STEPS = 300
@@ -47,6 +47,7 @@ def main(folder: Path) -> None:
     for ax, name in ((by_step, "step"), (by_sample, "sample")):
         dress(ax)
         title(ax, f"Loss of all data by {name}")
+        ax.set_xlabel(name, loc="right", fontsize=TICK_SIZE, color=MUTED)
         ax.set_yscale("log")
     for (batch_size, history), color in zip(runs.items(), sequence_colors(4), strict=True):
         steps, losses = zip(*history["train_loss"].items(), strict=True)

@@ -1,6 +1,5 @@
 """A deep network whose gradient vanishes, beside the same one with weights of a better size."""
 
-import sys
 from pathlib import Path
 
 import torch
@@ -98,4 +97,4 @@ def with_common_colours(drawings: list[Drawing]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path())

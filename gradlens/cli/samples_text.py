@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -22,7 +23,7 @@ def samples_text(samples: Samples, ranked: Sequence[Ranked], name: str) -> str:
     lines = aligned([HEADINGS, *map(_row, ranked)])
     left_out = f", besides {samples.left_out} without room" if samples.left_out else ""
     head = f"{name}: {len(samples)} samples until step {samples.step}{left_out}"
-    return "\n".join([head, "", *lines, "", LEGEND])
+    return "\n".join([head, "", *lines, "", _legend(ranked)])
 
 
 def samples_json(samples: Samples, ranked: Sequence[Ranked], name: str) -> str:
@@ -54,9 +55,16 @@ def _number(value: float) -> str:
     return "" if math.isnan(value) else number_label(value)
 
 
-LEGEND = (
-    "The score is how far the mean of a sample's losses, above the medians of their batches, is\n"
-    "from that of the median sample, in robust standard deviations. The norm is that of its\n"
-    "gradient over the root mean square of its batch. Mislabelled, ambiguous and merely hard\n"
-    "samples stand at the top together: look at them."
+def _legend(ranked: Sequence[Ranked]) -> str:
+    """What the columns are."""
+    has_norms = any(not math.isnan(each.norm) for each in ranked)
+    return textwrap.fill(" ".join([SCORE, *([NORM] if has_norms else []), LOOK]), WIDTH)
+
+
+WIDTH = 90
+SCORE = (
+    "The score is how far the mean of a sample's losses, above the medians of their batches, is "
+    "from that of the median sample, in robust standard deviations."
 )
+NORM = "The norm is that of its gradient over the root mean square of its batch."
+LOOK = "Mislabelled, ambiguous and hard samples all have high scores: look at them."

@@ -28,8 +28,9 @@ class FactTable:
     def add(self, steps: Sequence[int], columns: Mapping[str, Sequence[float]]) -> None:
         """Add rows; a column that isn't given, or hasn't been given before, is NaN there."""
         count = len(self._steps)
-        for name in columns.keys() - self._columns.keys():
-            self._columns[name] = _nans(count)
+        for name in columns:
+            if name not in self._columns:
+                self._columns[name] = _nans(count)
         for name, column in self._columns.items():
             column.extend(columns[name] if name in columns else _nans(len(steps)))
         self._steps.extend(steps)

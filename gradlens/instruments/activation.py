@@ -32,7 +32,8 @@ class ActivationInstrument(Instrument):
         }
         worst = lines["dead, worst"]
         if worst.steps.size and worst.finite[-1]:
-            title(ax, self.heading(history), f"worst {worst.latest:.0%} dead", worst.latest >= MANY)
+            share = f"worst {100 * worst.latest:.0f} % dead"
+            title(ax, self.heading(history), share, worst.latest >= MANY)
         artists = curves(ax, axis, lines, [BLUE, ORANGE, ALARM], "linear", [1.6, 1.6, 1.0])
         if "message" not in artists:
             ax.set_ylim(-0.02, 1.02)

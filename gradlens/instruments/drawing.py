@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -36,6 +37,7 @@ from gradlens.instruments.style import (
     sequence_key,
     shorten,
     size_in_points,
+    text_width,
     tint,
 )
 
@@ -54,6 +56,8 @@ ROW = 9.0
 
 Artists = dict[str, Artist]
 LineStyle = str | tuple[float, tuple[float, ...]]
+Side = Literal["top", "bottom"]
+"""Of a text: which of its edges is at a line."""
 DASHED: LineStyle = (0, (3.0, 1.5))
 
 
@@ -502,23 +506,35 @@ def _areas(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
 def _extremes(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
     """The names of the lowest and the highest line, at their ends on the right.
 
-    They are between the two lines if there is room for both, and otherwise outside.
+    They are between the two lines if there is room for both, and otherwise outside. A name that
+    would cover a line between them is outside, if it covers none there.
     """
     names = _lowest_and_highest(lines)
     ends = [smooth(axis, lines[name]) for name in names]
-    values = [one.values[one.finite][-1] for one in ends]
-    transform = ax.transData
-    heights = [float(transform.transform((axis.high, value))[1]) for value in values]
-    inches = figure_of(ax).dpi / 72
-    room = (heights[1] - heights[0]) / inches > 2.6 * points(7)
-    sides = ("bottom", "top") if room else ("top", "bottom")
+    last = [float(_heights(ax, one.steps, one.values)[-1]) for one in ends]
+    pixel = figure_of(ax).dpi / 72
+    room = (last[1] - last[0]) / pixel > 2.6 * points(7)
     width = 0.6 * size_in_points(ax)[0]
     artists: Artists = {}
-    for which, name, height, side, color in zip(
-        ("lowest", "highest"), names, heights, sides, (PURPLE, ORANGE), strict=True
+    taken: list[Floats] = []
+    for which, name, line, end, sides, color in zip(
+        ("lowest", "highest"),
+        names,
+        ends,
+        last,
+        (("bottom", "top"), ("top", "bottom")),
+        (PURPLE, ORANGE),
+        strict=True,
     ):
+        label = shorten(name, width, SMALLEST_SIZE)
+        span = (text_width(label, SMALLEST_SIZE) + 3) * pixel
+        own = _heights(ax, line.steps, line.values, span)
+        others = [_heights(ax, *_points(one), span=span) for one in ax.get_lines()]
+        possible = sides if room else sides[1:]
+        side, height = _free_place(ax, own, [*taken, *others], possible) or (possible[0], end)
+        taken.append(height + np.array([0.0, _line_of_text(ax) * (1 if side == "bottom" else -1)]))
         artists[f"{which} name"] = ax.annotate(
-            shorten(name, width, SMALLEST_SIZE),
+            label,
             (1, _inside(ax, height, side)),
             xycoords="axes fraction",
             xytext=(-1, 1.5 if side == "bottom" else -1.5),
@@ -533,11 +549,44 @@ def _extremes(ax: Axes, axis: StepAxis, lines: Mapping[str, Line]) -> Artists:
     return artists
 
 
-def _inside(ax: Axes, height: float, side: str) -> float:
+def _points(line: Line2D) -> tuple[Floats, Floats]:
+    return np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+
+
+def _heights(ax: Axes, steps: Floats, values: Floats, span: float = math.inf) -> Floats:
+    """Heights of a line in pixels, over the last ``span`` pixels of the axis."""
+    places = ax.transData.transform(np.column_stack([steps, values]))
+    x, y = places[np.isfinite(places).all(axis=1)].T
+    left = ax.bbox.x1 - span
+    if not x.size or x[0] >= left:
+        return np.asarray(y, dtype=np.float64)
+    return np.append(np.interp(left, x, y), y[x > left])
+
+
+def _free_place(
+    ax: Axes, own: Floats, others: Sequence[Floats], sides: Sequence[Side]
+) -> tuple[Side, float] | None:
+    """The first side of a line, and the height there, where a text covers none of the others."""
+    for side in sides:
+        height = float(own.max() if side == "bottom" else own.min())
+        low = height if side == "bottom" else height - _line_of_text(ax)
+        high = low + _line_of_text(ax)
+        covers = any(one.size and one.min() < high and one.max() > low for one in others)
+        if not covers and ax.bbox.y0 <= low and high <= ax.bbox.y1:
+            return side, height
+    return None
+
+
+def _inside(ax: Axes, height: float, side: Side) -> float:
     """A height in pixels as a share of the axis, with room for a line of text on one side of it."""
-    room = points(9) * figure_of(ax).dpi / 72 / ax.bbox.height
+    room = _line_of_text(ax) / ax.bbox.height
     share = (height - ax.bbox.y0) / ax.bbox.height
     return min(max(share, room if side == "top" else 0.0), 1 - (room if side == "bottom" else 0.0))
+
+
+def _line_of_text(ax: Axes) -> float:
+    """Pixels that a line of small text takes."""
+    return points(9) * figure_of(ax).dpi / 72
 
 
 def picture_and_series(ax: Axes, share: float, gap: float) -> tuple[Axes | None, Axes]:

@@ -309,4 +309,5 @@ def _power_label(value: float) -> str:
     if value == 0:
         return "0"
     sign = "-" if value < 0 else ""
-    return f"${sign}10^{{{round(math.log10(abs(value)))}}}$"
+    # In the font of the other labels, and not in that of formulas.
+    return f"$\\mathdefault{{{sign}10^{{{round(math.log10(abs(value)))}}}}}$"

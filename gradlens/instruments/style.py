@@ -57,8 +57,8 @@ DEFAULT_FONT_SIZE = 10.0
 TITLE_GAP = 15.0
 KEY_GAP = 4.5
 SWATCH = 9.0
-SPACE = 10.0
-"""Points between the entries of a key."""
+SPACE, LEAST_SPACE = 10.0, 6.0
+"""Points between the entries of a key, and where they wouldn't fit otherwise."""
 DOT = " · "
 """What separates the parts of a subtitle."""
 
@@ -332,10 +332,10 @@ def key(ax: Axes, entries: Sequence[Entry]) -> Artist | None:
     if not entries:
         return None
     room = size_in_points(ax)[0]
-    labels = _fitting([entry.label for entry in entries], room)
+    labels, space = _fitting([entry.label for entry in entries], room)
     parts: list[OffsetBox] = []
     for entry, label in zip(entries, labels, strict=False):
-        parts += [_swatch(entry), _words(label), _space()]
+        parts += [_swatch(entry), _words(label), _space(space)]
     if len(labels) < len(entries):
         parts.append(_words(f"+{len(entries) - len(labels)}"))
     return _place(ax, parts)
@@ -374,15 +374,17 @@ def _place(ax: Axes, parts: Sequence[OffsetBox]) -> Artist:
     return ax.add_artist(box)
 
 
-def _fitting(labels: Sequence[str], room: float) -> list[str]:
-    # There need be no space behind the last one.
-    if sum(_room(label) for label in labels) <= room + SPACE:
-        return list(labels)
+def _fitting(labels: Sequence[str], room: float) -> tuple[list[str], float]:
+    """The labels that fit, or what fits of them, and the space between them."""
+    for space in (SPACE, LEAST_SPACE):
+        # There need be no space behind the last one.
+        if sum(_room(label, space) for label in labels) <= room + space:
+            return list(labels), space
     whole = _first(labels, room)
     least = max(room / len(labels) - SWATCH - 14, points(34))
     short = _first([shorten(label, least, TEXT_SIZE) for label in labels], room)
     # A key of one label and a number would say too little.
-    return short if len(whole) == 1 < len(short) else whole or short
+    return (short if len(whole) == 1 < len(short) else whole or short), SPACE
 
 
 def _first(labels: Sequence[str], room: float) -> list[str]:
@@ -394,8 +396,8 @@ def _first(labels: Sequence[str], room: float) -> list[str]:
     return shown
 
 
-def _room(label: str) -> float:
-    return SWATCH + 3 + text_width(label, TEXT_SIZE) + SPACE
+def _room(label: str, space: float = SPACE) -> float:
+    return SWATCH + 3 + text_width(label, TEXT_SIZE) + space
 
 
 def _words(text: str) -> OffsetBox:
@@ -414,8 +416,9 @@ def _swatch(entry: Entry) -> OffsetBox:
     return area
 
 
-def _space() -> OffsetBox:
-    return DrawingArea(4, 5, 0, 0)
+def _space(space: float = SPACE) -> OffsetBox:
+    # There are three points on either side of each part of a key.
+    return DrawingArea(space - 6, 5, 0, 0)
 
 
 def _strip() -> OffsetBox:

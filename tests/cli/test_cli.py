@@ -418,6 +418,23 @@ def test_autopsy_of_a_run_without_spikes(run: Path, capsys: pytest.CaptureFixtur
     assert "no jump of the loss at step 3 (it has: at none)" in capsys.readouterr().err
 
 
+def test_norms_of_samples_are_explained_where_they_are_shown(
+    spiked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called("samples", spiked) == 0
+    assert "The norm is" in capsys.readouterr().out
+    history = History.load(spiked)
+    found = history.samples
+    assert found is not None
+    history.samples = replace(found, norm=np.full(len(found), np.nan))
+    without = spiked.with_name("without-norms.jsonl")
+    history.write(without)
+    assert called("samples", without) == 0
+    text = capsys.readouterr().out
+    assert "The score is" in text
+    assert "The norm is" not in text
+
+
 def test_samples(spiked: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert called("samples", spiked, "--top", 3) == 0
     text = capsys.readouterr().out

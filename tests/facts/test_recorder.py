@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 import gradlens
 from gradlens import Cockpit, History
 from gradlens.facts.parameters import parameter_numbers
+from gradlens.history.fact_table import FactTable
 from gradlens.history.facts import Facts
 from gradlens.quantities import NormTest
 
@@ -111,6 +112,15 @@ def test_numbers_are_those_of_the_loop(optimizer: str, clip: float | None) -> No
     }
     has_moments = any(name.startswith("root_second_moment/") for name in facts.layers.names)
     assert has_moments == optimizer.startswith("Adam")
+
+
+def test_columns_are_in_the_order_in_which_they_were_added() -> None:
+    names = [f"dead/{number}" for number in range(50)]
+    table = FactTable(10)
+    table.add([0], {name: [0.0] for name in names})
+    table.add([1], {name: [0.0] for name in [*reversed(names), "dead/last"]})
+    assert table.names == (*names, "dead/last")
+    assert [*table.under("dead")] == [name.removeprefix("dead/") for name in table.names]
 
 
 LOOPS: dict[str, Callable[[nn.Module, Optimizer], None]] = {

@@ -938,6 +938,18 @@ def test_logarithmic_axes_have_a_few_different_labels(low: float, high: float) -
     assert len({*labels}) == len(labels)
 
 
+def test_powers_are_in_the_font_of_the_other_labels() -> None:
+    with matplotlib.rc_context({"font.family": "serif"}):
+        ax = Figure().add_subplot()
+        ax.set_yscale("log")
+        ax.set_ylim(1e-5, 1)
+        ax.yaxis.set_major_formatter(NumberLabels())
+        written = io.BytesIO()
+        ax.figure.savefig(written, format="svg")
+    assert b"DejaVuSerif" in written.getvalue()
+    assert b"DejaVuSans" not in written.getvalue()
+
+
 @pytest.mark.parametrize(
     ("number", "label"),
     [

@@ -118,7 +118,7 @@ def test_dead_units_are_told_and_an_alarm_if_they_are_many(dead: float, alarm: b
     drawing = ActivationInstrument().plot(recorded("OutputActivation", records))
     assert heights(drawing, "dead") == [dead / 2] * 2
     assert heights(drawing, "dead, worst") == [dead] * 2
-    assert drawing.ax.get_title(loc="right") == f"worst {dead:.0%} dead"
+    assert drawing.ax.get_title(loc="right") == f"worst {100 * dead:.0f} % dead"
     assert (drawing.ax._right_title.get_color() == "#b42318") == alarm  # type: ignore[attr-defined]
     assert drawing.ax.get_ylim() == (-0.02, 1.02)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.collections import QuadMesh
@@ -22,6 +23,7 @@ from gradlens.instruments.instrument import Normalisation, Options
 from gradlens.instruments.layer_map import normalised, row_labels
 from gradlens.instruments.layers import LayerTable
 from gradlens.instruments.scales import within_reach
+from gradlens.plotting.plotter import CockpitPlotter
 from tests.instruments.test_instruments import line_data, recorded, shown_texts
 
 
@@ -86,6 +88,30 @@ def test_names_of_extremes_are_apart_and_in_the_panel(ratio: float) -> None:
 
 
 # Zeros -----------------------------------------------------------------------------------------
+
+
+def test_names_of_extremes_cover_no_line() -> None:
+    # A long name is beside many steps, and the values at these differ from the last one.
+    waves = 1.5 + np.sin(np.arange(60))
+    rows = {f"transformer.h.{n}.attn.c_attn.weight": list(8.0**n * waves) for n in range(13)}
+    drawing = instruments.GradNormInstrument().plot(by_parameter(rows))
+    drawing.figure.draw_without_rendering()
+    for which in ("lowest", "highest"):
+        box = drawing.artists[f"{which} name"].get_window_extent()
+        for line in drawing.ax.get_lines():
+            assert (
+                not line.get_transform()
+                .transform_path(line.get_path())
+                .intersects_bbox(box, filled=False)
+            )
+
+
+def test_the_key_has_all_entries_in_a_column() -> None:
+    with matplotlib.rc_context({"font.family": "serif"}):
+        figure = CockpitPlotter().plot(
+            by_parameter(geometric(400)), show_plot=False, size=3.3, style="paper"
+        )
+    assert {"total", "median of 400", "quartiles", "all"} <= shown_texts(figure.axes[0])
 
 
 def test_parameters_that_are_zero_are_counted_and_marked() -> None:
