@@ -1,7 +1,8 @@
 """Whether tracking has become dearer than benchmarks/thresholds.csv allows.
 
-``python -m benchmarks.guard [--steps K] [--device D]`` measures each of its rows and exits with 1
-if one is exceeded, or is unknown since even two steps take too long. Run it on an idle machine: of
+``python -m benchmarks.guard [PROBLEM ...] [--steps K] [--device D]`` measures each of its rows, or
+those of some problems, and exits with 1 if one is exceeded, or is unknown since even two steps take
+too long. Run it on an idle machine: of
 the ratios of single steps it takes the lower quartile, so that a burst of other work does no harm.
 """
 
@@ -26,12 +27,17 @@ THRESHOLDS = Path(__file__).parent / "thresholds.csv"
 def main() -> None:
     """Print each row with what was measured."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("problems", nargs="*", metavar="PROBLEM", help="default: all")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     with THRESHOLDS.open() as file:
         rows = list(csv.DictReader(file))
+    known = list(dict.fromkeys(row["problem"] for row in rows))
+    if unknown := [name for name in options.problems if name not in known]:
+        parser.error(f"there are no thresholds for {', '.join(unknown)}: {', '.join(known)}")
+    rows = [row for row in rows if row["problem"] in (options.problems or known)]
     exceeded = [row for row in rows if not holds(row, options.steps, options.device)]
     sys.exit(1 if exceeded else 0)
 
