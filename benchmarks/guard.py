@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.guard [PROBLEM ...] [--steps K] [--device D]`` measures each of its rows, or
 those of some problems, and exits with 1 if one is exceeded, or is unknown since even two steps take
-too long. Run it on an idle machine: of
-the ratios of single steps it takes the lower quartile, so that a burst of other work does no harm.
+too long. Run it on an idle machine: of the ratios of single steps it takes the lower quartile, so
+that a burst of other work does no harm.
 """
 
 from __future__ import annotations

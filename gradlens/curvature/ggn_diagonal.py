@@ -80,9 +80,9 @@ def signed_sum(columns: Tensor, signs: Tensor) -> Tensor:
 class SamplesJacobians:
     """Transposed Jacobians Jₙᵀ times vectors, by per-sample gradients of passes from the outputs.
 
-    ``plans`` hold from step to step which rows belong to which sample. So many rows of the outputs
-    in turn are ``together`` of one sample. Raises ``UnavailableError`` if a parameter has no
-    per-sample gradients, or if samples are coupled inside the network.
+    ``plans`` hold from step to step which rows belong to which sample. ``together`` is the number
+    of consecutive rows of the outputs that belong to one sample. Raises ``UnavailableError`` if a
+    parameter has no per-sample gradients, or if samples are coupled inside the network.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class SamplesJacobians:
             samples = len(self.ggn.outputs) // together
             plan = plan_of_rows(self._graph, parameters, samples, together=together)
         if plan.unavailable:
-            # Not to be used, which needs no proof that it holds for other graphs.
+            # It is kept even if it may not hold for other graphs: nothing is computed from it.
             plan = replace(plan, uses={}, holds=True)
         plans.store(key, plan)
         return plan

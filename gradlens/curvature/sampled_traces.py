@@ -10,7 +10,7 @@ parameter is the trace of that block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -37,16 +37,16 @@ def sampled_traces(problem: DiagonalProblem) -> LossTraces:
     ``sub_batch`` random ones. The standard error is that between draws. Of one draw it is that
     between the batch's samples, which is rather too large: it contains how they differ.
 
-    A sample has one row of the outputs, or several in turn, such as the words of a text.
+    A sample has one row of the outputs, or several consecutive ones, such as the words of a text.
 
     Raises ``UnavailableError`` where there are no per-sample gradients, where the loss isn't a
     convex sum over samples, and for NaN or Inf.
     """
     ggn, samples = problem.ggn, problem.samples
+    _check_rows(ggn)
     generator = np.random.default_rng(problem.seed)
-    draw = _drawing(ggn, generator)
     jacobians = _jacobians(problem)
-    n = jacobians.samples
+    draw, n = drawing(ggn, generator), jacobians.samples
     squares = [
         _squared_norms(jacobians, draw(), _some_of(n, problem.sub_batch, generator))
         for _ in range(samples)
@@ -58,27 +58,30 @@ def sampled_traces(problem: DiagonalProblem) -> LossTraces:
 
 
 def _jacobians(problem: DiagonalProblem) -> SamplesJacobians:
-    """By the samples that the model was called with, or otherwise by the rows of the outputs.
+    """Those of the outputs' rows, or otherwise of the samples that the model was called with.
 
-    A loss of all words of some texts has a row for each word, and the words of a text are coupled
-    by attention. Any division of the rows into parts that aren't coupled gives the same trace.
+    The loss of a language model has a row for each word, and attention couples the words of a text.
+    If the rows are divided into parts that aren't coupled, the trace is the same for any division.
     """
     ggn, rows = problem.ggn, len(problem.ggn.outputs)
-    inputs = inputs_of(Graph(ggn.outputs), problem.model)
-    for parts in _parts_of_rows(rows, inputs):
-        with suppress(UnavailableError):
-            return SamplesJacobians(ggn, problem.model, problem.plans, rows // parts)
-    return SamplesJacobians(ggn, problem.model, problem.plans)
+    try:
+        return SamplesJacobians(ggn, problem.model, problem.plans)
+    except UnavailableError:
+        for parts in _parts_of_rows(rows, inputs_of(Graph(ggn.outputs), problem.model)):
+            with suppress(UnavailableError):
+                return SamplesJacobians(ggn, problem.model, problem.plans, rows // parts)
+        raise
 
 
 def _parts_of_rows(rows: int, inputs: Sequence[Given]) -> list[int]:
-    """Lengths of the model's inputs that the rows can be divided by, if none is that of the rows.
+    """Numbers of samples that the model's inputs may have, each with as many rows of the outputs.
 
-    The largest, which leaves the most samples, is the first.
+    The largest is first, because the error is that between samples. Fewer than ``COUPLED_DRAWS``
+    would say too little of it.
     """
     lengths = {given.shape[0] for given in inputs if len(given.shape) > 1}
-    fitting = (n for n in lengths if 1 < n < rows and rows % n == 0)
-    return [] if rows in lengths else sorted(fitting, reverse=True)
+    fitting = (n for n in lengths if COUPLED_DRAWS <= n < rows and rows % n == 0)
+    return sorted(fitting, reverse=True)
 
 
 COUPLED_DRAWS = 3
@@ -98,7 +101,8 @@ def coupled_traces(problem: DiagonalProblem) -> LossTraces:
     Raises ``UnavailableError`` where the loss isn't a convex sum over samples, and for NaN or Inf.
     """
     ggn, draws = problem.ggn, max(problem.samples, COUPLED_DRAWS)
-    draw = _drawing(ggn, np.random.default_rng(problem.seed))
+    _check_rows(ggn)
+    draw = drawing(ggn, np.random.default_rng(problem.seed))
     sizes = on_host([norms(ggn.pulled_back(draw())) for _ in range(draws)])
     each = torch.stack([torch.stack([size.double() for size in one]) for one in sizes])
     each = each.square() * ggn.scale
@@ -115,10 +119,9 @@ def _squared_norms(jacobians: SamplesJacobians, start: Tensor, kept: Tensor | No
     return torch.stack(columns, dim=1)
 
 
-def _drawing(ggn: GGNOperator, generator: np.random.Generator) -> Callable[[], Tensor]:
+def _check_rows(ggn: GGNOperator) -> None:
     if ggn.outputs.dim() == 0:
         raise UnavailableError("outputs without axes have no samples")
-    return drawing(ggn, generator)
 
 
 def _with_total(traces: Tensor) -> Tensor:

@@ -248,6 +248,39 @@ def test_words_of_texts_that_see_each_other_are_drawn_together(
     assert labellings.count == 2 * 7
 
 
+def test_rows_that_are_not_coupled_are_samples_of_their_own() -> None:
+    """Such as pairs that a model is called with together: an error between two would say little."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    inputs = torch.randn(2, 8, 4, dtype=torch.float64)
+    targets = torch.randint(3, (16,))
+
+    def found(model: nn.Module, given: Tensor) -> dict[str, Any]:
+        loss_function = nn.CrossEntropyLoss()
+        cockpit = Cockpit(model, [quantities.HessTrace(**SAMPLED)], loss_function=loss_function)
+        loss = loss_function(model(given), targets)
+        with cockpit(0, loss=loss):
+            loss.backward()
+        return dict(cockpit.history["HessTrace"][0])
+
+    together = found(nn.Sequential(layers, nn.Flatten(0, 1)), inputs)
+    apart = found(layers, inputs.flatten(0, 1))
+    assert together["method"] == apart["method"] == "Monte Carlo"
+    for name in ("trace", "standard_error", "low", "high"):
+        assert together[name] == pytest.approx(apart[name], rel=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*diag_ggn_mc is estimated")
+def test_outputs_without_rows_have_a_trace_of_products() -> None:
+    layer = nn.Linear(3, 1)
+    cockpit = Cockpit(layer, [quantities.HessTrace(**SAMPLED)])
+    output = layer(torch.randn(5, 3)).mean()
+    loss = (output - 1).square()
+    with cockpit(0, loss=loss, info={"outputs": output}):
+        loss.backward()
+    assert cockpit.history["HessTrace"][0]["method"] == "Hutchinson"
+
+
 class Labellings:
     """Counts how often a graph's rows are labelled by their samples."""
 

@@ -316,7 +316,8 @@ def plan_of_rows(
 ) -> Plan:
     """The plan of a graph of outputs, one of whose axes counts the samples.
 
-    So many rows in turn are ``together`` of one sample, such as the words of a text.
+    ``together`` is the number of consecutive rows that belong to one sample, such as the words of a
+    text.
     """
     shape = [1] * len(graph.shape(graph.root))
     shape[axis] = samples * together
