@@ -40,6 +40,12 @@ A trade-off of memory against products: 192 MiB hold those of 1.2 million parame
 larger matrices there are fewer, but never less than 3·(k + 1).
 """
 
+MARGIN = 2.0
+"""A margin of the error that is estimated from the gap to the next eigenvalue.
+
+That eigenvalue is one of an earlier matrix: the gap may have become smaller, to half at most.
+"""
+
 _BUDGET = "not converged within {} products"
 _PRECISION = "the residual is at rounding level, but above the tolerance relative to the eigenvalue"
 
@@ -66,7 +72,8 @@ class RitzPairs:
     """As ``Eigenpairs``, with vectors as they were computed.
 
     ``vectors`` are k unit tensors ``[D]``; none if a product had NaN or Inf. ``next_value`` is the
-    next eigenvalue found, and NaN if there is none.
+    next eigenvalue found, and NaN if there is none. ``guesses`` are the products with the vectors
+    over their norms, which is one step of power iteration: they are better to start from.
     """
 
     values: NDArray[np.float64]
@@ -76,6 +83,7 @@ class RitzPairs:
     products: int
     reason: str = ""
     next_value: float = math.nan
+    guesses: Sequence[Tensor] = ()
 
 
 def eigenpairs(
@@ -128,17 +136,21 @@ def ritz_pairs(
     guesses: Sequence[Tensor],
     seed: Seed,
     exploration: int = EXPLORATION,
+    next_value: float = math.nan,
 ) -> RitzPairs:
     """As ``eigenpairs``, from at most k ``guesses`` ``[D]`` and random vectors for the others.
 
-    Without ``exploration``, it starts from the k guesses alone, and stops as soon as each pair's
-    residual is within the tolerance: the eigenvalues are the ones nearest to the guesses', and need
-    not be the outermost.
+    Without ``exploration``, it starts from the k guesses alone, and stops as soon as each pair has
+    converged: the eigenvalues are the ones nearest to the guesses', and need not be the outermost.
+
+    With ``next_value``, an estimate of the next eigenvalue, a pair has converged if the error of
+    its eigenvalue is within the tolerance, as far as it can be estimated from the residual and the
+    gap to other eigenvalues. That error is much smaller than the residual.
     """
     products = Products(matrix, own_precision=True)
     k = _checked(k, products.size, which, max_products)
     generator = np.random.default_rng(seed)
-    search = _Search(products, k, which, tolerance, max_products, exploration)
+    search = _Search(products, k, which, tolerance, max_products, exploration, next_value)
     try:
         search.begin(guesses, generator)
         while not search.finished():
@@ -166,6 +178,7 @@ class _Search:
         tolerance: float,
         max_products: int,
         exploration: int,
+        next_value: float,
     ) -> None:
         self.products = products
         self.k = k
@@ -173,6 +186,7 @@ class _Search:
         self.tolerance = tolerance
         self.max_products = max_products
         self.exploration = exploration
+        self.next_value = next_value
         self.tracked = min(k + 1 if exploration else k, products.size)
         fitting = SUBSPACE_BYTES // (2 * products.size * products.dtype.itemsize)
         self.capacity = min(max(3 * self.tracked, min(fitting, 20)), products.size)
@@ -215,16 +229,24 @@ class _Search:
         return self._wanted_settled() and self._searched()
 
     def result(self) -> RitzPairs:
-        reason = self._reason()
+        reason, columns = self._reason(), self.small.T[: self.k]
+        vectors = [self._combined(self.basis, column) for column in columns]
         return RitzPairs(
             self.ritz[: self.k].copy(),
-            [self._combined(self.basis, self.small[:, pair]) for pair in range(self.k)],
+            vectors,
             self._wanted_residuals(),
             not reason,
             self.products.count,
             reason,
             float(self.ritz[self.k]) if len(self.ritz) > self.k else math.nan,
+            [self._guess(*each) for each in zip(vectors, columns, strict=True)],
         )
+
+    def _guess(self, vector: Tensor, column: NDArray[Any]) -> Tensor:
+        """Hv over its norm, or the vector itself if that is zero."""
+        image = self._combined(self.images, column)
+        size = float(norm(image))
+        return image.div_(size) if size > 0 else vector
 
     def _unit(
         self, vector: Tensor | None, basis: Sequence[Tensor], generator: np.random.Generator
@@ -263,6 +285,21 @@ class _Search:
             self._sizes[pair] = float(norm(self._residual(pair)))
         return self._sizes[pair]
 
+    def _error(self, pair: int) -> float:
+        """A bound for the distance of a Ritz value from an eigenvalue, or an estimate of it.
+
+        The residual is a bound. If all other eigenvalues are further away than a gap, so is its
+        square over the gap (Parlett, 1998, Theorem 11.7.1). A gap counts up to the value's own
+        size, so that an estimate of a fraction f of the value bounds the residual, too: it is at
+        most √(f/``MARGIN``) of the value.
+        """
+        residual = self._size(pair)
+        if math.isnan(self.next_value):
+            return residual
+        others = [*np.delete(self.ritz[: self.k], pair), self.next_value, 0.0]
+        gap = float(np.abs(self.ritz[pair] - others).min())
+        return min(residual, MARGIN * residual**2 / gap) if gap > 0 else residual
+
     def _combined(self, vectors: Sequence[Tensor], column: NDArray[Any]) -> Tensor:
         combined = vectors[0] * float(column[0])
         for vector, factor in zip(vectors[1:], column[1:], strict=True):
@@ -281,7 +318,7 @@ class _Search:
 
     def _settled(self, pair: int) -> bool:
         """Whether a pair has converged, or its residual is nothing but rounding."""
-        return self._size(pair) <= max(
+        return self._error(pair) <= max(
             self.tolerance * abs(self.ritz[pair]), self.products.rounding
         )
 
@@ -307,8 +344,9 @@ class _Search:
 
     def _accurate(self) -> bool:
         sizes, residuals = np.abs(self.ritz[: self.k]), self._wanted_residuals()
+        errors = np.array([self._error(pair) for pair in range(self.k)])
         zero = (sizes <= self.products.rounding) & (residuals <= self.products.rounding)
-        return bool(np.all((residuals <= self.tolerance * sizes) | zero))
+        return bool(np.all((errors <= self.tolerance * sizes) | zero))
 
     def _reason(self) -> str:
         """Why the result is not converged; empty if it is."""

@@ -22,18 +22,18 @@ A search in full takes ten products at least: beyond that number, following save
 
 
 class WarmStartedEigenpairs:
-    """``eigenpairs`` from step to step, starting from the eigenvectors found at the last one.
+    """``eigenpairs`` from step to step, starting from products with the last eigenvectors.
 
     The matrix may change in any way between two steps: the last vectors may then be eigenvectors of
     other eigenvalues. A search in full therefore starts from a new random vector, too, and explores
     as many directions as one without a start.
 
     One of ``search_interval`` calls searches in full. The others follow the last pairs: they start
-    from the last vectors alone, and stop as soon as the residuals are within the tolerance. An
-    eigenvalue lies that close to each value, but one that has become larger elsewhere is found by
-    the next search in full. That comes at once where the last pairs aren't found again in
-    ``FOLLOWING`` products, and where the k-th has fallen behind what was the next one at the last
-    search.
+    from the last vectors alone, and stop as soon as the errors are within the tolerance, which are
+    estimated from the residuals and the gap to the next eigenvalue of the last search. One that has
+    become larger elsewhere is found by the next search in full. That comes at once where the last
+    pairs aren't found again in ``FOLLOWING`` products, and where the k-th has fallen behind what
+    was the next one at the last search.
     """
 
     def __init__(self, tolerance: float, max_products: int, search_interval: int = 1) -> None:
@@ -51,13 +51,15 @@ class WarmStartedEigenpairs:
         start, spent = self._last if self._fits(matrix) else (), 0
         if start and self._followed + 1 < self._search_interval:
             budget = min(FOLLOWING * k, self._max_products)
-            found = ritz_pairs(matrix, k, which, self._tolerance, budget, start, seed, 0)
+            found = ritz_pairs(
+                matrix, k, which, self._tolerance, budget, start, seed, 0, self._next
+            )
             if found.converged and not self._has_fallen_behind(found, which):
-                self._last, self._followed = found.vectors, self._followed + 1
+                self._last, self._followed = found.guesses, self._followed + 1
                 return found
-            start, spent = found.vectors, found.products
+            start, spent = found.guesses, found.products
         found = ritz_pairs(matrix, k, which, self._tolerance, self._max_products, start, seed)
-        self._last, self._next, self._followed = found.vectors, found.next_value, 0
+        self._last, self._next, self._followed = found.guesses, found.next_value, 0
         return replace(found, products=spent + found.products)
 
     def state_dict(self) -> State:

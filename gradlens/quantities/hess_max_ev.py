@@ -21,12 +21,14 @@ class HessMaxEV(CurvatureQuantity):
     At one of ``search_interval`` tracked steps, it searches: it starts from the eigenvector of the
     last tracked step and from a random vector, and takes at least ten products, so that it finds an
     eigenvalue that has become larger than that of the last eigenvector. At the other steps, it only
-    improves the last eigenvector, by one product or more, until the residual is within the
+    improves the last eigenvector, by one product or more, until the value's error is within the
     tolerance. If another eigenvalue has become larger in the meantime, the next search finds it. By
     default, ``search_interval`` is 1 and each step has a search.
 
-    There is an eigenvalue of the Hessian within the relative ``tolerance`` of each value, and the
-    largest eigenvalue isn't below the value, except for rounding. If the residual is not within the
+    The value of a search has an eigenvalue of the Hessian within the relative ``tolerance``. At the
+    other steps, the error is estimated from the residual and the distance to the next eigenvalue of
+    the last search, and there is an eigenvalue within √(tolerance/2) in any case. The largest
+    eigenvalue is never below the value, except for rounding. If the error is not within the
     tolerance after ``max_products`` Hessian products, the value is a NaN whose reason has the
     estimate and its residual. ``ValueError`` for a ``search_interval`` below one.
     """

