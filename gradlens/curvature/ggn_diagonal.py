@@ -118,14 +118,15 @@ class SamplesJacobians:
         }
         names = {id(parameter): name for name, parameter in parameters.items()}
         key = hash((self._graph.key(names), together))
-        known = plans.of(self._graph, key)
+        known = plans.of(self._graph, key, again=lambda plan: not plan.unavailable)
         if known is not None:
             return known
         with undisturbed(self._model), torch.enable_grad():
             samples = len(self.ggn.outputs) // together
             plan = plan_of_rows(self._graph, parameters, samples, together=together)
         if plan.unavailable:
-            # It is kept even if it may not hold for other graphs: nothing is computed from it.
+            # It is kept even if it may not hold for other graphs, and isn't made again: nothing is
+            # computed from it.
             plan = replace(plan, uses={}, holds=True)
         plans.store(key, plan)
         return plan

@@ -11,7 +11,7 @@ parameter is the trace of that block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import torch
@@ -58,30 +58,40 @@ def sampled_traces(problem: DiagonalProblem) -> LossTraces:
 
 
 def _jacobians(problem: DiagonalProblem) -> SamplesJacobians:
-    """Those of the outputs' rows, or otherwise of the samples that the model was called with.
+    """Those of the texts that the model was called with, or of the outputs' rows, or of others.
 
     The loss of a language model has a row for each word, and attention couples the words of a text.
     If the rows are divided into parts that aren't coupled, the trace is the same for any division.
     """
     ggn, rows = problem.ggn, len(problem.ggn.outputs)
-    try:
-        return SamplesJacobians(ggn, problem.model, problem.plans)
-    except UnavailableError:
-        for parts in _parts_of_rows(rows, inputs_of(Graph(ggn.outputs), problem.model)):
-            with suppress(UnavailableError):
-                return SamplesJacobians(ggn, problem.model, problem.plans, rows // parts)
-        raise
+    reasons: dict[int, UnavailableError] = {}
+    for parts in _divisions(rows, inputs_of(Graph(ggn.outputs), problem.model)):
+        together = rows // max(parts, 1) or 1
+        try:
+            return SamplesJacobians(ggn, problem.model, problem.plans, together)
+        except UnavailableError as reason:
+            reasons[parts] = reason
+    raise reasons[rows]
 
 
-def _parts_of_rows(rows: int, inputs: Sequence[Given]) -> list[int]:
-    """Numbers of samples that the model's inputs may have, each with as many rows of the outputs.
+def _divisions(rows: int, inputs: Sequence[Given]) -> list[int]:
+    """Numbers of samples, each with as many rows of the outputs, in the order they are tried in.
 
-    The largest is first, because the error is that between samples. Fewer than ``COUPLED_DRAWS``
-    would say too little of it.
+    First texts of as many words, since looking at each word takes longer, then the rows themselves,
+    then other lengths that the model's inputs have. More samples come first, because the error is
+    that between samples; fewer than ``COUPLED_DRAWS`` would say too little of it.
     """
-    lengths = {given.shape[0] for given in inputs if len(given.shape) > 1}
-    fitting = (n for n in lengths if COUPLED_DRAWS <= n < rows and rows % n == 0)
-    return sorted(fitting, reverse=True)
+    shapes = [given.shape for given in inputs if len(given.shape) > 1]
+    texts = {given.shape[0] for given in inputs if _are_texts(given, rows)}
+    lengths = {shape[0] for shape in shapes if shape[0] < rows and rows % max(shape[0], 1) == 0}
+    fewer = {n for n in lengths if n >= COUPLED_DRAWS}
+    by_number = partial(sorted, reverse=True)
+    return list(dict.fromkeys([*by_number(texts & fewer), rows, *by_number(fewer)]))
+
+
+def _are_texts(given: Given, rows: int) -> bool:
+    """Whether it may be texts of words, given as integers, with a row of the outputs each."""
+    return not given.is_real and given.shape == (given.shape[0], rows // max(given.shape[0], 1))
 
 
 COUPLED_DRAWS = 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -51,17 +51,20 @@ class Plans:
     found: dict[int, Plan] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
 
-    def of(self, graph: Graph, key: int) -> Plan | None:
+    def of(
+        self, graph: Graph, key: int, again: Callable[[Plan], bool] = lambda plan: True
+    ) -> Plan | None:
         """The plan of a graph; ``None`` if labelled passes are due.
 
         They are due at the first, second, fourth, eighth step of a structure and so on, since hooks
-        of the user's own on activations, which the graph doesn't show, may change what they do.
+        of the user's own on activations, which the graph doesn't show, may change what they do;
+        of plans that needn't be found ``again``, only at the first.
         """
         if key not in self.found:
             return None
         self.found[key] = plan = self.found.pop(key)
         self.steps[key] += 1
-        due = self.steps[key].bit_count() == 1
+        due = self.steps[key].bit_count() == 1 and again(plan)
         return plan if not due and plan.holds_for(graph) else None
 
     def store(self, key: int, plan: Plan) -> None:
