@@ -151,10 +151,12 @@ class Reduction(ABC):
     is more than one for all reductions of a step together, the elements may be stored.
     ``reads_parameter`` is whether ``gradients.parameter`` is read. ``from_rows`` is whether the
     value for a parameter is the ``total`` of those for its rows: that of large gradients is then
-    computed from some rows at a time.
+    computed from some rows at a time. Those that come ``first`` are computed before others, which
+    find some of their work done.
     """
 
     passes: ClassVar[int] = 1
+    first: ClassVar[bool] = False
     reads_parameter: ClassVar[bool] = False
     from_rows: ClassVar[bool] = False
 
@@ -428,9 +430,13 @@ class Gram(Reduction):
 
 @dataclass(frozen=True)
 class CentredGram(Reduction):
-    """⟨gₙ − ḡ, gₘ − ḡ⟩ of every pair of samples, ``[N, N]``."""
+    """⟨gₙ − ḡ, gₘ − ḡ⟩ of every pair of samples, ``[N, N]``.
+
+    ``Deviations`` follow from it, and are found faster after it.
+    """
 
     from_rows: ClassVar[bool] = True
+    first: ClassVar[bool] = True
     passes: ClassVar[int] = 2
 
     def reduce(self, gradients: ParameterGradients) -> Tensor:

@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from gradlens.numerics.precision import double
 from gradlens.numerics.shards import over_parts, own_part
 
 _FEW = 2**18
@@ -31,6 +32,9 @@ _PRODUCTS = 2**14
 Measured in float32, of random elements and of equal ones: its error is 1 and 25 roundings at 2**14
 products, and 11 and 1900 at 2**20. Fewer at once would be more exact, and slower.
 """
+
+MODERATE = 1e6
+"""The largest size of numbers whose squares stay in float32: these may be smaller by 1e26."""
 
 
 def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -112,6 +116,19 @@ def scale_of(tensor: Tensor) -> Tensor:
     usual = (largest >= limits.tiny) & (largest <= limits.max / 2)
     mantissa, exponent = torch.frexp(largest)
     return torch.where(usual, torch.ldexp(torch.ones_like(mantissa), exponent), 1.0)
+
+
+def into_range(tensor: Tensor) -> Tensor | float:
+    """Divide a tensor in place by a power of two, so that squares stay in range; returns that.
+
+    Over one, which takes no pass, if the largest absolute value is moderate. A result that is a
+    tensor is in float64.
+    """
+    size = scale_of(tensor)
+    if tensor.device.type == "cpu" and 1 / MODERATE < float(size) < MODERATE:
+        return 1.0
+    tensor.div_(size)
+    return double(size)
 
 
 def inner(one: Tensor, other: Tensor) -> Tensor:

@@ -44,7 +44,8 @@ class Reducer:
     ) -> None:
         self.collector = collector
         self.failed: dict[Reduction, str] = {}
-        self.values: dict[Reduction, dict[str, Any]] = {reduction: {} for reduction in reductions}
+        ordered = sorted(reductions, key=lambda reduction: not reduction.first)
+        self.values: dict[Reduction, dict[str, Any]] = {reduction: {} for reduction in ordered}
         self.covered: set[str] = set()
         self.retained: dict[str, GradientOperator] = {}
         self.kept: dict[str, GradientOperator] = {}

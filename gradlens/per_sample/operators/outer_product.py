@@ -14,9 +14,10 @@ from gradlens.numerics.deviations import (
     less_mean,
 )
 from gradlens.numerics.histograms import CHUNK, Grid, add_weights, count
-from gradlens.numerics.norms import norm, scale_of
+from gradlens.numerics.norms import MODERATE, norm, scale_of
 from gradlens.numerics.precision import accumulable, double
 from gradlens.per_sample.operators.operator import (
+    KEPT_PAIRS,
     PIECE_BYTES,
     GradientOperator,
     centred,
@@ -27,12 +28,6 @@ from gradlens.per_sample.operators.tail import Tail
 MOST = 0.4
 """The share of elements in a tail above which sorting them apart doesn't pay."""
 
-
-MODERATE = 1e6
-"""The largest size of gradients whose squares stay in float32: these may be smaller by 1e26."""
-
-KEPT_PAIRS = 1024
-"""The most samples whose Gram matrix is kept for other results: it takes 8 MiB in float64."""
 
 PER_ELEMENT = 12
 """Products for each element of a gradient that take as long as a pass over the elements.
