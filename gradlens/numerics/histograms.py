@@ -120,10 +120,18 @@ def _thresholds(bins: int, range_: Range, dtype: torch.dtype) -> Tensor:
     return torch.where(too_small, torch.nextafter(rounded, infinity), rounded)
 
 
-def tally_1d(values: Tensor, grid: Grid) -> Tensor:
-    """How many of ``values`` ``[a, b]`` are in each cell, int64 ``[grid.size]``.
+SEGMENT = 32
+"""Consecutive elements that are binned if one of them isn't next to zero.
 
-    Of rows of numbers smaller than ``grid.centre``, only the signs are counted.
+A trade-off: the fewer, the fewer elements are binned; of 16, the largest takes six times as long to
+find (measured on two cores).
+"""
+
+
+def tally_1d(values: Tensor, grid: Grid) -> Tensor:
+    """How many of ``values``, of any shape, are in each cell, int64 ``[grid.size]``.
+
+    Of segments of numbers smaller than ``grid.centre``, only the signs are counted.
     """
     table = torch.zeros(grid.size, dtype=torch.int64, device=values.device)
     if not values.numel():
@@ -131,32 +139,30 @@ def tally_1d(values: Tensor, grid: Grid) -> Tensor:
     if values.device.type != "cpu":
         # The sizes of what follows depend on the values, which would have to be waited for.
         return count(grid.cells(values), grid.size)
-    if values.shape[1] > CHUNK:
-        *whole, rest = values.reshape(-1).split(CHUNK)
-        return sum((tally_1d(part[None], grid) for part in whole), tally_1d(rest[None], grid))
-    for rows in values.split(CHUNK // values.shape[1]):
-        small, tail = _by_size(rows, grid.centre)
+    for part in values.reshape(-1).split(CHUNK):
+        tail = _tail(part, grid.centre)
         if len(tail):
             table += count(grid.cells(tail), grid.size)
-        table[grid.zero] += small.numel()
-        if grid.negative != grid.zero:
-            below_zero = negative(small).sum().long()  # exact for a chunk
-            table[grid.negative] += below_zero
-            table[grid.zero] -= below_zero
+        table[grid.zero] += len(part) - len(tail)
+        if grid.negative != grid.zero and len(tail) < len(part):
+            below_zero = negative(part).sum() - negative(tail).sum()  # exact for a chunk
+            table[grid.negative] += below_zero.long()
+            table[grid.zero] -= below_zero.long()
     return table
 
 
-def _by_size(rows: Tensor, centre: float) -> tuple[Tensor, Tensor]:
-    """Rows of numbers that are all smaller than ``centre``, and the elements of all others."""
-    smallest, largest = rows.aminmax()
+def _tail(values: Tensor, centre: float) -> Tensor:
+    """The segments of ``values`` ``[n]`` of which a number isn't smaller than ``centre``."""
+    smallest, largest = values.aminmax()
     if bool(smallest > -centre) and bool(largest < centre):  # which a NaN is not
-        return rows, rows.new_empty(0)
-    near = rows.abs().amax(1) < centre
-    if not near.any():
-        return rows[:0], rows.reshape(-1)
-    # By numbers of rows, which takes half of the time that a mask does.
-    small, tail = (rows.index_select(0, mask.nonzero()[:, 0]) for mask in (near, ~near))
-    return small, tail.reshape(-1)
+        return values[:0]
+    whole = len(values) // SEGMENT * SEGMENT
+    segments = values[:whole].view(-1, SEGMENT)
+    # By numbers of segments, which takes half of the time that a mask does.
+    far = (~(segments.abs().amax(1) < centre)).nonzero()[:, 0]
+    if len(far) == len(segments):
+        return values
+    return torch.cat([segments.index_select(0, far).reshape(-1), values[whole:]])
 
 
 class JointTally:
@@ -261,7 +267,7 @@ def _folded(table: Tensor) -> Tensor:
 
 def histogram_1d(values: Tensor, bins: int, range_: Range) -> Counts:
     """Counts of all elements of ``values`` in equal bins."""
-    values = comparable(values).reshape(1, -1)
+    values = comparable(values)
     return counts_of_1d(tally_1d(values, grid_of(bins, range_, values.dtype, values.device)))
 
 

@@ -483,10 +483,7 @@ class GradientOperator(ABC):
         """Counts by ``grid``'s cells."""
         table = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
         for samples, rows in self._partition(max_bytes):
-            block = self._scaled_block(samples, rows)
-            # A vector's elements are in one row rather than in one each.
-            values = block.mT if self._columns == 1 else block
-            table += tally_1d(values.flatten(0, 1), grid)
+            table += tally_1d(self._scaled_block(samples, rows), grid)
         return table
 
     def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
