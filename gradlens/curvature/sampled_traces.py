@@ -81,17 +81,18 @@ def _divisions(rows: int, inputs: Sequence[Given]) -> list[int]:
     then other lengths that the model's inputs have. More samples come first, because the error is
     that between samples; fewer than ``COUPLED_DRAWS`` would say too little of it.
     """
-    shapes = [given.shape for given in inputs if len(given.shape) > 1]
-    texts = {given.shape[0] for given in inputs if _are_texts(given, rows)}
-    lengths = {shape[0] for shape in shapes if shape[0] < rows and rows % max(shape[0], 1) == 0}
-    fewer = {n for n in lengths if n >= COUPLED_DRAWS}
+    several = [given for given in inputs if len(given.shape) > 1]
+    lengths = {given.shape[0] for given in several}
+    texts = {given.shape[0] for given in several if _are_texts(given, rows)}
+    fewer = {n for n in lengths if COUPLED_DRAWS <= n < rows and rows % n == 0}
     by_number = partial(sorted, reverse=True)
     return list(dict.fromkeys([*by_number(texts & fewer), rows, *by_number(fewer)]))
 
 
 def _are_texts(given: Given, rows: int) -> bool:
     """Whether it may be texts of words, given as integers, with a row of the outputs each."""
-    return not given.is_real and given.shape == (given.shape[0], rows // max(given.shape[0], 1))
+    first, second, *others = given.shape
+    return not given.is_real and not others and first * second == rows
 
 
 COUPLED_DRAWS = 3

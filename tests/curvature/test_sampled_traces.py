@@ -269,6 +269,29 @@ def test_rows_that_are_not_coupled_are_samples_of_their_own() -> None:
         assert together[name] == pytest.approx(apart[name], rel=1e-12)
 
 
+class AtATime(nn.Module):
+    """A network that is given a time without axes, as those of diffusion models are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.times = nn.Linear(4, 3), nn.Embedding(5, 4)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        """``[N, 4] -> [N, 3]``."""
+        outputs: Tensor = self.layer(torch.tanh(x + self.times(time)))
+        return outputs
+
+
+def test_inputs_without_axes_are_no_texts() -> None:
+    torch.manual_seed(0)
+    model, loss_function = AtATime(), nn.CrossEntropyLoss()
+    cockpit = Cockpit(model, [quantities.HessTrace(**SAMPLED)], loss_function=loss_function)
+    loss = loss_function(model(torch.randn(6, 4), torch.tensor(2)), torch.randint(3, (6,)))
+    with cockpit(0, loss=loss):
+        loss.backward()
+    assert cockpit.history["HessTrace"][0]["method"] == "Monte Carlo"
+
+
 @pytest.mark.filterwarnings("ignore:.*diag_ggn_mc is estimated")
 def test_outputs_without_rows_have_a_trace_of_products() -> None:
     layer = nn.Linear(3, 1)
