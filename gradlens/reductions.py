@@ -73,7 +73,13 @@ from gradlens.numerics.histograms import Counts, Range
 from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Stratum
 from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.operators.stored import bytes_of_elements, stored, stored_rows
+from gradlens.per_sample.operators.stored import (
+    Buffer,
+    bytes_of_elements,
+    is_to_be_stored,
+    stored,
+    stored_rows,
+)
 
 __all__ = [
     "AbsMax",
@@ -108,7 +114,8 @@ class ParameterGradients:
 
     ``tensor`` is the parameter, or this process's part of it. ``shared`` is whether several passes
     of reductions use their elements. Where gradients are too large to be stored, they may be those
-    of some ``rows`` of the parameter alone, as is ``tensor``.
+    of some ``rows`` of the parameter alone, as is ``tensor``. ``buffer`` is memory for stored
+    elements, which are then valid until it is used again.
     """
 
     name: str
@@ -116,6 +123,7 @@ class ParameterGradients:
     individual: GradientOperator
     shared: bool = True
     rows: slice | None = None
+    buffer: Buffer | None = None
 
     @cached_property
     def parameter(self) -> Tensor:
@@ -125,7 +133,12 @@ class ParameterGradients:
     @cached_property
     def elements(self) -> GradientOperator:
         """``individual``, with stored elements if they are ``shared`` and that saves work."""
-        return stored(self.individual, STORED_BYTES) if self.shared else self.individual
+        return stored(self.individual, self.buffer) if self.are_stored else self.individual
+
+    @property
+    def are_stored(self) -> bool:
+        """Whether ``elements`` are stored."""
+        return self.shared and is_to_be_stored(self.individual, STORED_BYTES)
 
     @property
     def are_apart(self) -> bool:

@@ -69,6 +69,7 @@ class StepGradients:
             retain=retain and not self._is_part,
             keep=self._keep(retain, accumulating),
             contain=contain,
+            buffer=setting.buffer,
         )
 
     def _keep(

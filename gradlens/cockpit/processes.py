@@ -22,7 +22,6 @@ from gradlens.per_sample.operators.joined import Joined
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.per_sample.operators.rows import IndexedRows
-from gradlens.per_sample.operators.stored import Stored
 from gradlens.per_sample.operators.summed import Summed
 
 T = TypeVar("T")
@@ -87,7 +86,7 @@ def _noted(work: str, refuse: Callable[[str], None]) -> Iterator[None]:
 CPU = torch.device("cpu")
 
 OPERATORS = (
-    Convolution, Dense, Geometry, Grouped, IndexedRows, Joined, OuterProduct, Stored, Summed,
+    Convolution, Dense, Geometry, Grouped, IndexedRows, Joined, OuterProduct, Summed,
     SumOfOuterProducts,
 )  # fmt: skip
 """What per-sample gradients consist of."""

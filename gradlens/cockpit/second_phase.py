@@ -18,6 +18,7 @@ from gradlens.numerics.unavailable import Contain
 from gradlens.per_sample.batch_parts import BatchPart, Results
 from gradlens.per_sample.kept_samples import KeptGradients
 from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.per_sample.operators.stored import Buffer
 from gradlens.reductions import (
     MergeableReduction,
     ParameterGradients,
@@ -139,6 +140,7 @@ class SecondPhase:
         shared = sum(each.passes for each in reductions.values()) > 1
         reads_parameter = any(each.reads_parameter for each in reductions.values())
         names = [name for name in self._parameters if name in self._whole.covered]
+        buffer = Buffer()
         for name in names if reductions else ():
             # All processes take part, in the same order and whatever samples one of them has.
             gathered = {key: each.gathered(name) for key, each in reductions.items()}
@@ -146,7 +148,7 @@ class SecondPhase:
             parameter = whole(own) if reads_parameter else own
             if name not in operators:
                 continue
-            gradients = ParameterGradients(name, parameter, operators[name], shared)
+            gradients = ParameterGradients(name, parameter, operators[name], shared, buffer=buffer)
             with torch.no_grad(), autocast_off(parameter):
                 for key in [key for key in reductions if key not in failed]:
                     work = f"{type(reductions[key]).__name__} of {name}"

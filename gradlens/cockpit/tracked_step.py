@@ -115,6 +115,8 @@ class TrackedStep:
         self._check_needs(tracking.boundary.strict or not tracking.run.has_recorded)
         if self._is_tracked or self._by_user:
             self._prepare_contained()
+        else:
+            tracking.setting.buffer.free()
         if tracking.budget is not None:
             tracking.budget.begin_backward()
 

@@ -35,6 +35,7 @@ from gradlens.per_sample.labelling.graph import Edge, Graph, is_python_function
 from gradlens.per_sample.labelling.plan import Plan
 from gradlens.per_sample.labelling.planner import plan_of
 from gradlens.per_sample.labelling.saved import reading_changes_buffers
+from gradlens.per_sample.operators.stored import Buffer
 from gradlens.per_sample.scales import loss_scale
 
 MAX_PLANS = 64
@@ -80,8 +81,9 @@ class Plans:
 class Setting:
     """What is the same at all steps; only ``plans`` grow.
 
-    ``sharding`` is that of a model that ``fully_shard`` was called with, and ``replicas`` are the
-    modules of a model that ``DistributedDataParallel`` wraps.
+    ``buffer`` is memory that each step uses again. ``sharding`` is that of a model that
+    ``fully_shard`` was called with, and ``replicas`` are the modules of a model that
+    ``DistributedDataParallel`` wraps.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -89,6 +91,7 @@ class Setting:
     loss_reduction: LossReduction = "mean"
     batchnorm: BatchNormPolicy = "coupled"
     plans: Plans = field(default_factory=Plans)
+    buffer: Buffer = field(default_factory=Buffer)
     sharding: Sharding | None = None
     replicas: Sequence[Replica] = ()
 

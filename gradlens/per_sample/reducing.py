@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import Contain, uncontained
 from gradlens.per_sample.collector import Collector
 from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.per_sample.operators.stored import Buffer, bytes_of_elements
 from gradlens.reductions import ParameterGradients, Reduction
 
 RETAINED_BYTES = 16 * 2**20
@@ -41,6 +43,7 @@ class Reducer:
         retain: bool = False,
         keep: Callable[[GradientOperator], GradientOperator] | None = None,
         contain: Contain = uncontained,
+        buffer: Buffer | None = None,
     ) -> None:
         self.collector = collector
         self.failed: dict[Reduction, str] = {}
@@ -54,6 +57,7 @@ class Reducer:
         self._may_retain = RETAINED_BYTES
         self._keep = keep
         self._contain = contain
+        self._buffer = buffer
         self._leaves = parameters
         self._handles: list[RemovableHandle] = []
         self._pending: set[str] = set()
@@ -98,7 +102,12 @@ class Reducer:
             self._reduce_operator(name, individual)
 
     def _reduce_operator(self, name: str, individual: GradientOperator) -> None:
-        gradients = ParameterGradients(name, self._leaves[name], individual, self._shared)
+        gradients = ParameterGradients(
+            name, self._leaves[name], individual, self._shared, buffer=self._buffer
+        )
+        lasts = self._retain and self._fits(gradients)
+        if lasts:
+            gradients = replace(gradients, buffer=None)
         apart = self._reduce_rows(gradients) if gradients.are_apart else {}
         for reduction in self._unfailed(self.values):
             with self._containing(reduction, name):
@@ -110,7 +119,7 @@ class Reducer:
         gradients.elements.forget()
         self.covered.add(name)
         if self._retain:
-            self.retained[name] = self._lasting(gradients)
+            self.retained[name] = gradients.elements if lasts else individual
         if self._keep is not None:
             self.kept[name] = self._keep(individual)
 
@@ -144,14 +153,14 @@ class Reducer:
         for reduction in reductions:
             self.failed.setdefault(reduction, reason)
 
-    def _lasting(self, gradients: ParameterGradients) -> GradientOperator:
-        """The operator that gives projections after the update at the least cost."""
-        elements, factors = gradients.elements, gradients.individual
-        more = max(elements.nbytes - factors.nbytes, 0)
-        if more > self._may_retain:
-            return factors
-        self._may_retain -= more
-        return elements
+    def _fits(self, gradients: ParameterGradients) -> bool:
+        """Whether elements may be retained, which give projections at less cost than factors."""
+        individual = gradients.individual
+        size = bytes_of_elements(individual) if gradients.are_stored else 0
+        more = max(size - individual.nbytes, 0)
+        fits = more <= self._may_retain
+        self._may_retain -= more if fits else 0
+        return fits
 
     def finish(self) -> None:
         """Reduce what autograd didn't accumulate (``torch.autograd.grad``), and remove hooks."""

@@ -26,7 +26,6 @@ from gradlens.per_sample.operators.joined import Joined
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.per_sample.operators.rows import IndexedRows
-from gradlens.per_sample.operators.stored import Stored
 from gradlens.per_sample.operators.summed import Summed
 
 CPU = torch.device("cpu")
@@ -71,7 +70,6 @@ def rand(*shape: int) -> torch.Tensor:
 
 OPERATORS: list[GradientOperator] = [
     Dense(rand(4, 3, 2), 0.5),
-    Stored(Dense(rand(4, 3, 2))),
     OuterProduct(rand(4, 3), rand(4, 2)),
     SumOfOuterProducts(rand(4, 5, 3), rand(4, 5, 2), 2.0),
     Grouped(OuterProduct(rand(8, 3), rand(8, 2)), 2),

@@ -20,6 +20,7 @@ from gradlens.per_sample.labelling.graph import Graph
 from gradlens.per_sample.labelling.plan import Plan
 from gradlens.per_sample.labelling.planner import plan_of_rows
 from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
+from gradlens.per_sample.operators import convolution as convolution_module
 from gradlens.per_sample.operators import operator as operator_module
 from gradlens.per_sample.operators.convolution import Convolution, Geometry
 from gradlens.per_sample.operators.dense import Dense
@@ -32,7 +33,7 @@ from gradlens.per_sample.operators.outer_product import (
     by_gram_matrix,
 )
 from gradlens.per_sample.operators.rows import IndexedRows
-from gradlens.per_sample.operators.stored import Stored
+from gradlens.per_sample.operators.stored import Buffer, stored
 from gradlens.per_sample.operators.summed import Summed
 from tests.cases.networks import NETWORKS, Network
 from tests.cases.references import Contribution, per_sample_gradients_by_loop, squared_error
@@ -336,7 +337,7 @@ def test_every_operator_occurs_in_the_networks_above() -> None:
         with gradlens.per_sample_gradients(model) as gradients:
             model(network.inputs(2)).square().mean().backward()
         seen |= {type(operator) for operator in gradients.values()}
-    elsewhere = {Joined, Grouped, Stored}  # which have tests of their own
+    elsewhere = {Joined, Grouped}  # which have tests of their own
     assert seen == all_subclasses(GradientOperator) - {GradientOperator} - elsewhere
 
 
@@ -561,14 +562,24 @@ def test_convolutions_of_few_positions(
     assert_equals_dense_twin(Convolution(delta, inputs, geometry, 3.0))
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 30_000, operator_module.PIECE_BYTES])
-def test_stored_gradients(piece_bytes: int) -> None:
+@pytest.mark.parametrize("patches_bytes", [1, 3_000, convolution_module.PATCHES_BYTES])
+def test_stored_gradients(patches_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next ones of a buffer take the place of those before."""
+    monkeypatch.setattr(convolution_module, "PATCHES_BYTES", patches_bytes)
     torch.manual_seed(0)
-    operator = convolution(7.0)
-    whole_samples = max(piece_bytes, 8 * (operator.shape.numel() + operator._workspace()))
-    kept = Stored(operator, whole_samples)
-    assert_close(kept.dense(), operator.dense())
-    assert_equals_dense_twin(kept)
+    buffer = Buffer()
+    for scale in (7.0, 1.0):
+        for positions in (3, 50):
+            delta, inputs = (torch.randn(7, positions, k, dtype=torch.float64) for k in (20, 30))
+            for operator in (convolution(scale), SumOfOuterProducts(delta, inputs, scale)):
+                found = stored(operator, buffer)
+                assert_close(found.dense(), operator.dense())
+                pieces = torch.cat([piece.values for piece in operator.pieces()])
+                assert_close(found.dense(), pieces)
+                assert_equals_dense_twin(found)
+    again = stored(operator, buffer)
+    assert again.dense().data_ptr() != found.dense().data_ptr()
+    assert again._gradients.data_ptr() == found._gradients.data_ptr()
 
 
 @pytest.mark.parametrize("positions", [1, 3])

@@ -16,7 +16,7 @@ from gradlens.per_sample.operators.joined import Joined
 from gradlens.per_sample.operators.operator import GradientOperator
 from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.per_sample.operators.rows import IndexedRows
-from gradlens.per_sample.operators.stored import Stored
+from gradlens.per_sample.operators.stored import stored
 from gradlens.per_sample.operators.summed import Summed
 
 Factor = Callable[..., Tensor]
@@ -33,7 +33,7 @@ OPERATORS: dict[str, Callable[[Factor, Factor], GradientOperator]] = {
     "sum, by pairs": lambda delta, x: SumOfOuterProducts(delta(3, 2, 40), x(3, 2, 50)),
     "sum, by elements": lambda delta, x: SumOfOuterProducts(delta(64, 9, 4), x(64, 9, 5)),
     "convolution": lambda delta, x: Convolution(delta(8, 6, 4, 4), x(8, 3, 6, 6), GEOMETRY),
-    "stored": lambda delta, x: Stored(SumOfOuterProducts(delta(9, 3, 4), x(9, 3, 5)), 200),
+    "stored": lambda delta, x: stored(SumOfOuterProducts(delta(9, 3, 4), x(9, 3, 5))),
     "rows": lambda delta, x: IndexedRows(INDICES, delta(32, 3), OWNERS, 8, 6),
     "summed": lambda delta, x: Summed([OuterProduct(delta(8, 4), x(8, 5)), Dense(delta(8, 4, 5))]),
     "grouped": lambda delta, x: Grouped(OuterProduct(delta(16, 4), x(16, 5)), 2),

@@ -21,6 +21,8 @@ from gradlens.numerics.deviations import (
     ROUNDINGS,
     ElementDeviations,
     SampleDeviations,
+    apart_from,
+    deviations_from,
 )
 from gradlens.numerics.histograms import (
     Counts,
@@ -46,13 +48,6 @@ from gradlens.numerics.precision import double
 PIECE_BYTES = 16 * 2**20
 """Default bound of the temporary memory of one piece."""
 
-
-APART = 2**20
-"""Elements less their mean that are in memory at once.
-
-Measured on two cores: with 2**18, which fit into a core's cache, the calls of a dozen small
-operations took longer than the work on the elements.
-"""
 
 KEPT_PAIRS = 1024
 """The most samples whose Gram matrix is kept for other results: it takes 8 MiB in float64."""
@@ -273,15 +268,13 @@ class GradientOperator(ABC):
             yield Piece(samples, rows, values.reshape(len(values), *kept))
 
     @final
-    def dense(self) -> Tensor:
-        """gₙ themselves, ``[N, *P]``: N times the parameter's memory."""
-        dense = torch.empty(
-            self.batch_size, self._rows, self._columns, dtype=self.dtype, device=self.device
-        )
+    def dense(self, out: Tensor | None = None) -> Tensor:
+        """gₙ themselves, ``[N, *P]``: N times the parameter's memory, or that of ``out``."""
+        shape = (self.batch_size, *self.shape)
+        dense = torch.empty(shape, dtype=self.dtype, device=self.device) if out is None else out
         with torch.no_grad():
-            for samples, rows in self._partition(PIECE_BYTES):
-                torch.mul(self._block(samples, rows), self.scale, out=dense[samples, rows])
-            return dense.reshape(self.batch_size, *self.shape)
+            self._write(dense.view(self.batch_size, self._rows, self._columns))
+        return dense
 
     @final
     def abs_max(self) -> Tensor:
@@ -324,6 +317,11 @@ class GradientOperator(ABC):
     def _add_block(self, block: Tensor, samples: slice, rows: slice) -> None:
         """Add what ``_block`` returns to a tensor."""
         block += self._block(samples, rows)
+
+    def _write(self, to: Tensor) -> None:
+        """Write all gradients, scaled, to a tensor ``[N, R, K]``."""
+        for samples, rows in self._partition(PIECE_BYTES):
+            torch.mul(self._block(samples, rows), self.scale, out=to[samples, rows])
 
     @abstractmethod
     def _keep_only(self, samples: Tensor) -> None:
@@ -371,7 +369,8 @@ class GradientOperator(ABC):
         unit = scale_of(centre)
         for rows in slices(self._rows, PIECE_BYTES // max(bytes_per_row, 1)):
             direction = (centre[rows] / unit).flatten()
-            for part, apart in _apart(self._rows_of(everyone, rows), centre[rows]):
+            block = self._rows_of(everyone, rows).flatten(1)
+            for part, apart in apart_from(block, centre[rows].flatten()):
                 size = into_range(apart)
                 gram += double(products_of_pairs(apart)) * size**2
                 if with_centre:
@@ -394,17 +393,22 @@ class GradientOperator(ABC):
 
     @final
     def _deviations_of_elements(self, centre: Tensor) -> SampleDeviations:
-        size = scale_of(centre)
-        unit = centre / size
+        found = [
+            (
+                samples,
+                deviations_from(self._block(samples, rows).flatten(1), centre[rows].flatten()),
+            )
+            for samples, rows in self._partition(PIECE_BYTES)
+        ]
+        if len(found) == 1:
+            return found[0][1]
         squared_norms, along = (self._double_zeros(self.batch_size) for _ in range(2))
-        for samples, rows in self._partition(PIECE_BYTES):
-            direction = unit[rows].flatten()
-            for part, apart in _apart(self._block(samples, rows), centre[rows]):
-                squared_norms[samples] += double(row_norms(apart)).square()
-                along[samples] += double(dots(apart, direction[part]))
-        rounding = ROUNDINGS * torch.finfo(self.dtype).eps * squared_norms.sum()
-        squared_mean = double(norm(centre)).square()
-        return SampleDeviations(squared_norms, along * size, squared_mean, rounding, rounding)
+        rounding, squared_mean = self._double_zeros(), double(norm(centre)).square()
+        for samples, part in found:
+            squared_norms[samples] += part.squared_norms
+            along[samples] += part.dots
+            rounding += part.rounding
+        return SampleDeviations(squared_norms, along, squared_mean, rounding, rounding)
 
     def _element_deviations(self) -> tuple[Tensor, Tensor]:
         """ḡ, and a new tensor of Σₙ(gₙ − ḡ)² for each element; unscaled, ``[R, K]``."""
@@ -416,7 +420,8 @@ class GradientOperator(ABC):
         total = self._double_zeros(self._rows, self._columns)
         for samples, rows in self._partition(PIECE_BYTES):
             squares = total[rows].view(-1)
-            for part, apart in _apart(self._block(samples, rows), centre[rows]):
+            block = self._block(samples, rows).flatten(1)
+            for part, apart in apart_from(block, centre[rows].flatten()):
                 size = into_range(apart)
                 squares[part] += double(apart.square_().sum(0)) * size**2
         return total
@@ -539,18 +544,6 @@ class GradientOperator(ABC):
         for sample in range(self.batch_size):
             for rows in slices(self._rows, rows_at_once):
                 yield slice(sample, sample + 1), rows
-
-
-def _apart(block: Tensor, centre: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """gₙ − c ``[n, m]`` at some elements, which are a slice of all, from ``[n, r, K]``, ``[r, K]``.
-
-    ``APART`` at once, each time in a new tensor.
-    """
-    block, centre = block.flatten(1), centre.flatten()
-    length = block.shape[1]
-    at_once = APART // max(len(block), 1) if block.device.type == "cpu" else length
-    for part in slices(length, at_once):
-        yield part, block[:, part] - centre[part]
 
 
 def _tensors_in(value: object) -> Iterator[Tensor]:

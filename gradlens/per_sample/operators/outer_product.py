@@ -247,6 +247,9 @@ class SumOfOuterProducts(GradientOperator):
     def _block(self, samples: slice, rows: slice) -> Tensor:
         return self._delta[samples, :, rows].mT @ self._inputs[samples]
 
+    def _write(self, to: Tensor) -> None:
+        write_products(to, self._delta.mT, self._inputs, self.scale)
+
     def _keep_only(self, samples: Tensor) -> None:
         self._delta, self._inputs = self._delta[samples], self._inputs[samples]
 
@@ -313,6 +316,15 @@ class SumOfOuterProducts(GradientOperator):
     def _weighted_sum(self, weights: Tensor) -> Tensor:
         delta = self._delta * weights[:, None, None]
         return delta.flatten(0, 1).T @ self._inputs.flatten(0, 1)
+
+
+def write_products(to: Tensor, delta: Tensor, inputs: Tensor, scale: float) -> None:
+    """Write scale·δₙ xₙ from δ ``[N, R, S]`` and x ``[N, S, K]`` to ``[N, R, K]``."""
+    if scale != 1.0 and delta.shape[2] < inputs.shape[2]:
+        delta, scale = delta * scale, 1.0  # which are fewer numbers than the products
+    torch.bmm(delta, inputs, out=to)
+    if scale != 1.0:
+        to.mul_(scale)
 
 
 def squared_norms_by_positions(delta: Tensor, inputs: Tensor) -> Tensor:

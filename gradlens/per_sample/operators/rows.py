@@ -11,6 +11,7 @@ from gradlens.numerics.deviations import (
     by_products,
     less_mean,
 )
+from gradlens.numerics.histograms import Grid, count, tally_1d
 from gradlens.numerics.norms import norm, scale_of
 from gradlens.numerics.precision import accumulable, double
 from gradlens.per_sample.operators.operator import (
@@ -127,6 +128,25 @@ class IndexedRows(GradientOperator):
 
     def _sum_of_squares(self) -> Tensor:
         return self._per_row(double(self._values).square())
+
+    def _abs_max(self) -> Tensor:
+        values = self._values * self.scale
+        return torch.cat([values.flatten(), values.new_zeros(1)]).abs().amax()
+
+    def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
+        table = tally_1d(self._values * self.scale, grid)
+        table[grid.zero] += self.batch_size * self._rows * self._columns - self._values.numel()
+        return table
+
+    def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
+        table = torch.zeros(grid.size, size, dtype=torch.int64, device=self.device)
+        everywhere = self.batch_size * count(companions, size)
+        touched = companions[self._row]
+        table[grid.zero] += everywhere - count(touched, size)
+        bytes_per_row = self._columns * (2 * self.dtype.itemsize + 16)
+        for rows in slices(len(touched), max_bytes // max(bytes_per_row, 1)):
+            table += grid.joint_counts(self._values[rows] * self.scale, touched[rows], size)
+        return table
 
     def _per_sample(self, values: Tensor) -> Tensor:
         return values.new_zeros(self.batch_size).index_add_(0, self._owner, values)

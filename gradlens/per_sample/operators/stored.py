@@ -13,40 +13,29 @@ from gradlens.per_sample.operators.operator import PIECE_BYTES, GradientOperator
 
 
 @final
-class Stored(GradientOperator):
-    """Another operator's gₙ, as the pieces of whole samples that it computes them in.
+class Buffer:
+    """Memory for the elements of one parameter at a time, which the next one uses again.
 
-    Pieces rather than one tensor, since memory of their size is used again, while that of a large
-    tensor is allocated by the system page by page, which takes longer than the computation.
+    The system allocates a tensor of many megabytes page by page, which takes as long as computing
+    its elements. Devices other than the processor reuse memory by themselves.
     """
 
-    def __init__(self, individual: GradientOperator, piece_bytes: int = PIECE_BYTES) -> None:
-        n, shape = individual.batch_size, individual.shape
-        super().__init__(n, shape, 1.0, individual.dtype, individual.device, individual.eps)
-        self._of_pieces = individual._workspace()
-        with torch.no_grad():
-            self._parts = [
-                individual._scaled_block(*piece) for piece in individual._partition(piece_bytes)
-            ]
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
 
-    @property
-    def elementwise(self) -> bool:
-        return False
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor in this memory, which the next call overwrites, with any elements."""
+        if device.type != "cpu":
+            return torch.empty(shape, dtype=dtype, device=device)
+        size = torch.Size(shape).numel() * dtype.itemsize
+        if size > len(self._memory):
+            self.free()
+            self._memory = torch.empty(size, dtype=torch.uint8)
+        return self._memory[:size].view(dtype).view(shape)
 
-    def _workspace(self) -> int:
-        # It isn't needed any more, but pieces are cut by it.
-        return self._of_pieces
-
-    def _block(self, samples: slice, rows: slice) -> Tensor:
-        size = len(self._parts[0])
-        first, last = samples.start // size, -(-samples.stop // size)
-        parts = [part[:, rows] for part in self._parts[first:last]]
-        together = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return together[samples.start - first * size : samples.stop - first * size]
-
-    def _keep_only(self, samples: Tensor) -> None:
-        size = len(self._parts[0])
-        self._parts = list(torch.cat(self._parts)[samples].split(size))
+    def free(self) -> None:
+        """Release the memory until it is needed again."""
+        self._memory = torch.empty(0, dtype=torch.uint8)
 
 
 def bytes_of_elements(individual: GradientOperator) -> int:
@@ -66,11 +55,14 @@ def stored_rows(
         yield rows, Dense(values.unflatten(2, individual.shape[1:]), eps=individual.eps)
 
 
-def stored(individual: GradientOperator, max_bytes: int) -> GradientOperator:
-    """The same gradients, stored if that saves work and they are small enough."""
-    needed = bytes_of_elements(individual)
-    if not individual.is_worth_storing or not 0 < needed <= max_bytes:
-        return individual
-    _, rows = next(individual._partition(PIECE_BYTES))
-    whole_samples = rows == slice(0, individual._rows)
-    return Stored(individual) if whole_samples else Dense(individual.dense(), eps=individual.eps)
+def is_to_be_stored(individual: GradientOperator, max_bytes: int) -> bool:
+    """Whether storing gradients saves work, and they are small enough."""
+    return individual.is_worth_storing and 0 < bytes_of_elements(individual) <= max_bytes
+
+
+def stored(individual: GradientOperator, buffer: Buffer | None = None) -> Dense:
+    """The same gradients with stored elements, in a buffer or in memory of their own."""
+    shape = (individual.batch_size, *individual.shape)
+    memory = Buffer() if buffer is None else buffer
+    elements = memory.tensor(shape, individual.dtype, individual.device)
+    return Dense(individual.dense(elements), eps=individual.eps)
