@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradlens.numerics.norms import dots, norm, row_norms, scale_of, squared_row_norms
+from gradlens.numerics.norms import dots, norm, power_of, row_norms, scale_of, squared_row_norms
 from gradlens.numerics.precision import double
 from gradlens.numerics.strata import Strata, Stratum, count, total, total_error
 
@@ -212,18 +212,19 @@ def deviations_from(rows: Tensor, centre: Tensor) -> SampleDeviations:
 
 def _by_few_passes(rows: Tensor, centre: Tensor) -> SampleDeviations | None:
     """From ‖gₙ‖² and ⟨gₙ, c⟩; ``None`` where these are not precise enough."""
-    unit = scale_of(centre)
-    direction = centre / unit
+    size = power_of(centre)
+    direction = centre if size == 1.0 else centre / size
+    squared_centre = float(squared_row_norms(direction[None])) * size**2
     squared_norms = double(row_norms(rows)).square_()
-    with_centre = double(dots(rows, direction)).mul_(unit)
-    squared_centre = double(squared_row_norms(direction[None])[0]) * double(unit).square()
+    with_centre = double(dots(rows, direction)).mul_(size)
     along = with_centre.sub_(squared_centre)
     apart = (squared_norms - squared_centre).sub_(along, alpha=2)
-    size = squared_norms.sum() + len(rows) * squared_centre
-    if not FAR * float(size) < float(apart.sum()) < math.inf:
+    largest = float(squared_norms.sum()) + len(rows) * squared_centre
+    if not FAR * largest < float(apart.sum()) < math.inf:
         return None
-    rounding = ROUNDINGS * torch.finfo(rows.dtype).eps * size
-    return SampleDeviations(apart.clamp_(min=0), along, squared_centre, rounding, rounding)
+    bounds = [squared_centre, ROUNDINGS * torch.finfo(rows.dtype).eps * largest]
+    squared_mean, rounding = squared_norms.new_tensor(bounds)
+    return SampleDeviations(apart.clamp_(min=0), along, squared_mean, rounding, rounding)
 
 
 def _by_differences(rows: Tensor, centre: Tensor) -> SampleDeviations:

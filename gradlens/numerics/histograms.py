@@ -127,6 +127,10 @@ Measured on two cores: then, picking them out takes longer than binning the othe
 """
 
 
+FEW = 2**14
+"""Up to so many numbers, all are binned if one is large: the work is less than that of the calls."""
+
+
 def tally_1d(values: Tensor, grid: Grid) -> Tensor:
     """How many of ``values``, of any shape, are in each cell, int64 ``[grid.size]``.
 
@@ -152,10 +156,12 @@ def tally_1d(values: Tensor, grid: Grid) -> Tensor:
 
 def _tail(values: Tensor, centre: float) -> Tensor:
     """Those of ``values`` ``[n]`` that aren't smaller than ``centre``, or all if these are many."""
-    smallest, largest = map(float, values.aminmax()) if len(values) else (0.0, 0.0)
+    if not len(values):
+        return values
+    smallest, largest = map(float, values.aminmax())
     if -centre < smallest and largest < centre:  # which a NaN is not
         return values[:0]
-    if math.isnan(smallest):
+    if len(values) <= FEW or math.isnan(smallest):
         return values
     # By numpy, which looks through flags several times as fast.
     far = values.abs().numpy() >= centre

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import torch
@@ -43,14 +43,14 @@ def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     They are in the tensors' precision, at least in single precision. The squares of vanishing or
     huge elements may leave the range of that precision; the norm is right nevertheless.
     """
-    own = [_norm(own_part(tensor)) for tensor in tensors]
+    own = _norms_of([own_part(tensor) for tensor in tensors])
     return over_parts(tensors, own, lambda parts: row_norms(parts.T))
 
 
 def distances(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
     """Norms of the differences of dense tensors, as ``norms``, of which one is stored at a time."""
     pairs = zip(ones, others, strict=True)
-    own = [_norm(own_part(one) - own_part(other)) for one, other in pairs]
+    own = _norms_of(own_part(one) - own_part(other) for one, other in pairs)
     return over_parts(ones, own, lambda parts: row_norms(parts.T))
 
 
@@ -59,12 +59,17 @@ def norm(tensor: Tensor) -> Tensor:
     return norms([tensor])[0]
 
 
-def _norm(tensor: Tensor) -> Tensor:
+def _norms_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [row_norms(_numbers(tensor))[0] for tensor in tensors]
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """All real numbers of a tensor, as a row."""
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    return row_norms(tensor.reshape(1, -1))[0]
+    return tensor.reshape(1, -1)
 
 
 def row_norms(matrix: Tensor) -> Tensor:
@@ -108,14 +113,30 @@ def scale_of(tensor: Tensor) -> Tensor:
         return tensor.new_ones(())
     limits = torch.finfo(tensor.dtype)
     if tensor.device.type == "cpu":  # where reading a number is cheaper than an operation
-        low, high = map(float, torch.aminmax(tensor))
-        size = max(-low, high)
-        is_usual = limits.tiny <= size <= limits.max / 2
-        return tensor.new_tensor(math.ldexp(1.0, math.frexp(size)[1]) if is_usual else 1.0)
+        return tensor.new_tensor(_power_above(_largest(tensor), limits))
     largest = torch.stack(torch.aminmax(tensor)).abs().amax()
     usual = (largest >= limits.tiny) & (largest <= limits.max / 2)
     mantissa, exponent = torch.frexp(largest)
     return torch.where(usual, torch.ldexp(torch.ones_like(mantissa), exponent), 1.0)
+
+
+def power_of(tensor: Tensor) -> float:
+    """As ``scale_of``, of a tensor on the processor, but one where squares are in range already."""
+    size = _largest(tensor)
+    return 1.0 if 1 / MODERATE < size < MODERATE else _power_above(size, torch.finfo(tensor.dtype))
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest absolute value; NaN if there is one, and zero for no elements."""
+    if not tensor.numel():
+        return 0.0
+    low, high = map(float, torch.aminmax(tensor))
+    return max(-low, high)
+
+
+def _power_above(size: float, limits: torch.finfo) -> float:
+    is_usual = limits.tiny <= size <= limits.max / 2
+    return math.ldexp(1.0, math.frexp(size)[1]) if is_usual else 1.0
 
 
 def into_range(tensor: Tensor) -> Tensor | float:
@@ -124,9 +145,12 @@ def into_range(tensor: Tensor) -> Tensor | float:
     Over one, which takes no pass, if the largest absolute value is moderate. A result that is a
     tensor is in float64.
     """
+    if tensor.device.type == "cpu":
+        power = power_of(tensor)
+        if power != 1.0:
+            tensor.div_(power)
+        return power
     size = scale_of(tensor)
-    if tensor.device.type == "cpu" and 1 / MODERATE < float(size) < MODERATE:
-        return 1.0
     tensor.div_(size)
     return double(size)
 

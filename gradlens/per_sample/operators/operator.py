@@ -10,7 +10,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
@@ -218,12 +218,14 @@ class GradientOperator(ABC):
     @final
     def _scaled_deviations(self, found: SampleDeviations) -> SampleDeviations:
         factor = self.scale**2
-        noise = self._noise * self.batch_size * found.squared_mean
+        noise = found.squared_mean * (self._noise * self.batch_size * factor)
+        if factor == 1.0:
+            return replace(found, noise=noise)
         return SampleDeviations(
             found.squared_norms * factor,
             found.dots * factor,
             found.squared_mean * factor,
-            noise * factor,
+            noise,
             found.rounding * factor,
         )
 
