@@ -329,8 +329,7 @@ class Deviations(ReductionAboutMean):
         return one.merge(other)
 
     def total(self, values: Sequence[deviations.SampleDeviations]) -> deviations.SampleDeviations:
-        first, *others = values
-        return sum(others, start=first)
+        return deviations.of_all(values)
 
 
 @dataclass(frozen=True)

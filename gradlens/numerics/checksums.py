@@ -44,6 +44,8 @@ def _sum_of_bits(tensor: Tensor) -> Tensor:
     """In words of eight bytes, which are added up five times as fast as shorter ones."""
     bits = _bits(tensor).reshape(-1)
     count = 8 // bits.element_size()
+    if not len(bits) % count and not bits.storage_offset() % count:
+        return bits.view(torch.int64).sum()
     aligned = bits.clone() if bits.storage_offset() % count else bits
     words, rest = aligned.split([len(bits) - len(bits) % count, len(bits) % count])
     return words.view(torch.int64).sum() + rest.sum(dtype=torch.int64)

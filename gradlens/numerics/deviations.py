@@ -7,7 +7,7 @@ differ little. Everything here is therefore computed from gₙ − ḡ, or from 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,7 +26,7 @@ differ by less than the bound have variances that are off by a percent or more.
 """
 
 APART = 2**20
-"""Elements less their mean that are in memory at once.
+"""Elements, less their mean or squared, that are in memory at once.
 
 Measured on two cores: with 2**18, which fit into a core's cache, the calls of a dozen small
 operations took longer than the work on the elements.
@@ -37,6 +37,13 @@ FAR = 0.25
 
 A trade-off: four times the rounding error of differences, in a third of their time. In most
 batches, the share is close to one.
+"""
+
+
+CLEAR = 0.01
+"""The share of an element's sum of squares down to which its variance is computed in float32.
+
+A trade-off: float32 leaves five digits of it there; float64 takes three times as long.
 """
 
 
@@ -82,18 +89,6 @@ class SampleDeviations:
         """Standard error of ``squared_dots``, zero where all samples are known."""
         return total_error(self.dots.square(), self.strata) if self.strata else 0.0
 
-    def __add__(self, other: SampleDeviations) -> SampleDeviations:
-        """Of both parameters together."""
-        return SampleDeviations(
-            self.squared_norms + other.squared_norms,
-            self.dots + other.dots,
-            self.squared_mean + other.squared_mean,
-            self.noise + other.noise,
-            self.rounding + other.rounding,
-            self.spread + other.spread if self.strata else None,
-            self.strata,
-        )
-
     def merge(self, other: SampleDeviations) -> SampleDeviations:
         """Of the samples of both, about the same mean."""
         all_known = not self.strata and not other.strata
@@ -122,6 +117,26 @@ class SampleDeviations:
         """Whether the deviations are nothing but rounding errors of gradients that aren't zero."""
         bound = self.noise + self.rounding
         return bool((self.spread <= bound) & (self.squared_mean > 0))
+
+
+def of_all(parameters: Sequence[SampleDeviations]) -> SampleDeviations:
+    """Those of several parameters together, of the same samples."""
+    if len(parameters) == 1:
+        return parameters[0]
+    strata = parameters[0].strata
+
+    def total(values: Iterable[Tensor]) -> Tensor:
+        return torch.stack([*values]).sum(0)
+
+    return SampleDeviations(
+        total(each.squared_norms for each in parameters),
+        total(each.dots for each in parameters),
+        total(each.squared_mean for each in parameters),
+        total(each.noise for each in parameters),
+        total(each.rounding for each in parameters),
+        total(each.spread for each in parameters) if strata else None,
+        strata,
+    )
 
 
 @dataclass(frozen=True)
@@ -240,16 +255,19 @@ def _by_differences(rows: Tensor, centre: Tensor) -> SampleDeviations:
     return SampleDeviations(squared_norms, along * unit, squared_centre, rounding, rounding)
 
 
-def apart_from(rows: Tensor, centre: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """gₙ − c ``[N, m]`` at a slice of the elements, from ``[N, M]`` and ``[M]``.
-
-    ``APART`` elements at once, each time in a new tensor.
-    """
+def parts_of(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of the elements of rows ``[N, M]``, and these, ``[N, m]``: ``APART`` at once."""
     length = rows.shape[1]
     at_once = max(APART // max(len(rows), 1), 1) if rows.device.type == "cpu" else max(length, 1)
     for start in range(0, length, at_once):
         part = slice(start, min(start + at_once, length))
-        yield part, rows[:, part] - centre[part]
+        yield part, rows[:, part]
+
+
+def apart_from(rows: Tensor, centre: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """As ``parts_of``, less c ``[M]``, each time in a new tensor."""
+    for part, some in parts_of(rows):
+        yield part, some - centre[part]
 
 
 def less_mean(sum_of_squares: Tensor, total: Tensor, n: int) -> Tensor:

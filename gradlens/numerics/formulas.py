@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import stdtrit
+from scipy.special import entr, stdtrit
 from torch import Tensor
 
 from gradlens.history.undefined import Undefined
@@ -415,14 +415,14 @@ def covariance_spectrum(gram: Tensor, found: SampleDeviations, k: int) -> Covari
         return _undefined_covariance(NOT_FINITE, k)
     if found.vanish or 0 < gram.trace() <= rounding:
         return _undefined_covariance(EQUAL, k)
-    spectrum = torch.linalg.eigvalsh(gram).flip(0).clamp(min=0) / (n - 1)
+    # In numpy, whose operations on few numbers take less time.
+    spectrum = np.flip(torch.linalg.eigvalsh(gram).cpu().numpy()).clip(min=0) / (n - 1)
     largest = spectrum[:k].tolist() + [0.0] * max(k - n, 0)
     trace = float(spectrum.sum())
     if not trace:
         reason = "all per-sample gradients are equal: the covariance is zero"
         return Covariance(largest, trace, Undefined(reason), Undefined(reason))
-    shares = spectrum / trace
-    entropy = -float(torch.special.xlogy(shares, shares).sum())
+    entropy = float(entr(spectrum / trace).sum())
     return Covariance(largest, trace, trace / largest[0], math.exp(entropy))
 
 

@@ -128,7 +128,7 @@ Measured on two cores: then, picking them out takes longer than binning the othe
 
 
 FEW = 2**14
-"""Up to so many numbers, all are binned if one is large: the work is less than that of the calls."""
+"""Up to so many numbers, all are binned if one is large: that takes less time than more calls."""
 
 
 def tally_1d(values: Tensor, grid: Grid) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 import torch
@@ -78,7 +78,7 @@ def row_norms(matrix: Tensor) -> Tensor:
     # Reading a value from another device would wait for it; there, sums are in float64.
     if found.device.type != "cpu" or not len(found):
         return found
-    low, high = torch.aminmax(found)
+    low, high = torch.aminmax(found) if len(found) > 1 else (found, found)
     if _lowest(found.dtype) <= float(low) and float(high) < math.inf:
         return found
     return _rescued(matrix.to(found.dtype), found)
@@ -139,20 +139,36 @@ def _power_above(size: float, limits: torch.finfo) -> float:
     return math.ldexp(1.0, math.frexp(size)[1]) if is_usual else 1.0
 
 
-def into_range(tensor: Tensor) -> Tensor | float:
-    """Divide a tensor in place by a power of two, so that squares stay in range; returns that.
+def in_range(tensor: Tensor) -> tuple[Tensor, Tensor | float]:
+    """A tensor over a power of two, so that squares stay in range, and that power.
 
-    Over one, which takes no pass, if the largest absolute value is moderate. A result that is a
-    tensor is in float64.
+    The tensor itself and one, which takes no pass, if the largest absolute value is moderate. A
+    power that is a tensor is in float64.
     """
     if tensor.device.type == "cpu":
         power = power_of(tensor)
-        if power != 1.0:
-            tensor.div_(power)
-        return power
+        return tensor if power == 1.0 else tensor / power, power
     size = scale_of(tensor)
-    tensor.div_(size)
-    return double(size)
+    return tensor / size, double(size)
+
+
+def whole_range(rows: Tensor, squares: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function that is quadratic in rows ``[N, D]``, also where squares would leave the range.
+
+    In float64, or in the rows' precision on the processor, where their squares are in range.
+    """
+    if rows.device.type == "cpu":
+        found = squares(rows)
+        largest = float(found.amax()) if found.numel() else 1.0
+        if MODERATE**-4 < largest < MODERATE**4:
+            return found
+    size = scale_of(rows)
+    return double(squares(rows / size)) * double(size).square()
+
+
+def sums_of_squares(rows: Tensor) -> Tensor:
+    """Of each column, ``[N, D] -> [D]``."""
+    return rows.square().sum(0)
 
 
 def inner(one: Tensor, other: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gradlens.history.view import View
@@ -36,8 +36,8 @@ class GradCovariance(SingleStepQuantity):
     def compute(self, step: Step) -> dict[str, Any]:
         grams, found = step.by_layer(CentredGram()), step.by_layer(Deviations())
         layers = {
-            layer: asdict(covariance_spectrum(gram, found[layer], self.k))
+            layer: vars(covariance_spectrum(gram, found[layer], self.k))
             for layer, gram in grams.items()
         }
         whole = covariance_spectrum(step.total(CentredGram()), step.total(Deviations()), self.k)
-        return {**asdict(whole), "layers": layers}
+        return {**vars(whole), "layers": layers}

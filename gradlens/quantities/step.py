@@ -54,6 +54,9 @@ class Step:
     untracked: Sequence[str] = ()
     lacking: frozenset[str] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict, repr=False)
+    _on_host: dict[Reduction, Mapping[str, Any]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def without_gradients(self) -> Step:
         """The step without reductions, signals and graph, to be kept until the next step."""
@@ -99,8 +102,10 @@ class Step:
 
         The program waits once for the device, since all parameters' values are moved together.
         """
-        found = on_host(self.by_parameter(reduction))
-        return {name: _precise(value) for name, value in found.items()}
+        if reduction not in self._on_host:
+            found = on_host(self.by_parameter(reduction))
+            self._on_host[reduction] = {name: _precise(value) for name, value in found.items()}
+        return self._on_host[reduction]
 
     def total(self, reduction: Reduction) -> Any:
         """A reduction's value for all covered parameters together, on the host.

@@ -18,11 +18,14 @@ from torch import Tensor
 
 from gradlens.hooks.torch_private import storage_number, version
 from gradlens.numerics.deviations import (
+    CLEAR,
+    FAR,
     ROUNDINGS,
     ElementDeviations,
     SampleDeviations,
     apart_from,
     deviations_from,
+    parts_of,
 )
 from gradlens.numerics.histograms import (
     Counts,
@@ -37,11 +40,13 @@ from gradlens.numerics.histograms import (
 )
 from gradlens.numerics.norms import (
     dots,
-    into_range,
+    in_range,
     norm,
     products_of_pairs,
     row_norms,
     scale_of,
+    sums_of_squares,
+    whole_range,
 )
 from gradlens.numerics.precision import double
 
@@ -351,33 +356,55 @@ class GradientOperator(ABC):
         return squared_norms
 
     def _gram(self) -> Tensor:
-        return self._gram_about(self._zeros(self._rows, self._columns))
+        return self._gram_and_dots(self._zeros(self._rows, self._columns))[0]
 
     def _centred_gram(self) -> Tensor:
-        gram, along = self._products_about(self._centre(), with_centre=True)
+        centre = self._centre()
+        found = self._centred_by_few_passes(centre) if self.device.type == "cpu" else None
+        gram, along = self._products_about(centre) if found is None else found
         if self.batch_size <= KEPT_PAIRS:
             self._kept |= {"centred gram": gram, "dots with mean": along}
-        return centred(gram)
+        return gram
 
-    def _gram_about(self, centre: Tensor) -> Tensor:
-        """⟨gₙ − c, gₘ − c⟩ with c ``[R, K]``, in float64 ``[N, N]``."""
-        return self._products_about(centre, with_centre=False)[0]
+    @final
+    def _centred_by_few_passes(self, centre: Tensor) -> tuple[Tensor, Tensor] | None:
+        """As ``_products_about``, from ⟨gₙ, gₘ⟩; ``None`` where these are not precise enough."""
+        gram, with_centre = self._gram_and_dots(centre)
+        apart = centred(gram)
+        if not FAR * float(gram.trace()) < float(apart.trace()) < math.inf:
+            return None
+        return apart, with_centre - double(norm(centre)).square()
 
-    def _products_about(self, centre: Tensor, with_centre: bool) -> tuple[Tensor, Tensor]:
-        """⟨gₙ − c, gₘ − c⟩ ``[N, N]``, and ⟨gₙ − c, c⟩ ``[N]`` or zeros; in float64."""
+    def _gram_and_dots(self, centre: Tensor) -> tuple[Tensor, Tensor]:
+        """⟨gₙ, gₘ⟩ ``[N, N]`` and ⟨gₙ, c⟩ ``[N]`` with c ``[R, K]``, in float64."""
         gram, along = (self._double_zeros(*[self.batch_size] * axes) for axes in (2, 1))
-        everyone = slice(0, self.batch_size)
-        bytes_per_row = self.batch_size * self._columns * self.dtype.itemsize
         unit = scale_of(centre)
-        for rows in slices(self._rows, PIECE_BYTES // max(bytes_per_row, 1)):
+        for rows in self._rows_at_once():
             direction = (centre[rows] / unit).flatten()
-            block = self._rows_of(everyone, rows).flatten(1)
-            for part, apart in apart_from(block, centre[rows].flatten()):
-                size = into_range(apart)
-                gram += double(products_of_pairs(apart)) * size**2
-                if with_centre:
-                    along += double(dots(apart, direction[part])) * size
+            block = self._rows_of(slice(0, self.batch_size), rows).flatten(1)
+            gram += whole_range(block, products_of_pairs)
+            along += double(dots(block, direction))
         return gram, along * unit
+
+    @final
+    def _products_about(self, centre: Tensor) -> tuple[Tensor, Tensor]:
+        """⟨gₙ − ḡ, gₘ − ḡ⟩ ``[N, N]`` and ⟨gₙ − ḡ, ḡ⟩ ``[N]`` with ḡ ``[R, K]``, in float64."""
+        gram, along = (self._double_zeros(*[self.batch_size] * axes) for axes in (2, 1))
+        unit = scale_of(centre)
+        for rows in self._rows_at_once():
+            direction = (centre[rows] / unit).flatten()
+            block = self._rows_of(slice(0, self.batch_size), rows).flatten(1)
+            for part, apart in apart_from(block, centre[rows].flatten()):
+                apart, size = in_range(apart)
+                gram += double(products_of_pairs(apart)) * size**2
+                along += double(dots(apart, direction[part])) * size
+        return centred(gram), along * unit
+
+    @final
+    def _rows_at_once(self) -> list[slice]:
+        """Rows of all samples that fit into a piece."""
+        bytes_per_row = self.batch_size * self._columns * self.dtype.itemsize
+        return slices(self._rows, PIECE_BYTES // max(bytes_per_row, 1))
 
     def _deviations(self) -> SampleDeviations:
         """All but ``noise``. About the mean as it is rounded, which is closer than ``noise``."""
@@ -415,7 +442,22 @@ class GradientOperator(ABC):
     def _element_deviations(self) -> tuple[Tensor, Tensor]:
         """ḡ, and a new tensor of Σₙ(gₙ − ḡ)² for each element; unscaled, ``[R, K]``."""
         centre = self._centre()
-        return centre, self._squares_about(centre)
+        found = self._squares_by_few_passes(centre) if self.device.type == "cpu" else None
+        return centre, self._squares_about(centre) if found is None else found
+
+    @final
+    def _squares_by_few_passes(self, centre: Tensor) -> Tensor | None:
+        """As ``_squares_about``, from Σₙgₙ²; ``None`` where these are not precise enough."""
+        squares = self._zeros(self._rows, self._columns)
+        for samples, rows in self._partition(PIECE_BYTES):
+            for part, block in parts_of(self._block(samples, rows).flatten(1)):
+                own = whole_range(block, sums_of_squares)
+                squares = squares.to(torch.promote_types(squares.dtype, own.dtype))
+                squares[rows].view(-1)[part].add_(own)
+        found = torch.addcmul(squares, *[centre.to(squares.dtype)] * 2, value=-self.batch_size)
+        if not float(squares.mul_(-CLEAR).add_(found).amin()) >= 0:
+            return None
+        return found
 
     def _squares_about(self, centre: Tensor) -> Tensor:
         """Σₙ(gₙ − c)² with c ``[R, K]``, in float64 ``[R, K]``."""
@@ -424,7 +466,7 @@ class GradientOperator(ABC):
             squares = total[rows].view(-1)
             block = self._block(samples, rows).flatten(1)
             for part, apart in apart_from(block, centre[rows].flatten()):
-                size = into_range(apart)
+                apart, size = in_range(apart)
                 squares[part] += double(apart.square_().sum(0)) * size**2
         return total
 

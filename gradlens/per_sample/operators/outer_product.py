@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.deviations import (
+    CLEAR,
     SampleDeviations,
     about_by_products,
     by_products,
@@ -33,12 +34,6 @@ PER_ELEMENT = 12
 """Products for each element of a gradient that take as long as a pass over the elements.
 
 Measured on one core.
-"""
-
-CLEAR = 0.01
-"""The share of an element's sum of squares down to which its variance is computed in float32.
-
-A trade-off: float32 leaves five digits of it there; float64 takes three times as long.
 """
 
 

@@ -15,11 +15,16 @@ from gradlens.numerics.histograms import Grid, count, tally_1d
 from gradlens.numerics.norms import norm, scale_of
 from gradlens.numerics.precision import accumulable, double
 from gradlens.per_sample.operators.operator import (
-    PIECE_BYTES,
     GradientOperator,
     centred,
     slices,
 )
+
+AT_ONCE_BYTES = 2 * 2**20
+"""Memory of the rows that are multiplied at once.
+
+It stays in a processor's cache, and the system needn't allocate it page by page.
+"""
 
 
 class IndexedRows(GradientOperator):
@@ -92,8 +97,8 @@ class IndexedRows(GradientOperator):
         touched, compact = torch.unique(self._row, return_inverse=True)
         values = double(self._values)
         gram = self._double_zeros(self.batch_size, self.batch_size)
-        bytes_per_row = self.batch_size * self._columns * self.dtype.itemsize
-        for rows in slices(len(touched), PIECE_BYTES // max(bytes_per_row, 1)):
+        bytes_per_row = self.batch_size * self._columns * values.dtype.itemsize
+        for rows in slices(len(touched), AT_ONCE_BYTES // max(bytes_per_row, 1)):
             inside = (compact >= rows.start) & (compact < rows.stop)
             block = values.new_zeros(self.batch_size, rows.stop - rows.start, self._columns)
             block[self._owner[inside], compact[inside] - rows.start] = values[inside]
