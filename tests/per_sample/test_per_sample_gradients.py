@@ -104,8 +104,8 @@ def test_layer(
     piece_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("operator", "outer_product", "rows"):
-        monkeypatch.setattr(f"gradlens.per_sample.operators.{module}.PIECE_BYTES", piece_bytes)
+    for limit in ("operator.PIECE_BYTES", "outer_product.PIECE_BYTES", "rows.AT_ONCE_BYTES"):
+        monkeypatch.setattr(f"gradlens.per_sample.operators.{limit}", piece_bytes)
     torch.manual_seed(0)
     model = gradlens.extend(network.build().double())
     inputs = network.inputs(batch_size)

@@ -249,7 +249,7 @@ class SumOfOuterProducts(GradientOperator):
         self._delta, self._inputs = self._delta[samples], self._inputs[samples]
 
     def _squared_norms(self) -> Tensor:
-        if self.elementwise or not self.batch_size:
+        if not self._has_cheap_norms:
             return super()._squared_norms()
         bytes_per_sample = 2 * self._positions**2 * self.dtype.itemsize
         parts = [
@@ -267,6 +267,11 @@ class SumOfOuterProducts(GradientOperator):
         return centred(self._gram()) if self._has_cheap_gram else super()._centred_gram()
 
     @property
+    def _has_cheap_norms(self) -> bool:
+        """Whether norms take fewer products through positions than through elements."""
+        return self.batch_size > 0 and _are_cheaper(self._positions**2, self, self._positions)
+
+    @property
     def _has_cheap_gram(self) -> bool:
         """Whether the Gram matrix takes fewer products through positions than through elements."""
         n, s = self.batch_size, self._positions
@@ -280,7 +285,7 @@ class SumOfOuterProducts(GradientOperator):
         return deviations_of_gram(gram_of_factors(*self.factors()))
 
     def _deviations_about(self, centre: Tensor) -> SampleDeviations:
-        if self.elementwise or not self.batch_size:
+        if not self._has_cheap_norms:
             return super()._deviations_about(centre)
         bytes_per_sample = 2 * self._positions**2 * torch.float64.itemsize
         squared_norms, with_centre = [], []
@@ -333,9 +338,13 @@ def squared_norms_by_positions(delta: Tensor, inputs: Tensor) -> Tensor:
 
 def by_gram_matrix(gradients: GradientOperator, positions: int) -> bool:
     """Whether deviations by the Gram matrix of factors are cheaper than by the elements."""
+    return _are_cheaper(gradients.batch_size * positions**2, gradients, positions)
+
+
+def _are_cheaper(pairs: int, gradients: GradientOperator, positions: int) -> bool:
+    """Whether products of so many pairs of factors for a sample are cheaper than its elements."""
     rows, columns = gradients.shape
-    products = gradients.batch_size * positions**2 * (rows + columns)
-    return 0 < products <= (PER_ELEMENT + positions) * rows * columns
+    return 0 < pairs * (rows + columns) <= (PER_ELEMENT + positions) * rows * columns
 
 
 def gram_of_factors(delta: Tensor, inputs: Tensor) -> Iterator[Tensor]:
