@@ -176,7 +176,7 @@ class Tracking:
                 self.facts.flush()
 
     def close(self) -> None:
-        """Compute what waited for the last update, and remove all hooks."""
+        """Compute what waited for the last update, remove all hooks, and release memory."""
         with self.boundary.contain("the last update"):
             self.updates.resolve_and_close()
             self.updates.close_interval()
@@ -192,6 +192,7 @@ class Tracking:
                 if self.budget.without_turns:
                     self.run.note(self.budget.latest_step, self.budget.without_turns)
             self.run.close()
+        self.setting.buffer.free()
         self.stale_gradient.close()
         self.layers.close()
         self.layer_hooks.close()

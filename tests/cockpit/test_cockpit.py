@@ -198,6 +198,20 @@ def test_a_step_keeps_no_tensor(model: nn.Module, scheduled: bool) -> None:
     assert tensors_alive() == before
 
 
+def test_memory_for_elements_is_kept_between_tracked_steps_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, 2))
+    cockpit = Cockpit(model, [quantities.NormTest(lambda step: step < 2 or step == 3)])
+    buffer = cockpit._tracking.setting.buffer
+    for number in range(4):
+        loss = model(torch.randn(5, 1, 6, 6)).square().mean()
+        with cockpit(number, loss=loss):
+            loss.backward()
+        model.zero_grad()
+        assert buffer.nbytes == (0 if number == 2 else 5 * 18 * 4)
+    cockpit.close()
+    assert not buffer.nbytes
+
+
 @pytest.mark.parametrize("tracked", [True, False])
 def test_inputs_are_freed_by_backward(model: nn.Module, tracked: bool) -> None:
     """Even while the user still holds the loss."""

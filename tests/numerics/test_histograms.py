@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gradlens.numerics.histograms import (
     CHUNK,
+    FEW,
     Counts,
     Grid,
     Range,
@@ -204,6 +205,21 @@ def test_more_elements_than_are_binned_at_once() -> None:
     bins, ranges = (40, 50), ((-1.0, 1.0), (-0.2, 0.1))
     found = histogram_2d(values, values[0], bins, ranges)
     assert_counts_2d(found, values, values[0], bins, ranges)
+
+
+@pytest.mark.parametrize("extra", [[], [math.nan], [math.inf, -math.inf, -0.0, 1e-45]], ids=str)
+@pytest.mark.parametrize("range_", [(-2.0, 2.0), (-0.1, 0.3), (1.0, 2.0)])
+@pytest.mark.parametrize("size", [0.01, 0.05, 0.2, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_any_share_of_large_numbers(
+    dtype: torch.dtype, size: float, range_: Range, extra: list[float]
+) -> None:
+    """Few are picked out, and many are binned with all others."""
+    values = size * torch.randn(2 * FEW + 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    values[: len(extra)] = torch.tensor(extra, dtype=dtype)
+    edges = torch.from_numpy(bin_edges(20, range_)).to(dtype)
+    values[-len(edges) :] = edges
+    assert_counts_1d(histogram_1d(values, 20, range_), values, 20, range_)
 
 
 def test_more_small_numbers_than_single_precision_can_count() -> None:

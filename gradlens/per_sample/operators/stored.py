@@ -28,10 +28,15 @@ class Buffer:
         if device.type != "cpu":
             return torch.empty(shape, dtype=dtype, device=device)
         size = torch.Size(shape).numel() * dtype.itemsize
-        if size > len(self._memory):
+        if size > self.nbytes:
             self.free()
             self._memory = torch.empty(size, dtype=torch.uint8)
         return self._memory[:size].view(dtype).view(shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it has."""
+        return len(self._memory)
 
     def free(self) -> None:
         """Release the memory until it is needed again."""
