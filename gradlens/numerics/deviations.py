@@ -1,7 +1,7 @@
 """Per-sample gradients about their mean.
 
 A variance that is computed from sums of squares loses all digits where the samples' gradients
-differ little. Everything here is therefore computed from gₙ − ḡ, or from products in float64.
+differ little. There, everything is computed from gₙ − ḡ, or from products in float64.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ FAR = 0.25
 A trade-off: four times the rounding error of differences, in a third of their time. In most
 batches, the share is close to one.
 """
-
 
 CLEAR = 0.01
 """The share of an element's sum of squares down to which its variance is computed in float32.
@@ -229,7 +228,7 @@ def _by_few_passes(rows: Tensor, centre: Tensor) -> SampleDeviations | None:
     """From ‖gₙ‖² and ⟨gₙ, c⟩; ``None`` where these are not precise enough."""
     size = power_of(centre)
     direction = centre if size == 1.0 else centre / size
-    squared_centre = float(squared_row_norms(direction[None])) * size**2
+    squared_centre = float(squared_row_norms(direction[None])) * size * size  # perhaps infinite
     squared_norms = double(row_norms(rows)).square_()
     with_centre = double(dots(rows, direction)).mul_(size)
     along = with_centre.sub_(squared_centre)

@@ -139,7 +139,7 @@ def tally_1d(values: Tensor, grid: Grid) -> Tensor:
     if values.device.type != "cpu":
         # The sizes of what follows depend on the values, which would have to be waited for.
         return count(grid.cells(values), grid.size)
-    table = torch.zeros(grid.size, dtype=torch.int64)
+    table = torch.zeros(grid.size, dtype=torch.int64, device=values.device)
     small = below_zero = 0
     for part in values.reshape(-1).split(CHUNK):
         tail = _tail(part, grid.centre)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -43,14 +43,14 @@ def norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     They are in the tensors' precision, at least in single precision. The squares of vanishing or
     huge elements may leave the range of that precision; the norm is right nevertheless.
     """
-    own = _norms_of([own_part(tensor) for tensor in tensors])
+    own = [_norm(own_part(tensor)) for tensor in tensors]
     return over_parts(tensors, own, lambda parts: row_norms(parts.T))
 
 
 def distances(ones: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
     """Norms of the differences of dense tensors, as ``norms``, of which one is stored at a time."""
     pairs = zip(ones, others, strict=True)
-    own = _norms_of(own_part(one) - own_part(other) for one, other in pairs)
+    own = [_norm(own_part(one) - own_part(other)) for one, other in pairs]
     return over_parts(ones, own, lambda parts: row_norms(parts.T))
 
 
@@ -59,17 +59,12 @@ def norm(tensor: Tensor) -> Tensor:
     return norms([tensor])[0]
 
 
-def _norms_of(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return [row_norms(_numbers(tensor))[0] for tensor in tensors]
-
-
-def _numbers(tensor: Tensor) -> Tensor:
-    """All real numbers of a tensor, as a row."""
+def _norm(tensor: Tensor) -> Tensor:
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    return tensor.reshape(1, -1)
+    return row_norms(tensor.reshape(1, -1))[0]
 
 
 def row_norms(matrix: Tensor) -> Tensor:
@@ -137,19 +132,6 @@ def _largest(tensor: Tensor) -> float:
 def _power_above(size: float, limits: torch.finfo) -> float:
     is_usual = limits.tiny <= size <= limits.max / 2
     return math.ldexp(1.0, math.frexp(size)[1]) if is_usual else 1.0
-
-
-def in_range(tensor: Tensor) -> tuple[Tensor, Tensor | float]:
-    """A tensor over a power of two, so that squares stay in range, and that power.
-
-    The tensor itself and one, which takes no pass, if the largest absolute value is moderate. A
-    power that is a tensor is in float64.
-    """
-    if tensor.device.type == "cpu":
-        power = power_of(tensor)
-        return tensor if power == 1.0 else tensor / power, power
-    size = scale_of(tensor)
-    return tensor / size, double(size)
 
 
 def whole_range(rows: Tensor, squares: Callable[[Tensor], Tensor]) -> Tensor:

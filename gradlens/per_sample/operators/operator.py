@@ -40,7 +40,6 @@ from gradlens.numerics.histograms import (
 )
 from gradlens.numerics.norms import (
     dots,
-    in_range,
     norm,
     products_of_pairs,
     row_norms,
@@ -356,7 +355,10 @@ class GradientOperator(ABC):
         return squared_norms
 
     def _gram(self) -> Tensor:
-        return self._gram_and_dots(self._zeros(self._rows, self._columns))[0]
+        gram = self._double_zeros(self.batch_size, self.batch_size)
+        for _, block in self._blocks_of_rows():
+            gram += whole_range(block, products_of_pairs)
+        return gram
 
     def _centred_gram(self) -> Tensor:
         centre = self._centre()
@@ -375,15 +377,14 @@ class GradientOperator(ABC):
             return None
         return apart, with_centre - double(norm(centre)).square()
 
+    @final
     def _gram_and_dots(self, centre: Tensor) -> tuple[Tensor, Tensor]:
         """⟨gₙ, gₘ⟩ ``[N, N]`` and ⟨gₙ, c⟩ ``[N]`` with c ``[R, K]``, in float64."""
         gram, along = (self._double_zeros(*[self.batch_size] * axes) for axes in (2, 1))
         unit = scale_of(centre)
-        for rows in self._rows_at_once():
-            direction = (centre[rows] / unit).flatten()
-            block = self._rows_of(slice(0, self.batch_size), rows).flatten(1)
+        for rows, block in self._blocks_of_rows():
             gram += whole_range(block, products_of_pairs)
-            along += double(dots(block, direction))
+            along += double(dots(block, (centre[rows] / unit).flatten()))
         return gram, along * unit
 
     @final
@@ -391,20 +392,19 @@ class GradientOperator(ABC):
         """⟨gₙ − ḡ, gₘ − ḡ⟩ ``[N, N]`` and ⟨gₙ − ḡ, ḡ⟩ ``[N]`` with ḡ ``[R, K]``, in float64."""
         gram, along = (self._double_zeros(*[self.batch_size] * axes) for axes in (2, 1))
         unit = scale_of(centre)
-        for rows in self._rows_at_once():
-            direction = (centre[rows] / unit).flatten()
-            block = self._rows_of(slice(0, self.batch_size), rows).flatten(1)
-            for part, apart in apart_from(block, centre[rows].flatten()):
-                apart, size = in_range(apart)
-                gram += double(products_of_pairs(apart)) * size**2
-                along += double(dots(apart, direction[part])) * size
+        for rows, block in self._blocks_of_rows():
+            own = centre[rows].flatten()
+            for part, apart in apart_from(block, own):
+                gram += whole_range(apart, products_of_pairs)
+                along += double(dots(apart, own[part] / unit))
         return centred(gram), along * unit
 
     @final
-    def _rows_at_once(self) -> list[slice]:
-        """Rows of all samples that fit into a piece."""
+    def _blocks_of_rows(self) -> Iterator[tuple[slice, Tensor]]:
+        """Rows that fit into a piece, and their gradients ``[N, r·K]`` of all samples."""
         bytes_per_row = self.batch_size * self._columns * self.dtype.itemsize
-        return slices(self._rows, PIECE_BYTES // max(bytes_per_row, 1))
+        for rows in slices(self._rows, PIECE_BYTES // max(bytes_per_row, 1)):
+            yield rows, self._rows_of(slice(0, self.batch_size), rows).flatten(1)
 
     def _deviations(self) -> SampleDeviations:
         """All but ``noise``. About the mean as it is rounded, which is closer than ``noise``."""
@@ -422,13 +422,10 @@ class GradientOperator(ABC):
 
     @final
     def _deviations_of_elements(self, centre: Tensor) -> SampleDeviations:
-        found = [
-            (
-                samples,
-                deviations_from(self._block(samples, rows).flatten(1), centre[rows].flatten()),
-            )
-            for samples, rows in self._partition(PIECE_BYTES)
-        ]
+        found: list[tuple[slice, SampleDeviations]] = []
+        for samples, rows in self._partition(PIECE_BYTES):
+            block = self._block(samples, rows).flatten(1)
+            found.append((samples, deviations_from(block, centre[rows].flatten())))
         if len(found) == 1:
             return found[0][1]
         squared_norms, along = (self._double_zeros(self.batch_size) for _ in range(2))
@@ -466,8 +463,7 @@ class GradientOperator(ABC):
             squares = total[rows].view(-1)
             block = self._block(samples, rows).flatten(1)
             for part, apart in apart_from(block, centre[rows].flatten()):
-                apart, size = in_range(apart)
-                squares[part] += double(apart.square_().sum(0)) * size**2
+                squares[part] += whole_range(apart, sums_of_squares)
         return total
 
     def _centre(self) -> Tensor:

@@ -21,7 +21,7 @@ class Buffer:
     """
 
     def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self.free()
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
         """A tensor in this memory, which the next call overwrites, with any elements."""
@@ -30,7 +30,7 @@ class Buffer:
         size = torch.Size(shape).numel() * dtype.itemsize
         if size > self.nbytes:
             self.free()
-            self._memory = torch.empty(size, dtype=torch.uint8)
+            self._memory = torch.empty(size, dtype=torch.uint8, device="cpu")
         return self._memory[:size].view(dtype).view(shape)
 
     @property
@@ -40,7 +40,8 @@ class Buffer:
 
     def free(self) -> None:
         """Release the memory until it is needed again."""
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        # Whatever device is the default.
+        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def bytes_of_elements(individual: GradientOperator) -> int:
