@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, final
@@ -42,7 +43,7 @@ from gradlens.numerics.unavailable import UnavailableError
 from gradlens.per_sample.gradients import Plans, evidence_of, inputs_of
 from gradlens.per_sample.labelling.batch import Batch, LossReduction
 from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.planner import plan_of
+from gradlens.per_sample.labelling.planner import EMPTY, plan_of
 
 
 @final
@@ -90,6 +91,7 @@ class LossCurvature(Curvature):
     @cached_property
     def hessian(self) -> HessianOperator:
         """The Hessian; ``UnavailableError`` if the loss can't be differentiated twice."""
+        self._check_batch()
         return HessianOperator(self.loss, self.parameters, self._scale)
 
     @cached_property
@@ -100,6 +102,7 @@ class LossCurvature(Curvature):
         module, or at what the model has returned; ``UnavailableError`` where there isn't one tensor
         of them.
         """
+        self._check_batch()
         found = self._network_outputs()
         operator = GGNOperator(self.loss, found.tensor, self.parameters, self._scale)
         if found.origin == "the model's output" and operator.is_zero(self.seed):
@@ -108,6 +111,19 @@ class LossCurvature(Curvature):
             if text:
                 self.note(text)
         return operator
+
+    def _check_batch(self) -> None:
+        """``UnavailableError`` if the batch is empty, whose loss is NaN or, of a sum, zero."""
+        check_loss(self.loss)
+        loss = float(self.loss.detach())
+        if loss and not math.isnan(loss):
+            return
+        try:
+            outputs = self._network_outputs().tensor
+        except UnavailableError:
+            return  # without outputs, it isn't known
+        if not outputs.numel():
+            raise UnavailableError(EMPTY)
 
     def _network_outputs(self) -> NetworkOutputs:
         if self._find_outputs is not None:

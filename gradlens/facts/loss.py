@@ -86,6 +86,8 @@ class LossRows:
 
 @torch.no_grad()
 def loss_rows(found: LossNode) -> LossRows:
+    if not saved(found.node, "target").numel():
+        return LossRows()
     return LOSSES[found.kind](found.node)
 
 
@@ -107,7 +109,8 @@ def _classes(node: Node) -> LossRows:
 
 def _probabilities(node: Node) -> LossRows:
     """Of a binary classification; labels that are no classes, or several for each row, are none."""
-    logits, targets = saved(node, "self").detach(), saved(node, "target").detach()
+    # A number alone is one row.
+    logits, targets = (torch.atleast_1d(saved(node, n).detach()) for n in ("self", "target"))
     if targets.numel() > MOST_LABELS:
         return LossRows(count=targets.numel(), classes=2)
     function = functional.binary_cross_entropy
@@ -126,7 +129,7 @@ def _probabilities(node: Node) -> LossRows:
 def _errors(node: Node) -> LossRows:
     errors = errors_of(node, kind(node))
     assert errors is not None
-    targets = accumulable(saved(node, "target").detach())
+    targets = torch.atleast_1d(accumulable(saved(node, "target").detach()))
     losses = errors.reshape(len(targets), -1).mean(1)
     return LossRows(losses if len(losses) <= MOST_LABELS else None, count=len(targets),
                     variance=targets.var(correction=0))  # fmt: skip

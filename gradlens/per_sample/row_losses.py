@@ -68,7 +68,7 @@ def row_losses(loss: Tensor, loss_reduction: LossReduction, scale: float = 1.0) 
         return None
     with torch.no_grad():
         values = _values(node)
-        if values is None or not values.dim():
+        if values is None or not values.dim() or not values.numel():
             return None
         rows = values.reshape(len(values), -1).sum(1)
         return Rows(

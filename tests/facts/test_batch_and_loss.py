@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+import gradlens
+from gradlens import quantities
 from gradlens.facts.batch import RowNumbers, batch_columns, distinct, joined, row_numbers
 from gradlens.facts.loss import (
     LabelCounts,
@@ -285,3 +287,36 @@ def test_parameters_in_train_mode_only() -> None:
     rows.close()
     model(torch.randn(4, 3))
     assert rows.take() is None
+
+
+EMPTY_LOSSES: dict[str, tuple[nn.Module, Tensor]] = {
+    "classes": (nn.CrossEntropyLoss(), torch.empty(0, dtype=torch.int64)),
+    "two classes": (nn.BCEWithLogitsLoss(), torch.empty(0, 2)),
+    "squares": (nn.MSELoss(), torch.empty(0, 2)),
+    "smooth": (nn.SmoothL1Loss(), torch.empty(0, 2)),
+    "Huber": (nn.HuberLoss(), torch.empty(0, 2)),
+    "margin": (nn.SoftMarginLoss(), torch.empty(0, 2)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*cover 0 %")
+@pytest.mark.parametrize("name", EMPTY_LOSSES)
+def test_losses_of_an_empty_batch(name: str) -> None:
+    loss_function, targets = EMPTY_LOSSES[name]
+    model = nn.Linear(3, 2)
+    cockpit = gradlens.Cockpit(
+        model, [quantities.NormTest()], loss_function=loss_function, strict=True
+    )
+    for step in range(2):
+        loss = loss_function(model(torch.randn(0, 3)), targets)
+        with cockpit(step, loss=loss):
+            loss.backward()
+    cockpit.close()
+    assert cockpit.history["NormTest"][0].reason.endswith("the batch is empty")
+
+
+@pytest.mark.parametrize("loss_function", [nn.MSELoss(), nn.BCEWithLogitsLoss()])
+def test_a_loss_of_one_number(loss_function: nn.Module) -> None:
+    found = loss_node(loss_function(torch.randn((), requires_grad=True), torch.tensor(1.0)))
+    assert found is not None
+    assert loss_rows(found).count == 1

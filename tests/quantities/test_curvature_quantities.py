@@ -7,7 +7,8 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradlens
 from gradlens import Cockpit, quantities
+from gradlens.curvature.loss_diagonal import DiagonalKind
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import CurvatureQuantity, Quantity
 from tests.cases.references import without_hooks
@@ -565,3 +567,33 @@ def test_warm_start_takes_fewer_products() -> None:
     assert first["converged"]
     assert second["converged"]
     assert second["products"] < first["products"]
+
+
+@pytest.mark.filterwarnings("ignore:.*cover 0 %")
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(partial(quantities.HessTrace, curvature=kind) for kind in get_args(DiagonalKind)),
+        partial(quantities.HessTrace, curvature="diag_ggn_mc", samples=1),
+        quantities.TICTrace,
+        quantities.TICDiag,
+        quantities.HessMaxEV,
+        quantities.HessEigenvalues,
+        quantities.SpectralDensity,
+    ],
+)
+def test_empty_batches_have_no_curvature(make: Callable[[], Quantity], reduction: Any) -> None:
+    """Not a NaN without a reason, and not the zero that a sum over nothing is."""
+    model, loss_function, quantity = nn.Linear(3, 2), nn.MSELoss(reduction=reduction), make()
+    cockpit = gradlens.Cockpit(
+        model, [quantity], loss_function=loss_function, loss_reduction=reduction
+    )
+    loss = loss_function(model(torch.randn(0, 3)), torch.randn(0, 2))
+    with cockpit(0, loss=loss):
+        loss.backward()
+    found = cockpit.history[quantity.name][0]
+    value = found["trace"] if isinstance(found, dict) and "trace" in found else found
+    while isinstance(value, (dict, list)):
+        value = next(iter(value.values() if isinstance(value, dict) else value))
+    assert "the batch is empty" in value.reason
