@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.norms import dots, norm, power_of, row_norms, scale_of, squared_row_norms
-from gradlens.numerics.precision import double
+from gradlens.numerics.precision import double, is_small
 from gradlens.numerics.strata import Strata, Stratum, count, total, total_error
 
 ROUNDINGS = 16
@@ -219,9 +219,20 @@ def about_by_products(
 
 def deviations_from(rows: Tensor, centre: Tensor) -> SampleDeviations:
     """Deviations of rows gₙ ``[N, M]`` from c ``[M]``, but for ``noise``."""
+    if is_small(rows):
+        return _in_double(rows, centre)
     # Elsewhere, asking how far they are would wait for the device.
     found = _by_few_passes(rows, centre) if rows.device.type == "cpu" else None
     return _by_differences(rows, centre) if found is None else found
+
+
+def _in_double(rows: Tensor, centre: Tensor) -> SampleDeviations:
+    centre = double(centre)
+    apart = double(rows).sub_(centre)
+    squared_norms = torch.linalg.vector_norm(apart, dim=1).square_()
+    rounding = ROUNDINGS * torch.finfo(apart.dtype).eps * squared_norms.sum()
+    squared_centre = torch.dot(centre, centre)
+    return SampleDeviations(squared_norms, apart @ centre, squared_centre, rounding, rounding)
 
 
 def _by_few_passes(rows: Tensor, centre: Tensor) -> SampleDeviations | None:

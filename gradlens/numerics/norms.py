@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gradlens.numerics.precision import double
+from gradlens.numerics.precision import double, is_small
 from gradlens.numerics.shards import over_parts, own_part
 
 _FEW = 2**18
@@ -69,6 +69,9 @@ def _norm(tensor: Tensor) -> Tensor:
 
 def row_norms(matrix: Tensor) -> Tensor:
     """``norm`` of each row, ``[N, M] -> [N]``."""
+    if is_small(matrix):
+        found = torch.linalg.vector_norm(matrix, dim=1, dtype=torch.float64)
+        return found.to(torch.promote_types(matrix.dtype, torch.float32))
     found = _norms(matrix)
     # Reading a value from another device would wait for it; there, sums are in float64.
     if found.device.type != "cpu" or not len(found):

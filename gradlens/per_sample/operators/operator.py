@@ -33,8 +33,6 @@ from gradlens.numerics.histograms import (
     JointTally,
     Range,
     comparable,
-    counts_of_1d,
-    counts_of_2d,
     grid_of,
     tally_1d,
 )
@@ -296,7 +294,7 @@ class GradientOperator(ABC):
         """
         grid = grid_of(bins, range_, self.dtype, self.device)
         with torch.no_grad():
-            return counts_of_1d(self._tally_1d(grid, max_bytes))
+            return Counts(self._tally_1d(grid, max_bytes))
 
     @final
     def histogram_2d(
@@ -312,7 +310,7 @@ class GradientOperator(ABC):
         second = grid_of(bins[1], range_[1], companions.dtype, self.device)
         with torch.no_grad():
             cells = second.compact_cells(companions)
-            return counts_of_2d(self._tally_2d(grid, cells, second.size, max_bytes))
+            return Counts(self._tally_2d(grid, cells, second.size, max_bytes))
 
     # Defined, or overridden, by subclasses.
 
@@ -363,7 +361,11 @@ class GradientOperator(ABC):
     def _centred_gram(self) -> Tensor:
         centre = self._centre()
         found = self._centred_by_few_passes(centre) if self.device.type == "cpu" else None
-        gram, along = self._products_about(centre) if found is None else found
+        return self._keep_centred_gram(*(found or self._products_about(centre)))
+
+    @final
+    def _keep_centred_gram(self, gram: Tensor, along: Tensor) -> Tensor:
+        """⟨gₙ − ḡ, gₘ − ḡ⟩ ``[N, N]``, kept with ⟨gₙ − ḡ, ḡ⟩ ``[N]`` for ``_deviations``."""
         if self.batch_size <= KEPT_PAIRS:
             self._kept |= {"centred gram": gram, "dots with mean": along}
         return gram

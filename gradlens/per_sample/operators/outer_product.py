@@ -16,7 +16,7 @@ from gradlens.numerics.deviations import (
 )
 from gradlens.numerics.histograms import CHUNK, Grid, add_weights, count
 from gradlens.numerics.norms import MODERATE, norm, scale_of
-from gradlens.numerics.precision import accumulable, double
+from gradlens.numerics.precision import SMALL, accumulable, double
 from gradlens.per_sample.operators.operator import (
     KEPT_PAIRS,
     PIECE_BYTES,
@@ -61,8 +61,17 @@ class OuterProduct(GradientOperator):
     def elementwise(self) -> bool:
         return False
 
+    @property
+    def is_worth_storing(self) -> bool:
+        return self._elements <= SMALL
+
     def _block(self, samples: slice, rows: slice) -> Tensor:
         return self._delta[samples, rows, None] * self._inputs[samples, None, :]
+
+    def _write(self, to: Tensor) -> None:
+        torch.mul(self._delta[:, :, None], self._inputs[:, None], out=to)
+        if self.scale != 1.0:
+            to.mul_(self.scale)
 
     def _keep_only(self, samples: Tensor) -> None:
         self._delta, self._inputs = self._delta[samples], self._inputs[samples]
@@ -151,10 +160,9 @@ class OuterProduct(GradientOperator):
         if tail.at_most > MOST * self._elements:
             return super()._tally_1d(grid, self._in_cache(max_bytes))
         table = torch.zeros(grid.size, dtype=torch.int64, device=self.device)
-        pairs = [d.sum(1).long() * x.sum(1).long() for d, x in self._opposites()]
-        opposite = torch.stack(pairs).sum()
-        table[grid.zero] += self._elements - opposite
-        table[grid.negative] += opposite
+        opposites = sum(int(d.sum(1).long() @ x.sum(1).long()) for d, x in self._opposites())
+        table[grid.zero] += self._elements - opposites
+        table[grid.negative] += opposites
         for block in tail.blocks(self._in_cache(max_bytes) // self.dtype.itemsize):
             opposite = torch.count_nonzero(block.opposite)
             table += count(grid.cells(block.values), grid.size)
@@ -170,8 +178,8 @@ class OuterProduct(GradientOperator):
             return super()._tally_2d(grid, companions, size, self._in_cache(max_bytes))
         table = torch.zeros(grid.size, size, dtype=torch.int64, device=self.device)
         delta, inputs = (torch.cat(signs) for signs in zip(*self._opposites(), strict=True))
-        bytes_per_row = self._columns * (2 * self.dtype.itemsize + 16)
-        for rows in slices(self._rows, max_bytes // max(bytes_per_row, 1)):
+        at_once = min(CHUNK // 2, max_bytes // (2 * self.dtype.itemsize + 16))
+        for rows in slices(self._rows, at_once // self._columns):
             add_weights(table[grid.negative], companions[rows], delta[:, rows].T @ inputs)
         companions = companions.flatten()
         table[grid.zero] += self.batch_size * count(companions, size) - table[grid.negative]
@@ -184,11 +192,15 @@ class OuterProduct(GradientOperator):
             table[grid.negative] -= near[size:]
         return table
 
-    def _opposites(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Where δ is positive and where x is negative, and the other way round; as ones."""
+    def _opposites(self) -> list[tuple[Tensor, Tensor]]:
+        """Where δ is positive and where x is negative, and the other way round; as ones.
+
+        One of these alone where the other is nowhere: inputs behind a ReLU are never negative.
+        """
         positive, below_zero = _signs(self._delta)
         other_positive, other_below_zero = _signs(self._inputs)
-        return (positive, other_below_zero), (below_zero, other_positive)
+        pairs = [(positive, other_below_zero), (below_zero, other_positive)]
+        return [pair for pair in pairs if all(float(each.amax()) > 0 for each in pair)] or pairs[:1]
 
     @property
     def _may_be_sorted(self) -> bool:
