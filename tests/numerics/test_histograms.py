@@ -268,14 +268,14 @@ def test_small_elements_of_outer_products_are_not_computed() -> None:
     )
     large = (delta[:, :, None] * inputs[:, None] * 2).abs() >= 6
     blocks = list(Tail(delta, inputs, 2.0, 6.0).blocks(1000))
-    seen = torch.cat([block.values.flatten() for block in blocks])
+    seen = torch.cat([block.values().flatten() for block in blocks])
     assert (seen.abs() >= 6).sum() == large.sum() > 0
     assert len(seen) < 2 * large.sum()
-    assert all(block.values.numel() <= 1000 for block in blocks)
+    assert all(block.number <= 1000 for block in blocks)
     times = torch.zeros(20, 50, 70)
     for block in blocks:
         places = (block.sample[:, None], block.row[:, None], block.column())
-        times.index_put_(places, (block.values != 0).float(), accumulate=True)
+        times.index_put_(places, (block.values() != 0).float(), accumulate=True)
     assert times[large].eq(1).all()
     assert times.max() == 1
     assert not list(Tail(delta, inputs, 2.0, 100.0).blocks(1000))
