@@ -206,6 +206,21 @@ def by_products(squared_norms: Tensor, with_mean: Tensor) -> SampleDeviations:
     return SampleDeviations(apart, along, squared_mean, rounding, rounding)
 
 
+def by_imprecise_products(
+    squared_norms: Tensor, with_mean: Tensor, eps: float
+) -> SampleDeviations | None:
+    """As ``by_products``, with ⟨gₙ, ḡ⟩ of a relative rounding error; ``None`` if that is too large.
+
+    On another device than the processor, this would have to be waited for.
+    """
+    found = by_products(squared_norms, with_mean)
+    largest = float(squared_norms.sum() + len(with_mean) * found.squared_mean)
+    if not FAR * largest < float(found.spread) < math.inf:
+        return None
+    rounding = squared_norms.new_tensor(ROUNDINGS * eps * largest)
+    return replace(found, noise=rounding, rounding=rounding)
+
+
 def about_by_products(
     squared_norms: Tensor, with_centre: Tensor, squared_centre: Tensor
 ) -> SampleDeviations:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,11 +30,15 @@ class Update:
     end_projections: Tensor | None = None
     strata: Strata = ()
     without_projections: str = ""
+    # Computed once for all quantities, also for copies with other projections.
+    _norms: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
 
     def norms(self) -> dict[str, float]:
         """‖d‖₂ of each parameter by name."""
-        sizes = map(float, on_host(norms([*self.direction.values()])))
-        return dict(zip(self.direction, sizes, strict=True))
+        if not self._norms:
+            sizes = map(float, on_host(norms([*self.direction.values()])))
+            self._norms.update(zip(self.direction, sizes, strict=True))
+        return dict(self._norms)
 
     def norm(self) -> float:
         """‖d‖₂ of all parameters together."""

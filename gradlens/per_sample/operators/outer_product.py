@@ -11,11 +11,18 @@ from gradlens.numerics.deviations import (
     CLEAR,
     SampleDeviations,
     about_by_products,
+    by_imprecise_products,
     by_products,
     less_mean,
 )
 from gradlens.numerics.histograms import CHUNK, Grid, add_weights, count, negative
-from gradlens.numerics.norms import MODERATE, norm, scale_of
+from gradlens.numerics.norms import (
+    MODERATE,
+    norm,
+    power_of,
+    products_of_pairs,
+    scale_of,
+)
 from gradlens.numerics.precision import SMALL, accumulable, double
 from gradlens.per_sample.operators.operator import (
     KEPT_PAIRS,
@@ -85,7 +92,8 @@ class OuterProduct(GradientOperator):
         self._delta, self._inputs = self._delta[samples], self._inputs[samples]
 
     def _squared_norms(self) -> Tensor:
-        squares = [double(f).square().sum(1) for f in (self._delta, self._inputs)]
+        factors = double(self._delta), double(self._inputs)
+        squares = [torch.linalg.vecdot(factor, factor) for factor in factors]
         return squares[0] * squares[1]
 
     def _gram(self) -> Tensor:
@@ -103,8 +111,26 @@ class OuterProduct(GradientOperator):
     def _deviations(self) -> SampleDeviations:
         if not by_gram_matrix(self, 1):
             return super()._deviations()
-        is_small = self.batch_size <= KEPT_PAIRS
-        return deviations_of_gram([self._gram()] if is_small else gram_of_factors(*self.factors()))
+        if self.batch_size > KEPT_PAIRS:
+            return deviations_of_gram(gram_of_factors(*self.factors()))
+        found = None if "gram" in self._kept else self._deviations_in_own_precision()
+        return found or deviations_of_gram([self._gram()])
+
+    def _deviations_in_own_precision(self) -> SampleDeviations | None:
+        """With ⟨gₙ, gₘ⟩ in float32; ``None`` where that is not precise enough."""
+        if self.device.type != "cpu" or self.dtype == torch.float64:
+            return None
+        factors = self._delta, self._inputs
+        sizes = [power_of(factor) for factor in factors]
+        pairs = [
+            products_of_pairs(factor if size == 1.0 else factor / size)
+            for factor, size in zip(factors, sizes, strict=True)
+        ]
+        with_mean = double(pairs[0].mul_(pairs[1]).mean(1)).mul_((sizes[0] * sizes[1]) ** 2)
+        # Faster than from copies in float64.
+        sides = [torch.linalg.vector_norm(factor, dim=1, dtype=torch.float64) for factor in factors]
+        squared_norms = (sides[0] * sides[1]).square_()
+        return by_imprecise_products(squared_norms, with_mean, torch.finfo(self.dtype).eps)
 
     def _deviations_about(self, centre: Tensor) -> SampleDeviations:
         with_centre = torch.linalg.vecdot(
