@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -149,6 +150,27 @@ def whole_range(rows: Tensor, squares: Callable[[Tensor], Tensor]) -> Tensor:
             return found
     size = scale_of(rows)
     return double(squares(rows / size)) * double(size).square()
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Numbers ``scaled`` times a power of two, ``unit``, a scalar in float64."""
+
+    scaled: Tensor
+    unit: Tensor
+
+
+def products_of_positions(factor: Tensor) -> Scaled:
+    """Inner products of each sample's vectors, ``[N, S, D] -> [N, S, S]``."""
+    if factor.device.type == "cpu":
+        # There are fewer products than numbers, mostly, and these are in range, mostly.
+        products = factor @ factor.mT
+        if MODERATE**-3 < _largest(products) < MODERATE**4:
+            unit = scale_of(products)
+            return Scaled(products.div_(unit), double(unit))
+    size = scale_of(factor)
+    scaled = factor / size
+    return Scaled(scaled @ scaled.mT, double(size).square())
 
 
 def sums_of_squares(rows: Tensor) -> Tensor:

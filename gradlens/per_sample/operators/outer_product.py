@@ -21,6 +21,7 @@ from gradlens.numerics.norms import (
     norm,
     power_of,
     products_of_pairs,
+    products_of_positions,
     scale_of,
 )
 from gradlens.numerics.precision import SMALL, accumulable, double
@@ -381,11 +382,9 @@ def write_products(to: Tensor, delta: Tensor, inputs: Tensor, scale: float) -> N
 
 def squared_norms_by_positions(delta: Tensor, inputs: Tensor) -> Tensor:
     """‖Σₛ δₙₛ xₙₛᵀ‖² from δ ``[N, S, R]`` and x ``[N, S, K]``, by their Gram matrices, ``[N]``."""
-    sizes = scale_of(delta), scale_of(inputs)
-    delta, inputs = delta / sizes[0], inputs / sizes[1]
-    pairs = delta @ delta.mT, inputs @ inputs.mT
-    found = torch.linalg.vecdot(*(products.flatten(1) for products in pairs))
-    return double(found) * (double(sizes[0]) * double(sizes[1])).square()
+    one, other = products_of_positions(delta), products_of_positions(inputs)
+    found = torch.linalg.vecdot(one.scaled.flatten(1), other.scaled.flatten(1))
+    return double(found) * one.unit * other.unit
 
 
 def by_gram_matrix(gradients: GradientOperator, positions: int) -> bool:
