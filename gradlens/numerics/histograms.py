@@ -255,6 +255,11 @@ def negative(values: Tensor) -> Tensor:
     return torch.lt(values, 0, out=torch.empty_like(values))
 
 
+def positive(values: Tensor) -> Tensor:
+    """As ``negative``, where numbers are positive."""
+    return torch.gt(values, 0, out=torch.empty_like(values))
+
+
 def number_below_zero(values: Tensor) -> int:
     """How many of at most 2**24 ``values`` are negative, which float32 can count."""
     return int(negative(values).sum())

@@ -349,25 +349,31 @@ def test_training_is_the_same_with_drawn_samples() -> None:
     assert losses == others
 
 
+@pytest.mark.parametrize("features", [5, 20_000])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_inputs_that_are_overwritten_before_they_are_used(parts: int) -> None:
-    """Gradients that are kept would be computed from the next input: they are refused."""
+def test_inputs_that_are_overwritten_before_they_are_used(parts: int, features: int) -> None:
+    """Gradients that are kept would be computed from the next input: they are refused.
+
+    If they are small and the batch has no parts, their elements are kept instead.
+    """
     torch.manual_seed(0)
-    model, loss_function = nn.Linear(5, 3).double(), nn.CrossEntropyLoss()
+    model, loss_function = nn.Linear(features, 3).double(), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     quantities_ = [quantities.NormTest(), quantities.Alpha(), quantities.UpdateSize()]
     cockpit = gradlens.Cockpit(model, quantities_, loss_function=loss_function)
-    inputs, labels = torch.empty(4, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    inputs, labels = torch.empty(4, features, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
     for step in range(2):
         for part in range(parts):
-            inputs.copy_(torch.randn(4, 5))
+            inputs.copy_(torch.randn(4, features))
             loss = loss_function(model(inputs), labels)
             with cockpit(step, loss=loss, optimizer=optimizer, accumulating=part < parts - 1):
                 loss.backward()
         inputs.zero_()
         optimizer.step()
         optimizer.zero_grad()
-    assert "was overwritten before" in cockpit.history["Alpha"][0].reason
+    alpha = cockpit.history["Alpha"][0]
+    assert math.isnan(alpha) == (parts > 1 or features > 5)
+    assert not math.isnan(alpha) or "was overwritten before" in alpha.reason
     is_lost = math.isnan(cockpit.history["NormTest"][0])
     assert is_lost == (parts > 1)
     assert not is_lost or "was overwritten" in cockpit.history["NormTest"][0].reason

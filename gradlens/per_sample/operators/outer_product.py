@@ -15,7 +15,7 @@ from gradlens.numerics.deviations import (
     by_products,
     less_mean,
 )
-from gradlens.numerics.histograms import CHUNK, Grid, add_weights, count, negative
+from gradlens.numerics.histograms import CHUNK, Grid, add_weights, count, negative, positive
 from gradlens.numerics.norms import (
     MODERATE,
     norm,
@@ -238,10 +238,16 @@ class OuterProduct(GradientOperator):
 
         One of these alone where the other is nowhere: inputs behind a ReLU are never negative.
         """
-        positive, below_zero = _signs(self._delta)
-        other_positive, other_below_zero = _signs(self._inputs)
-        pairs = [(positive, other_below_zero), (below_zero, other_positive)]
-        return [pair for pair in pairs if all(float(each.amax()) > 0 for each in pair)] or pairs[:1]
+        delta, inputs = self._delta, self._inputs
+        lowest, highest = map(float, torch.aminmax(delta))
+        other_lowest, other_highest = map(float, torch.aminmax(inputs))
+        found = []
+        # Not the other way round: extremes may be NaN.
+        if not (highest <= 0 or other_lowest >= 0):
+            found.append((positive(delta), negative(inputs)))
+        if not (lowest >= 0 or other_highest <= 0):
+            found.append((negative(delta), positive(inputs)))
+        return found or [(positive(delta), negative(inputs))]
 
     @property
     def _may_be_sorted(self) -> bool:
@@ -420,11 +426,6 @@ def deviations_of_gram(parts: Iterable[Tensor]) -> SampleDeviations:
         means.append(rows.mean(1))
         start += len(rows)
     return by_products(torch.cat(squared_norms), torch.cat(means))
-
-
-def _signs(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Where numbers are positive, and where negative; as ones."""
-    return torch.gt(factor, 0, out=torch.empty_like(factor)), negative(factor)
 
 
 def same_precision(delta: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
