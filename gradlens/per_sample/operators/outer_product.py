@@ -79,6 +79,7 @@ class OuterProduct(GradientOperator):
 
     @property
     def is_worth_storing(self) -> bool:
+        # Few elements take fewer calls than the factors.
         return self._elements <= SMALL
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
