@@ -135,8 +135,13 @@ def sensible(recipe: Recipe) -> Recipe:
     precision = recipe.precision
     if recipe.loss in WITHOUT_LOW_PRECISION and "float16" in precision:
         precision = "float32"
+    found = recipe.parts
+    if "tied" in recipe.habits and "autocast" in precision:
+        # Compiled code converts the weight anew, so that its gradients add up in single precision.
+        found = tuple(part.replace("by aot_eager", "by eager") for part in found)
     return replace(
         recipe,
+        parts=found,
         sizes=sizes,
         options=options,
         tracked=chosen,
