@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from gradlens.curvature import HessianOperator, eigenpairs
 from gradlens.curvature.eigenpairs import ritz_pairs
@@ -67,21 +68,18 @@ class Found:
         return abs(self.value - self.exact) / abs(self.exact)
 
 
-def losses(
-    model: nn.Module, samples: int, fixed: bool, part: int | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The losses of each step's batch and of its first ``part`` samples, whose graphs are alive."""
+def batches(model: nn.Module, samples: int, fixed: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """The outputs and targets of each step of a training run; the graph is alive."""
     data, labels = load_digits(return_X_y=True)
     inputs, targets = torch.tensor(data / 16 - 0.3, dtype=torch.float32), torch.tensor(labels)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     first = torch.randperm(len(inputs))[:samples]
     for _ in range(STEPS):
         chosen = first if fixed else torch.randperm(len(inputs))[:samples]
-        rows = nn.functional.cross_entropy(model(inputs[chosen]), targets[chosen], reduction="none")
-        loss = rows.mean()
-        yield loss, rows[:part].mean()
+        batch = model(inputs[chosen]), targets[chosen]
+        yield batch
         optimizer.zero_grad()
-        loss.backward()
+        cross_entropy(*batch).backward()
         optimizer.step()
 
 
@@ -90,8 +88,8 @@ def followed(build: Callable[[], nn.Module], samples: int, fixed: bool) -> Itera
     torch.manual_seed(0)
     model = build()
     following = WarmStartedEigenpairs(TOLERANCE, PRODUCTS, INTERVAL)
-    for step, (loss, _) in enumerate(losses(model, samples, fixed)):
-        matrix = HessianOperator(loss, dict(model.named_parameters()))
+    for step, batch in enumerate(batches(model, samples, fixed)):
+        matrix = HessianOperator(cross_entropy(*batch), dict(model.named_parameters()))
         exact = float(eigenpairs(matrix, seed=step).values[0])
         found = following(matrix, step)
         searched = following.state_dict()["followed"] == 0
@@ -103,8 +101,8 @@ def with_two_products(build: Callable[[], nn.Module], samples: int, fixed: bool)
     torch.manual_seed(0)
     model = build()
     guesses: Sequence[Tensor] = ()
-    for step, (loss, _) in enumerate(losses(model, samples, fixed)):
-        matrix = HessianOperator(loss, dict(model.named_parameters()))
+    for step, batch in enumerate(batches(model, samples, fixed)):
+        matrix = HessianOperator(cross_entropy(*batch), dict(model.named_parameters()))
         exact = ritz_pairs(matrix, 1, "largest", 1e-5, 300, (), step)
         found = ritz_pairs(matrix, 1, "largest", 0.0, 2, guesses, step, 0) if guesses else exact
         guesses = found.guesses
@@ -116,9 +114,10 @@ def ratios_of_parts(build: Callable[[], nn.Module]) -> list[float]:
     torch.manual_seed(0)
     model, ratios = build(), []
     parameters = dict(model.named_parameters())
-    for step, of_batch_and_part in enumerate(losses(model, 256, False, part=64)):
+    for step, (outputs, targets) in enumerate(batches(model, 256, fixed=False)):
         if step % 10 == 0:
-            matrices = (HessianOperator(loss, parameters) for loss in of_batch_and_part)
+            losses = (cross_entropy(outputs[:samples], targets[:samples]) for samples in (256, 64))
+            matrices = (HessianOperator(loss, parameters) for loss in losses)
             whole, part = (float(eigenpairs(matrix, seed=step).values[0]) for matrix in matrices)
             ratios.append(part / whole)
     return ratios
@@ -155,4 +154,7 @@ def print_followed() -> None:
 
 
 if __name__ == "__main__":
-    print_parts() if "--parts" in sys.argv else print_followed()
+    if "--parts" in sys.argv:
+        print_parts()
+    else:
+        print_followed()

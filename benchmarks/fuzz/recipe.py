@@ -135,13 +135,14 @@ def sensible(recipe: Recipe) -> Recipe:
     precision = recipe.precision
     if recipe.loss in WITHOUT_LOW_PRECISION and "float16" in precision:
         precision = "float32"
-    found = recipe.parts
+    chosen_parts = recipe.parts
     if "tied" in recipe.habits and "autocast" in precision:
-        # Compiled code converts the weight anew, so that its gradients add up in single precision.
-        found = tuple(part.replace("by aot_eager", "by eager") for part in found)
+        # Code compiled by aot_eager converts the weight again, so that its gradients are added up
+        # in single precision; uncompiled code adds them up in half precision.
+        chosen_parts = tuple(part.replace("aot_eager", "eager") for part in recipe.parts)
     return replace(
         recipe,
-        parts=found,
+        parts=chosen_parts,
         sizes=sizes,
         options=options,
         tracked=chosen,

@@ -207,18 +207,21 @@ def by_products(squared_norms: Tensor, with_mean: Tensor) -> SampleDeviations:
 
 
 def by_imprecise_products(
-    squared_norms: Tensor, with_mean: Tensor, eps: float
+    squared_norms: Tensor, with_centre: Tensor, squared_centre: float, eps: float
 ) -> SampleDeviations | None:
-    """As ``by_products``, with ⟨gₙ, ḡ⟩ of a relative rounding error; ``None`` if that is too large.
+    """As ``about_by_products``, where ``eps`` is the relative rounding error of the products.
 
-    On another device than the processor, this would have to be waited for.
+    ``None`` if the deviations are too small a part of the norms for that precision. The tensors are
+    on the processor: checking this on another device would wait for it.
     """
-    found = by_products(squared_norms, with_mean)
-    largest = float(squared_norms.sum() + len(with_mean) * found.squared_mean)
-    if not FAR * largest < float(found.spread) < math.inf:
+    along = with_centre - squared_centre
+    apart = (squared_norms - squared_centre).sub_(along, alpha=2)
+    largest = float(squared_norms.sum()) + len(along) * squared_centre
+    if not FAR * largest < float(apart.sum()) < math.inf:
         return None
-    rounding = squared_norms.new_tensor(ROUNDINGS * eps * largest)
-    return replace(found, noise=rounding, rounding=rounding)
+    bounds = [squared_centre, ROUNDINGS * eps * largest]
+    squared_mean, rounding = squared_norms.new_tensor(bounds)
+    return SampleDeviations(apart.clamp_(min=0), along, squared_mean, rounding, rounding)
 
 
 def about_by_products(
@@ -242,6 +245,7 @@ def deviations_from(rows: Tensor, centre: Tensor) -> SampleDeviations:
 
 
 def _in_double(rows: Tensor, centre: Tensor) -> SampleDeviations:
+    """``deviations_from`` for rows in a lower precision than float64."""
     centre = double(centre)
     apart = double(rows).sub_(centre)
     squared_norms = torch.linalg.vector_norm(apart, dim=1).square_()
@@ -257,14 +261,8 @@ def _by_few_passes(rows: Tensor, centre: Tensor) -> SampleDeviations | None:
     squared_centre = float(squared_row_norms(direction[None])) * size * size  # perhaps infinite
     squared_norms = double(row_norms(rows)).square_()
     with_centre = double(dots(rows, direction)).mul_(size)
-    along = with_centre.sub_(squared_centre)
-    apart = (squared_norms - squared_centre).sub_(along, alpha=2)
-    largest = float(squared_norms.sum()) + len(rows) * squared_centre
-    if not FAR * largest < float(apart.sum()) < math.inf:
-        return None
-    bounds = [squared_centre, ROUNDINGS * torch.finfo(rows.dtype).eps * largest]
-    squared_mean, rounding = squared_norms.new_tensor(bounds)
-    return SampleDeviations(apart.clamp_(min=0), along, squared_mean, rounding, rounding)
+    eps = torch.finfo(rows.dtype).eps
+    return by_imprecise_products(squared_norms, with_centre, squared_centre, eps)
 
 
 def _by_differences(rows: Tensor, centre: Tensor) -> SampleDeviations:

@@ -216,7 +216,8 @@ class JointTally:
         """Add values ``[n, len(rows), b]`` of some ``rows`` of the companions."""
         if not values.numel():
             return
-        if values.device.type != "cpu" or values.numel() <= FEW_PAIRS:  # as in ``tally_1d``
+        # On other devices as in ``tally_1d``.
+        if values.device.type != "cpu" or values.numel() <= FEW_PAIRS:
             companions = self._companions[rows].expand(values.shape)
             self._tail += self._grid.joint_counts(values, companions, self._size)
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -70,12 +69,9 @@ def _norm(tensor: Tensor) -> Tensor:
 
 def row_norms(matrix: Tensor) -> Tensor:
     """``norm`` of each row, ``[N, M] -> [N]``."""
-    if is_small(matrix):
-        found = torch.linalg.vector_norm(matrix, dim=1, dtype=torch.float64)
-        return found.to(torch.promote_types(matrix.dtype, torch.float32))
     found = _norms(matrix)
     # Reading a value from another device would wait for it; there, sums are in float64.
-    if found.device.type != "cpu" or not len(found):
+    if found.device.type != "cpu" or is_small(matrix) or not len(found):
         return found
     low, high = torch.aminmax(found) if len(found) > 1 else (found, found)
     if _lowest(found.dtype) <= float(low) and float(high) < math.inf:
@@ -139,7 +135,7 @@ def _power_above(size: float, limits: torch.finfo) -> float:
 
 
 def whole_range(rows: Tensor, squares: Callable[[Tensor], Tensor]) -> Tensor:
-    """A function that is quadratic in rows ``[N, D]``, also where squares would leave the range.
+    """A function that is quadratic in rows ``[N, *]``, also where squares would leave the range.
 
     In float64, or in the rows' precision on the processor, where their squares are in range.
     """
@@ -150,27 +146,6 @@ def whole_range(rows: Tensor, squares: Callable[[Tensor], Tensor]) -> Tensor:
             return found
     size = scale_of(rows)
     return double(squares(rows / size)) * double(size).square()
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """Numbers ``scaled`` times a power of two, ``unit``, a scalar in float64."""
-
-    scaled: Tensor
-    unit: Tensor
-
-
-def products_of_positions(factor: Tensor) -> Scaled:
-    """Inner products of each sample's vectors, ``[N, S, D] -> [N, S, S]``."""
-    if factor.device.type == "cpu":
-        # There are fewer products than numbers, mostly, and these are in range, mostly.
-        products = factor @ factor.mT
-        if MODERATE**-3 < _largest(products) < MODERATE**4:
-            unit = scale_of(products)
-            return Scaled(products.div_(unit), double(unit))
-    size = scale_of(factor)
-    scaled = factor / size
-    return Scaled(scaled @ scaled.mT, double(size).square())
 
 
 def sums_of_squares(rows: Tensor) -> Tensor:
@@ -194,6 +169,11 @@ def dots(rows: Tensor, vector: Tensor) -> Tensor:
     return torch.stack([part @ factors for part, factors in parts]).sum(0)
 
 
+def products_of_positions(factor: Tensor) -> Tensor:
+    """Inner products of all pairs of each sample's vectors, ``[N, S, D] -> [N, S, S]``."""
+    return factor @ factor.mT
+
+
 def products_of_pairs(rows: Tensor) -> Tensor:
     """Inner products of all pairs of rows, ``[N, D] -> [N, N]``, right to some roundings."""
     if _added_up_at_once(rows):
@@ -214,7 +194,7 @@ def _added_up_at_once(rows: Tensor) -> bool:
 def _norms(matrix: Tensor) -> Tensor:
     """Norms of rows whose squares are within the range of the result's precision."""
     device, result = matrix.device.type, torch.promote_types(matrix.dtype, torch.float32)
-    if device == "cpu":
+    if device == "cpu" and not is_small(matrix):
         return squared_row_norms(matrix.to(result)).sqrt_()
     accumulated = result if device == "mps" else torch.float64
     return torch.linalg.vector_norm(matrix, dim=1, dtype=accumulated).to(result)

@@ -361,7 +361,8 @@ class GradientOperator(ABC):
     def _centred_gram(self) -> Tensor:
         centre = self._centre()
         found = self._centred_by_few_passes(centre) if self.device.type == "cpu" else None
-        return self._keep_centred_gram(*(found or self._products_about(centre)))
+        gram, along = found or self._products_about(centre)
+        return self._keep_centred_gram(gram, along)
 
     @final
     def _keep_centred_gram(self, gram: Tensor, along: Tensor) -> Tensor:

@@ -19,10 +19,10 @@ from gradlens.numerics.histograms import CHUNK, Grid, add_weights, count, negati
 from gradlens.numerics.norms import (
     MODERATE,
     norm,
-    power_of,
     products_of_pairs,
     products_of_positions,
     scale_of,
+    whole_range,
 )
 from gradlens.numerics.precision import SMALL, accumulable, double
 from gradlens.per_sample.operators.operator import (
@@ -79,16 +79,11 @@ class OuterProduct(GradientOperator):
 
     @property
     def is_worth_storing(self) -> bool:
-        # Few elements take fewer calls than the factors.
+        # Results of few elements take fewer calls than those of the factors.
         return self._elements <= SMALL
 
     def _block(self, samples: slice, rows: slice) -> Tensor:
         return self._delta[samples, rows, None] * self._inputs[samples, None, :]
-
-    def _write(self, to: Tensor) -> None:
-        torch.mul(self._delta[:, :, None], self._inputs[:, None], out=to)
-        if self.scale != 1.0:
-            to.mul_(self.scale)
 
     def _keep_only(self, samples: Tensor) -> None:
         self._delta, self._inputs = self._delta[samples], self._inputs[samples]
@@ -123,16 +118,12 @@ class OuterProduct(GradientOperator):
         if self.device.type != "cpu" or self.dtype == torch.float64:
             return None
         factors = self._delta, self._inputs
-        sizes = [power_of(factor) for factor in factors]
-        pairs = [
-            products_of_pairs(factor if size == 1.0 else factor / size)
-            for factor, size in zip(factors, sizes, strict=True)
-        ]
-        with_mean = double(pairs[0].mul_(pairs[1]).mean(1)).mul_((sizes[0] * sizes[1]) ** 2)
-        # Faster than from copies in float64.
-        sides = [torch.linalg.vector_norm(factor, dim=1, dtype=torch.float64) for factor in factors]
-        squared_norms = (sides[0] * sides[1]).square_()
-        return by_imprecise_products(squared_norms, with_mean, torch.finfo(self.dtype).eps)
+        pairs = [double(whole_range(factor, products_of_pairs)) for factor in factors]
+        with_mean = (pairs[0] * pairs[1]).mean(1)
+        # In contrast to ``_squared_norms``, without copies of the factors in float64.
+        norms = [torch.linalg.vector_norm(factor, dim=1, dtype=torch.float64) for factor in factors]
+        squared_norms, eps = (norms[0] * norms[1]).square_(), torch.finfo(self.dtype).eps
+        return by_imprecise_products(squared_norms, with_mean, float(with_mean.mean()), eps)
 
     def _deviations_about(self, centre: Tensor) -> SampleDeviations:
         with_centre = torch.linalg.vecdot(
@@ -216,6 +207,7 @@ class OuterProduct(GradientOperator):
             return super()._tally_2d(grid, companions, size, self._in_cache(max_bytes))
         table = torch.zeros(grid.size, size, dtype=torch.int64, device=self.device)
         delta, inputs = (torch.cat(signs) for signs in zip(*self._opposites(), strict=True))
+        # Half a chunk, since cells and weights are copied to integers of eight bytes.
         at_once = min(CHUNK // 2, max_bytes // (2 * self.dtype.itemsize + 16))
         for rows in slices(self._rows, at_once // self._columns):
             add_weights(table[grid.negative], companions[rows], delta[:, rows].T @ inputs)
@@ -237,13 +229,14 @@ class OuterProduct(GradientOperator):
     def _opposites(self) -> list[tuple[Tensor, Tensor]]:
         """Where δ is positive and where x is negative, and the other way round; as ones.
 
-        One of these alone where the other is nowhere: inputs behind a ReLU are never negative.
+        A pair is left out if there are no such elements, as where no input is negative behind a
+        ReLU, but one pair is always given.
         """
         delta, inputs = self._delta, self._inputs
         lowest, highest = map(float, torch.aminmax(delta))
         other_lowest, other_highest = map(float, torch.aminmax(inputs))
         found = []
-        # Not the other way round: extremes may be NaN.
+        # If an extreme is NaN, comparisons are false, and the factor may have both signs.
         if not (highest <= 0 or other_lowest >= 0):
             found.append((positive(delta), negative(inputs)))
         if not (lowest >= 0 or other_highest <= 0):
@@ -311,7 +304,7 @@ class SumOfOuterProducts(GradientOperator):
     def _squared_norms(self) -> Tensor:
         if not self._has_cheap_norms:
             return super()._squared_norms()
-        bytes_per_sample = 2 * self._positions**2 * self.dtype.itemsize
+        bytes_per_sample = 2 * self._positions**2 * torch.float64.itemsize
         parts = [
             squared_norms_by_positions(self._delta[part], self._inputs[part])
             for part in slices(self.batch_size, PIECE_BYTES // max(bytes_per_sample, 1))
@@ -389,9 +382,8 @@ def write_products(to: Tensor, delta: Tensor, inputs: Tensor, scale: float) -> N
 
 def squared_norms_by_positions(delta: Tensor, inputs: Tensor) -> Tensor:
     """‖Σₛ δₙₛ xₙₛᵀ‖² from δ ``[N, S, R]`` and x ``[N, S, K]``, by their Gram matrices, ``[N]``."""
-    one, other = products_of_positions(delta), products_of_positions(inputs)
-    found = torch.linalg.vecdot(one.scaled.flatten(1), other.scaled.flatten(1))
-    return double(found) * one.unit * other.unit
+    pairs = (double(whole_range(each, products_of_positions)) for each in (delta, inputs))
+    return torch.linalg.vecdot(*(products.flatten(1) for products in pairs))
 
 
 def by_gram_matrix(gradients: GradientOperator, positions: int) -> bool:
