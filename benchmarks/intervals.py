@@ -22,7 +22,7 @@ from gradlens.curvature import hutch_plus_plus, hutchinson, hutchinson_blocks, s
 from gradlens.curvature.density import gaussian_mixture
 from gradlens.curvature.trace import Estimate, estimates_of_one_draw, positive_estimates
 from gradlens.numerics.formulas import noise_scale
-from gradlens.per_sample.operators.dense import Dense
+from gradlens.operators.dense import Dense
 
 Array: TypeAlias = NDArray[np.float64]
 Generator: TypeAlias = np.random.Generator

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from benchmarks.memory import status
 from benchmarks.problems import NAMED, PROBLEMS, Problem
-from gradlens.hooks.model_calls import keep_calls
-from gradlens.per_sample.gradients import Gradients, Setting
+from gradlens.gradients.gradients import Gradients, Setting
+from gradlens.graph.model_calls import keep_calls
 
 STEPS = 7
 

@@ -22,20 +22,20 @@ if TYPE_CHECKING:
         signals,
         sinks,
     )
+    from gradlens.backpack_adapter.layer_hooks import extend
+    from gradlens.backpack_adapter.per_sample_gradients import PerSampleGradients
     from gradlens.cockpit.aggregate import Aggregate
     from gradlens.cockpit.cockpit import Cockpit
     from gradlens.compat.taiyi import from_taiyi
     from gradlens.diagnosis.diagnose import diagnose
     from gradlens.diagnosis.rule import Rule, Sign
+    from gradlens.gradients.per_sample_gradients import per_sample_gradients
+    from gradlens.graph.layer_rules import register_layer_rule
     from gradlens.history.finding import Finding
     from gradlens.history.history import History
     from gradlens.history.undefined import Undefined
     from gradlens.history.view import View
-    from gradlens.hooks.layer_hooks import extend
-    from gradlens.hooks.layer_rules import register_layer_rule
     from gradlens.messages import GradlensWarning
-    from gradlens.per_sample.context import per_sample_gradients
-    from gradlens.per_sample.extension import PerSampleGradients
     from gradlens.plotting.loading import load_run
     from gradlens.plotting.plotter import CockpitPlotter
     from gradlens.quantities.presets import configuration
@@ -80,7 +80,7 @@ _DEFINED_IN = {
     "Finding": "gradlens.history.finding",
     "GradlensWarning": "gradlens.messages",
     "History": "gradlens.history.history",
-    "PerSampleGradients": "gradlens.per_sample.extension",
+    "PerSampleGradients": "gradlens.backpack_adapter.per_sample_gradients",
     "Rule": "gradlens.diagnosis.rule",
     "Sign": "gradlens.diagnosis.rule",
     "Step": "gradlens.quantities.step",
@@ -88,11 +88,11 @@ _DEFINED_IN = {
     "View": "gradlens.history.view",
     "configuration": "gradlens.quantities.presets",
     "diagnose": "gradlens.diagnosis.diagnose",
-    "extend": "gradlens.hooks.layer_hooks",
+    "extend": "gradlens.backpack_adapter.layer_hooks",
     "from_taiyi": "gradlens.compat.taiyi",
     "load_run": "gradlens.plotting.loading",
-    "per_sample_gradients": "gradlens.per_sample.context",
-    "register_layer_rule": "gradlens.hooks.layer_rules",
+    "per_sample_gradients": "gradlens.gradients.per_sample_gradients",
+    "register_layer_rule": "gradlens.graph.layer_rules",
 }
 """The module that defines each public name; the other public names are modules themselves."""
 

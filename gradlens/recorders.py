@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from gradlens.hooks.module_hooks import HookOwner, OwnedHook, on_gradient
-from gradlens.hooks.torch_private import version
+from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient
+from gradlens.graph.torch_private import version
 from gradlens.numerics.saveable import restored, saveable
 from gradlens.signals.selection import Selection, Selectors, select, selection
 from gradlens.stateful import State

@@ -26,7 +26,7 @@ the sum:
            return gradients.elements.dot(gradients.parameter)
 
 A quantity with ``reductions = (ParameterDots(),)`` reads ``step.total(ParameterDots())``.
-``gradients.elements`` is a :class:`~gradlens.per_sample.operators.operator.GradientOperator`.
+``gradients.elements`` is a :class:`~gradlens.operators.operator.GradientOperator`.
 
 A batch may come in parts, from micro-batches or processes. How their values are joined is said by
 the class that a reduction derives from:
@@ -72,14 +72,14 @@ from gradlens.numerics import deviations, formulas
 from gradlens.numerics.histograms import Counts, Range
 from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Stratum
-from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.operators.stored import (
+from gradlens.operators.dense import (
     Buffer,
     bytes_of_elements,
     is_to_be_stored,
     stored,
     stored_rows,
 )
+from gradlens.operators.operator import GradientOperator
 
 __all__ = [
     "AbsMax",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.diagnosis.problem import Problem, Split
-from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.graph.loss import LossReduction
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.fuzz.losses import per_sample
 from benchmarks.fuzz.watch import Pass, Watch
-from gradlens.hooks.undisturbed import buffers_kept, hooks_muted
+from gradlens.graph.undisturbed import buffers_kept, hooks_muted
 
 if TYPE_CHECKING:
     from benchmarks.fuzz.loop import Loop

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmarks.zoo.network import Batch, Network
-from gradlens.hooks.undisturbed import hooks_muted
+from gradlens.graph.undisturbed import hooks_muted
 
 LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)
 

@@ -12,7 +12,7 @@ import gradlens
 from gradlens import quantities
 from gradlens.cli.demo import load_digits
 from gradlens.instruments.style import dress, title
-from gradlens.per_sample.batchnorm import BatchNormPolicy
+from gradlens.samples.batchnorm import BatchNormPolicy
 
 STEPS, BATCH_SIZE, WIDTH = 80, 32, 8
 POLICIES: tuple[BatchNormPolicy, ...] = ("coupled", "frozen")

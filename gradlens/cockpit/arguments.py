@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradlens import sinks
+from gradlens.backpack_adapter.loss_modules import own_reduction
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.curvature.probe import Probe
+from gradlens.graph.loss import LossReduction
 from gradlens.history.spikes import SampleId
-from gradlens.per_sample.labelling.batch import LossReduction
-from gradlens.per_sample.losses import own_reduction
 from gradlens.quantities.presets import configuration
 from gradlens.quantities.quantity import Quantity
 from gradlens.sinks.sink import Sink

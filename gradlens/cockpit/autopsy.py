@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.hooks import RemovableHandle
 
+from gradlens.cockpit.not_finite import bad_gradients, bad_parameters, bad_rows, first_place
 from gradlens.cockpit.spike_trigger import Jump, SpikeTrigger
+from gradlens.gradients.gradients import Gradients, Setting, layer_of
+from gradlens.gradients.loss_factor import loss_scale
+from gradlens.gradients.reduce import Reducer
+from gradlens.graph.graph import Graph
+from gradlens.graph.hooks import on_gradient
+from gradlens.graph.loss import loss_node, row_losses
+from gradlens.graph.model_calls import calls_behind
+from gradlens.graph.torch_private import saved, uncompiled_backward
 from gradlens.history.history import History
 from gradlens.history.spikes import Origin, SampleId, Spike, Suspect
-from gradlens.hooks.model_calls import calls_behind
-from gradlens.hooks.module_hooks import on_gradient
-from gradlens.hooks.torch_private import saved, uncompiled_backward
 from gradlens.numerics.unavailable import Contain
-from gradlens.per_sample.gradients import Gradients, Setting, layer_of
-from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.not_finite import bad_gradients, bad_parameters, bad_rows, first_place
-from gradlens.per_sample.reducing import Reducer
-from gradlens.per_sample.row_losses import loss_node, row_losses
-from gradlens.per_sample.scales import loss_scale
 from gradlens.reductions import Deviations, Reduction, SquaredNorms
 from gradlens.stateful import State
 

@@ -9,14 +9,14 @@ from typing import TypeGuard
 
 from gradlens.cockpit.processes import Processes
 from gradlens.cockpit.second_phase import MEAN, SecondPhase, remaining
+from gradlens.gradients.collect import OVERWRITTEN
+from gradlens.gradients.gradients import Setting
 from gradlens.numerics.shards import has_nonzero
 from gradlens.numerics.strata import all_drawn
 from gradlens.numerics.unavailable import Contain, UnavailableError
-from gradlens.per_sample.batch_parts import EMPTY, BatchPart, Keyed, Results, Values, merged
-from gradlens.per_sample.collector import OVERWRITTEN
-from gradlens.per_sample.gradients import Setting
-from gradlens.per_sample.kept_samples import KeptGradients, KeptSamples, part_factor
-from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.operators.operator import GradientOperator
+from gradlens.parts.kept import KeptGradients, KeptSamples, part_factor
+from gradlens.parts.part import EMPTY, BatchPart, Keyed, Results, Values, merged
 from gradlens.reductions import (
     Mean,
     MergeableReduction,

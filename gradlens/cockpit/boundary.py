@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from gradlens.graph.undisturbed import without_autocast
 from gradlens.history.undefined import Undefined
-from gradlens.hooks.global_state import without_autocast
 from gradlens.numerics.unavailable import UnavailableError, first_line
 
 Refuse = Callable[[str], None]

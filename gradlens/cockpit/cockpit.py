@@ -13,6 +13,7 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradlens.backpack_adapter.layer_hooks import HookInstaller
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.arguments import (
@@ -57,22 +58,22 @@ from gradlens.curvature.probed_model import ProbedModels
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.facts.recorder import FactRecorder
+from gradlens.fully_shard.gathering import sharding_of
+from gradlens.gradients.gradients import Setting
+from gradlens.gradients.per_sample_gradients import check_loss_reduction
+from gradlens.graph.data_parallel import replicas_of
+from gradlens.graph.loss import LossReduction
+from gradlens.graph.model_calls import ModelOutputs
+from gradlens.graph.uncompiled import EagerCalls
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import LATEST, History
 from gradlens.history.html import count, table
 from gradlens.history.new_file import OwnFiles
-from gradlens.hooks.data_parallel import replicas_of
-from gradlens.hooks.eager_calls import EagerCalls
-from gradlens.hooks.gathering import sharding_of
-from gradlens.hooks.layer_hooks import HookInstaller
-from gradlens.hooks.model_outputs import ModelOutputs
-from gradlens.per_sample.batchnorm import BatchNormPolicy, check_batchnorm
-from gradlens.per_sample.context import check_loss_reduction
-from gradlens.per_sample.gradients import Plans, Setting
-from gradlens.per_sample.kept_samples import MAX_BYTES
-from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.parts.kept import MAX_BYTES
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
+from gradlens.samples.batchnorm import BatchNormPolicy, check_batchnorm
+from gradlens.samples.plan import Plans
 from gradlens.sinks.sink import Sink
 from gradlens.spelling import suggests, unknown_attribute
 
@@ -108,7 +109,7 @@ class Cockpit:
         The loss module, for quantities that need per-sample losses.
     ``batchnorm``
         What a per-sample gradient is if batch normalisation couples the samples: ``"coupled"``,
-        ``"frozen"`` or ``"skip"`` (``gradlens.per_sample.batchnorm``).
+        ``"frozen"`` or ``"skip"`` (``gradlens.samples.batchnorm``).
     ``budget``
         The share of the training time that tracking may take, such as 0.05. Expensive quantities
         are then tracked only at some steps of their schedules.

@@ -11,23 +11,23 @@ from torch import Tensor
 
 from gradlens.cockpit.batch_assembly import BatchAssembly, Whole, need_gradients
 from gradlens.cockpit.model import changed_parameters
+from gradlens.gradients.gradients import Gradients, Setting
+from gradlens.gradients.loss_factor import loss_scale, unscaled_loss
+from gradlens.gradients.per_sample_gradients import UNSEEN
+from gradlens.gradients.reduce import Reducer
+from gradlens.graph.loss import Batch
 from gradlens.history.coverage import Coverage, few
 from gradlens.numerics.formulas import inner_test_error
 from gradlens.numerics.host import on_host
 from gradlens.numerics.shards import has_nonzero
 from gradlens.numerics.strata import Drawn, count
 from gradlens.numerics.unavailable import Contain
-from gradlens.per_sample.batch_parts import BatchPart, Results
-from gradlens.per_sample.context import UNSEEN
-from gradlens.per_sample.gradients import Gradients, Setting
-from gradlens.per_sample.kept_samples import KeptGradients, smaller
-from gradlens.per_sample.labelling.batch import Batch
-from gradlens.per_sample.labelling.planner import UNUSED
-from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.reducing import Reducer
-from gradlens.per_sample.scales import loss_scale, unscaled_loss
+from gradlens.operators.operator import GradientOperator
+from gradlens.parts.kept import KeptGradients, smaller
+from gradlens.parts.part import BatchPart, Results
 from gradlens.quantities.step import REMOVED
 from gradlens.reductions import Deviations, Reduction
+from gradlens.samples.planner import UNUSED
 
 
 class StepGradients:

@@ -13,7 +13,7 @@ from torch import nn
 
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.forecast import Forecast, may_hold
-from gradlens.hooks.eager_calls import uncompiled_calls
+from gradlens.graph.uncompiled import uncompiled_calls
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
 from gradlens.signals.capture import SignalCapture

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from gradlens.hooks.data_parallel import Replica
-from gradlens.hooks.gathering import Sharding
-from gradlens.hooks.module_hooks import takes_hooks
-from gradlens.hooks.torch_private import uncompiled
+from gradlens.fully_shard.gathering import Sharding
+from gradlens.gradients.gradients import Setting
+from gradlens.graph.data_parallel import Replica
+from gradlens.graph.hooks import takes_hooks
+from gradlens.graph.torch_private import uncompiled
 from gradlens.numerics.shards import is_distributed
-from gradlens.per_sample.gradients import Setting
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

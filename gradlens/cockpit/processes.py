@@ -10,19 +10,18 @@ from typing import TypeVar
 import torch
 from torch import distributed as dist
 
+from gradlens.graph.loss import LossReduction
 from gradlens.numerics.exchange import all_gathered, merged_over
 from gradlens.numerics.strata import Drawn, Stratum
 from gradlens.numerics.unavailable import first_line
-from gradlens.per_sample.batch_parts import EMPTY, BatchPart, Keyed, Results, merged
-from gradlens.per_sample.labelling.batch import LossReduction
-from gradlens.per_sample.operators.convolution import Convolution, Geometry
-from gradlens.per_sample.operators.dense import Dense
-from gradlens.per_sample.operators.grouped import Grouped
-from gradlens.per_sample.operators.joined import Joined
-from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
-from gradlens.per_sample.operators.rows import IndexedRows
-from gradlens.per_sample.operators.summed import Summed
+from gradlens.operators.convolution import Convolution, Geometry
+from gradlens.operators.dense import Dense
+from gradlens.operators.joined import Joined
+from gradlens.operators.operator import GradientOperator
+from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
+from gradlens.operators.summed import Grouped, Summed
+from gradlens.operators.table_rows import IndexedRows
+from gradlens.parts.part import EMPTY, BatchPart, Keyed, Results, merged
 
 T = TypeVar("T")
 

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from gradlens.cockpit.autopsy import Values, norms_of
 from gradlens.cockpit.run import Run
+from gradlens.gradients.loss_factor import loss_scale
+from gradlens.graph.loss import LossReduction, Rows, row_losses
 from gradlens.history.samples import MOST_SAMPLES, Samples
 from gradlens.history.spikes import SampleId
-from gradlens.per_sample.labelling.batch import LossReduction
-from gradlens.per_sample.row_losses import Rows, row_losses
-from gradlens.per_sample.scales import loss_scale
 
 WAITING = 16
 """Batches that are taken in together: on an accelerator, each time waits for the device."""

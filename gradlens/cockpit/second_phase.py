@@ -15,10 +15,10 @@ from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.shards import whole
 from gradlens.numerics.strata import all_drawn, count
 from gradlens.numerics.unavailable import Contain
-from gradlens.per_sample.batch_parts import BatchPart, Results
-from gradlens.per_sample.kept_samples import KeptGradients
-from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.operators.stored import Buffer
+from gradlens.operators.dense import Buffer
+from gradlens.operators.operator import GradientOperator
+from gradlens.parts.kept import KeptGradients
+from gradlens.parts.part import BatchPart, Results
 from gradlens.reductions import (
     MergeableReduction,
     ParameterGradients,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.hooks.optimizer_hook import OptimizerFollower
-from gradlens.hooks.torch_private import version
+from gradlens.graph.hooks import OptimizerFollower
+from gradlens.graph.torch_private import version
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradlens.graph.hooks import OptimizerFollower
 from gradlens.history.coverage import few
-from gradlens.hooks.optimizer_hook import OptimizerFollower
 from gradlens.numerics.checksums import differing, sums_of_bits
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError

@@ -12,6 +12,8 @@ import torch
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
+from gradlens.backpack_adapter.context import with_extensions
+from gradlens.backpack_adapter.loss_modules import PerSampleLosses
 from gradlens.cockpit.autopsy import Autopsy
 from gradlens.cockpit.boundary import Refuse
 from gradlens.cockpit.extensions import (
@@ -29,20 +31,22 @@ from gradlens.cockpit.updates import WaitingQuantity
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.probe import Probe
+from gradlens.gradients.loss_factor import (
+    BackwardCall,
+    LossFactor,
+    gradient_scale,
+    loss_scale,
+    unscaled_loss,
+)
+from gradlens.graph.torch_private import uncompiled_backward
+from gradlens.graph.uncompiled import ran_compiled, uncompiled_calls
+from gradlens.graph.undisturbed import GlobalState, own_pass
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
-from gradlens.hooks.backpack_context import own_pass, with_extensions
-from gradlens.hooks.backward_call import BackwardCall
-from gradlens.hooks.eager_calls import ran_compiled, uncompiled_calls
-from gradlens.hooks.global_state import GlobalState
-from gradlens.hooks.torch_private import uncompiled_backward
 from gradlens.messages import log
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.kept_samples import KeptGradients
-from gradlens.per_sample.loss_factor import LossFactor
-from gradlens.per_sample.losses import PerSampleLosses
-from gradlens.per_sample.scales import gradient_scale, loss_scale, unscaled_loss
+from gradlens.parts.kept import KeptGradients
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction

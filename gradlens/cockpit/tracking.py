@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from gradlens.backpack_adapter.layer_hooks import HookInstaller
 from gradlens.cockpit.autopsy import Autopsies
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
@@ -22,14 +23,13 @@ from gradlens.cockpit.updates import Updates
 from gradlens.curvature.probed_model import ProbedModels
 from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.facts.recorder import FactRecorder
+from gradlens.gradients.gradients import Setting
+from gradlens.graph.data_parallel import may_end_alone
+from gradlens.graph.model_calls import ModelOutputs, forget_calls, keep_calls
+from gradlens.graph.uncompiled import EagerCalls, uncompiled_calls
 from gradlens.history.finding import Finding
-from gradlens.hooks.data_parallel import may_end_alone
-from gradlens.hooks.eager_calls import EagerCalls, uncompiled_calls
-from gradlens.hooks.layer_hooks import HookInstaller
-from gradlens.hooks.model_calls import forget_calls, keep_calls
-from gradlens.hooks.model_outputs import ModelOutputs
-from gradlens.per_sample.gradients import Plans, Setting
 from gradlens.quantities.quantity import Quantity
+from gradlens.samples.plan import Plans
 
 
 @dataclass(frozen=True)

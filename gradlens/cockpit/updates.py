@@ -15,6 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.plain import recordable
 from gradlens.cockpit.start_point import StartPoint
+from gradlens.gradients.collect import OVERWRITTEN
+from gradlens.gradients.gradients import Setting
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.checksums import checksums, differing, sums_of_bits
@@ -23,10 +25,8 @@ from gradlens.numerics.saveable import restored, saveable
 from gradlens.numerics.shards import is_distributed, whole
 from gradlens.numerics.strata import Drawn, Stratum, all_drawn
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.collector import OVERWRITTEN
-from gradlens.per_sample.gradients import Setting
-from gradlens.per_sample.kept_samples import KeptGradients
-from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.operators.operator import GradientOperator
+from gradlens.parts.kept import KeptGradients
 from gradlens.quantities.held import not_held
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import Step

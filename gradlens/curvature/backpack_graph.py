@@ -18,16 +18,20 @@ from backpack import hook_run_extensions
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
+from gradlens.backpack_adapter.context import with_extension_alone
+from gradlens.backpack_adapter.layer_calls import (
+    LayerCall,
+    own_parameters,
+    trainable_parameters,
+    without_hooks,
+)
 from gradlens.curvature.agreement import same_matrix
 from gradlens.curvature.calls import Calls, LossCall
 from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.operator import CurvatureOperator
-from gradlens.hooks.backpack_context import with_extension_alone
-from gradlens.hooks.layer_calls import LayerCall, own_parameters, trainable_parameters
-from gradlens.hooks.plain_copy import without_hooks
-from gradlens.hooks.torch_private import ChannelNorm, backward_hooks
+from gradlens.graph.torch_private import ChannelNorm, backward_hooks
 from gradlens.numerics.unavailable import UnavailableError
 
 _CURVED = (nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.LogSigmoid)

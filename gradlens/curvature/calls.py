@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from gradlens.backpack_adapter.context import with_extension_alone
+from gradlens.backpack_adapter.layer_calls import LayerCall, LayerCallExtension, stored_inputs
 from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.hessian import check_loss
-from gradlens.hooks.backpack_context import with_extension_alone
-from gradlens.hooks.layer_calls import LayerCall, LayerCallExtension, stored_inputs
-from gradlens.hooks.torch_private import LossModule
+from gradlens.graph.torch_private import LossModule
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from gradlens.curvature.directions import Directions
 from gradlens.curvature.loss_diagonal import DiagonalKind, LossDiagonal, LossTraces
 from gradlens.curvature.operator import CurvatureOperator
-from gradlens.per_sample.labelling.batch import Batch
+from gradlens.graph.loss import Batch
 
 
 class Curvature(ABC):

@@ -17,10 +17,10 @@ from gradlens.curvature.loss_over_data import BatchLoss, LossOverData
 from gradlens.curvature.network_outputs import NetworkOutputs, returned_outputs
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.sum_over_data import OfBatch, SumOverData
-from gradlens.hooks.model_calls import tensors_of
+from gradlens.graph.loss import Batch
+from gradlens.graph.model_calls import tensors_of
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.gradients import Plans
-from gradlens.per_sample.labelling.batch import Batch
+from gradlens.samples.plan import Plans
 
 OTHER_OUTPUTS = "let the model return another tensor"
 NO_OUTPUTS = (

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from gradlens.curvature.recomputed_nodes import twice_differentiable_nodes
-from gradlens.hooks.eager_calls import ran_compiled
-from gradlens.hooks.undisturbed import hooks_muted
+from gradlens.gradients.gradients import OF_OTHERS
+from gradlens.graph.graph import nodes_below
+from gradlens.graph.uncompiled import ran_compiled
+from gradlens.graph.undisturbed import hooks_muted
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.gradients import OF_OTHERS
-from gradlens.per_sample.labelling.graph import nodes_below
-from gradlens.per_sample.labelling.planner import FREED, FREED_GRAPH
+from gradlens.samples.planner import FREED, FREED_GRAPH
 
 _REMEDY = (
     "Compute the loss with operations that torch can differentiate twice. If it uses attention "

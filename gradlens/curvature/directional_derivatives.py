@@ -15,7 +15,7 @@ from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.ggn_diagonal import SamplesJacobians, normal_like
 from gradlens.numerics.formulas import signal_to_noise
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.gradients import Plans
+from gradlens.samples.plan import Plans
 
 Floats = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from gradlens.curvature.low_rank import ZERO, LowRankGGN
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.formulas import share_in_span
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.gradients import Plans
+from gradlens.samples.plan import Plans
 
 TOLERANCE = 1e-3
 """Residual of Lanczos' method relative to each eigenvalue, as that of ``HessMaxEV``."""

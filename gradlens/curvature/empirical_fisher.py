@@ -16,9 +16,9 @@ from gradlens.curvature.loss_over_data import LossFunction, LossOverData
 from gradlens.curvature.network_over_data import Split, as_pair
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.sum_over_data import SumOverData
+from gradlens.gradients.per_sample_gradients import check_loss_reduction
+from gradlens.graph.loss import LossReduction
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.context import check_loss_reduction
-from gradlens.per_sample.labelling.batch import LossReduction
 
 
 @final

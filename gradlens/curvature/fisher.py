@@ -18,8 +18,8 @@ from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.output_draws import drawing
 from gradlens.curvature.probes import Seed
 from gradlens.curvature.sum_over_data import SumOverData
+from gradlens.graph.loss import LossReduction
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.labelling.batch import LossReduction
 
 
 @final

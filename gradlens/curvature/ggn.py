@@ -16,8 +16,8 @@ from gradlens.curvature.loss_over_data import BatchLoss, LossFunction, LossOverD
 from gradlens.curvature.network_over_data import Split, as_pair
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.sum_over_data import SumOverData
+from gradlens.graph.loss import LossReduction
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.labelling.batch import LossReduction
 
 LINEAR_IN_OUTPUTS = (
     "the loss is linear in what the model returned, such as log-probabilities, so that the "

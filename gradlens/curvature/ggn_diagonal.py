@@ -16,18 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.curvature.ggn import GGNOperator
+from gradlens.gradients.collect import BackwardPass, Collector
+from gradlens.graph.graph import Graph
+from gradlens.graph.loss import Batch
+from gradlens.graph.undisturbed import undisturbed
 from gradlens.history.coverage import few
-from gradlens.hooks.undisturbed import undisturbed
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.backward_pass import BackwardPass
-from gradlens.per_sample.collector import Collector
-from gradlens.per_sample.gradients import Plans
-from gradlens.per_sample.labelling.batch import Batch
-from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.plan import Plan
-from gradlens.per_sample.labelling.planner import plan_of_rows
-from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.operators.operator import GradientOperator
+from gradlens.samples.plan import Plan, Plans
+from gradlens.samples.planner import plan_of_rows
 
 MAX_OUTPUTS = 256
 """Outputs K of each sample up to which a root of the loss's Hessian is computed.

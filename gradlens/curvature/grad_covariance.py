@@ -13,7 +13,7 @@ from gradlens.curvature.loss_over_data import BatchLoss, LossFunction, LossOverD
 from gradlens.curvature.network_over_data import Split, as_pair
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.sum_over_data import SumOverData
-from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.graph.loss import LossReduction
 
 
 @final

@@ -39,11 +39,12 @@ from gradlens.curvature.network_outputs import (
     returned_outputs,
 )
 from gradlens.curvature.probes import private_random_numbers
+from gradlens.gradients.gradients import evidence_of, inputs_of
+from gradlens.graph.graph import Graph
+from gradlens.graph.loss import Batch, LossReduction
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.gradients import Plans, evidence_of, inputs_of
-from gradlens.per_sample.labelling.batch import Batch, LossReduction
-from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.planner import EMPTY, plan_of
+from gradlens.samples.plan import Plans
+from gradlens.samples.planner import EMPTY, plan_of
 
 
 @final

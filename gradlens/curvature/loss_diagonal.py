@@ -15,7 +15,7 @@ from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.trace import Estimate, positive_estimates, undefined_estimate, weighted_sum
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.gradients import Plans
+from gradlens.samples.plan import Plans
 
 DiagonalKind: TypeAlias = Literal["diag_h", "diag_ggn_exact", "diag_ggn_mc"]
 """Of the Hessian, of the generalised Gauss-Newton matrix, or an estimate of the latter's."""

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.network_over_data import BatchOutputs, NetworkOverData, Split, as_pair
-from gradlens.hooks.torch_private import tree_map_only
-from gradlens.per_sample.context import check_loss_reduction
-from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.gradients.per_sample_gradients import check_loss_reduction
+from gradlens.graph.loss import LossReduction
+from gradlens.graph.torch_private import tree_map_only
 
 LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
 """Makes a loss of the model's outputs and the targets, such as ``nn.CrossEntropyLoss()``."""

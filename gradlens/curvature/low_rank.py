@@ -24,8 +24,8 @@ from gradlens.curvature.probes import Seed
 from gradlens.curvature.products import float64_device
 from gradlens.numerics.formulas import share_in_span
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.gradients import Plans
-from gradlens.per_sample.operators.passes import gram_of_passes
+from gradlens.operators.joined import gram_of_passes
+from gradlens.samples.plan import Plans
 
 MAX_COLUMNS = 2048
 """Columns of V above which the Gram matrix isn't computed.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from gradlens.curvature.calls import LossCall
-from gradlens.hooks.node_kinds import LEAF, Node, kind
+from gradlens.graph.kinds import LEAF, Node, kind
 from gradlens.numerics.unavailable import UnavailableError
 
 _PASS = "pass info={'outputs': ...} to the context"

@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 
 from gradlens.curvature.parameter_selection import selected_parameters
 from gradlens.curvature.probes import private_random_numbers
-from gradlens.hooks.eager_calls import uncompiled_calls
-from gradlens.hooks.torch_private import Dropout, tree_leaves, tree_map_only
-from gradlens.hooks.undisturbed import random_states_kept, training_kept, undisturbed
+from gradlens.graph.torch_private import Dropout, tree_leaves, tree_map_only
+from gradlens.graph.uncompiled import uncompiled_calls
+from gradlens.graph.undisturbed import random_states_kept, training_kept, undisturbed
 from gradlens.numerics.checksums import sum_of_bits_in_order
 
 Split: TypeAlias = Callable[[Any], tuple[Any, Any]]

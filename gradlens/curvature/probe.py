@@ -11,9 +11,9 @@ from torch import nn
 
 from gradlens.curvature.loss_over_data import LossFunction, LossOverData
 from gradlens.curvature.network_over_data import Split, as_pair, check_data
-from gradlens.hooks.undisturbed import in_eval_mode
-from gradlens.per_sample.context import check_loss_reduction
-from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.gradients.per_sample_gradients import check_loss_reduction
+from gradlens.graph.loss import LossReduction
+from gradlens.graph.undisturbed import in_eval_mode
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,13 +9,13 @@ from typing import Any, final
 from torch import nn
 from torch.optim import Optimizer
 
+from gradlens.backpack_adapter.layer_hooks import HookInstaller
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.data_curvature import BatchCurvatures, DataCurvature
 from gradlens.curvature.loss_over_data import BatchLoss, LossOverData
 from gradlens.curvature.probe import Probe
-from gradlens.hooks.layer_hooks import HookInstaller
-from gradlens.hooks.torch_private import uncompiled_backward
-from gradlens.per_sample.gradients import Plans
+from gradlens.graph.torch_private import uncompiled_backward
+from gradlens.samples.plan import Plans
 
 
 @final

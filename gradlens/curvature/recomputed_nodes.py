@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gradlens.hooks.node_kinds import Node
-from gradlens.hooks.torch_private import saved
-from gradlens.per_sample.labelling.graph import nodes_below
-from gradlens.per_sample.labelling.saved import recomputation
+from gradlens.graph.graph import nodes_below, recomputation
+from gradlens.graph.kinds import Node
+from gradlens.graph.torch_private import saved
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from gradlens.curvature.ggn_diagonal import SamplesJacobians
 from gradlens.curvature.loss_diagonal import DiagonalProblem, LossTraces
 from gradlens.curvature.output_draws import drawing
 from gradlens.curvature.trace import Estimate, estimates_of_one_draw, positive_estimates
-from gradlens.hooks.model_calls import Given
+from gradlens.gradients.gradients import inputs_of
+from gradlens.graph.graph import Graph
+from gradlens.graph.model_calls import Given
 from gradlens.numerics.host import on_host
 from gradlens.numerics.norms import norms
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.gradients import inputs_of
-from gradlens.per_sample.labelling.graph import Graph
 
 
 def sampled_traces(problem: DiagonalProblem) -> LossTraces:

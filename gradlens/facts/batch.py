@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.hooks.global_state import without_autocast
-from gradlens.hooks.module_hooks import HookOwner, OwnedHook, removal
-from gradlens.hooks.torch_private import tree_leaves
+from gradlens.graph.hooks import HookOwner, OwnedHook, removal
+from gradlens.graph.torch_private import tree_leaves
+from gradlens.graph.undisturbed import without_autocast
 
 Floats = NDArray[np.float64]
 

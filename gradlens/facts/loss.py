@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from gradlens.facts.reduction import PASSED
-from gradlens.hooks.node_kinds import VIEWS, Node, kind
-from gradlens.hooks.torch_private import saved, signed
+from gradlens.graph.kinds import VIEWS, Node, kind
+from gradlens.graph.loss import PASSED, errors_of
+from gradlens.graph.torch_private import saved, signed
 from gradlens.numerics.precision import accumulable
-from gradlens.per_sample.labelling.loss_terms import errors_of
 from gradlens.stateful import State
 
 Floats = NDArray[np.float64]

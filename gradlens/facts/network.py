@@ -11,9 +11,9 @@ from string import digits
 import torch
 from torch import Tensor
 
-from gradlens.hooks.node_kinds import CASTS, LEAF, VIEWS
-from gradlens.hooks.torch_private import output_metadata, saved_by_name, saved_where_they_are
-from gradlens.per_sample.labelling.graph import Edge, Graph
+from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.kinds import CASTS, LEAF, VIEWS
+from gradlens.graph.torch_private import output_metadata, saved_by_name, saved_where_they_are
 
 ACTIVATIONS: Mapping[str, str] = {
     "ReluBackward": "relu",

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradlens.facts.parameters import norm, own_gradients, some_elements
+from gradlens.graph.hooks import OptimizerFollower
+from gradlens.graph.torch_private import version
 from gradlens.history.setup import ParameterGroup
-from gradlens.hooks.optimizer_hook import OptimizerFollower
-from gradlens.hooks.torch_private import version
 
 
 def groups(optimizer: Optimizer, names: Mapping[int, str]) -> tuple[ParameterGroup, ...]:

@@ -26,14 +26,14 @@ from gradlens.facts.parameters import (
     some_elements,
     update_numbers,
 )
-from gradlens.facts.reduction import reduction
 from gradlens.facts.setups import setup_of
 from gradlens.facts.step_columns import columns
 from gradlens.facts.step_facts import StepFacts, read
+from gradlens.gradients.gradients import Setting
+from gradlens.gradients.loss_factor import gradient_scale, loss_scale
+from gradlens.graph.graph import Graph
+from gradlens.graph.loss import reduction
 from gradlens.history.setup import Setup
-from gradlens.per_sample.gradients import Setting
-from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.scales import gradient_scale, loss_scale
 from gradlens.stateful import State
 
 FIRST_LAYER_STEPS = frozenset({0, 1, 2, 4, 8, 16})

@@ -12,9 +12,9 @@ from gradlens.facts.batch import Rows
 from gradlens.facts.loss import LossNode, is_weighted
 from gradlens.facts.network import Network
 from gradlens.facts.optimizers import groups
+from gradlens.gradients.gradients import Setting
+from gradlens.graph.torch_private import ChannelNorm
 from gradlens.history.setup import Layer, ParameterGroup, Setup
-from gradlens.hooks.torch_private import ChannelNorm
-from gradlens.per_sample.gradients import Setting
 
 NORMALISATIONS = (ChannelNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 

@@ -36,7 +36,7 @@ class Coverage:
 
     ``missing`` says of parameters why they have none. ``frozen`` are those that need no gradient at
     the step, and aren't trained. ``coupled`` names the layers that normalise over the batch, and
-    ``batchnorm`` the policy for these (``gradlens.per_sample.batchnorm``). ``samples`` is N and
+    ``batchnorm`` the policy for these (``gradlens.samples.batchnorm``). ``samples`` is N and
     ``known_by`` how it is known.
     """
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from gradlens.curvature.loss_over_data import LossOverData
 from gradlens.curvature.probe import Probe
+from gradlens.graph.torch_private import uncompiled_backward
+from gradlens.graph.undisturbed import without_autocast
 from gradlens.history.lines import Floats
 from gradlens.history.undefined import Undefined
-from gradlens.hooks.global_state import without_autocast
-from gradlens.hooks.torch_private import uncompiled_backward
 from gradlens.landscape.direction import Direction
 from gradlens.landscape.line import LossLine
 from gradlens.landscape.neighbourhood import Neighbourhood

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gradlens.curvature.parameter_selection import selected_parameters
 from gradlens.curvature.probes import Seed
-from gradlens.hooks.global_state import without_autocast
+from gradlens.graph.undisturbed import without_autocast
 from gradlens.landscape.direction import Direction
 from gradlens.numerics.norms import row_norms
 from gradlens.signals.predicates import is_normalization

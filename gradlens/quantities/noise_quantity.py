@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias, final, get_args
 
 from torch import nn
 
+from gradlens.gradients.gradients import layer_of
 from gradlens.history.undefined import Undefined
-from gradlens.per_sample.gradients import layer_of
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.step import NEW_COCKPIT, Step
 from gradlens.spelling import near

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
+from gradlens.gradients.loss_factor import gradient_scale
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
-from gradlens.per_sample.scales import gradient_scale
 from gradlens.quantities.explained import explained
 from gradlens.quantities.kinds import SingleStepQuantity
 from gradlens.quantities.selective import choose_parameters

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, final
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
+from gradlens.backpack_adapter.per_sample_gradients import PerSampleGradients
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.probe import Probe
 from gradlens.history.view import View
-from gradlens.per_sample.extension import PerSampleGradients
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
 from gradlens.reductions import Reduction

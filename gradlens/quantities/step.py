@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from gradlens.gradients.gradients import layer_of
+from gradlens.gradients.loss_factor import gradient_scale
+from gradlens.graph.loss import LossReduction
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.gradients import layer_of
-from gradlens.per_sample.labelling.batch import LossReduction
-from gradlens.per_sample.scales import gradient_scale
 from gradlens.reductions import Reduction
 from gradlens.signals.layer_signals import LayerSignals
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from gradlens.hooks.torch_private import POOLING, ChannelNorm
+from gradlens.graph.torch_private import POOLING, ChannelNorm
 from gradlens.signals.predicates import is_convolution, is_embedding, is_recurrent
 
 _CHANNELS_FIRST = (

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.hooks.module_hooks import HookOwner, OwnedHook, on_gradient, removal
-from gradlens.hooks.torch_private import backward_pass_id, has_numbers, in_backward_pass
+from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
+from gradlens.graph.torch_private import backward_pass_id, has_numbers, in_backward_pass
 from gradlens.signals.axes import find_axes
 from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.recorded_calls import RecordedCall, Requests, counted, signals_of

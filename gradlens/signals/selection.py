@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from gradlens.hooks.module_hooks import takes_hooks
+from gradlens.graph.hooks import takes_hooks
 from gradlens.spelling import near
 
 Selector: TypeAlias = str | int | nn.Module | type[nn.Module] | Callable[[nn.Module], bool]

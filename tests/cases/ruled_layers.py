@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from gradlens.hooks.layer_rules import LayerRule
+from gradlens.graph.layer_rules import LayerRule
 from tests.cases.row_cases import (
     C,
     D,

@@ -18,7 +18,7 @@ from gradlens import History, quantities
 from gradlens.cockpit.cockpit import Cockpit
 from gradlens.diagnosis.autopsy import Conclusion, autopsy
 from gradlens.history.spikes import NEVER, Spike
-from gradlens.per_sample.operators.operator import GradientOperator
+from gradlens.operators.operator import GradientOperator
 from gradlens.schedules import linear
 from tests.cases.spikes import (
     AT,

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens import Cockpit
-from gradlens.hooks.torch_private import function_mode_depth
+from gradlens.graph.torch_private import function_mode_depth
 from gradlens.quantities import InputCovariance, OutputNorm, Quantity
 from gradlens.quantities.presets import configuration
 

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import gradlens
-from gradlens.hooks.fsdp_private import IS_KNOWN
+from gradlens.fully_shard.torch_private import IS_KNOWN
 from gradlens.quantities import (
     Distance,
     EarlyStopping,

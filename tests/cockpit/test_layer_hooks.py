@@ -14,8 +14,8 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
 import gradlens
+from gradlens.backpack_adapter.layer_hooks import layer_hook
 from gradlens.history.undefined import Undefined
-from gradlens.hooks.layer_hooks import layer_hook
 from gradlens.quantities import (
     Alpha,
     HessMaxEV,
@@ -28,7 +28,7 @@ from gradlens.quantities import (
 from gradlens.quantities.step import Step
 from gradlens.schedules import linear
 from tests.cases.references import per_sample_gradients_of_losses
-from tests.hooks.test_module_hooks import has_missed_call
+from tests.graph.test_hooks import has_missed_call
 
 JUMPING = (0, 1, 2, 3, 10, 11, 12, 20, 21)
 """Step 10 comes where 4 is expected."""

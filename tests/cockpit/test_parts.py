@@ -20,10 +20,10 @@ from gradlens.numerics import strata as of_strata
 from gradlens.numerics.deviations import SampleDeviations
 from gradlens.numerics.formulas import inner_test, noise_scale, norm_test, ortho_test
 from gradlens.numerics.strata import Drawn, Stratum
-from gradlens.per_sample.batch_parts import EMPTY, BatchPart, Results, merged
-from gradlens.per_sample.kept_samples import KeptSamples
-from gradlens.per_sample.operators.dense import Dense
-from gradlens.per_sample.operators.outer_product import OuterProduct
+from gradlens.operators.dense import Dense
+from gradlens.operators.outer_product import OuterProduct
+from gradlens.parts.kept import KeptSamples
+from gradlens.parts.part import EMPTY, BatchPart, Results, merged
 from gradlens.quantities import Quantity
 from gradlens.reductions import (
     MergeableReduction,

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gradlens
 from gradlens import Cockpit, quantities
+from gradlens.backpack_adapter.layer_hooks import HookInstaller
 from gradlens.curvature import (
     Curvature,
     HessianOperator,
@@ -24,7 +25,6 @@ from gradlens.curvature import (
 )
 from gradlens.curvature.trace import Estimate, weighted_sum
 from gradlens.history.undefined import Undefined
-from gradlens.hooks.layer_hooks import HookInstaller
 from gradlens.quantities import (
     CurvatureQuantity,
     HessEigenvalues,

@@ -17,8 +17,8 @@ from gradlens import Cockpit, quantities
 from gradlens.curvature import ggn_diagonal
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.output_draws import drawing
+from gradlens.graph.graph import Graph
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.labelling.graph import Graph
 from tests.curvature.test_diagonals import BEYOND_BACKPACK, LOSSES, SAMPLES, WITHIN_BACKPACK, Case
 from tests.curvature.test_diagonals_hard_cases import Centred
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from gradlens.facts.loss import loss_node
 from gradlens.facts.network import Activation, Network, activation_share
-from gradlens.per_sample.labelling.graph import Graph
+from gradlens.graph.graph import Graph
 
 
 def network(model: nn.Module, loss: Tensor) -> tuple[Network, int | None]:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import gradlens
-from gradlens.hooks.torch_private import forward_hooks
+from gradlens.graph.torch_private import forward_hooks
 from gradlens.integrations.transformers import CockpitCallback
 from gradlens.messages import GradlensWarning
 from gradlens.quantities import (

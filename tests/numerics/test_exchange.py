@@ -18,15 +18,14 @@ from gradlens.cockpit.window import CLASSES as WINDOW_CLASSES
 from gradlens.cockpit.window import Window
 from gradlens.numerics.exchange import DTYPES, from_bytes, to_bytes
 from gradlens.numerics.strata import Stratum
-from gradlens.per_sample.batch_parts import BatchPart, Results
-from gradlens.per_sample.operators.convolution import Convolution, Geometry
-from gradlens.per_sample.operators.dense import Dense
-from gradlens.per_sample.operators.grouped import Grouped
-from gradlens.per_sample.operators.joined import Joined
-from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
-from gradlens.per_sample.operators.rows import IndexedRows
-from gradlens.per_sample.operators.summed import Summed
+from gradlens.operators.convolution import Convolution, Geometry
+from gradlens.operators.dense import Dense
+from gradlens.operators.joined import Joined
+from gradlens.operators.operator import GradientOperator
+from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
+from gradlens.operators.summed import Grouped, Summed
+from gradlens.operators.table_rows import IndexedRows
+from gradlens.parts.part import BatchPart, Results
 
 CPU = torch.device("cpu")
 

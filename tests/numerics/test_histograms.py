@@ -21,14 +21,13 @@ from gradlens.numerics.histograms import (
     histogram_1d,
     histogram_2d,
 )
-from gradlens.per_sample.operators.convolution import Convolution, Geometry
-from gradlens.per_sample.operators.dense import Dense
-from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
-from gradlens.per_sample.operators.rows import IndexedRows
-from gradlens.per_sample.operators.stored import is_to_be_stored, stored
-from gradlens.per_sample.operators.summed import Summed
-from gradlens.per_sample.operators.tail import Tail
+from gradlens.operators.convolution import Convolution, Geometry
+from gradlens.operators.dense import Dense, is_to_be_stored, stored
+from gradlens.operators.large_products import Tail
+from gradlens.operators.operator import GradientOperator
+from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
+from gradlens.operators.summed import Summed
+from gradlens.operators.table_rows import IndexedRows
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.25, -0.02, 0.04, 1e30, -1e30, 1e-30, 1e-40, -1e-40, 1e-45]
 NOT_FINITE = [math.inf, -math.inf, math.nan]

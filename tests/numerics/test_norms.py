@@ -11,7 +11,7 @@ from torch import nn
 import gradlens
 from gradlens import quantities
 from gradlens.numerics.norms import norm, row_norms
-from gradlens.per_sample.operators.dense import Dense
+from gradlens.operators.dense import Dense
 from gradlens.quantities.consecutive import cosines
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]

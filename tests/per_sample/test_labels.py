@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.labels import (
+from gradlens.graph.graph import Graph
+from gradlens.samples.labels import (
     MIXED,
     UNREADABLE,
     LabelledEdge,
     Source,
     read_labels,
 )
-from gradlens.per_sample.labelling.row_index import NO_SAMPLE
+from gradlens.samples.plan import NO_SAMPLE
 from tests.cases.references import per_sample_gradients_of_losses
 
 PRECISIONS = [torch.float64, torch.float32, torch.bfloat16]

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 import gradlens
 from gradlens import quantities, register_layer_rule
-from gradlens.per_sample import node_rules
-from gradlens.per_sample.batchnorm import BatchNormPolicy
+from gradlens.gradients import rules as node_rules
+from gradlens.samples.batchnorm import BatchNormPolicy
 from tests.cases.references import per_sample_gradients_of_losses, without_hooks
 from tests.cases.row_cases import Batch, C, D, H, N, RowCase, cross_entropy, randn, vectors
 from tests.cases.ruled_layers import (

@@ -12,29 +12,25 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import gradlens
+from gradlens.gradients.collect import BackwardPass, Collector
+from gradlens.graph.graph import Graph
+from gradlens.graph.loss import Batch, LossReduction
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.per_sample.backward_pass import BackwardPass
-from gradlens.per_sample.collector import Collector
-from gradlens.per_sample.labelling.batch import Batch, LossReduction
-from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.plan import Plan
-from gradlens.per_sample.labelling.planner import plan_of_rows
-from gradlens.per_sample.labelling.row_index import NO_SAMPLE, RowIndex
-from gradlens.per_sample.operators import convolution as convolution_module
-from gradlens.per_sample.operators import operator as operator_module
-from gradlens.per_sample.operators.convolution import Convolution, Geometry
-from gradlens.per_sample.operators.dense import Dense
-from gradlens.per_sample.operators.grouped import Grouped
-from gradlens.per_sample.operators.joined import Joined
-from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.operators.outer_product import (
+from gradlens.operators import convolution as convolution_module
+from gradlens.operators import operator as operator_module
+from gradlens.operators.convolution import Convolution, Geometry
+from gradlens.operators.dense import Buffer, Dense, stored
+from gradlens.operators.joined import Joined
+from gradlens.operators.operator import GradientOperator
+from gradlens.operators.outer_product import (
     OuterProduct,
     SumOfOuterProducts,
     by_gram_matrix,
 )
-from gradlens.per_sample.operators.rows import IndexedRows
-from gradlens.per_sample.operators.stored import Buffer, stored
-from gradlens.per_sample.operators.summed import Summed
+from gradlens.operators.summed import Grouped, Summed
+from gradlens.operators.table_rows import IndexedRows
+from gradlens.samples.plan import NO_SAMPLE, Plan, RowIndex
+from gradlens.samples.planner import plan_of_rows
 from tests.cases.networks import NETWORKS, Network
 from tests.cases.references import Contribution, per_sample_gradients_by_loop, squared_error
 
@@ -104,8 +100,8 @@ def test_layer(
     piece_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for limit in ("operator.PIECE_BYTES", "outer_product.PIECE_BYTES", "rows.AT_ONCE_BYTES"):
-        monkeypatch.setattr(f"gradlens.per_sample.operators.{limit}", piece_bytes)
+    for limit in ("operator.PIECE_BYTES", "outer_product.PIECE_BYTES", "table_rows.AT_ONCE_BYTES"):
+        monkeypatch.setattr(f"gradlens.operators.{limit}", piece_bytes)
     torch.manual_seed(0)
     model = gradlens.extend(network.build().double())
     inputs = network.inputs(batch_size)
@@ -345,7 +341,7 @@ def test_every_operator_occurs_in_the_networks_above() -> None:
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 def test_joined(network: Network, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two batches as one, each times its factor."""
-    monkeypatch.setattr("gradlens.per_sample.operators.operator.PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("gradlens.operators.operator.PIECE_BYTES", piece_bytes)
     torch.manual_seed(0)
     model = gradlens.extend(network.build().double())
     parts = []
@@ -366,7 +362,7 @@ def test_joined(network: Network, piece_bytes: int, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 def test_grouped(network: Network, piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of six as two samples of three rows each."""
-    monkeypatch.setattr("gradlens.per_sample.operators.operator.PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("gradlens.operators.operator.PIECE_BYTES", piece_bytes)
     torch.manual_seed(0)
     model = gradlens.extend(network.build().double())
     with gradlens.per_sample_gradients(model) as gradients:
@@ -554,7 +550,7 @@ def test_convolutions_of_few_positions(
     piece_bytes: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose norms go through pairs of them."""
-    monkeypatch.setattr("gradlens.per_sample.operators.convolution.PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("gradlens.operators.convolution.PIECE_BYTES", piece_bytes)
     torch.manual_seed(0)
     inputs = torch.randn(3, 8, 5, 4, dtype=torch.float64)
     delta = torch.randn(3, 10, 3, 1, dtype=torch.float64)

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from gradlens.numerics.deviations import ROUNDINGS
-from gradlens.per_sample.operators.convolution import Convolution, Geometry
-from gradlens.per_sample.operators.dense import Dense
-from gradlens.per_sample.operators.grouped import Grouped
-from gradlens.per_sample.operators.joined import Joined
-from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.operators.outer_product import OuterProduct, SumOfOuterProducts
-from gradlens.per_sample.operators.rows import IndexedRows
-from gradlens.per_sample.operators.stored import stored
-from gradlens.per_sample.operators.summed import Summed
+from gradlens.operators.convolution import Convolution, Geometry
+from gradlens.operators.dense import Dense, stored
+from gradlens.operators.joined import Joined
+from gradlens.operators.operator import GradientOperator
+from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
+from gradlens.operators.summed import Grouped, Summed
+from gradlens.operators.table_rows import IndexedRows
 
 Factor = Callable[..., Tensor]
 """A factor of gradients of a shape, whose first axis is that of samples."""

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 import gradlens
 from gradlens import quantities
 from gradlens.history.undefined import Undefined
-from gradlens.per_sample.batchnorm import BatchNormPolicy
 from gradlens.quantities import NormTest
+from gradlens.samples.batchnorm import BatchNormPolicy
 from tests.cases.references import per_sample_gradients_of_losses, without_hooks
 from tests.cases.row_cases import ROW_CASES, Batch, Net, RowCase, mlp, position_bias, randn
 from tests.cases.whole_networks import WHOLE_NETWORKS

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from gradlens import reductions
+from gradlens.gradients.collect import Collector
+from gradlens.gradients.reduce import Reducer
 from gradlens.numerics.unavailable import Contain, uncontained
-from gradlens.per_sample.collector import Collector
-from gradlens.per_sample.operators.convolution import Convolution, Geometry
-from gradlens.per_sample.operators.dense import Dense
-from gradlens.per_sample.operators.operator import GradientOperator
-from gradlens.per_sample.operators.outer_product import SumOfOuterProducts
-from gradlens.per_sample.operators.rows import IndexedRows
-from gradlens.per_sample.operators.stored import stored_rows
-from gradlens.per_sample.operators.summed import Summed
-from gradlens.per_sample.reducing import Reducer
+from gradlens.operators.convolution import Convolution, Geometry
+from gradlens.operators.dense import Dense, stored_rows
+from gradlens.operators.operator import GradientOperator
+from gradlens.operators.outer_product import SumOfOuterProducts
+from gradlens.operators.summed import Summed
+from gradlens.operators.table_rows import IndexedRows
 from gradlens.reductions import ParameterGradients, Reduction
 
 ROWS, COLUMNS = 7, 5

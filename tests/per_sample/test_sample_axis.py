@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import gradlens
-from gradlens.per_sample.labelling.candidates import BatchEvidence
-from gradlens.per_sample.labelling.graph import Graph
-from gradlens.per_sample.labelling.planner import plan_of
+from gradlens.graph.graph import Graph
+from gradlens.samples.candidates import BatchEvidence
+from gradlens.samples.planner import plan_of
 from tests.cases.changing_cases import ROUTES, STEPS
 from tests.cases.references import per_sample_gradients_of_losses
 from tests.cases.row_cases import Net

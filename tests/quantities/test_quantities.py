@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import gradlens
 from gradlens import quantities
 from gradlens.numerics.formulas import noise_scale
-from gradlens.per_sample.operators.dense import Dense
+from gradlens.operators.dense import Dense
 from gradlens.quantities import Quantity
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from tests.cases.networks import NETWORKS

@@ -17,10 +17,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradlens
 from gradlens import Cockpit, quantities, reductions
+from gradlens.gradients.collect import Collector
+from gradlens.gradients.reduce import Reducer
 from gradlens.numerics.formulas import local_step_size
-from gradlens.per_sample.collector import Collector
-from gradlens.per_sample.operators.outer_product import SumOfOuterProducts
-from gradlens.per_sample.reducing import Reducer
+from gradlens.operators.outer_product import SumOfOuterProducts
 from tests.cases.networks import NETWORKS
 from tests.cases.references import flat, per_sample_gradients_by_loop, squared_error
 
@@ -138,7 +138,7 @@ def test_alpha_does_not_depend_on_what_is_stored(
     limit: str | None, others: list[type[quantities.Quantity]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if limit is not None:
-        module = "reductions" if limit == "STORED_BYTES" else "per_sample.reducing"
+        module = "reductions" if limit == "STORED_BYTES" else "gradients.reduce"
         monkeypatch.setattr(f"gradlens.{module}.{limit}", 0)
     cockpit, records = run(
         "conv2d", "mean", "SGD", [quantities.Alpha(), *(kind() for kind in others)]

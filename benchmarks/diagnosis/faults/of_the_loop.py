@@ -24,7 +24,7 @@ from benchmarks.diagnosis.faults.structure import (
 )
 from benchmarks.diagnosis.problem import Split
 from benchmarks.diagnosis.training import Training, batches, model_of, shuffled
-from gradlens.per_sample.labelling.batch import LossReduction
+from gradlens.graph.loss import LossReduction
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 BIAS, LAYER, HALF = 0.0, 0.25, 0.5

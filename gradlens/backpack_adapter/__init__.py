@@ -1,0 +1,1 @@
+"""BackPACK's extensions on a user's model."""

@@ -1,0 +1,251 @@
+"""Calls of layers and loss modules, which BackPACK's extensions run on in the backward pass."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+import weakref
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from backpack import hook_run_extensions
+from backpack.context import CTX
+from backpack.extensions.backprop_extension import FAIL_SILENT
+from backpack.extensions.firstorder.base import FirstOrderBackpropExtension
+from backpack.utils.hooks import no_op
+from torch import Tensor, nn
+
+from gradlens.graph.torch_private import (
+    LossModule,
+    backward_hooks,
+    forward_pre_hooks,
+    hook_tables,
+    keeps_graph,
+    tree_flatten,
+    tree_unflatten,
+    version,
+)
+from gradlens.messages import GradlensWarning
+
+SECOND_ORDER = (
+    "{extension} is of second order and has computed nothing: gradlens's hooks on layers run "
+    "extensions of first order alone. Extend the model and the loss module by backpack.extend, or "
+    "pass the model, the loss module and the extension to the cockpit, as in "
+    "Cockpit(model, loss_function=loss_function) and cockpit(step, {extension}(), loss=loss)"
+)
+OVERWRITTEN = "an in-place operation has overwritten the layer's input"
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One call of a module, once the gradient at its output has been computed.
+
+    ``args`` and ``kwargs`` are what the module was called with; tensors are detached, except for
+    those of a loss module. ``grad_outputs`` holds, for each output tensor that needs a gradient,
+    ∂L/∂output, or ``None`` where the loss doesn't depend on it. ``autocast`` is the dtype of
+    autocast at the time of the call. ``unusable`` is the reason why the inputs can't be used, if
+    there is one. ``output`` is there for dropout alone, since its mask can be read off it.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    grad_outputs: tuple[Tensor | None, ...]
+    autocast: torch.dtype | None = None
+    unusable: str = ""
+    output: Tensor | None = None
+
+
+class LossExtension(FirstOrderBackpropExtension):
+    """A BackPACK extension that runs on loss modules alone."""
+
+    def __init__(self, savefield: str) -> None:
+        super().__init__(savefield, {}, fail_mode=FAIL_SILENT)
+
+
+class LayerCallExtension(LossExtension):
+    """A BackPACK extension that receives the calls of all layers with a hook, dropout included."""
+
+    @abstractmethod
+    def receive(self, call: LayerCall) -> None:
+        """Called in the backward pass, when the gradient at the layer's output is known."""
+
+
+class PendingCall:
+    """What a call's hook keeps until the backward pass reaches it; it belongs to the graph.
+
+    Detached inputs share the memory and the version of the originals, but not their graph. Objects
+    other than tensors and plain values are referenced weakly: one that holds the output would keep
+    the graph alive, and the graph would keep it alive.
+    """
+
+    def __init__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        self._module = module
+        self._released = False
+        self._autocast = _autocast_dtype(output.device.type)
+        self._output: Tensor | None = None
+        self._leaves: list[Any] = []
+        self._structure: Any = None
+        if isinstance(module, nn.Dropout):
+            self._output = output.detach()
+        else:
+            self._leaves, self._structure = _flattened(args, kwargs)
+        # A loss's inputs are the network's outputs, at which the loss's curvature is computed.
+        if not isinstance(module, LossModule):
+            self._leaves = [_held(leaf) for leaf in self._leaves]
+        self._versions = self._current_versions()
+
+    def run_extensions(self, grad_outputs: Sequence[Tensor | None]) -> None:
+        """Run BackPACK's active extensions; called with the gradients at the module's outputs."""
+        receivers = [e for e in CTX.get_active_exts() if isinstance(e, LayerCallExtension)]
+        by_backpack = not isinstance(self._module, nn.Dropout) and _needs_backpack(self._module)
+        if (receivers or by_backpack) and not self._released:
+            call = self._completed(tuple(grad_outputs))
+            for receiver in receivers:
+                receiver.receive(call)
+            if by_backpack:
+                _run_backpack(call)
+        if not keeps_graph():
+            self._release()
+
+    def _completed(self, grad_outputs: tuple[Tensor | None, ...]) -> LayerCall:
+        unusable = OVERWRITTEN if self._versions != self._current_versions() else ""
+        leaves = [_dereferenced(leaf) for leaf in self._leaves]
+        plain = self._structure is None
+        args, kwargs = (tuple(leaves), {}) if plain else tree_unflatten(leaves, self._structure)
+        return LayerCall(
+            self._module, args, kwargs, grad_outputs, self._autocast, unusable, self._output
+        )
+
+    def _release(self) -> None:
+        self._leaves, self._output, self._released = [], None, True
+
+    def _current_versions(self) -> list[int]:
+        kept = (*self._leaves, self._output)
+        return [version(leaf) for leaf in kept if isinstance(leaf, Tensor)]
+
+
+def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """Leaves of the arguments, and their structure; without one if they are tensors alone."""
+    # They mostly are, and tree_flatten takes 20 microseconds, which is most of a hook's time.
+    if not kwargs and all(isinstance(argument, Tensor) for argument in args):
+        return list(args), None
+    return tree_flatten((args, kwargs))
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+def _held(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return argument.detach()
+    if isinstance(argument, _PLAIN):
+        return argument
+    try:
+        return weakref.ref(argument)
+    except TypeError:
+        return argument
+
+
+def _dereferenced(held: Any) -> Any:
+    return held() if isinstance(held, weakref.ref) else held
+
+
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def _needs_backpack(module: nn.Module) -> bool:
+    """Whether BackPACK is active, but has no hook of its own on this module."""
+    idle = len(CTX.get_active_exts()) == 0 and CTX.get_extension_hook() is no_op
+    return not idle and hook_run_extensions not in backward_hooks(module).values()
+
+
+def _run_backpack(call: LayerCall) -> None:
+    """Do what BackPACK's own hook does, with the inputs of this very call."""
+    module, grad_outputs = call.module, call.grad_outputs
+    extensions = []
+    for extension in CTX.get_active_exts():
+        if extension.expects_backpropagation_quantities():
+            kind = type(extension).__name__
+            warnings.warn(SECOND_ORDER.format(extension=kind), GradlensWarning, stacklevel=2)
+        elif isinstance(module, LossModule) or not isinstance(extension, LossExtension):
+            extensions.append(extension)
+    if extensions and isinstance(module, nn.RNNBase):
+        raise NotImplementedError(
+            f"BackPACK's rules for {type(module).__name__} need the module's output: extend the "
+            "model with backpack.extend as well"
+        )
+    arguments = _in_order(call)
+    names = [f"input{index}" for index in range(len(arguments))]
+    try:
+        for name, argument in zip(names, arguments, strict=True):
+            setattr(module, name, argument)
+        # Apart from recurrent ones, first-order rules use nothing of the output but its identity.
+        module.output = grad_outputs[0]  # type: ignore[assignment]
+        for extension in extensions:
+            extension(module, (), grad_outputs)  # type: ignore[arg-type]
+        CTX.get_extension_hook()(module)
+    finally:
+        for name in [*names, "output"]:
+            vars(module).pop(name, None)
+
+
+def _in_order(call: LayerCall) -> tuple[Any, ...]:
+    """All arguments of a call in the order in which the module's forward names them."""
+    if not call.kwargs:
+        return call.args
+    bound = inspect.signature(call.module.forward).bind(*call.args, **call.kwargs)
+    bound.apply_defaults()
+    return (*bound.args, *bound.kwargs.values())
+
+
+def stored_inputs(module: nn.Module) -> tuple[Any, ...]:
+    """Inputs that are stored on the module for BackPACK extensions; ``RuntimeError`` without."""
+    inputs = tuple(v for k, v in vars(module).items() if k.startswith("input") and k[5:].isdigit())
+    if not inputs:
+        raise RuntimeError(
+            f"BackPACK kept no input of this {type(module).__name__}, which happens when a "
+            "module is used more than once: extend the model with gradlens.extend instead"
+        )
+    return inputs
+
+
+def trainable_parameters(module: nn.Module) -> frozenset[str]:
+    """Names of the module's own parameters that need a gradient."""
+    return frozenset(name for name, p in own_parameters(module).items() if p.requires_grad)
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The module's parameters by name, without those of its children."""
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
+class NotPlainError(Exception):
+    """A module can't be called once more, since its output doesn't depend on its class alone."""
+
+
+def without_hooks(module: nn.Module) -> nn.Module:
+    """A copy that shares the parameters, has no hooks, and doesn't change the module's state.
+
+    ``NotPlainError`` if its output might be another one than the module's own.
+    """
+    if "forward" in vars(module):
+        raise NotPlainError("its forward was replaced on the instance")
+    if forward_pre_hooks(module):
+        raise NotPlainError("it has forward pre-hooks, which may set what it computes with")
+    clone = copy.copy(module)
+    state = vars(clone)
+    for name, value in list(state.items()):
+        if isinstance(value, (dict, list, set)):
+            state[name] = copy.copy(value)
+    for name in hook_tables(clone):
+        state[name] = OrderedDict()
+    return clone

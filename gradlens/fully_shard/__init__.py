@@ -1,0 +1,1 @@
+"""Models that ``fully_shard`` was called with."""

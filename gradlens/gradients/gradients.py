@@ -1,0 +1,373 @@
+"""Per-sample gradients of one backward pass, from the loss's graph to a collector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+
+from gradlens.fully_shard.gathering import Sharding
+from gradlens.gradients.collect import BackwardPass, Collector
+from gradlens.gradients.loss_factor import TIMES_ZERO, loss_scale
+from gradlens.gradients.losses import GraphLosses
+from gradlens.graph.data_parallel import Replica
+from gradlens.graph.graph import Edge, Graph, is_python_function, reading_changes_buffers
+from gradlens.graph.kinds import LEAF
+from gradlens.graph.loss import Batch, LossReduction
+from gradlens.graph.model_calls import Given, calls_behind
+from gradlens.graph.torch_private import BatchNorm, without_exchange
+from gradlens.graph.undisturbed import buffers_kept, own_pass
+from gradlens.numerics.shards import is_distributed
+from gradlens.numerics.unavailable import UnavailableError, first_line
+from gradlens.operators.dense import Buffer
+from gradlens.samples.batchnorm import (
+    NOT_FROZEN,
+    SKIPPED,
+    BatchNormPolicy,
+    in_front_of,
+    uncoupled_gradients,
+)
+from gradlens.samples.candidates import BatchEvidence
+from gradlens.samples.plan import Plan, Plans
+from gradlens.samples.planner import plan_of
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is the same at all steps; only ``plans`` grow.
+
+    ``buffer`` is memory that each step uses again. ``sharding`` is that of a model that
+    ``fully_shard`` was called with, and ``replicas`` are the modules of a model that
+    ``DistributedDataParallel`` wraps.
+    """
+
+    parameters: Mapping[str, nn.Parameter]
+    model: nn.Module | None
+    loss_reduction: LossReduction = "mean"
+    batchnorm: BatchNormPolicy = "coupled"
+    plans: Plans = field(default_factory=Plans)
+    buffer: Buffer = field(default_factory=Buffer)
+    sharding: Sharding | None = None
+    replicas: Sequence[Replica] = ()
+
+    @property
+    def unsharded(self) -> Mapping[int, nn.Parameter]:
+        """What a loss's graph has for sharded parameters, by the ``id`` of these."""
+        return {} if self.sharding is None else self.sharding.unsharded()
+
+    @property
+    def leaves(self) -> Mapping[str, nn.Parameter]:
+        """What a loss's graph has for the parameters: themselves, unless they are sharded."""
+        unsharded = self.unsharded
+        return {name: unsharded.get(id(p), p) for name, p in self.parameters.items()}
+
+    @property
+    def names(self) -> dict[int, str]:
+        """Names of parameters by the ``id`` of their leaves."""
+        return {id(leaf): name for name, leaf in self.leaves.items()}
+
+    @contextmanager
+    def own_passes(self) -> Iterator[None]:
+        """A context for backward passes of gradlens's own."""
+        with ExitStack() as stack:
+            if self.sharding is not None:
+                stack.enter_context(self.sharding.own_passes())
+            for each in self.replicas:
+                stack.enter_context(without_exchange(each))
+            yield
+
+
+class Gradients:
+    """Per-sample gradients of the backward pass of one loss.
+
+    They are in ``collector`` as soon as backward has passed the nodes that parameters are used in.
+    ``labelled`` is whether that took labelled passes through the graph. With ``needs_losses``, the
+    losses of single samples are found, too.
+    """
+
+    def __init__(
+        self, setting: Setting, info: Mapping[str, Any], needs_losses: bool = False
+    ) -> None:
+        self.collector = Collector({})
+        self.batch = Batch(loss_reduction=setting.loss_reduction, factor=loss_scale(info))
+        self.coupling: frozenset[str] = frozenset()
+        self.beside: tuple[str, ...] = ()
+        self.labelled = False
+        self.closed = False
+        self._setting = setting
+        self._info = info
+        self._needs_losses = needs_losses
+        self._losses: GraphLosses | None = None
+        self._loss: Tensor | None = None
+        self._pass: BackwardPass | None = None
+
+    def called_on(self, root: Tensor) -> None:
+        """``backward`` is about to be called on the loss, or on something made of it."""
+        if self._loss is not None and self._loss.requires_grad and root is not self._loss:
+            beside = _reached_beside(self._loss, root, self._setting.names)
+            self.collector.refuse_all(beside, BESIDE_LOSS)
+
+    def begin(self, loss: Tensor) -> None:
+        """Find the plan of the loss, and set hooks on its graph."""
+        self.end()
+        self._loss = loss
+        with self._setting.own_passes():
+            try:
+                self._attach(loss)
+            except Exception as error:  # the user's training goes on
+                self.end()
+                reason = FAILED.format(first_line(error))
+                self.collector.refuse_all(self._setting.parameters, reason)
+
+    def _attach(self, loss: Tensor) -> None:
+        setting = self._setting
+        if not loss.requires_grad:
+            self.collector.refuse_all(setting.parameters, NO_GRAPH)
+            return
+        graph, leaves = Graph(loss), setting.leaves
+        if not any(leaf in graph for leaf in leaves.values()):
+            self.collector.refuse_all(setting.parameters, OF_OTHERS)
+            return
+        impossible = _no_passes(setting, graph)
+        if impossible:
+            self.collector.refuse_all(setting.parameters, impossible)
+            return
+        with buffers_kept(setting.model):  # reading what a checkpoint saves runs its layers again
+            plan = self._plan(graph)
+        self._take_in(graph, plan)
+        if self._needs_losses:
+            self._losses = GraphLosses(graph, plan, loss)
+            self._losses.start()
+        self._pass = BackwardPass(graph, plan, self.batch, self.collector, setting.model)
+        self._pass.start()
+        self._pass.paused = True  # until the loss's gradient is known
+        if setting.batchnorm == "frozen" and plan.coupling:
+            self._freeze(graph, plan, loss)
+
+    def _plan(self, graph: Graph) -> Plan:
+        setting = self._setting
+        evidence = evidence_of(graph, setting.model, self._info, setting.unsharded)
+        key = hash((graph.key(setting.names), evidence, self._needs_losses))
+        known = setting.plans.of(graph, key)
+        if known is not None:
+            return known
+        self.labelled = True
+        with _gathered(setting, graph), _own_pass(setting, graph):
+            inputs = inputs_of(graph, setting.model)
+            plan = plan_of(graph, setting.leaves, evidence, inputs, self._needs_losses)
+            changes_buffers = reading_changes_buffers(graph.nodes, setting.model)
+            written = [n for n, p in setting.leaves.items() if p.is_leaf and p.grad is not None]
+        plan = replace(plan, changes_buffers=changes_buffers)
+        plan = plan.without(dict.fromkeys(written, ACCUMULATED))
+        setting.plans.store(key, plan)
+        return plan
+
+    def _take_in(self, graph: Graph, plan: Plan) -> None:
+        setting = self._setting
+        reduction = setting.loss_reduction
+        self.batch = Batch(plan.samples, plan.known_by, reduction, loss_scale(self._info))
+        self.beside = plan.beside
+        self.collector.unavailable |= plan.unavailable
+        self.coupling = frozenset(_layers_of(graph, plan.coupling, setting))
+        if setting.batchnorm == "skip" and plan.coupling:
+            front = in_front_of(plan.coupling, graph, setting.leaves)
+            self.collector.refuse_all(front, SKIPPED)
+
+    def _freeze(self, graph: Graph, plan: Plan, loss: Tensor) -> None:
+        """Take per-sample gradients from a backward pass with the batch's statistics fixed."""
+        assert self._pass is not None
+        nodes = [graph.nodes[number] for number in plan.coupling]
+        reason = ""
+        try:
+            self._pass.paused = False
+            with _gathered(self._setting, graph), _own_pass(self._setting, graph):
+                uncoupled_gradients(loss, nodes, self._setting.leaves)
+        except Exception as error:  # such as that of a checkpoint
+            reason = first_line(error)
+        self._pass.paused = True
+        if not reason:
+            self.closed = True
+            return
+        self.collector.clear()
+        front = in_front_of(plan.coupling, graph, self._setting.leaves)
+        self.collector.refuse_all(front, NOT_FROZEN.format(reason=reason))
+
+    def receive_factor(self, factor: Tensor) -> None:
+        """∂(what backward is called on)/∂(the step's loss), a factor that gₙ must not contain."""
+        if self._pass is None:
+            return
+        try:
+            # Nothing else can run before the loss's gradient: on a GPU, this is one kernel launch.
+            found = float(factor)
+        except Exception as error:  # the user's backward pass goes on
+            self.collector.refuse_all(self._setting.parameters, FAILED.format(first_line(error)))
+            return
+        self.batch = replace(self.batch, factor=found)
+        if not found:
+            self.collector.refuse_all(self._setting.parameters, TIMES_ZERO)
+        elif not self.closed:
+            self._pass.batch = self.batch
+            self._pass.paused = False
+
+    def losses(self) -> Tensor:
+        """ℓₙ ``[N]``, from the loss's graph; ``UnavailableError`` if they can't be had."""
+        if self._losses is None:
+            reasons = self.collector.unavailable.values()
+            raise UnavailableError(next(iter(reasons), NO_GRAPH))
+        return self._losses.values(self.batch, loss_scale(self._info))
+
+    def end(self) -> None:
+        """Remove all hooks, and release the graph."""
+        if self._losses is not None:
+            self._losses.stop()
+        if self._pass is not None:
+            self._pass.stop()
+        self._pass = self._loss = None
+
+
+def _own_pass(setting: Setting, graph: Graph) -> AbstractContextManager[None]:
+    functions = [node for node in graph.nodes if is_python_function(node)]
+    return own_pass(setting.model, setting.leaves.values(), functions)
+
+
+def _gathered(setting: Setting, graph: Graph) -> AbstractContextManager[None]:
+    """A context in which sharded parameters are gathered where a node needs them."""
+    sharding = setting.sharding
+    return nullcontext() if sharding is None else sharding.gathered_where_needed(graph.nodes)
+
+
+def _no_passes(setting: Setting, graph: Graph) -> str:
+    """Why no process may run passes of its own through the graph; empty if each may."""
+    if any(is_distributed(graph.nodes[number].variable) for number in graph.leaves.values()):
+        return DISTRIBUTED
+    unsupported = "" if setting.sharding is None else setting.sharding.unsupported()
+    return unsupported and SHARDED.format(reason=unsupported)
+
+
+def evidence_of(
+    graph: Graph,
+    model: nn.Module | None,
+    info: Mapping[str, Any],
+    unsharded: Mapping[int, nn.Parameter] = MappingProxyType({}),
+) -> BatchEvidence:
+    """What is known of a loss's batch besides its graph.
+
+    ``unsharded`` are what the graph has for sharded parameters, by the ``id`` of these.
+    """
+    calls = calls_behind(graph.nodes, model)
+    return BatchEvidence(
+        info.get("batch_size"),
+        _length(info.get("individual_losses")),
+        tuple(call.shapes for call in calls),
+        _has_positions_first(graph, model, unsharded),
+        any(len(given.shape) > 1 + given.is_real for call in calls for given in call.inputs),
+    )
+
+
+def inputs_of(graph: Graph, model: nn.Module | None) -> list[Given]:
+    """The tensors that the model was called with for a loss."""
+    return [given for call in calls_behind(graph.nodes, model) for given in call.inputs]
+
+
+def _reached_beside(loss: Tensor, root: Tensor, names: Mapping[int, str]) -> list[str]:
+    """Parameters that what backward is called on depends on in other ways than by the loss.
+
+    Terms of parameters alone, such as regularisers, don't count.
+    """
+    graph = Graph(root)
+    alone = graph.of_parameters_alone()
+    seen: set[Edge] = set()
+    with_axes: list[int] = []
+    waiting = [graph.root]
+    while waiting:
+        edge = waiting.pop()
+        is_loss = graph.nodes[edge[0]] is loss.grad_fn and edge[1] == loss.output_nr
+        if is_loss or edge in seen or alone[edge[0]]:
+            continue
+        seen.add(edge)
+        if graph.shape(edge):
+            with_axes.append(edge[0])
+        else:
+            waiting += graph.descend(edge)
+    below = graph.below(with_axes)
+    variables = [graph.nodes[n].variable for n in below if graph.kinds[n] == LEAF]
+    return [names[id(variable)] for variable in variables if id(variable) in names]
+
+
+def _length(losses: Tensor | None) -> int | None:
+    return len(losses) if losses is not None and losses.dim() else None
+
+
+def _has_positions_first(
+    graph: Graph, model: nn.Module | None, unsharded: Mapping[int, nn.Parameter]
+) -> bool:
+    """Whether layers that the loss may depend on count samples along their second axis."""
+    modules: Iterable[nn.Module] = () if model is None else model.modules()
+    kinds = (nn.RNNBase, nn.MultiheadAttention)
+    layers = [m for m in modules if isinstance(m, kinds) and not m.batch_first]
+    return any(_may_reach(graph, layer, unsharded) for layer in layers)
+
+
+def _may_reach(graph: Graph, layer: nn.Module, unsharded: Mapping[int, nn.Parameter]) -> bool:
+    """Whether a loss depends on a layer's parameters, or the layer has none that are trained."""
+    trained = [p for p in layer.parameters() if p.requires_grad]
+    return not trained or any(unsharded.get(id(p), p) in graph for p in trained)
+
+
+def _layers_of(graph: Graph, coupling: Iterable[int], setting: Setting) -> list[str]:
+    """The layers that normalising nodes belong to, by their weights' names."""
+    names, found = setting.names, []
+    unnamed = False
+    for number in coupling:
+        leaves = [e for e in graph.children[number][1:] if e and graph.kinds[e[0]] == LEAF]
+        known = [names.get(id(graph.nodes[edge[0]].variable)) for edge in leaves]
+        name = next((each for each in known if each), None)
+        found += [] if name is None else [layer_of(name)]
+        unnamed |= name is None
+    if unnamed:
+        found += _without_weights(setting.model) or ["a function"]
+    return found
+
+
+def _without_weights(model: nn.Module | None) -> list[str]:
+    named = [] if model is None else model.named_modules()
+    return [
+        name
+        for name, module in named
+        if isinstance(module, BatchNorm)
+        and (module.weight is None or not module.weight.requires_grad)
+        and (module.training or module.running_mean is None)
+    ]
+
+
+def layer_of(parameter_name: str) -> str:
+    """The layer that a parameter belongs to: its name up to the last dot."""
+    return parameter_name.rpartition(".")[0] or parameter_name
+
+
+FAILED = "an error occurred while the samples of the gradients were determined ({})"
+ACCUMULATED = (
+    "a backward function accumulates into it while it runs, so that its gradient isn't only what "
+    "the graph shows"
+)
+BESIDE_LOSS = (
+    "backward was called on something that depends on it in other ways than by the loss that was "
+    "passed: pass what backward is called on as loss=..."
+)
+NO_GRAPH = (
+    "the loss needs no gradient: it was detached, computed under no_grad, or of frozen parameters. "
+    "Pass the tensor that backward is called on"
+)
+DISTRIBUTED = (
+    "the layers of the network compute with tensors that are divided among processes (tensor "
+    "parallelism), where a backward pass of each process's own isn't possible"
+)
+SHARDED = "no process can gather the parameters for a backward pass of its own: {reason}"
+OF_OTHERS = (
+    "the loss depends on none of the tracked parameters, or in a way that autograd doesn't follow: "
+    "was it computed by another model or a copy, or were the parameters frozen or replaced since?"
+)

@@ -1,0 +1,213 @@
+"""Factors between the loss, what backward is called on, and the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from gradlens.graph.hooks import on_gradient
+from gradlens.numerics.unavailable import UnavailableError
+
+LINEAR = {
+    f"{name}Backward{n}"
+    for name in ("Add", "Alias", "Clone", "Expand", "Mean", "Neg", "Reshape", "Select", "Squeeze",
+                 "Stack", "Sub", "Sum", "ToCopy", "UnsafeView", "Unsqueeze", "View")
+    for n in (0, 1)
+}  # fmt: skip
+"""Nodes that are linear in all of their inputs."""
+LINEAR_IN_ONE = {"MulBackward0", "DivBackward0"}
+"""Nodes that are linear in the first input, if no other one depends on the parameters."""
+
+
+class OfLoss(Protocol):
+    """What depends on the loss of a backward pass, and on its factor."""
+
+    def begin(self, loss: Tensor) -> None:
+        """The loss is known, and backward hasn't been called yet."""
+
+    def called_on(self, root: Tensor) -> None:
+        """Backward is about to be called, though the loss was passed."""
+
+    def receive_factor(self, factor: Tensor) -> None:
+        """The factor is known, and backward has reached nothing but the loss."""
+
+    def end(self) -> None:
+        """The backward passes are over."""
+
+
+class LossFactor:
+    """Finds the factor between the step's loss and what backward is called on in a context.
+
+    It is 0.5 for ``(loss / 2).backward()``. ``loss`` is what the user has passed, and otherwise
+    what backward is called on; the step's loss is ``loss`` over ``loss_scale=``.
+    """
+
+    def __init__(self, info: Mapping[str, Any], of_loss: OfLoss | None = None) -> None:
+        self.loss: Tensor | None = info.get("loss")
+        self._is_given = self.loss is not None
+        self._info = info
+        self._of_loss = of_loss
+        self._calls = 0
+        self._root: Tensor | None = None
+        self._found: list[Tensor] = []
+        self._handle: RemovableHandle | None = None
+
+    @contextmanager
+    def finding(self) -> Iterator[None]:
+        """A context for the backward pass."""
+        if self.loss is not None:
+            self._begin(self.loss)
+        try:
+            with BackwardCall(self._called_on):
+                yield
+        finally:
+            self._remove_hook()
+            if self._of_loss is not None:
+                self._of_loss.end()
+
+    def _begin(self, loss: Tensor) -> None:
+        self.loss = loss
+        self._remove_hook()
+        if self._of_loss is not None:
+            self._of_loss.begin(loss)
+        if loss.requires_grad:  # a hook now, since passes of gradlens's own are over
+            self._handle = on_gradient(loss, self._receive)
+
+    def _remove_hook(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _called_on(self, root: Tensor) -> None:
+        self._calls += 1
+        if self._calls == 1:  # those of torch.autograd.grad
+            self._found.clear()
+        if not self._is_given:
+            self._begin(root)
+            return
+        self._root = root
+        if self._of_loss is not None:
+            self._of_loss.called_on(root)
+
+    def _receive(self, gradient: Tensor) -> None:
+        factor = gradient.detach().sum() * loss_scale(self._info)
+        self._found.append(factor)
+        if self._of_loss is not None:
+            self._of_loss.receive_factor(factor)
+
+    @property
+    def factor(self) -> float:
+        """∂(what backward is called on)/∂(the step's loss).
+
+        ``UnavailableError`` unless it is one number.
+        """
+        if self._calls > 1 or (not self._calls and len(self._found) > 1):
+            raise UnavailableError(SEVERAL)
+        if not self._found:
+            raise UnavailableError(NONE)
+        factor = float(self._found[0])
+        if not factor:
+            raise UnavailableError(TIMES_ZERO)
+        return factor
+
+    @property
+    def weight(self) -> float:
+        """The factor between the loss and what the optimizer minimises, without a scaler's.
+
+        ``UnavailableError`` if that isn't a constant multiple of the loss.
+        """
+        root, loss = self._root, self.loss
+        if root is not None and loss is not None and not is_multiple(root, loss):
+            raise UnavailableError(NO_MULTIPLE)
+        return self.factor / gradient_scale(self._info)
+
+
+def is_multiple(root: Tensor, loss: Tensor) -> bool:
+    """Whether a tensor is a constant multiple of the loss, up to a constant.
+
+    Only what is plain from the graph between the two is one.
+    """
+    seen: set[torch.autograd.graph.Node] = set()
+    waiting = [(root.grad_fn, root.output_nr)]
+    while waiting:
+        node, output = waiting.pop()
+        if node is loss.grad_fn and output == loss.output_nr:
+            continue
+        if node is None or node.name() not in LINEAR | LINEAR_IN_ONE:
+            return False
+        (first, *others) = node.next_functions
+        if node.name() in LINEAR_IN_ONE and all(edge[0] is not None for edge in (first, *others)):
+            return False
+        if node.name() == "DivBackward0" and first[0] is None:
+            return False
+        if node not in seen:
+            seen.add(node)
+            waiting += [edge for edge in node.next_functions if edge[0] is not None]
+    return True
+
+
+SEVERAL = (
+    "several backward passes went through the loss, and it isn't known of which multiple of it the "
+    "gradient is: add the losses and call backward once, or give each its own context"
+)
+NONE = (
+    "no backward pass went through the loss inside the context: call backward there, and pass what "
+    "it is called on as loss=..."
+)
+NO_MULTIPLE = (
+    "backward was called on something that isn't a multiple of the loss that was passed, such as "
+    "one with further terms: pass what backward is called on as loss=..."
+)
+
+
+def loss_scale(info: Mapping[str, Any]) -> float:
+    """The factor between the step's loss and ``info["loss"]``; 1 if it isn't given.
+
+    Frameworks divide the losses of micro-batches by their number, and multiply them by a gradient
+    scaler's scale, before anybody else can read them.
+    """
+    return float(info.get("loss_scale", 1.0))
+
+
+def unscaled_loss(info: Mapping[str, Any]) -> Tensor | None:
+    """The step's loss, with its graph; ``None`` if it wasn't passed."""
+    loss: Tensor | None = info.get("loss")
+    scale = loss_scale(info)
+    if loss is None or scale == 1:
+        return loss
+    with torch.enable_grad():
+        return loss / scale
+
+
+def gradient_scale(info: Mapping[str, Any]) -> float:
+    """The factor of the gradients by ``info["scaler"]``, a ``GradScaler``; 1 without it."""
+    scaler = info.get("scaler")
+    return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
+
+
+class BackwardCall(TorchFunctionMode):
+    """A context that calls ``begin`` with the tensor whose ``backward`` is called, before it runs.
+
+    Calls of ``torch.autograd.backward`` and ``torch.autograd.grad`` are not intercepted.
+    """
+
+    def __init__(self, begin: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._begin = begin
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.Tensor.backward and args[0].numel() == 1:
+            self._begin(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+TIMES_ZERO = (
+    "backward was called on zero times the loss, so that nothing is left of the samples' gradients"
+)

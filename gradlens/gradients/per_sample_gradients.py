@@ -1,0 +1,193 @@
+"""Per-sample gradients without a cockpit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from gradlens.fully_shard.gathering import sharding_of
+from gradlens.gradients.gradients import Gradients, Setting
+from gradlens.gradients.loss_factor import LossFactor
+from gradlens.gradients.reduce import Reducer
+from gradlens.graph.data_parallel import replicas_of
+from gradlens.graph.hooks import NO_MODULE
+from gradlens.graph.loss import Batch, LossReduction
+from gradlens.graph.model_calls import forget_calls, keep_calls
+from gradlens.history.html import count, table
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.operators.operator import GradientOperator
+from gradlens.samples.batchnorm import BatchNormPolicy, check_batchnorm
+
+
+class per_sample_gradients(Mapping[str, GradientOperator]):  # noqa: N801
+    """Per-sample gradients of the backward pass inside the context, by parameter name.
+
+    Run the forward pass inside the context, too, or call ``gradlens.extend`` before it. The
+    operators stay valid after the context, and keep references to the layers' inputs and output
+    gradients. Without ``loss``, the loss is the tensor whose ``backward`` method is called; pass it
+    if that is a multiple of the loss, or if backward is called in another way than
+    ``loss.backward()``. ``batch_size`` is needed if the number of samples can't be found from the
+    loss; the message says so. ``batchnorm`` chooses what a gradient is if batch normalisation
+    couples the samples (``gradlens.samples.batchnorm``). A parameter without per-sample
+    gradients raises a ``KeyError`` with the reason. If several processes train the model, the
+    gradients are those of the process's own samples.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_reduction: LossReduction = "mean",
+        loss: Tensor | None = None,
+        batch_size: int | None = None,
+        batchnorm: BatchNormPolicy = "coupled",
+    ) -> None:
+        check_loss_reduction(loss_reduction)
+        check_batchnorm(batchnorm)
+        if not isinstance(model, nn.Module):
+            raise TypeError(NO_MODULE.format(kind=type(model).__name__))
+        self._model = model
+        sharding = sharding_of(model)
+        shards = {} if sharding is None else sharding.shards()
+        named = {name: shards.get(id(p), p) for name, p in model.named_parameters()}
+        parameters = {name: p for name, p in named.items() if p.requires_grad}
+        self._setting = Setting(
+            parameters,
+            model,
+            loss_reduction,
+            batchnorm,
+            sharding=sharding,
+            replicas=replicas_of(model),
+        )
+        self._loss = loss
+        self._batch_size = batch_size
+        self._operators: dict[str, GradientOperator] = {}
+        self._gradients: Gradients | None = None
+        self._reducer: Reducer | None = None
+        self._contexts = ExitStack()
+
+    def __enter__(self) -> per_sample_gradients:
+        self._operators = {}
+        info = {"loss": self._loss, "batch_size": self._batch_size}
+        self._gradients = Gradients(self._setting, info)
+        collector = self._gradients.collector
+        self._reducer = Reducer(self._setting.parameters, collector, (), keep=lambda each: each)
+        self._reducer.start(self._setting.leaves)
+        self._contexts.enter_context(_recorded_calls(self._model, self._gradients))
+        self._contexts.enter_context(LossFactor(info, self._gradients).finding())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._gradients is not None
+        assert self._reducer is not None
+        self._contexts.close()
+        self._reducer.finish()
+        found = self._reducer.kept
+        self._operators = {name: found[name] for name in self._setting.parameters if name in found}
+        self._reducer.stop()
+
+    def squared_norms(self) -> Tensor:
+        """‖gₙ‖² of every sample over all trainable parameters, ``[N]``.
+
+        A parameter without gradients raises ``UnavailableError`` with the reason.
+        """
+        return _sum_of([each.squared_norms() for each in self._complete()])
+
+    def norms(self) -> Tensor:
+        """‖gₙ‖ of every sample over all trainable parameters, ``[N]``, as ``squared_norms``."""
+        return self.squared_norms().sqrt()
+
+    def gram(self) -> Tensor:
+        """⟨gₙ, gₘ⟩ over all trainable parameters, ``[N, N]``, as ``squared_norms``."""
+        return _sum_of([each.gram() for each in self._complete()])
+
+    def _complete(self) -> list[GradientOperator]:
+        for name in self._setting.parameters:
+            if name not in self._operators:
+                raise UnavailableError(self._why_absent(name))
+        return [*self._operators.values()]
+
+    def __getitem__(self, name: str) -> GradientOperator:
+        if name in self._operators:
+            return self._operators[name]
+        raise KeyError(self._why_absent(name))
+
+    def __repr__(self) -> str:
+        """How many parameters have per-sample gradients, in one line."""
+        found = f"{len(self)} of {count(len(self._setting.parameters), 'parameter')}"
+        return f"per_sample_gradients({found}, N = {self.batch_size})"
+
+    def _repr_html_(self) -> str:
+        """A table of the operators by parameter, for notebooks."""
+        rows = [
+            (name, "x".join(map(str, p.shape)), self._operators.get(name) or self._why_absent(name))
+            for name, p in self._setting.parameters.items()
+        ]
+        return table(repr(self), ("parameter", "shape", "operator"), rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._operators)
+
+    def __len__(self) -> int:
+        return len(self._operators)
+
+    @property
+    def coupling(self) -> frozenset[str]:
+        """Layers that mix samples, whose per-sample gradients are contributions to the batch's."""
+        return frozenset() if self._gradients is None else self._gradients.coupling
+
+    @property
+    def batch(self) -> Batch:
+        """How many samples there were, and how that is known."""
+        return Batch() if self._gradients is None else self._gradients.batch
+
+    @property
+    def batch_size(self) -> int | None:
+        """N; ``None`` before the backward pass, and where it isn't known."""
+        return self.batch.samples
+
+    def _why_absent(self, name: str) -> str:
+        if name not in self._setting.parameters:
+            known = ", ".join(self._setting.parameters)
+            return f"no trainable parameter {name!r} (there are: {known})"
+        found = {} if self._gradients is None else self._gradients.collector.unavailable
+        return f"no per-sample gradients of {name!r}: {found.get(name, UNSEEN)}"
+
+
+def _sum_of(values: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors, which may be on different devices, on that of the first."""
+    return torch.stack([value.to(values[0].device) for value in values]).sum(0)
+
+
+@contextmanager
+def _recorded_calls(model: nn.Module, user: Gradients) -> Iterator[None]:
+    """A context in which calls of the model are recorded, from which N can be read."""
+    keep_calls(model, user)
+    try:
+        yield
+    finally:
+        forget_calls(model, user)
+
+
+UNSEEN = (
+    "no gradient has come to it: the backward pass was outside the context, or it didn't start at "
+    "the loss that was passed, or it was run by other means than loss.backward() and the loss "
+    "wasn't passed to the context"
+)
+
+
+def check_loss_reduction(loss_reduction: str) -> None:
+    """``ValueError`` unless it is one of the two."""
+    if loss_reduction not in ("mean", "sum"):
+        raise ValueError(
+            f'loss_reduction={loss_reduction!r} is unknown: use "mean" if the loss averages over '
+            'the samples, "sum" if it adds them up'
+        )

@@ -1,0 +1,194 @@
+"""Reduces each parameter's per-sample gradients during a backward pass, once they are complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gradlens.gradients.collect import Collector
+from gradlens.graph.torch_private import backward_pass_id
+from gradlens.numerics.precision import autocast_off
+from gradlens.numerics.unavailable import Contain, uncontained
+from gradlens.operators.dense import Buffer, bytes_of_elements
+from gradlens.operators.operator import GradientOperator
+from gradlens.reductions import ParameterGradients, Reduction
+
+RETAINED_BYTES = 16 * 2**20
+"""Memory that stored per-sample gradients may take until the update, beyond that of the factors
+that they are computed from."""
+
+
+class Reducer:
+    """Reduces a collector's operators when a parameter's gradient is complete, and frees them.
+
+    A parameter's gradient is complete when autograd accumulates it, since all its uses have been
+    passed then. ``values`` are by reduction and parameter name, ``failed`` are the reasons why
+    reductions have none, and ``covered`` are the parameters that have gradients. ``retained`` are,
+    with ``retain``, operators for projections, and ``kept``, with ``keep``, the operators
+    themselves.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        collector: Collector,
+        reductions: Iterable[Reduction],
+        retain: bool = False,
+        keep: Callable[[GradientOperator], GradientOperator] | None = None,
+        contain: Contain = uncontained,
+        buffer: Buffer | None = None,
+    ) -> None:
+        self.collector = collector
+        self.failed: dict[Reduction, str] = {}
+        ordered = sorted(reductions, key=lambda reduction: not reduction.first)
+        self.values: dict[Reduction, dict[str, Any]] = {reduction: {} for reduction in ordered}
+        self.covered: set[str] = set()
+        self.retained: dict[str, GradientOperator] = {}
+        self.kept: dict[str, GradientOperator] = {}
+        self._retain = retain
+        self._shared = sum(each.passes for each in self.values) + retain > 1
+        self._may_retain = RETAINED_BYTES
+        self._keep = keep
+        self._contain = contain
+        self._buffer = buffer
+        self._leaves = parameters
+        self._handles: list[RemovableHandle] = []
+        self._pending: set[str] = set()
+
+    def start(self, leaves: Mapping[str, nn.Parameter]) -> None:
+        """Set hooks that reduce a parameter's gradients as soon as they are complete.
+
+        ``leaves`` are what a loss's graph has for the parameters. Called again, it does nothing.
+        """
+        if self._handles:
+            return
+        self._leaves = leaves
+        for name, leaf in leaves.items():
+            if leaf.is_leaf and leaf.requires_grad:
+                complete = self._completion(name)
+                self._pending.add(name)
+                self._handles.append(leaf.register_post_accumulate_grad_hook(complete))
+
+    @property
+    def has_seen_all(self) -> bool:
+        """Whether autograd has accumulated the gradients of all parameters."""
+        return not self._pending
+
+    def _completion(self, name: str) -> Callable[[Tensor], None]:
+        return lambda _: self._complete(name, backward_pass_id())
+
+    def _complete(self, name: str, backward_pass: int) -> None:
+        self._pending.discard(name)
+        with self._contain(f"the gradients of {name}", partial(self._refuse, name)):
+            if name in self.collector.names:
+                with torch.no_grad(), autocast_off(self._leaves[name]):
+                    self._reduce(name, backward_pass)
+
+    def _reduce(self, name: str, backward_pass: int) -> None:
+        individual = self.collector.take(name, backward_pass)
+        if individual is None:
+            return
+        if name in self.covered:
+            self._refuse(name, SEVERAL_PASSES)
+            self._fail(self.values, SEVERAL_PASSES)
+        else:
+            self._reduce_operator(name, individual)
+
+    def _reduce_operator(self, name: str, individual: GradientOperator) -> None:
+        gradients = ParameterGradients(
+            name, self._leaves[name], individual, self._shared, buffer=self._buffer
+        )
+        lasts = self._retain and self._fits(gradients)
+        if lasts:
+            gradients = replace(gradients, buffer=None)
+        apart = self._reduce_rows(gradients) if gradients.are_apart else {}
+        for reduction in self._unfailed(self.values):
+            with self._containing(reduction, name):
+                self.values[reduction][name] = (
+                    reduction.total(apart[reduction])
+                    if reduction in apart
+                    else reduction.reduce(gradients)
+                )
+        gradients.elements.forget()
+        self.covered.add(name)
+        if self._retain:
+            self.retained[name] = gradients.elements if lasts else individual
+        if self._keep is not None:
+            self.kept[name] = self._keep(individual)
+
+    def _reduce_rows(self, gradients: ParameterGradients) -> Mapping[Reduction, Sequence[Any]]:
+        """Values of rows, whose gradients are computed once for several reductions."""
+        reductions = [reduction for reduction in self.values if reduction.from_rows]
+        if sum(reduction.passes for reduction in reductions) < 2:
+            return {}
+        found: dict[Reduction, list[Any]] = {reduction: [] for reduction in reductions}
+        for part in gradients.apart():
+            for reduction in self._unfailed(reductions):
+                with self._containing(reduction, gradients.name):
+                    found[reduction].append(reduction.reduce(part))
+        return found
+
+    def _unfailed(self, reductions: Iterable[Reduction]) -> list[Reduction]:
+        return [reduction for reduction in reductions if reduction not in self.failed]
+
+    def _containing(self, reduction: Reduction, name: str) -> AbstractContextManager[Any]:
+        # The name of its class, since its own text has all numbers of its tensors.
+        work = f"{type(reduction).__name__} of {name}"
+        return self._contain(work, partial(self._fail, [reduction]))
+
+    def _refuse(self, name: str, reason: str) -> None:
+        self.collector.refuse(name, reason)
+        self.covered.discard(name)
+        self.kept.pop(name, None)
+
+    def _fail(self, reductions: Iterable[Reduction], reason: str) -> None:
+        """Without one of the parameters, a reduction would be that of others."""
+        for reduction in reductions:
+            self.failed.setdefault(reduction, reason)
+
+    def _fits(self, gradients: ParameterGradients) -> bool:
+        """Whether elements may be retained, which give projections at less cost than factors."""
+        individual = gradients.individual
+        size = bytes_of_elements(individual) if gradients.are_stored else 0
+        more = max(size - individual.nbytes, 0)
+        fits = more <= self._may_retain
+        self._may_retain -= more if fits else 0
+        return fits
+
+    def finish(self) -> None:
+        """Reduce what autograd didn't accumulate (``torch.autograd.grad``), and remove hooks."""
+        for name in self.collector.names:
+            if name in self.covered:
+                self.collector.drop(name)
+            else:
+                self._complete(name, self.collector.latest_pass(name))
+        self._remove_hooks()
+
+    def take_kept(self) -> dict[str, GradientOperator]:
+        """The operators that were kept, which the reducer has no longer."""
+        kept, self.kept = self.kept, {}
+        return kept
+
+    def stop(self) -> None:
+        """Remove hooks and release all gradients."""
+        self._remove_hooks()
+        self.collector.clear()
+        self.retained, self.kept = {}, {}
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+SEVERAL_PASSES = (
+    "it got gradients from two backward passes inside one context: add the losses and call "
+    "backward once, or use a context for each"
+)

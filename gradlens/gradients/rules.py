@@ -1,0 +1,576 @@
+"""Per-sample gradients of a parameter at one node of a graph, by the kind of node.
+
+A rule gets the gradient at the node's output, with the sample of each of its rows, and the tensors
+that the node has saved. It returns an operator for the gradients of the parameter itself, behind
+the links between the two. ``one_by_one`` is used for all kinds without a rule: a node's backward
+function is linear in the gradient, so it is run with the gradient of one sample at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from gradlens.graph.graph import (
+    Edge,
+    Graph,
+    Link,
+    Use,
+    is_complex,
+    is_python_function,
+    recomputation,
+)
+from gradlens.graph.kinds import CASTS, TRANSPOSE, Node
+from gradlens.graph.layer_rules import layer_call
+from gradlens.graph.torch_private import (
+    in_backward_pass,
+    output_metadata,
+    saved,
+    storage_number,
+)
+from gradlens.numerics.precision import accumulable
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.operators.convolution import Convolution, Geometry
+from gradlens.operators.dense import Dense
+from gradlens.operators.operator import GradientOperator
+from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
+from gradlens.operators.summed import Grouped
+from gradlens.operators.table_rows import IndexedRows
+from gradlens.samples.plan import NO_SAMPLE, RowIndex
+
+MAX_BYTES = 2**31
+"""More memory than this is not taken for the per-sample gradients of one use."""
+
+
+@dataclass(frozen=True)
+class NodeGradient:
+    """The gradient at a node's outputs, ``None`` where the loss doesn't depend on one.
+
+    ``rows`` are the samples of each output's rows, and ``features`` the axes that belong to a row.
+    ``fine`` means that each element is a row of its own, although the kind's rule has larger ones.
+    ``recomputed`` is a context for reading tensors that checkpoints have saved, and ``kept`` makes
+    contexts in which the buffers that a recomputation changes are as before the pass. ``known``
+    keeps these tensors, and ``by_rule`` the result of a layer's rule, for all parameters at the
+    node.
+    """
+
+    graph: Graph
+    use: Use
+    gradients: tuple[Tensor | None, ...]
+    rows: Mapping[int, RowIndex]
+    features: Mapping[int, tuple[int, ...]]
+    scale: float
+    fine: bool = False
+    recomputed: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    kept: Callable[[], AbstractContextManager[None]] = nullcontext
+    known: dict[str, Tensor | None] = field(default_factory=dict)
+    by_rule: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def node(self) -> Node:
+        """The node itself."""
+        return self.graph.nodes[self.use.node]
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient at the only output, detached."""
+        gradient = self.gradients[0]
+        assert gradient is not None
+        return gradient.detach()
+
+    @property
+    def index(self) -> RowIndex:
+        """The samples of the only output's rows."""
+        return self.rows[0]
+
+    @property
+    def samples(self) -> int:
+        """N."""
+        return next(iter(self.rows.values())).samples
+
+    def saved(self, name: str) -> Tensor | None:
+        """A tensor that the node has saved."""
+        if name not in self.known:
+            with self.recomputed:
+                tensor: Tensor | None = saved(self.node, name)
+            self.known[name] = None if tensor is None else tensor.detach()
+        return self.known[name]
+
+
+Rule: TypeAlias = Callable[[NodeGradient], GradientOperator]
+
+_Product: TypeAlias = Callable[[NodeGradient, Tensor, Tensor | None], GradientOperator]
+"""``(found, gradients, inputs)``, both with a row for each row of the product."""
+
+
+def operator_of(found: NodeGradient) -> GradientOperator | None:
+    """Per-sample gradients by one use; ``None`` if no sample has a share in it.
+
+    ``UnavailableError`` with the reason if there are none.
+    """
+    if all(gradient is None for gradient in found.gradients):
+        return None
+    _check_unlabelled_rows(found)
+    if found.use.own_name:
+        return _by_layer_rule(found)
+    rule = _RULES.get((found.graph.kinds[found.use.node], found.use.index), one_by_one)
+    if found.fine or found.gradients[0] is None or found.gradients[0].is_complex():
+        rule = one_by_one
+    operator = rule(found)
+    # Autograd makes a gradient without other references a parameter's grad, which users change.
+    operator.hold(found.gradients)
+    return operator
+
+
+def _by_layer_rule(found: NodeGradient) -> Dense:
+    """The gradients of rows that the rule of a layer gives, summed for each sample."""
+    ((output, index),) = found.rows.items()
+    call, gradient = layer_call(found.node), found.gradients[output]
+    assert gradient is not None
+    rows_of_sample = -(-len(gradient) // found.samples)
+    _check_memory(found, (max(1, rows_of_sample), *found.use.shape))
+    if not found.by_rule:
+        found.by_rule.update(call.row_gradients(gradient))
+    rows = call.checked(found.use.own_name, found.by_rule, gradient)
+    return Dense(index.sum(rows), found.scale)
+
+
+def _check_unlabelled_rows(found: NodeGradient) -> None:
+    """Rows without a label had no gradient, or one too small for its precision."""
+    for number, index in found.rows.items():
+        gradient = found.gradients[number]
+        if index.some or index.is_complete or gradient is None:
+            continue
+        rest = [a for a in range(gradient.dim()) if a not in found.features[number]]
+        by_row = gradient.permute(*rest, *found.features[number])
+        if bool((by_row[index.labels == NO_SAMPLE] != 0).any()):
+            raise UnavailableError(UNLABELLED_ROWS)
+
+
+UNLABELLED_ROWS = (
+    "some of its rows had no gradient, or one too small for its precision, when the samples of the "
+    "rows were determined, and have one now"
+)
+
+
+def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> GradientOperator:
+    """Σ δ xᵀ over the rows of a sample, for a use of shape ``[I, O]`` or, flipped, ``[O, I]``."""
+    if inputs is None or inputs.layout != torch.strided:
+        return one_by_one(found)
+    index = found.index
+    if storage_number(inputs) in found.graph.storages:
+        inputs = inputs.clone()  # the optimizer changes parameters before updates are projected on
+    kinds = [found.graph.kinds[link.node] for link in found.use.chain]
+    if not set(kinds) <= CASTS | {TRANSPOSE}:
+        left, right = accumulable(index.split(inputs)), accumulable(index.split(delta))
+        _check_memory(found, found.use.shape)
+        return _down(found, left.mT @ right.to(left.dtype))
+    flipped = kinds.count(TRANSPOSE) % 2 == 1
+    first, second = (delta, inputs) if flipped else (inputs, delta)
+    left, right = index.split(first), index.split(second)
+    if left.shape[1] == 1:
+        return OuterProduct(left[:, 0], right[:, 0], found.scale)
+    return SumOfOuterProducts(left, right, found.scale)
+
+
+def _batched_product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> GradientOperator:
+    """One matrix of ``inputs @ weights`` after the other, for weights ``[B, I, O]``."""
+    if inputs is None:
+        return one_by_one(found)
+    _check_memory(found, found.use.shape)
+    matrices = []
+    for number, (left, right) in enumerate(zip(inputs, delta, strict=True)):
+        index = RowIndex(found.index.labels[number], found.samples)
+        x, d = accumulable(index.split(left)), accumulable(index.split(right))
+        matrices.append(x.mT @ d.to(x.dtype))
+    return _down(found, torch.stack(matrices, dim=1))
+
+
+def _right_factor(product: _Product, name: str) -> Rule:
+    """The rule for the weight of ``inputs @ weight``; ``name`` is that of the saved inputs."""
+
+    def rule(found: NodeGradient) -> GradientOperator:
+        delta = _times(found.gradient, saved(found.node, "alpha", 1))
+        return product(found, delta, found.saved(name))
+
+    return rule
+
+
+def _left_factor(product: _Product, name: str) -> Rule:
+    """The rule for the weight of ``weight @ inputs``, where samples are columns."""
+
+    def rule(found: NodeGradient) -> GradientOperator:
+        inputs = found.saved(name)
+        if inputs is None:
+            return one_by_one(found)
+        delta = _times(found.gradient.mT, saved(found.node, "alpha", 1))
+        # The gradient is that of the transposed weight with the factors exchanged.
+        return product(found, inputs.mT, delta)
+
+    return rule
+
+
+def _times(gradient: Tensor, factor: float) -> Tensor:
+    """The gradient itself times one, since a copy would be kept beside it."""
+    return gradient if factor == 1 else gradient * factor
+
+
+def _matrix_bias(found: NodeGradient) -> GradientOperator:
+    return _unbroadcast(found, _times(accumulable(found.gradient), saved(found.node, "beta", 1)))
+
+
+def _added(found: NodeGradient) -> GradientOperator:
+    sign = -1 if found.graph.kinds[found.use.node] == "SubBackward0" else 1
+    factor = sign * saved(found.node, "alpha") if found.use.index == 1 else 1
+    return _unbroadcast(found, _times(accumulable(found.gradient), factor))
+
+
+def _multiplied(found: NodeGradient) -> GradientOperator:
+    other = found.saved("other" if found.use.index == 0 else "self")
+    if other is None:
+        return one_by_one(found)
+    return _unbroadcast(found, accumulable(found.gradient) * other)
+
+
+def _expanded(found: NodeGradient) -> GradientOperator:
+    return _unbroadcast(found, accumulable(found.gradient))
+
+
+def _convolution(found: NodeGradient) -> GradientOperator:
+    node, inputs = found.node, found.saved("input")
+    if inputs is None or not _is_cast(found):
+        return one_by_one(found)
+    sides = [side for p in reversed(saved(node, "padding")) for side in (p, p)]
+    kernel = tuple(found.use.shape[2:])
+    geometry = Geometry(
+        kernel, tuple(saved(node, "stride")), tuple(saved(node, "dilation")), saved(node, "groups")
+    )
+    delta = found.gradient
+    # A transposed convolution takes its input where another one has its output.
+    first, second = (inputs, delta) if saved(node, "transposed") else (delta, inputs)
+    left, right = found.index.split(first), found.index.split(F.pad(second, sides))
+    together = left.shape[1]
+    if not together:
+        return Dense(delta.new_zeros(found.samples, *found.use.shape), found.scale)
+    if together == 1:
+        return Convolution(left[:, 0], right[:, 0], geometry, found.scale)
+    by_image = Convolution(left.flatten(0, 1), right.flatten(0, 1), geometry, found.scale)
+    return Grouped(by_image, together)
+
+
+def _is_cast(found: NodeGradient) -> bool:
+    kinds = {found.graph.kinds[link.node] for link in found.use.chain}
+    return kinds <= CASTS
+
+
+def _convolution_bias(found: NodeGradient) -> GradientOperator:
+    gradient = accumulable(found.gradient).flatten(2).sum(2)
+    return _down(found, found.index.sum(gradient))
+
+
+def _embedding(found: NodeGradient) -> GradientOperator:
+    node, indices = found.node, found.saved("indices")
+    if indices is None or found.use.chain:
+        return one_by_one(found)
+    delta = accumulable(found.gradient)
+    if saved(node, "scale_grad_by_freq"):
+        _, inverse, counts = torch.unique(indices, return_inverse=True, return_counts=True)
+        delta = delta / counts[inverse][..., None]
+    owners = found.index.labels.masked_fill(indices == saved(node, "padding_idx"), -1).flatten()
+    delta = delta.reshape(len(owners), -1)
+    return _rows_of_table(found, indices.flatten(), delta, owners)
+
+
+def _rows_of_table(
+    found: NodeGradient, indices: Tensor, delta: Tensor, owners: Tensor
+) -> GradientOperator:
+    known = owners >= 0
+    if not bool(known.all()):
+        indices, delta, owners = indices[known], delta[known], owners[known]
+    return IndexedRows(indices, delta, owners, found.samples, found.use.shape[0], found.scale)
+
+
+def _embedding_bag(found: NodeGradient) -> GradientOperator:
+    """Sums and means of rows; with the maximum, and weights by frequency, one by one."""
+    node = found.node
+    indices, offsets = found.saved("indices"), found.saved("offsets")
+    bag_of, sizes = found.saved("result1"), found.saved("result2")
+    unusual = saved(node, "scale_grad_by_freq") or saved(node, "mode") > 1 or found.use.chain
+    if unusual or indices is None or offsets is None or bag_of is None or sizes is None:
+        return one_by_one(found)
+    bags = torch.bucketize(torch.arange(len(indices), device=indices.device), offsets, right=True)
+    bags = bags - 1
+    delta = accumulable(found.gradient)[bags]
+    weights = found.saved("per_sample_weights")
+    if weights is not None and weights.numel():
+        delta = delta * weights[:, None]
+    valid = indices != saved(node, "padding_idx")
+    if saved(node, "mode") == 1:
+        counts = torch.zeros_like(offsets).index_add_(0, bags, valid.to(offsets.dtype))
+        delta = delta / counts[bags, None].clamp(min=1)
+    owners = found.index.labels[bags].masked_fill(~valid, -1)
+    return _rows_of_table(found, indices, delta, owners)
+
+
+def _layer_norm(found: NodeGradient) -> GradientOperator:
+    """Weight and bias of a layer norm over the last axes."""
+    gradient = accumulable(found.gradient)
+    if found.use.index == 2:
+        return _unbroadcast(found, gradient)
+    inputs, mean, inverse = (found.saved(name) for name in ("input", "result1", "result2"))
+    if inputs is None or mean is None or inverse is None:
+        return one_by_one(found)
+    return _unbroadcast(found, gradient * (accumulable(inputs) - mean) * inverse)
+
+
+def _group_norm(found: NodeGradient) -> GradientOperator:
+    """Weight and bias ``[C]`` of a normalisation of groups of channels of each image."""
+    gradient = accumulable(found.gradient).reshape(*found.gradient.shape[:2], -1)
+    if found.use.index == 2:
+        return _down(found, found.index.sum(gradient.sum(2)))
+    inputs, mean, inverse = (found.saved(name) for name in ("input", "result1", "result2"))
+    if inputs is None or mean is None or inverse is None:
+        return one_by_one(found)
+    groups = saved(found.node, "group")
+    grouped = accumulable(inputs).reshape(len(gradient), groups, -1)
+    shape = (len(gradient), groups, 1)
+    normalized = (grouped - mean.reshape(shape)) * inverse.reshape(shape)
+    product = gradient * normalized.reshape(gradient.shape)
+    return _down(found, found.index.sum(product.sum(2)))
+
+
+def _batch_norm(found: NodeGradient) -> GradientOperator:
+    """Weight and bias ``[C]`` of a normalisation of channels; rows are images and channels."""
+    gradient = accumulable(found.gradient).reshape(*found.gradient.shape[:2], -1)
+    if found.use.index == 1:
+        normalized = _normalized(found, gradient)
+        if normalized is None:
+            return one_by_one(found)
+        gradient = gradient * normalized
+    by_image = gradient.sum(2)
+    return _unbroadcast_rows(found, by_image[..., None], found.index.labels, (1, -1, 1))
+
+
+def _normalized(found: NodeGradient, like: Tensor) -> Tensor | None:
+    node, inputs = found.node, found.saved("input")
+    trained = bool(saved(node, "training"))
+    names = ("result1", "result2") if trained else ("running_mean", "running_var")
+    mean, spread = (found.saved(name) for name in names)
+    if inputs is None or mean is None or spread is None:
+        return None
+    inverse = spread if trained else (accumulable(spread) + saved(node, "eps")).rsqrt()
+    centred = accumulable(inputs).reshape(like.shape) - mean[None, :, None]
+    return centred * inverse[None, :, None]
+
+
+def _times_vector(found: NodeGradient) -> GradientOperator:
+    matrix = found.saved("self")
+    if matrix is None:
+        return one_by_one(found)
+    return _down(found, found.index.sum(accumulable(found.gradient)[:, None] * matrix))
+
+
+def one_by_one(found: NodeGradient) -> GradientOperator:
+    """Run the node's backward function with one sample's gradient at a time."""
+    _check_memory(found, found.use.shape)
+    owners = sorted({sample for index in found.rows.values() for sample in index.owners})
+    parts = {sample: _of_sample(found, sample) for sample in owners}
+    results = {
+        n: _run(found, Link(found.use.node, 0, found.use.index), part) for n, part in parts.items()
+    }
+    if is_python_function(found.node):
+        _check_linear(found, list(results.values()))
+    gradient = next(each for each in found.gradients if each is not None)
+    edge = found.graph.children[found.use.node][found.use.index]
+    zero = _as_engine(found.graph, edge, gradient.new_zeros(found.use.shape))
+    return _down(found, torch.stack([results.get(n, zero) for n in range(found.samples)]))
+
+
+def _of_sample(found: NodeGradient, sample: int) -> tuple[Tensor | None, ...]:
+    """The node's gradients with zeros for all other samples."""
+    parts: list[Tensor | None] = []
+    for number, gradient in enumerate(found.gradients):
+        if gradient is None or number not in found.rows:
+            parts.append(gradient if gradient is None else torch.zeros_like(gradient))
+            continue
+        mask = found.rows[number].of_sample(sample)
+        for axis in found.features[number]:
+            mask = mask.unsqueeze(axis)
+        parts.append(torch.where(mask, gradient, torch.zeros_like(gradient)))
+    return tuple(parts)
+
+
+def _check_linear(found: NodeGradient, parts: Sequence[Tensor]) -> None:
+    """``UnavailableError`` if a user's backward function isn't linear in the gradient."""
+    if not parts:
+        return
+    # It may also change it in place, and what it gets here is the real one.
+    copies = [None if each is None else each.clone() for each in found.gradients]
+    whole = _run(found, Link(found.use.node, 0, found.use.index), copies)
+    total = torch.stack(tuple(parts)).sum(0)
+    rounding = torch.finfo(whole.dtype).eps ** 0.5
+    if float((total - whole).norm()) > rounding * float(whole.norm()):
+        kind = found.graph.kinds[found.use.node]
+        raise UnavailableError(f"backward of {kind} isn't linear in the gradient that comes in")
+
+
+def _down(found: NodeGradient, contributions: Tensor) -> Dense:
+    """From gradients of the use's input ``[N, ...]`` along the chain to those of the parameter."""
+    parts = contributions.reshape(found.samples, *found.use.shape)
+    for link in found.use.chain:
+        parts = torch.stack([_run_link(found, link, part) for part in parts])
+    return Dense(parts, found.scale)
+
+
+def _run_link(found: NodeGradient, link: Link, gradient: Tensor) -> Tensor:
+    given: list[Tensor | None] = [None] * len(output_metadata(found.graph.nodes[link.node]))
+    given[link.output] = gradient
+    return _run(found, link, tuple(given))
+
+
+def _run(found: NodeGradient, link: Link, gradients: Sequence[Tensor | None]) -> Tensor:
+    """The gradient at one of a node's inputs, from gradients at its outputs."""
+    graph, kept = found.graph, found.kept
+    node = graph.nodes[link.node]
+    metadata = output_metadata(node)
+    given = [
+        None if gradient is None else gradient.to(metadata[number].dtype)
+        for number, gradient in enumerate(gradients)
+    ]
+    like = next(each for each in given if each is not None)
+    place = link.input
+    if is_python_function(node):
+        given = [_zeros(m) if g is None else g for g, m in zip(given, metadata, strict=True)]
+        place = _argument(graph, link)
+    result = _called(node, given, place, kept)
+    if result is None and in_backward_pass():
+        # A node computes no gradient that the current backward pass doesn't need. Another thread
+        # is in no backward pass.
+        stream = torch.cuda.current_stream(like.device) if like.is_cuda else None
+        with ThreadPoolExecutor(1) as thread:
+            result = thread.submit(_called, node, given, place, kept, stream).result()
+    edge = graph.children[link.node][link.input]
+    assert edge is not None
+    if result is None:
+        result = like.new_zeros(graph.shape(edge))
+    return _as_engine(graph, edge, result.to_dense() if result.is_sparse else result)
+
+
+def _as_engine(graph: Graph, edge: Edge | None, gradient: Tensor) -> Tensor:
+    """A node's gradient as autograd's engine passes it on to an edge.
+
+    The engine, not the node, adds up what was broadcast, and takes the real part for real numbers.
+    """
+    assert edge is not None
+    number, output = edge
+    is_real = gradient.is_complex() and not is_complex(graph.nodes[number], output)
+    return (gradient.real if is_real else gradient).sum_to_size(graph.shape(edge))
+
+
+def _argument(graph: Graph, link: Link) -> int:
+    """The number of an input of a function in Python among its arguments.
+
+    Its backward returns a value for each argument, also for those that aren't tensors.
+    """
+    needed = [n for n, is_needed in enumerate(graph.nodes[link.node].needs_input_grad) if is_needed]
+    inputs = [n for n, edge in enumerate(graph.children[link.node]) if edge is not None]
+    return needed[inputs.index(link.input)]
+
+
+def _called(
+    node: Node,
+    given: Sequence[Tensor | None],
+    place: int,
+    kept: Callable[[], AbstractContextManager[None]],
+    stream: torch.cuda.Stream | None = None,
+) -> Tensor | None:
+    with torch.no_grad(), torch.cuda.stream(stream), kept(), recomputation():
+        found = node.apply(*given) if is_python_function(node) else node(*given)
+    result: Tensor | None = found[place] if isinstance(found, (tuple, list)) else found
+    return result
+
+
+def _zeros(metadata: Node) -> Tensor:
+    return torch.zeros(tuple(metadata.shape), dtype=metadata.dtype, device=metadata.device)
+
+
+def _unbroadcast(found: NodeGradient, gradient: Tensor) -> GradientOperator:
+    """Sums over the axes along which the use's input was repeated, by sample."""
+    missing = gradient.dim() - len(found.use.shape)
+    own = (1,) * missing + found.use.shape
+    return _unbroadcast_rows(found, gradient, found.index.labels, own)
+
+
+def _unbroadcast_rows(
+    found: NodeGradient, gradient: Tensor, labels: Tensor, own: tuple[int, ...]
+) -> GradientOperator:
+    """From ``[*S, F]`` with labels ``[*S]`` to ``[N, *own]``; -1 in ``own`` is an axis kept."""
+    own = tuple(gradient.shape[axis] if size == -1 else size for axis, size in enumerate(own))
+    if gradient.dim() == labels.dim():
+        gradient, own = gradient[..., None], (*own, 1)
+    axis, n = found.index.axis, found.samples
+    if all(size == 1 for size in own[:-1]):
+        total = found.index.sum(gradient)
+        return _down(found, total.sum(-1, keepdim=True) if own[-1] == 1 else total)
+    if axis is not None and own[axis] == 1 and gradient.shape[axis] == n:
+        others = [a for a, size in enumerate(own) if size == 1 and a != axis]
+        summed = gradient.sum(others, keepdim=True) if others else gradient
+        return _down(found, summed.movedim(axis, 0))
+    _check_memory(found, own)
+    if own[-1] == 1:
+        gradient = gradient.sum(-1, keepdim=True)
+    places = torch.arange(math.prod(own[:-1]), device=gradient.device).reshape(own[:-1])
+    places = places.expand(labels.shape)
+    known = (labels >= 0).flatten()
+    cells = (labels * math.prod(own[:-1]) + places).flatten()[known]
+    total = gradient.new_zeros(n * math.prod(own[:-1]), own[-1])
+    total.index_add_(0, cells, gradient.reshape(labels.numel(), own[-1])[known])
+    return _down(found, total)
+
+
+def _check_memory(found: NodeGradient, shape: Sequence[int]) -> None:
+    itemsize = next(g for g in found.gradients if g is not None).element_size()
+    size = found.samples * math.prod(shape) * itemsize
+    if size > MAX_BYTES:
+        raise UnavailableError(f"its per-sample gradients would take {size / 2**30:.1f} GiB")
+
+
+_RULES: dict[tuple[str, int], Rule] = {
+    ("AddmmBackward0", 0): _matrix_bias,
+    ("AddmmBackward0", 1): _left_factor(_product, "mat2"),
+    ("AddmmBackward0", 2): _right_factor(_product, "mat1"),
+    ("MmBackward0", 0): _left_factor(_product, "mat2"),
+    ("MmBackward0", 1): _right_factor(_product, "self"),
+    ("BmmBackward0", 0): _left_factor(_batched_product, "mat2"),
+    ("BmmBackward0", 1): _right_factor(_batched_product, "self"),
+    ("BaddbmmBackward0", 1): _left_factor(_batched_product, "batch2"),
+    ("BaddbmmBackward0", 2): _right_factor(_batched_product, "batch1"),
+    ("MvBackward0", 1): _times_vector,
+    ("AddBackward0", 0): _added,
+    ("AddBackward0", 1): _added,
+    ("SubBackward0", 0): _added,
+    ("SubBackward0", 1): _added,
+    ("MulBackward0", 0): _multiplied,
+    ("MulBackward0", 1): _multiplied,
+    ("ExpandBackward0", 0): _expanded,
+    ("ConvolutionBackward0", 1): _convolution,
+    ("ConvolutionBackward0", 2): _convolution_bias,
+    ("EmbeddingBackward0", 0): _embedding,
+    ("EmbeddingBagBackward0", 0): _embedding_bag,
+    ("NativeLayerNormBackward0", 1): _layer_norm,
+    ("NativeLayerNormBackward0", 2): _layer_norm,
+    ("NativeGroupNormBackward0", 1): _group_norm,
+    ("NativeGroupNormBackward0", 2): _group_norm,
+} | {
+    (f"{library}BatchNormBackward0", index): _batch_norm
+    for library in ("Native", "Cudnn", "Miopen")
+    for index in (1, 2)
+}

@@ -1,0 +1,1 @@
+"""Private names of torch, a loss's graph, its kinds of nodes and its loss, and hooks."""

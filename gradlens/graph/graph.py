@@ -1,0 +1,321 @@
+"""A loss's autograd graph, walked once, and what its nodes have saved.
+
+A checkpoint that isn't reentrant recomputes the tensors that its nodes have saved when they are
+read, and returns each of them once in a backward pass. Inside another ``GraphExecGroup``, the same
+region can be recomputed once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+
+from gradlens.graph.kinds import INDEXING, LEAF, Node, kind
+from gradlens.graph.layer_rules import layer_calls
+from gradlens.graph.torch_private import (
+    checkpoint_group,
+    output_metadata,
+    saved,
+    saved_names,
+    sequence_number,
+    storage_number,
+    version,
+)
+
+Edge: TypeAlias = tuple[int, int]
+"""The number of a node in its graph, and the number of one of its outputs."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """One node between a use and the parameter, with its output and input on that path."""
+
+    node: int
+    output: int
+    input: int
+
+
+@dataclass(frozen=True)
+class Use:
+    """A node that computes with a parameter, as its input number ``index``.
+
+    ``shape`` is that input's; ``chain`` leads from it down to the parameter. Where the node makes
+    the output of a layer that has a rule, ``own_name`` is the parameter's name in that layer.
+    """
+
+    node: int
+    index: int
+    shape: tuple[int, ...]
+    chain: tuple[Link, ...]
+    own_name: str = ""
+
+
+@dataclass(frozen=True)
+class RuledCall:
+    """A call of a layer that has a rule: the node that made its output, by number.
+
+    ``origins`` are the nodes that made its inputs, and ``names`` the layer's own names of its
+    parameters, by the numbers of their leaves.
+    """
+
+    node: int
+    origins: tuple[int, ...]
+    names: tuple[tuple[int, str], ...]
+    rule: int
+
+
+class Graph:
+    """The nodes behind a tensor, numbered so that each comes after all that it consumes.
+
+    The nodes' Python objects are kept, since torch makes them on demand. ``children`` are the edges
+    that a node consumes, with ``None`` for inputs that need no gradient, and ``consumers`` are
+    ``(consumer, number of its input, number of the output consumed)``. Graphs with the same ``key``
+    have the same operations, shapes, integers and edges: only numbers in tensors differ.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.nodes: list[Node] = []
+        self.kinds: list[str] = []
+        self.children: list[tuple[Edge | None, ...]] = []
+        self.consumers: list[list[tuple[int, int, int]]] = []
+        self.leaves: dict[int, int] = {}
+        self._numbers: dict[Node, int] = {}
+        if tensor.grad_fn is not None:
+            self._walk(tensor.grad_fn)
+        elif tensor.requires_grad:
+            raise ValueError("the loss is a leaf of the graph: it doesn't depend on any layer")
+        self.root: Edge = (len(self.nodes) - 1, tensor.output_nr)
+
+    def _walk(self, root: Node) -> None:
+        stack, visited = [(root, False)], set()
+        while stack:
+            node, done = stack.pop()
+            if done:
+                self._add(node)
+            elif node not in visited:
+                visited.add(node)
+                stack.append((node, True))
+                stack += [(child, False) for child, _ in node.next_functions if child is not None]
+
+    def _add(self, node: Node) -> None:
+        number = len(self.nodes)
+        self._numbers[node] = number
+        self.nodes.append(node)
+        self.kinds.append(kind(node))
+        edges = [
+            None if child is None else (self._numbers[child], output)
+            for child, output in node.next_functions
+        ]
+        self.children.append(tuple(edges))
+        self.consumers.append([])
+        for index, edge in enumerate(edges):
+            if edge is not None:
+                self.consumers[edge[0]].append((number, index, edge[1]))
+        if self.kinds[-1] == LEAF:
+            self.leaves[id(node.variable)] = number
+
+    def __contains__(self, parameter: Tensor) -> bool:
+        return id(parameter) in self.leaves
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def shape(self, edge: Edge) -> tuple[int, ...]:
+        """Shape of the tensor along an edge in the forward pass."""
+        return self._shapes[edge[0]][edge[1]]
+
+    @cached_property
+    def _shapes(self) -> list[tuple[tuple[int, ...], ...]]:
+        """Shapes of each node's outputs in the forward pass."""
+        return [tuple(tuple(each.shape) for each in _outputs(node)) for node in self.nodes]
+
+    @property
+    def has_nested_tensors(self) -> bool:
+        """Whether some tensor has rows of different lengths, which torch gives as symbols."""
+        shapes = (shape for shapes in self._shapes for shape in shapes)
+        return any(not isinstance(length, int) for shape in shapes for length in shape)
+
+    @cached_property
+    def storages(self) -> frozenset[int]:
+        """The numbers of the parameters' storages."""
+        variables = [self.nodes[number].variable for number in self.leaves.values()]
+        dense = (variable for variable in variables if variable.layout == torch.strided)
+        return frozenset(map(storage_number, dense))
+
+    def key(self, names: dict[int, str]) -> int:
+        """A hash of the graph's structure; ``names`` are those of parameters, by ``id``."""
+        rows = [
+            (
+                kind_,
+                edges,
+                names.get(id(node.variable)) if kind_ == LEAF else integers_of(node),
+                shapes,
+            )
+            for node, kind_, edges, shapes in zip(
+                self.nodes, self.kinds, self.children, self._shapes, strict=True
+            )
+        ]
+        return hash((self.root, tuple(rows), self.ruled_calls))
+
+    def below(self, start: Iterable[int], lowest: int = 0, stop: Collection[int] = ()) -> set[int]:
+        """The nodes and all that they consume, directly or not.
+
+        Nodes with smaller numbers than ``lowest`` and those in ``stop`` are left out.
+        """
+        found: set[int] = set()
+        stack = list(start)
+        while stack:
+            node = stack.pop()
+            if node in found or node < lowest or node in stop:
+                continue
+            found.add(node)
+            stack += [edge[0] for edge in self.children[node] if edge is not None]
+        return found
+
+    @cached_property
+    def ruled_calls(self) -> tuple[RuledCall, ...]:
+        """Calls of layers that have a rule, whose output is all that is used of its node."""
+        calls = layer_calls(self.nodes)
+        if not calls:
+            return ()
+        numbers = {
+            sequence_number(node): number
+            for number, node in enumerate(self.nodes)
+            if self.kinds[number] != LEAF
+        }
+        return tuple(
+            RuledCall(
+                number,
+                tuple(sorted(numbers[origin] for origin in call.origins if origin in numbers)),
+                tuple(
+                    (self.leaves[id(parameter)], name)
+                    for name, parameter in call.parameters.items()
+                    if parameter in self
+                ),
+                id(call.rule),
+            )
+            for number, call in calls.items()
+            if self.outputs_of(number) == [call.output]
+        )
+
+    def inside(self, call: RuledCall) -> set[int]:
+        """The nodes of a call: those behind its output, but not behind its inputs."""
+        behind = self.below([call.node], stop=call.origins)
+        inner = {number for number in behind if self.kinds[number] != LEAF}
+        return inner - self.below(call.origins, lowest=min(inner, default=0))
+
+    def of_parameters_alone(
+        self, with_constants: Callable[[int, Edge], bool] = lambda number, edge: False
+    ) -> list[bool]:
+        """Whether a node certainly computes with parameters alone, by number.
+
+        Data that needs no gradient has no edge, so only nodes without open inputs are certain, and
+        those whose open inputs are constants, as ``with_constants`` says of a node's number and the
+        edge of its first other input.
+        """
+        alone: list[bool] = []
+        for node, kind_, edges in zip(self.nodes, self.kinds, self.children, strict=True):
+            if kind_ == LEAF:
+                alone.append(isinstance(node.variable, nn.Parameter))
+            else:
+                known = [edge for edge in edges if edge is not None]
+                found = bool(known) and not INDEXING.search(kind_)
+                found = found and all(alone[edge[0]] for edge in known)
+                number = len(alone)
+                alone.append(
+                    found and (len(known) == len(edges) or with_constants(number, known[0]))
+                )
+        return alone
+
+    def outputs_of(self, number: int) -> list[int]:
+        """The numbers of a node's outputs that other nodes use, or that are the graph's tensor."""
+        return self._used_outputs[number]
+
+    @cached_property
+    def _used_outputs(self) -> list[list[int]]:
+        used = [{output for _, _, output in consumers} for consumers in self.consumers]
+        used[self.root[0]].add(self.root[1])
+        return [sorted(outputs) for outputs in used]
+
+    def descend(self, edge: Edge) -> Iterator[Edge]:
+        """The edges that the node of an edge consumes."""
+        return (child for child in self.children[edge[0]] if child is not None)
+
+
+def nodes_below(nodes: Iterable[Node | None]) -> set[Node]:
+    """The nodes and all that they consume, directly or not."""
+    found: set[Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node is None or node in found:
+            continue
+        found.add(node)
+        stack += [child for child, _ in node.next_functions]
+    return found
+
+
+def _outputs(node: Node) -> Sequence[Any]:
+    """What has the shapes and types of a node's outputs; for a leaf, the leaf itself."""
+    return (node.variable,) if kind(node) == LEAF else output_metadata(node)
+
+
+def is_complex(node: Node, output: int) -> bool:
+    """Whether a node's output in the forward pass was of complex numbers."""
+    return bool(_outputs(node)[output].dtype.is_complex)
+
+
+def is_python_function(node: Node) -> bool:
+    """Whether the node is that of a ``torch.autograd.Function``."""
+    return isinstance(node, BackwardCFunction)
+
+
+def integers_of(node: Node) -> tuple[Any, ...]:
+    """The values besides tensors that a node has saved: axes, offsets, sizes."""
+    type_: Any = type(node)
+    values = (saved(node, name) for name in saved_names(type_)[0])
+    return tuple(value for value in values if isinstance(value, (int, tuple, bool)))
+
+
+def recomputation() -> AbstractContextManager[Any]:
+    """A context in which each checkpointed region is recomputed once, for all reads in it.
+
+    It can be entered several times.
+    """
+    return checkpoint_group() or nullcontext()
+
+
+def reading_changes_buffers(nodes: Iterable[Node], model: nn.Module | None) -> bool:
+    """Whether a checkpoint changes the model's buffers when it recomputes what nodes have saved.
+
+    Normalisation updates its running statistics again, and spectral norm its singular vectors.
+    """
+    if model is None or next(model.buffers(), None) is None:
+        return False
+    before = _states_of_buffers(model)
+    with recomputation():
+        for node in nodes:
+            _read(node)
+    return _states_of_buffers(model) != before
+
+
+def _read(node: Node) -> None:
+    # What is missing or was released changes nothing; whoever needs it gives the reason.
+    with suppress(Exception):
+        if is_python_function(node):
+            _ = node.saved_tensors
+        else:
+            type_: Any = type(node)
+            for name in saved_names(type_)[1]:
+                saved(node, name)
+
+
+def _states_of_buffers(model: nn.Module) -> list[tuple[int, int]]:
+    return [(id(buffer), version(buffer)) for buffer in model.buffers()]

@@ -1,0 +1,148 @@
+"""Hooks on modules, tensors and optimizers, which belong to an object of gradlens's own."""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from gradlens.graph.torch_private import ScriptedModule, forward_hooks, forward_pre_hooks
+
+
+def takes_hooks(module: nn.Module) -> bool:
+    """Whether a module can have forward hooks: all but those that ``torch.jit.script`` compiled."""
+    return not isinstance(module, ScriptedModule)
+
+
+class HookOwner:
+    """Base class of objects that have hooks, which do nothing while the owner is ``paused``.
+
+    gradlens pauses them in backward passes of its own, which are no part of the user's training.
+    """
+
+    _paused = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context in which the owner's hooks do nothing."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def failed(self, error: Exception) -> None:
+        """Called with an exception of a hook, which is raised in the user's pass by default."""
+        raise error
+
+
+Owner = TypeVar("Owner", bound=HookOwner)
+
+
+class OwnedHook(Generic[Owner]):
+    """A hook on a module or a tensor, which calls ``function(owner, *arguments of the hook)``.
+
+    The owner is referenced weakly, so that a model or a graph doesn't keep it alive. Copies and
+    pickles of a module contain its hooks; there, the hooks have no owner and do nothing.
+    """
+
+    def __init__(
+        self, owner: Owner | None = None, function: Callable[..., None] | None = None
+    ) -> None:
+        self._owner = None if owner is None else weakref.ref(owner)
+        self._function = function
+
+    @property
+    def owner(self) -> Owner | None:
+        """The object that the hook belongs to; ``None`` in copies, and once it was deleted."""
+        return None if self._owner is None else self._owner()
+
+    def __call__(self, *arguments: Any) -> None:
+        # The hook is part of compiled code if it was there when that was made.
+        if torch.compiler.is_compiling():
+            return
+        owner = self.owner
+        if owner is None or self._function is None or owner._paused:
+            return
+        try:
+            self._function(owner, *arguments)
+        except Exception as error:
+            owner.failed(error)
+
+    def __reduce__(self) -> tuple[type[OwnedHook[Owner]], tuple[()]]:
+        return type(self), ()
+
+
+def removal(owner: HookOwner, handles: Iterable[RemovableHandle]) -> Callable[[], object]:
+    """A function that removes an owner's hooks, which is also called when the owner is deleted."""
+    found = weakref.finalize(owner, _remove, tuple(handles))
+    found.atexit = False
+    return found
+
+
+def _remove(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def hook_owners(model: nn.Module) -> set[HookOwner]:
+    """The owners of all hooks on a model's modules; a hook may be its own."""
+    hooks: list[Any] = []
+    for module in model.modules():
+        hooks += [*forward_pre_hooks(module).values(), *forward_hooks(module).values()]
+    owners = [hook.owner if isinstance(hook, OwnedHook) else hook for hook in hooks]
+    return {owner for owner in owners if isinstance(owner, HookOwner)}
+
+
+def on_gradient(tensor: Tensor, function: Callable[[Tensor], None]) -> RemovableHandle:
+    """Call a function with the gradient at a tensor, in each backward pass that computes one."""
+    # Without this, register_hook crashes the process (torch 2.13) where the tensor was changed in
+    # place and then through a view of it: its node is renewed when it is read.
+    _ = tensor.grad_fn
+    return tensor.register_hook(function)
+
+
+class OptimizerFollower(HookOwner):
+    """Base class of objects that are called before each step of one optimizer."""
+
+    _optimizer: Optimizer | None = None
+    _remove_hook: Callable[[], object] | None = None
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """Be called before the steps of this optimizer from now on, and of no other."""
+        if optimizer is not self._optimizer:
+            self.close()
+            self._optimizer = optimizer
+            hook = OwnedHook(self, OptimizerFollower._call)
+            self._remove_hook = removal(self, [optimizer.register_step_pre_hook(hook)])
+
+    def _call(self, *arguments: Any) -> None:
+        self.before_step()
+
+    @abstractmethod
+    def before_step(self) -> None:
+        """The optimizer's step begins."""
+
+    @property
+    def is_following(self) -> bool:
+        """Whether there is an optimizer."""
+        return self._optimizer is not None
+
+    def failed(self, error: Exception) -> None:
+        """The user's step goes on."""
+
+    def close(self) -> None:
+        """Remove the hook."""
+        if self._remove_hook is not None:
+            self._remove_hook()
+        self._remove_hook = self._optimizer = None
+
+
+NO_MODULE = "a {kind} is not a model: pass the nn.Module itself"

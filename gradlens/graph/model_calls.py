@@ -1,0 +1,246 @@
+"""Records what a model was called with, and what its latest call has returned."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradlens.graph.hooks import HookOwner, takes_hooks
+from gradlens.graph.kinds import VIEWS, Node, kind
+from gradlens.graph.layer_rules import forget_layer_calls, record_layer_calls
+from gradlens.graph.torch_private import (
+    forward_hooks,
+    remove_forward_hook,
+    sequence_number,
+    tree_leaves,
+)
+
+MAX_CALLS = 64
+"""How many of the latest calls are kept: more than a step's loss usually consists of."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A tensor that a module was called with: where it is in memory, and a weak reference.
+
+    A tensor that a layer has saved is the same one if it is in the same place in memory.
+    """
+
+    shape: tuple[int, ...]
+    storage: int
+    address: int
+    strides: tuple[int, ...]
+    contiguous: bool
+    is_real: bool
+    reference: weakref.ref[Tensor]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Given:
+        """The description of a tensor."""
+        storage, address = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
+        return cls(
+            tuple(tensor.shape),
+            storage,
+            address,
+            tensor.stride(),
+            tensor.is_contiguous(),
+            tensor.is_floating_point(),
+            weakref.ref(tensor),
+        )
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """The tensors of a call, and the sequence numbers of the nodes that computed its outputs.
+
+    ``is_first`` says that no input was computed by layers with parameters.
+    """
+
+    inputs: tuple[Given, ...]
+    outputs: frozenset[int]
+    is_first: bool = True
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the tensors, each once, without real vectors, which may be single samples."""
+        counting = (g for g in self.inputs if len(g.shape) > 1 or not g.is_real)
+        return tuple(dict.fromkeys(given.shape for given in counting))
+
+
+class ModelCalls(HookOwner):
+    """A forward hook that records which tensors a module was called with.
+
+    A call belongs to a loss whose graph contains one of its outputs. Nodes are compared by their
+    sequence numbers, so that the hook keeps no graph alive. Copies and pickles of the module get
+    an empty hook. ``users`` are the objects that need it, and ``of_whole`` those of them whose
+    model the module is: of a part of a model, calls with data as input are enough.
+    """
+
+    def __init__(self) -> None:
+        self.users: weakref.WeakSet[Hashable] = weakref.WeakSet()
+        self.of_whole: weakref.WeakSet[Hashable] = weakref.WeakSet()
+        self._latest: deque[ModelCall] = deque(maxlen=MAX_CALLS)
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        # The compiler first: what else is read in compiled code, it compiles anew for.
+        if torch.compiler.is_compiling() or self._paused or not torch.is_grad_enabled():
+            return
+        if not self.of_whole and any(map(_is_computed, args)):
+            return
+        # Inside torch.func's transforms, tensors have no memory of their own. Any class of tensors
+        # may lack more: N is unknown then, and the user's forward pass goes on.
+        with suppress(Exception):
+            self._latest.append(_call(args, kwargs, output))
+
+    def __reduce__(self) -> tuple[type[ModelCalls], tuple[()]]:
+        return ModelCalls, ()
+
+    def with_outputs(self, numbers: Set[int]) -> list[ModelCall]:
+        """The calls whose outputs were computed by nodes with some of these sequence numbers."""
+        return [call for call in self._latest if call.outputs & numbers]
+
+
+def _is_computed(argument: Any) -> bool:
+    """Whether layers with parameters have computed a tensor."""
+    if not isinstance(argument, Tensor) or not argument.requires_grad:
+        return False
+    return argument.dim() > 0 and argument.layout == torch.strided
+
+
+def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCall:
+    # Most calls have tensors alone, and tree_leaves takes 20 microseconds.
+    outputs = [output] if isinstance(output, Tensor) else tensors_of(output)
+    plain = not kwargs and all(isinstance(argument, Tensor) for argument in args)
+    leaves = args if plain else tree_leaves((args, kwargs))
+    given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in given if leaf.dim() and leaf.layout == torch.strided]
+    nodes = [tensor.grad_fn for tensor in outputs]
+    numbers = frozenset(n for node in nodes if node is not None for n in _numbers(node))
+    is_first = not any(map(_is_computed, given))
+    return ModelCall(tuple(map(Given.of, tensors)), numbers, is_first)
+
+
+def _numbers(node: Node) -> Iterator[int]:
+    """Sequence numbers of the node of an output, and of those that it views.
+
+    An output that is overwritten in place gets another node in place of its views.
+    """
+    yield sequence_number(node)
+    while VIEWS.match(kind(node)) and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+        yield sequence_number(node)
+
+
+def tensors_of(output: Any) -> Iterator[Tensor]:
+    """The tensors in what a model has returned: a tensor, a container, or an object with fields."""
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__"):
+            yield from _of_attributes(vars(leaf).values())
+
+
+def _of_attributes(values: Iterable[Any]) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(list(values)) if isinstance(leaf, Tensor))
+
+
+def calls_behind(nodes: Iterable[Any], model: nn.Module | None) -> list[ModelCall]:
+    """The calls of a model that a loss was computed from, whose graph has these nodes.
+
+    Where the model isn't called as a whole, these are the calls of its parts with data as input.
+    """
+    if model is None:
+        return []
+    numbers = {sequence_number(node) for node in nodes}
+    whole = [call for hook in _hooks_of(model) for call in hook.with_outputs(numbers)]
+    if whole or not all(_hooks_of(part) for part in _parts_of(model)):
+        return whole
+    hooks = [hook for part in _parts_of(model) for hook in _hooks_of(part)]
+    parts = [call for hook in hooks for call in hook.with_outputs(numbers)]
+    return [call for call in parts if call.is_first and call.shapes]
+
+
+def _parts_of(model: nn.Module) -> list[nn.Module]:
+    """A model's children, and those of module lists and dicts, which aren't called themselves."""
+    parts = list(model.children())
+    for part in model.children():
+        if isinstance(part, (nn.ModuleList, nn.ModuleDict)):
+            parts += part.children()
+    return parts
+
+
+def _hooks_of(module: nn.Module) -> list[ModelCalls]:
+    hooks: Iterable[Any] = forward_hooks(module).values()
+    return [hook for hook in hooks if isinstance(hook, ModelCalls)]
+
+
+def keep_calls(model: nn.Module, user: Hashable) -> None:
+    """Register the hook on a model and its parts, or use the one that is there."""
+    for module in filter(takes_hooks, (model, *_parts_of(model))):
+        if not _hooks_of(module):
+            module.register_forward_hook(ModelCalls(), with_kwargs=True)
+        hook = _hooks_of(module)[0]
+        hook.users.add(user)
+        if module is model:
+            hook.of_whole.add(user)
+    record_layer_calls(model)
+
+
+def forget_calls(model: nn.Module, user: Hashable) -> None:
+    """Remove the hooks that no other object needs."""
+    for module in (model, *_parts_of(model)):
+        for hook in _hooks_of(module):
+            hook.users.discard(user)
+            hook.of_whole.discard(user)
+            if not hook.users:
+                remove_forward_hook(module, hook)
+    if not _hooks_of(model):
+        forget_layer_calls(model)
+
+
+class ModelOutputs(HookOwner):
+    """A forward hook that keeps the tensors that its model's latest call has returned.
+
+    It is registered while later calls may be those of a step that needs them, and the tensors are
+    released when they are taken. Copies and pickles of the model get an empty hook.
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._model = model
+        self._registered = False
+        self._latest: tuple[Tensor, ...] = ()
+
+    def keep_if(self, needed: bool) -> None:
+        """Keep what later calls return if that is needed, and release what is kept otherwise."""
+        if self._model is None or needed == self._registered:
+            return
+        self._registered = needed
+        if needed:
+            self._model.register_forward_hook(self)
+        else:
+            remove_forward_hook(self._model, self)
+            self._latest = ()
+
+    def take(self) -> tuple[Tensor, ...]:
+        """The tensors with a graph that the latest call has returned; they are kept no longer."""
+        found, self._latest = self._latest, ()
+        return found
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        # The compiler first: what else is read in compiled code, it compiles anew for.
+        if torch.compiler.is_compiling() or self._paused or not torch.is_grad_enabled():
+            return
+        with suppress(Exception):  # of objects that the model returns; the forward pass goes on
+            self._latest = tuple(t for t in tensors_of(output) if t.grad_fn is not None)
+
+    def __reduce__(self) -> tuple[type[ModelOutputs], tuple[()]]:
+        return ModelOutputs, ()

@@ -1,0 +1,361 @@
+"""Every private name of torch that gradlens uses, and what it is used for.
+
+Torch promises nothing about these names: ``tests/graph/test_torch_private.py`` checks what each of
+them means, so that a new version of torch which changes one fails there first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch._C import _len_torch_function_stack, _pop_torch_function_stack
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.jit._script import RecursiveScriptModule
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.loss import _Loss
+from torch.nn.modules.pooling import (
+    _AdaptiveAvgPoolNd,
+    _AdaptiveMaxPoolNd,
+    _AvgPoolNd,
+    _MaxPoolNd,
+)
+from torch.utils import checkpoint
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+__all__ = ["tree_flatten", "tree_leaves", "tree_map_only", "tree_unflatten"]
+"""The leaves of nested containers, and containers of other leaves.
+
+Containers that other libraries have registered with torch are included, such as the outputs of
+transformers; torch has no public function for them.
+"""
+
+# Base classes of modules: their public subclasses have no other class in common, and users derive
+# layers and losses of their own from them.
+
+LossModule: TypeAlias = _Loss
+"""Base class of loss modules."""
+
+BatchNorm: TypeAlias = _BatchNorm
+"""Base class of normalisation over the batch."""
+
+ChannelNorm: TypeAlias = _NormBase
+"""Base class of normalisation by channel: over the batch, or over each instance."""
+
+Convolution: TypeAlias = _ConvNd
+"""Base class of convolutions, transposed or not."""
+
+Dropout: TypeAlias = _DropoutNd
+"""Base class of dropout, of elements or of channels."""
+
+ScriptedModule: TypeAlias = RecursiveScriptModule
+"""What ``torch.jit.script`` makes of a module."""
+
+POOLING: tuple[type[nn.Module], ...] = (
+    _MaxPoolNd,
+    _AvgPoolNd,
+    _AdaptiveMaxPoolNd,
+    _AdaptiveAvgPoolNd,
+)
+"""Base classes of pooling layers."""
+
+
+# Nodes of an autograd graph ---------------------------------------------------------------------
+
+
+def saved(node: Any, name: str, *default: Any) -> Any:
+    """What a node has saved for its backward pass, under the name that torch's derivatives give it.
+
+    ``AttributeError`` if it has saved nothing under this name and there is no ``default``.
+    ``torch.autograd.graph.saved_tensors_hooks`` is public, but must surround the forward pass.
+    """
+    return getattr(node, f"_saved_{name}", *default)
+
+
+def signed(number: int) -> int:
+    """A number that a node has saved, where torch shows it as an unsigned one of 64 bits."""
+    return number - 2**64 if number >= 2**63 else number
+
+
+@cache
+def saved_names(node_type: Hashable) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of what the nodes of a type have saved: of anything but tensors, and of tensors.
+
+    Nothing public lists them.
+    """
+    names = [name.removeprefix("_saved_") for name in dir(node_type) if name.startswith("_saved_")]
+    tensors = [name for name in names if hasattr(node_type, f"_raw_saved_{name}")]
+    return tuple(name for name in names if name not in tensors), tuple(tensors)
+
+
+def saved_where_they_are(node: Any) -> list[Tensor]:
+    """The tensors that a node has saved, without those that hooks store elsewhere or recompute.
+
+    Reading the latter by ``saved`` would run these hooks, such as those of a checkpoint.
+    """
+    slots = _saved_tensors(node)
+    return [one.data for one in slots if one.unpack_hook is None and one.data is not None]
+
+
+def is_saved_elsewhere(node: Any) -> bool:
+    """Whether hooks store tensors that a node has saved elsewhere, or recompute them."""
+    return any(one.unpack_hook is not None for one in _saved_tensors(node))
+
+
+def _saved_tensors(node: Any) -> list[Any]:
+    """torch's objects that hold the tensors, each with the hook that gives it back."""
+    node_type: Any = type(node)
+    slots = [getattr(node, name) for name in _slots(node_type)]
+    return [one for slot in slots for one in (slot if isinstance(slot, tuple) else [slot])]
+
+
+def saved_by_name(node: Any) -> Iterator[tuple[str, Tensor]]:
+    """The single tensors of ``saved_where_they_are``, with the names that ``saved`` takes."""
+    node_type: Any = type(node)
+    for name in _slots(node_type):
+        slot = getattr(node, name)
+        if not isinstance(slot, tuple) and slot.unpack_hook is None and slot.data is not None:
+            yield name.removeprefix("_raw_saved_"), slot.data
+
+
+@cache
+def _slots(node_type: Hashable) -> tuple[str, ...]:
+    return tuple(name for name in dir(node_type) if name.startswith("_raw_saved_"))
+
+
+def output_metadata(node: Any) -> Sequence[Any]:
+    """``shape``, ``dtype`` and ``device`` of each output that a node had in the forward pass.
+
+    Nothing public says what a node's gradients must look like. Torch calls them the node's inputs,
+    since the backward pass enters it there.
+    """
+    metadata: Sequence[Any] = node._input_metadata
+    return metadata
+
+
+def sequence_number(node: Any) -> int:
+    """A number that grows with the order in which a thread's forward pass has made its nodes.
+
+    Nothing public says which of two nodes came first.
+    """
+    return int(node._sequence_nr())
+
+
+# Backward passes --------------------------------------------------------------------------------
+
+NO_BACKWARD_PASS = -1
+"""The ``backward_pass_id`` where none is running."""
+
+
+def backward_pass_id() -> int:
+    """A number of the backward pass that runs in this thread, different for each of them.
+
+    Nothing public identifies a backward pass.
+    """
+    return torch._C._current_graph_task_id()
+
+
+def in_backward_pass() -> bool:
+    """Whether a backward pass is running in this thread, as when a checkpoint is recomputed."""
+    return backward_pass_id() != NO_BACKWARD_PASS
+
+
+def keeps_graph() -> bool:
+    """Whether the backward pass that is running was called with ``retain_graph=True``.
+
+    Nothing public says so. It may be called inside a backward pass alone.
+    """
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+@contextmanager
+def without_exchange(model: nn.parallel.DistributedDataParallel) -> Iterator[None]:
+    """A context for backward passes after which the model's gradients aren't exchanged.
+
+    With ``static_graph=True``, the end of the first backward pass that reaches the model's outputs
+    exchanges the gradients of all processes, and no other pass does. ``no_sync`` is public, but
+    must surround the forward pass.
+    """
+    if not model.static_graph:
+        yield
+        return
+    before = model._static_graph_delay_allreduce_enqueued
+    model._static_graph_delay_allreduce_enqueued = True
+    try:
+        yield
+    finally:
+        model._static_graph_delay_allreduce_enqueued = before
+
+
+def is_joined(model: nn.parallel.DistributedDataParallel) -> bool:
+    """Whether the model's ``join`` was entered last with ``enable=True``.
+
+    Inside, processes may have different numbers of steps. Nothing public says so, and torch forgets
+    nothing where ``join`` is left: later forward passes exchange as those inside.
+    """
+    return bool(model._join_config.enable)
+
+
+def checkpoint_group() -> AbstractContextManager[Any] | None:
+    """A new context in which each checkpointed region is recomputed at most once.
+
+    ``None`` inside another one, since they can't be nested. The class is public, but not whether
+    one is active.
+    """
+    group: Any = checkpoint.GraphExecGroup
+    return None if group._get_current_group() is not None else group()
+
+
+# Tensors ----------------------------------------------------------------------------------------
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor, or one that shares its memory, was changed in place.
+
+    Autograd compares these numbers itself, but has no public function for it. Inference tensors
+    have none, and get 0.
+    """
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def storage_number(tensor: Tensor) -> int:
+    """The address of a tensor's storage object, which stays when its memory is freed for a while.
+
+    ``tensor.untyped_storage().data_ptr()`` is public, but 0 for all that has no memory.
+    """
+    return int(tensor.untyped_storage()._cdata)
+
+
+def gradient_hooks(tensor: Tensor) -> MutableMapping[int, Any] | None:
+    """The hooks that ``tensor.register_hook`` has set, by number; ``None`` if it was never called.
+
+    The public interface can set hooks, but neither list nor switch off those of others.
+    """
+    hooks: MutableMapping[int, Any] | None = tensor._backward_hooks
+    return hooks
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers of its own.
+
+    Those inside transforms of ``torch.func`` stand for others, meta tensors and fake ones have a
+    shape alone. Of the three, only meta tensors can be recognised by public means.
+    """
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not (wrapped or tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+# Modules ----------------------------------------------------------------------------------------
+
+
+def forward_hooks(module: nn.Module) -> Mapping[int, Any]:
+    """A module's forward hooks, by number; the public interface can set them, but not list them."""
+    return module._forward_hooks
+
+
+def remove_forward_hook(module: nn.Module, hook: object) -> None:
+    """Remove a forward hook, which its public handle can't in copies of the module."""
+    for key in [key for key, other in module._forward_hooks.items() if other is hook]:
+        del module._forward_hooks[key]
+        module._forward_hooks_with_kwargs.pop(key, None)
+        module._forward_hooks_always_called.pop(key, None)
+
+
+def forward_pre_hooks(module: nn.Module) -> Mapping[int, Any]:
+    """A module's forward pre-hooks, by number; there is no public list of them."""
+    return module._forward_pre_hooks
+
+
+def backward_hooks(module: nn.Module) -> Mapping[int, Any]:
+    """A module's backward hooks, full or not, by number; there is no public list of them."""
+    return module._backward_hooks
+
+
+def hook_tables(module: nn.Module) -> list[str]:
+    """Names of the attributes in which a module keeps its hooks of all kinds, and their options.
+
+    A copy gets rid of its hooks by having these replaced, for which there is no public way.
+    """
+    return [name for name in vars(module) if name.endswith("_hooks") or "_hooks_" in name]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a call of the module runs what ``torch.compile`` or ``module.compile()`` has made.
+
+    There is no public way to recognise either.
+    """
+    return _is_optimized(module) or compiled_call(module) is not None
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that was passed to ``torch.compile``, if this is what was returned."""
+    if not _is_optimized(module):
+        return module
+    original: nn.Module = module._orig_mod  # type: ignore[assignment]
+    return original
+
+
+def compiled_call(module: nn.Module) -> Any:
+    """The function that a call of the module runs, as ``module.compile()`` has set it, or ``None``.
+
+    Hooks run inside it, so that there is no public way to run anything in front of it.
+    """
+    return module._compiled_call_impl
+
+
+def set_compiled_call(module: nn.Module, call: Callable[..., Any] | None) -> None:
+    """Replace the function that a call of the module runs; copies and pickles don't have it."""
+    if call is None:
+        vars(module).pop("_compiled_call_impl", None)
+    else:
+        module._compiled_call_impl = call
+
+
+def hooked_forward(module: nn.Module) -> Callable[..., Any]:
+    """What a call of a module runs by itself: its forward function and its hooks."""
+    call: Callable[..., Any] = module._call_impl
+    return call
+
+
+def uncompiled_backward() -> AbstractContextManager[None]:
+    """A context in which backward passes aren't compiled, in which hooks see no gradients.
+
+    Compiled autograd as a whole is private. Where its public option compiles a backward pass, a
+    compiled function surrounds that.
+    """
+    autograd: Any = sys.modules.get("torch._dynamo.compiled_autograd")
+    if autograd is None or not autograd.compiled_autograd_enabled:
+        return nullcontext()
+    disabled: AbstractContextManager[None] = autograd._disable()
+    return disabled
+
+
+def compiler_is_imported() -> bool:
+    """Whether anything can have been compiled: torch imports its compiler when it is first used.
+
+    That takes seconds, also for the public ``torch.compiler.set_stance``.
+    """
+    return "torch._dynamo" in sys.modules
+
+
+def _is_optimized(module: nn.Module) -> bool:
+    # torch.compile imports this package; without it there is no such module.
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+def function_mode_depth() -> int:
+    """How many ``TorchFunctionMode`` contexts are entered; there is no public name for that."""
+    return _len_torch_function_stack()
+
+
+def pop_function_mode() -> None:
+    """Leave the innermost ``TorchFunctionMode`` context."""
+    _pop_torch_function_stack()

@@ -1,0 +1,169 @@
+"""Runs what ``torch.compile`` has compiled uncompiled, where the operations themselves are needed.
+
+A compiled function has one node in the loss's graph, without the operations that it consists of,
+and hooks on the layers inside it don't run. ``torch.compiler.set_stance`` switches compilation off,
+and compiled code is kept for later calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gradlens.graph.kinds import COMPILED, kind
+from gradlens.graph.torch_private import (
+    compiled_call,
+    compiler_is_imported,
+    hooked_forward,
+    is_compiled,
+    set_compiled_call,
+)
+from gradlens.numerics.unavailable import UnavailableError
+
+RAN_COMPILED = (
+    "its gradient is computed inside what torch.compile has made, which can't be looked into: pass "
+    "the compiled model to the cockpit, and a compiled loss module as loss_function=..., or run "
+    "the forward pass, with the loss, inside `with cockpit.forward(step):`. Without a cockpit, run "
+    'it inside `with torch.compiler.set_stance("force_eager"):`'
+)
+INSIDE = (
+    "a context of the cockpit was entered inside a function that torch.compile has compiled: enter "
+    "it around the call of this function"
+)
+
+
+class _EagerStance:
+    """A context in which nothing runs compiled, in all threads, since the stance is the process's.
+
+    Contexts of several threads may overlap: the user's own stance is restored when the last of
+    them is left. A context may be left more than once. ``UnavailableError`` inside compiled code,
+    whose stance can't be changed.
+    """
+
+    _lock = threading.RLock()
+    _entered: ClassVar[weakref.WeakSet[_EagerStance]] = weakref.WeakSet()
+    _stance: ClassVar[Any] = None
+
+    def __enter__(self) -> None:
+        if not compiler_is_imported():
+            return
+        with self._lock:
+            self._entered.add(self)
+            if _EagerStance._stance is None:
+                try:
+                    _EagerStance._stance = torch.compiler.set_stance("force_eager")
+                except RuntimeError as error:
+                    raise UnavailableError(INSIDE) from error
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._entered.discard(self)
+            if _EagerStance._stance is not None and not self._entered:
+                _EagerStance._stance.__exit__(None, None, None)
+                _EagerStance._stance = None
+
+
+@contextmanager
+def uncompiled_calls() -> Iterator[None]:
+    """A context in which ``torch.compile`` has no effect; see ``torch.compiler.set_stance``."""
+    stance = _EagerStance()
+    try:
+        with stance:
+            yield
+    finally:
+        # Once more, since an interrupt may have come in front of the first time.
+        stance.__exit__()
+
+
+class EagerCall:
+    """Runs what it has ``replaced`` in a compiled module, uncompiled if a user needs that.
+
+    It changes nothing inside other compiled code, and in forward passes without gradients.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.replaced = compiled_call(module)
+        self.users: weakref.WeakSet[EagerCalls] = weakref.WeakSet()
+        self._call = self.replaced or hooked_forward(module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return self._call(*args, **kwargs)
+        if any(user.needed for user in self.users):
+            with uncompiled_calls():
+                return self._call(*args, **kwargs)
+        for user in self.users:
+            user.note_compiled_call()
+        return self._call(*args, **kwargs)
+
+
+class EagerCalls:
+    """Runs the compiled modules among some models and their parts uncompiled while ``needed``.
+
+    ``has_modules`` says that there are some, at the start or when this was last needed.
+    ``ran_compiled`` says that one has run compiled, with gradients, in the present step.
+    """
+
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        self._models = list(models)
+        self._always = False
+        self.needed = self.ran_compiled = False
+        self.has_modules = bool(self._compiled_modules())
+
+    def note_compiled_call(self) -> None:
+        """A module is about to run compiled."""
+        self.ran_compiled = True
+
+    def end_step(self) -> None:
+        """Later calls are those of the next step."""
+        self.ran_compiled = False
+
+    def run_if(self, needed: bool) -> None:
+        """Run later calls uncompiled if needed, also of modules that were compiled lately."""
+        self.needed = needed or self._always
+        if self.needed:
+            modules = self._compiled_modules()
+            self.has_modules = bool(modules)
+            for module in modules:
+                if not isinstance(compiled_call(module), EagerCall):
+                    set_compiled_call(module, EagerCall(module))
+                compiled_call(module).users.add(self)
+
+    def run_always(self) -> None:
+        """Run all later calls uncompiled."""
+        self._always = True
+        self.run_if(True)
+
+    def close(self) -> None:
+        """Run nothing uncompiled any more, and undo what modules have got for it."""
+        self.needed = self._always = False
+        for module in self._compiled_modules():
+            call = compiled_call(module)
+            if isinstance(call, EagerCall):
+                call.users.discard(self)
+                if not call.users:
+                    set_compiled_call(module, call.replaced)
+        self._models = []
+
+    def _compiled_modules(self) -> list[nn.Module]:
+        return [m for model in self._models for m in model.modules() if is_compiled(m)]
+
+
+def ran_compiled(tensor: Tensor) -> bool:
+    """Whether compiled code computed a part of the graph of a tensor, such as a loss."""
+    waiting, seen = [tensor.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if kind(node) == COMPILED:
+            return True
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+    return False

@@ -1,0 +1,235 @@
+"""Backward passes of gradlens's own through a user's graph, after which the model is as before."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from backpack import backpack
+from backpack.context import CTX
+from torch import Tensor, nn
+
+from gradlens.graph.hooks import hook_owners
+from gradlens.graph.torch_private import function_mode_depth, gradient_hooks, pop_function_mode
+
+
+@contextmanager
+def undisturbed(model: nn.Module | None) -> Iterator[None]:
+    """Pause gradlens's hooks on the model, and restore its buffers afterwards.
+
+    The user's own hooks on activations and modules can't be switched off: they do run.
+    """
+    with ExitStack() as stack:
+        for owner in set() if model is None else hook_owners(model):
+            stack.enter_context(owner.paused())
+        stack.enter_context(buffers_kept(model))
+        yield
+
+
+@contextmanager
+def training_kept(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Gradients of the parameters, and random numbers, are the same after the context as before.
+
+    Inside, ``p.grad`` is ``None``, so that it shows what a backward function of the user's own has
+    accumulated itself.
+    """
+    leaves = [each for each in parameters if each.is_leaf]
+    gradients = [each.grad for each in leaves]
+    devices = sorted({each.device.index for each in leaves if each.is_cuda})
+    try:
+        for each in leaves:
+            each.grad = None
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        for each, gradient in zip(leaves, gradients, strict=True):
+            each.grad = gradient
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """The states of Python's and numpy's global generators are the same after the context."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """All modules are in eval mode inside the context, and in their own modes afterwards.
+
+    Without a call of ``model.eval()``, which a class may have defined to do more, such as to merge
+    weights.
+    """
+    training = [module for module in model.modules() if module.training]
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def attributes_kept(functions: Iterable[Any]) -> Iterator[None]:
+    """The attributes of Python functions' nodes are the same after the context.
+
+    Some functions delete them in their backward pass.
+    """
+    held: list[Any] = [vars(function) for function in functions]
+    kept = [dict(attributes) for attributes in held]
+    try:
+        yield
+    finally:
+        for attributes, before in zip(held, kept, strict=True):
+            attributes.clear()
+            attributes.update(before)
+
+
+@contextmanager
+def hooks_muted(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Without the tensors' own hooks, which may count calls or clip gradients."""
+    hooks = [registered for tensor in tensors if (registered := gradient_hooks(tensor))]
+    kept = [dict(registered) for registered in hooks]
+    try:
+        for registered in hooks:
+            registered.clear()
+        yield
+    finally:
+        for registered, entries in zip(hooks, kept, strict=True):
+            registered.update(entries)
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """A module's buffer, and a copy of its values."""
+
+    module: nn.Module
+    name: str
+    buffer: Tensor
+    values: Tensor
+
+
+@contextmanager
+def buffers_kept(model: nn.Module | None) -> Iterator[None]:
+    """Restore a model's buffers: the same tensors, with the same values as before the context.
+
+    Activation checkpointing runs layers again in each backward pass, and each run of a
+    normalisation would change its running statistics.
+    """
+    buffers = buffers_of(model)
+    try:
+        yield
+    finally:
+        _restore(buffers)
+
+
+@contextmanager
+def buffers_as(earlier: Sequence[Buffer], model: nn.Module | None) -> Iterator[None]:
+    """Buffers are as they were ``earlier`` inside the context, and as before it afterwards."""
+    with buffers_kept(model):
+        _restore(earlier)
+        yield
+
+
+def buffers_of(model: nn.Module | None) -> list[Buffer]:
+    """A model's buffers as they are now."""
+    return [
+        Buffer(module, name, buffer, buffer.clone())
+        for module in ([] if model is None else model.modules())
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+    ]
+
+
+def _restore(buffers: Iterable[Buffer]) -> None:
+    for each in buffers:
+        setattr(each.module, each.name, each.buffer)
+        # Through .data, since the graph may have saved the buffer and checks its version.
+        each.buffer.data.copy_(each.values)
+
+
+DEVICES = ("cpu", "cuda")
+"""Kinds of devices whose autocast gradlens switches off."""
+
+
+def without_autocast() -> AbstractContextManager[None]:
+    """A context in which autocast is off on all of these devices."""
+    enabled = list(filter(torch.is_autocast_enabled, DEVICES))
+    # Entered more than a hundred times a step, almost always where there is nothing to switch off.
+    return _without_autocast(enabled) if enabled else nullcontext()
+
+
+@contextmanager
+def _without_autocast(devices: Iterable[str]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for device in devices:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+class GlobalState:
+    """The modes as they are now, and the gradients of the parameters that are to be kept."""
+
+    def __init__(self) -> None:
+        self._grad_enabled = torch.is_grad_enabled()
+        self._autocast = [(device, torch.is_autocast_enabled(device)) for device in DEVICES]
+        self._extensions, self._hook = CTX.get_active_exts(), CTX.get_extension_hook()
+        self._debug, self._retain_graph = CTX.get_debug(), CTX.get_retain_graph()
+        self._depth = function_mode_depth()
+        self._gradients: list[tuple[Tensor, Tensor | None]] = []
+
+    def keep_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Restore these gradients, too, if they are taken away from their parameters."""
+        self._gradients = [(each, each.grad) for each in parameters if each.is_leaf]
+
+    def restore(self) -> None:
+        """Restore all of it."""
+        torch.set_grad_enabled(self._grad_enabled)
+        for device, enabled in self._autocast:
+            torch.set_autocast_enabled(device, enabled)
+        CTX.set_active_exts(self._extensions)
+        CTX.set_extension_hook(self._hook)
+        CTX.set_debug(self._debug)
+        CTX.set_retain_graph(self._retain_graph)
+        while function_mode_depth() > self._depth:
+            pop_function_mode()
+        for parameter, gradient in self._gradients:
+            if parameter.grad is None:
+                parameter.grad = gradient
+
+
+CONTEXT_LOCK = threading.RLock()
+"""Held while BackPACK's context is changed, and during gradlens's own passes."""
+
+
+@contextmanager
+def own_pass(
+    model: nn.Module | None, parameters: Iterable[Tensor] = (), functions: Iterable[Any] = ()
+) -> Iterator[None]:
+    """A context for gradlens's own backward passes through a user's graph.
+
+    No extension is active, gradlens's hooks on the model are paused, and what BackPACK has stored
+    for the user's backward pass stays. Buffers, random numbers, the gradients of ``parameters`` and
+    the attributes of ``functions``, nodes of functions in Python, are as before afterwards. Anomaly
+    mode is off, which is meant for the user's backward pass.
+    """
+    with (
+        CONTEXT_LOCK,
+        backpack(retain_graph=True),
+        undisturbed(model),
+        training_kept(parameters),
+        attributes_kept(functions),
+        torch.enable_grad(),
+        torch.autograd.set_detect_anomaly(False),
+    ):
+        yield

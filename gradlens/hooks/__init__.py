@@ -1,1 +1,0 @@
-"""Hooks on modules, tensors and ``backward``, and the private names of torch."""

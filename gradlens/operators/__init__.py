@@ -1,0 +1,1 @@
+"""Structured forms of the per-sample gradients of a parameter."""

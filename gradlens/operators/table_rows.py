@@ -1,0 +1,160 @@
+"""Weights of embeddings: each sample touches a few rows only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradlens.numerics.deviations import (
+    SampleDeviations,
+    about_by_products,
+    by_products,
+    less_mean,
+)
+from gradlens.numerics.histograms import Grid, count, tally_1d
+from gradlens.numerics.norms import norm, scale_of
+from gradlens.numerics.precision import accumulable, double
+from gradlens.operators.operator import (
+    GradientOperator,
+    centred,
+    slices,
+)
+
+AT_ONCE_BYTES = 2 * 2**20
+"""Memory of the rows that are multiplied at once.
+
+It stays in a processor's cache, and the system needn't allocate it page by page.
+"""
+
+
+class IndexedRows(GradientOperator):
+    """gₙ has row ``indices[m]`` increased by ``delta[m]``, for every m that belongs to sample n.
+
+    ``indices`` and ``owners`` are ``[M]``, ``delta`` is ``[M, K]`` and the weight ``[R, K]``. Rows
+    that a sample touches more than once are added up at construction.
+    """
+
+    def __init__(
+        self,
+        indices: Tensor,
+        delta: Tensor,
+        owners: Tensor,
+        batch_size: int,
+        num_rows: int,
+        scale: float = 1.0,
+    ) -> None:
+        eps = torch.finfo(delta.dtype).eps
+        delta = accumulable(delta)
+        columns = delta.shape[1]
+        super().__init__(batch_size, (num_rows, columns), scale, delta.dtype, delta.device, eps)
+        cells, inverse = torch.unique(owners * num_rows + indices, return_inverse=True)
+        self._owner = cells // num_rows
+        self._row = cells % num_rows
+        self._values = delta.new_zeros(len(cells), columns).index_add_(
+            0, inverse.flatten(), delta.reshape(-1, columns)
+        )
+
+    @property
+    def elementwise(self) -> bool:
+        return False
+
+    def _block(self, samples: slice, rows: slice) -> Tensor:
+        n, r = samples.stop - samples.start, rows.stop - rows.start
+        block = self._values.new_zeros(n, r, self._columns)
+        self._add_block(block, samples, rows)
+        return block
+
+    def _add_block(self, block: Tensor, samples: slice, rows: slice) -> None:
+        inside = (
+            (self._owner >= samples.start)
+            & (self._owner < samples.stop)
+            & (self._row >= rows.start)
+            & (self._row < rows.stop)
+        )
+        owner, row = self._owner[inside] - samples.start, self._row[inside] - rows.start
+        block[owner, row] += self._values[inside].to(block.dtype)
+
+    def _keep_only(self, samples: Tensor) -> None:
+        places = self._owner.new_full((self.batch_size,), -1)
+        places[samples] = torch.arange(len(samples), device=samples.device)
+        kept = places[self._owner] >= 0
+        self._owner, self._row = places[self._owner[kept]], self._row[kept]
+        self._values = self._values[kept]
+
+    def _squared_norms(self) -> Tensor:
+        return self._per_sample(double(self._values).square().sum(1))
+
+    def _dot_in_range(self, matrix: Tensor) -> Tensor:
+        touched = matrix[self._row]
+        size = scale_of(touched)
+        rows = (touched / size).to(self.dtype)
+        return double(self._per_sample(torch.linalg.vecdot(self._values, rows))) * size
+
+    def _dot(self, matrix: Tensor) -> Tensor:
+        return self._per_sample(torch.linalg.vecdot(self._values, matrix[self._row]))
+
+    def _gram(self) -> Tensor:
+        touched, compact = torch.unique(self._row, return_inverse=True)
+        values = double(self._values)
+        gram = self._double_zeros(self.batch_size, self.batch_size)
+        bytes_per_row = self.batch_size * self._columns * values.dtype.itemsize
+        for rows in slices(len(touched), AT_ONCE_BYTES // max(bytes_per_row, 1)):
+            inside = (compact >= rows.start) & (compact < rows.stop)
+            block = values.new_zeros(self.batch_size, rows.stop - rows.start, self._columns)
+            block[self._owner[inside], compact[inside] - rows.start] = values[inside]
+            gram += block.flatten(1) @ block.flatten(1).T
+        return gram
+
+    def _centred_gram(self) -> Tensor:
+        return centred(self._gram())
+
+    def _deviations(self) -> SampleDeviations:
+        touched, compact = torch.unique(self._row, return_inverse=True)
+        values = double(self._values)
+        total = values.new_zeros(len(touched), self._columns).index_add_(0, compact, values)
+        with_total = self._per_sample(torch.linalg.vecdot(values, total[compact]))
+        return by_products(self._squared_norms(), with_total / self.batch_size)
+
+    def _deviations_about(self, centre: Tensor) -> SampleDeviations:
+        with_rows = torch.linalg.vecdot(double(self._values), double(centre)[self._row])
+        squared_centre = norm(double(centre)).square()
+        return about_by_products(self._squared_norms(), self._per_sample(with_rows), squared_centre)
+
+    def _element_deviations(self) -> tuple[Tensor, Tensor]:
+        total = self._per_row(double(self._values))
+        squares = less_mean(self._sum_of_squares(), total, self.batch_size)
+        return (total / self.batch_size).to(self.dtype), squares
+
+    def _sum(self) -> Tensor:
+        return self._per_row(self._values)
+
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        return self._per_row(self._values * weights[self._owner][:, None])
+
+    def _sum_of_squares(self) -> Tensor:
+        return self._per_row(double(self._values).square())
+
+    def _abs_max(self) -> Tensor:
+        values = self._values * self.scale
+        return torch.cat([values.flatten(), values.new_zeros(1)]).abs().amax()
+
+    def _tally_1d(self, grid: Grid, max_bytes: int) -> Tensor:
+        table = tally_1d(self._values * self.scale, grid)
+        table[grid.zero] += self.batch_size * self._rows * self._columns - self._values.numel()
+        return table
+
+    def _tally_2d(self, grid: Grid, companions: Tensor, size: int, max_bytes: int) -> Tensor:
+        table = torch.zeros(grid.size, size, dtype=torch.int64, device=self.device)
+        everywhere = self.batch_size * count(companions, size)
+        touched = companions[self._row]
+        table[grid.zero] += everywhere - count(touched, size)
+        bytes_per_row = self._columns * (2 * self.dtype.itemsize + 16)
+        for rows in slices(len(touched), max_bytes // max(bytes_per_row, 1)):
+            table += grid.joint_counts(self._values[rows] * self.scale, touched[rows], size)
+        return table
+
+    def _per_sample(self, values: Tensor) -> Tensor:
+        return values.new_zeros(self.batch_size).index_add_(0, self._owner, values)
+
+    def _per_row(self, values: Tensor) -> Tensor:
+        return values.new_zeros(self._rows, self._columns).index_add_(0, self._row, values)

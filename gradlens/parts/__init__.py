@@ -1,0 +1,1 @@
+"""One batch from several parts: of micro-batches, or of processes."""

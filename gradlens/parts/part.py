@@ -1,0 +1,220 @@
+"""One batch from several backward passes: of micro-batches, of processes, or of both.
+
+The loss of the whole is Σᵢ wᵢ Lᵢ, where wᵢ are the factors that backward was called with, over
+their sum (1/k for each of k micro-batches, 1/R for each of R processes). A sample of a part with
+Nᵢ of all N samples thus has gₙ = N·wᵢ/Nᵢ·∇ℓₙ under a mean loss; under a sum loss gₙ = ∇ℓₙ.
+
+Parts are joined two at a time, and the result is a part again, whose values are those of a batch
+that consists of both alone. A part without samples changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradlens.graph.loss import LossReduction
+from gradlens.numerics.strata import Drawn, Strata
+from gradlens.numerics.unavailable import Contain
+from gradlens.parts.kept import part_factor
+from gradlens.reductions import MergeableReduction
+
+Values: TypeAlias = Mapping[str, Any]
+"""A reduction's values, by parameter name."""
+
+Keyed: TypeAlias = Mapping[str, MergeableReduction]
+"""Reductions by keys, which are the same in all processes."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """By reductions' keys: their values, why they have none, and which to compute again."""
+
+    values: Mapping[str, Values] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    unscaled: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """The results of one backward pass, or of several.
+
+    ``samples`` is ``None`` if it isn't known. ``weight`` is that of the loss in what the optimizer
+    minimises: the factor that backward was called with, of ``passes`` backward passes. ``loss`` is
+    the loss and ``individual_losses`` are ℓₙ ``[N]``, or ``None`` for the reason
+    ``without_losses``. ``covered`` are the parameters that have
+    per-sample gradients, and ``missing`` the reasons why others have none. ``strata`` and
+    ``kept_bytes`` are those of the gradients that are kept. ``projections`` are those of the step
+    before on its update. ``tracked`` says what is computed at which step, and ``failure`` why
+    nothing can be.
+    """
+
+    samples: int | None = None
+    weight: float = 1.0
+    passes: int = 1
+    loss: float | None = None
+    individual_losses: Tensor | None = None
+    without_losses: str = ""
+    results: Results = field(default_factory=Results)
+    covered: frozenset[str] = frozenset()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    coupling: frozenset[str] = frozenset()
+    strata: Strata = ()
+    kept_bytes: int = 0
+    projections: Drawn | None = None
+    tracked: tuple[str, ...] = ()
+    failure: str = ""
+
+
+EMPTY = BatchPart(samples=0)
+"""A part without samples."""
+
+
+def merged(
+    one: BatchPart,
+    other: BatchPart,
+    reductions: Keyed,
+    loss_reduction: LossReduction,
+    contain: Contain,
+) -> BatchPart:
+    """Both as one. A parameter is missing if it is missing in one of them."""
+    of_both: dict[str, Any] = {
+        "strata": (*one.strata, *other.strata),
+        "kept_bytes": one.kept_bytes + other.kept_bytes,
+        "projections": _joined_projections(one.projections, other.projections),
+        "tracked": one.tracked,
+        "failure": one.failure or other.failure or _difference(one.tracked, other.tracked),
+    }
+    if other.samples == 0 or one.samples == 0:
+        return replace(other if one.samples == 0 else one, **of_both)
+    sizes = (one.samples or 0, other.samples or 0)
+    is_mean = loss_reduction == "mean"
+    passes = one.passes + other.passes
+    if is_mean:
+        weight = one.weight + other.weight
+        shares = _shares(one, other)
+        factors = _factors(one, other, weight, sum(sizes))
+        if not weight and one.weight:
+            of_both["failure"] = of_both["failure"] or CANCEL
+    else:
+        weight = (one.passes * one.weight + other.passes * other.weight) / passes
+        shares = factors = (1.0, 1.0)
+    return BatchPart(
+        sum(sizes) or None,
+        weight,
+        passes,
+        _joined_loss(one.loss, other.loss, shares),
+        _joined_losses(one.individual_losses, other.individual_losses, factors),
+        one.without_losses or other.without_losses,
+        _merged_results(one.results, other.results, reductions, sizes, factors, contain),
+        one.covered & other.covered,
+        {**one.missing, **other.missing},
+        one.coupling | other.coupling,
+        **of_both,
+    )
+
+
+def _difference(one: tuple[str, ...], other: tuple[str, ...]) -> str:
+    """The reason why parts can't be joined that were tracked differently, if they were."""
+    if one == other:
+        return ""
+    apart = [f"{each} on one and not on another" for each in {*one} ^ {*other}]
+    return DIFFERENT.format(what="; ".join(sorted(apart)) or "in another order")
+
+
+DIFFERENT = (
+    "the parts of the batch were tracked differently ({what}): all processes, and all "
+    "micro-batches of a step, need the same quantities and schedules, and contexts of the same "
+    "steps"
+)
+
+
+CANCEL = (
+    "the factors that backward was called with, of losses of several parts of the batch, add up to "
+    "zero, so that there is no mean loss that they are multiples of"
+)
+
+
+def _shares(one: BatchPart, other: BatchPart) -> tuple[float, float]:
+    """How much of the joined loss each loss is; of losses that backward hasn't reached, alike."""
+    pair = (one.weight, other.weight)
+    first, second = pair if sum(pair) else (one.passes, other.passes)
+    return first / (first + second), second / (first + second)
+
+
+def _joined_projections(one: Drawn | None, other: Drawn | None) -> Drawn | None:
+    return one or other if one is None or other is None else one.merge(other)
+
+
+def _factors(one: BatchPart, other: BatchPart, weight: float, samples: int) -> tuple[float, float]:
+    first, second = (
+        part_factor(part.weight, part.samples or 0, weight, samples) for part in (one, other)
+    )
+    return first, second
+
+
+def _joined_loss(
+    one: float | None, other: float | None, shares: tuple[float, float]
+) -> float | None:
+    return None if one is None or other is None else shares[0] * one + shares[1] * other
+
+
+def _joined_losses(
+    one: Tensor | None, other: Tensor | None, factors: tuple[float, float]
+) -> Tensor | None:
+    if one is None or other is None:
+        return None
+    return torch.cat([factors[0] * one, factors[1] * other])
+
+
+def _merged_results(
+    one: Results,
+    other: Results,
+    reductions: Keyed,
+    sizes: tuple[int, int],
+    factors: tuple[float, float],
+    contain: Contain,
+) -> Results:
+    """Values of so many samples, each times a factor of its gradients, as values of all of them."""
+    failed = {**other.failed, **one.failed}
+    unscaled = one.unscaled | other.unscaled
+    values: dict[str, Values] = {}
+
+    def refuse(reason: str, key: str) -> None:
+        failed.setdefault(key, reason)
+
+    for key, reduction in reductions.items():
+        if key in failed or key in unscaled or key not in one.values or key not in other.values:
+            continue
+        if reduction.degree is None and any(abs(f - 1) > OF_LOSSES for f in factors):
+            unscaled |= {key}
+            continue
+        pair = (one.values[key], other.values[key])
+        with contain(f"merging {type(reduction).__name__}", partial(refuse, key=key)):
+            values[key] = _merged_values(reduction, pair, sizes, factors)
+    return Results(values, failed, unscaled)
+
+
+OF_LOSSES = 1e-6
+"""The most by which a factor of 1 is off, computed from the weights of losses in float32."""
+
+
+def _merged_values(
+    reduction: MergeableReduction,
+    pair: tuple[Values, Values],
+    sizes: tuple[int, int],
+    factors: tuple[float, float],
+) -> Values:
+    one, other = (_scaled(reduction, *each) for each in zip(pair, factors, strict=True))
+    return {name: reduction.merge(one[name], other[name], sizes) for name in one if name in other}
+
+
+def _scaled(reduction: MergeableReduction, values: Values, factor: float) -> Values:
+    if factor == 1.0 or reduction.degree is None:
+        return values
+    return {name: reduction.scaled(value, factor) for name, value in values.items()}

@@ -1,1 +1,0 @@
-"""Per-sample gradients as structured operators, found while backprop runs."""

@@ -1,1 +1,0 @@
-"""Which sample each row of a loss's graph belongs to."""

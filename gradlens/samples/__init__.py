@@ -1,0 +1,1 @@
+"""How many samples a batch has, and which of them each row belongs to."""

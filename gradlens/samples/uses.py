@@ -1,0 +1,326 @@
+"""The nodes of a loss's graph at which parameters are used with data of samples.
+
+A parameter's gradient is the sum of the gradients from all nodes that use it. At a node that
+computes with parameters alone, such as a transposition, the gradients of all samples are summed up
+already; at a node whose rows belong to one sample each they are still apart. On each path from the
+parameter to the loss, a node of the second kind is needed. The structure of the graph gives the
+candidates, and their labels decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from gradlens.graph.graph import Edge, Graph, Link, Use
+from gradlens.graph.kinds import (
+    BROADCASTING,
+    HIDING,
+    IN_PLACE,
+    INDEXING,
+    LAYERS,
+    VIEWS,
+    feature_axes,
+    node_kind,
+)
+from gradlens.samples.batchnorm import uses_statistics
+from gradlens.samples.labels import LabelledEdge
+from gradlens.samples.plan import NO_SAMPLE
+
+OPEN_NODES = 2
+"""Nodes with an input that may be data, or a parameter without edge, that are passed on a path
+before the first labels are read."""
+
+MAX_CHAIN = 32
+"""Nodes between a parameter and the one at which samples are apart; more are not followed."""
+
+MAX_NODES = 2**13
+"""Nodes that are passed on all paths of a parameter, which takes some tenths of a second; there are
+some for each step of a recurrent network, and no more are followed."""
+
+SHARED_WORK = 4
+"""Bound on N times the elements of a node that all samples share, over those of the node at which
+they are apart.
+
+Computed weights may be larger: their per-sample gradients take N times their memory anyway.
+"""
+
+FINE_ELEMENTS = 2**20
+"""Elements of a node's output up to which each one may be labelled: 4 MiB in float32."""
+
+TOO_MANY = f"more than {MAX_NODES} nodes lie between it and those at which samples are apart"
+BESIDE_OUTPUT = (
+    "a layer with a rule computes something besides its output with it: return all that the loss "
+    "depends on as one tensor, or remove the layer's rule"
+)
+CHANGED_IN_PLACE = (
+    "a tensor is changed in place by what it computes, which hides whether that is the same for "
+    "all samples: write h = h + e instead of h += e"
+)
+ROWS_OF_SEVERAL = (
+    "the rule of its layer takes the leading axis of the layer's output for rows, and some of "
+    "these rows belong to several samples: put the samples on that axis, or remove the rule"
+)
+
+
+@dataclass
+class Ways:
+    """The paths of one parameter to the loss.
+
+    ``uses`` are nodes whose rows belong to one sample each, ``mixed`` those at which samples have
+    met already, for a ``reason`` if it is known, and ``unlabelled`` the edges that need labels.
+    ``beside`` means that the loss depends on the parameter beside the samples, as by a regulariser.
+    """
+
+    uses: list[Use] = field(default_factory=list)
+    mixed: list[int] = field(default_factory=list)
+    unlabelled: list[LabelledEdge] = field(default_factory=list)
+    beside: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A node on a path, how it was reached, and what was passed.
+
+    ``largest`` is the number of elements of the largest node that may compute with data, 0 if there
+    was none; ``met`` is the first node that was passed because samples have met there.
+    """
+
+    node: int
+    index: int | None = None
+    chain: tuple[Link, ...] = ()
+    open_nodes: int = 0
+    largest: int = 0
+    met: int | None = None
+
+
+class Finder:
+    """Follows parameters through a graph to the nodes that use them, by the known labels."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        alone: Sequence[bool],
+        sources: Collection[Edge],
+        samples: int,
+        reads_data: Sequence[bool],
+    ) -> None:
+        """``reads_data`` is whether a node depends on the model's inputs, by number."""
+        self._graph = graph
+        self._alone = alone
+        self._reads_data = reads_data
+        self._samples = samples
+        self._apart: dict[LabelledEdge, bool] = {}
+        below = graph.below(edge[0] for edge in sources)
+        self._above = set(range(len(graph))) - below
+        inside = {call: graph.inside(call) for call in graph.ruled_calls if call.node in below}
+        self._ruled = {
+            call: inner
+            for call, inner in inside.items()
+            # A rule can't hold the statistics of a normalisation fixed.
+            if not any(uses_statistics(graph.nodes[number]) for number in inner)
+        }
+
+    def ways(self, parameter: Tensor, labels: Mapping[LabelledEdge, Tensor] | None = None) -> Ways:
+        """All paths of a parameter; without ``labels``, the edges that need labels first."""
+        found = Ways()
+        leaf = self._graph.leaves[id(parameter)]
+        ruled = self._follow_in_ruled_calls(leaf, labels, found)
+        stack = [_Step(leaf)]
+        passed = 0
+        while stack:
+            step = stack.pop()
+            passed += 1
+            for consumer, place, output in self._graph.consumers[step.node]:
+                if step.node == leaf and consumer in ruled:
+                    continue
+                if consumer in self._above:
+                    found.beside |= step.met is None
+                    found.mixed += [] if step.met is None else [step.met]
+                    continue
+                following = self._follow(step, consumer, place, output, labels, found)
+                if following is not None:
+                    stack.append(following)
+            if passed > MAX_NODES:
+                found.mixed.append(step.node)
+                found.reason = TOO_MANY
+                break
+        return found
+
+    def _follow_in_ruled_calls(
+        self, leaf: int, labels: Mapping[LabelledEdge, Tensor] | None, found: Ways
+    ) -> set[int]:
+        """Add the uses of a parameter by layers that have a rule; returns these calls' nodes."""
+        calls = {call: dict(call.names) for call in self._ruled}
+        names = {call.node: own[leaf] for call, own in calls.items() if leaf in own}
+        inner = set[int]().union(*(self._ruled[call] for call in calls if call.node in names))
+        reached: set[int] = set()
+        waiting = [leaf] if inner else []
+        while waiting:
+            node = waiting.pop()
+            consumers = {consumer for consumer, _, _ in self._graph.consumers[node]}
+            if node != leaf and not consumers <= inner:
+                found.mixed.append(node)
+                found.reason = BESIDE_OUTPUT
+            new = (consumers & inner) - reached
+            reached |= new
+            waiting += new - names.keys()
+        for node in sorted(reached & names.keys()):
+            use = Use(node, 0, self._graph.shape((leaf, 0)), (), names[node])
+            edges = self.edges_at(use)
+            if labels is None or any(edge not in labels for edge in edges):
+                found.unlabelled += edges
+            elif self.labelled(use, labels):
+                found.uses.append(use)
+                continue
+            else:
+                found.reason = ROWS_OF_SEVERAL
+            found.mixed += [] if labels is None else [node]
+        return inner
+
+    def _follow(
+        self,
+        step: _Step,
+        consumer: int,
+        place: int,
+        output: int,
+        labels: Mapping[LabelledEdge, Tensor] | None,
+        found: Ways,
+    ) -> _Step | None:
+        """The next step of a path behind a consumer; ``None`` if it ends there."""
+        chain = step.chain
+        if step.index is not None:
+            chain = (Link(step.node, output, step.index), *chain)
+        if self._graph.kinds[consumer] in HIDING:
+            found.mixed.append(consumer)
+            return None
+        if self._alone[consumer] or self._is_view(consumer):
+            return replace(step, node=consumer, index=place, chain=chain)
+        use = Use(consumer, place, self._graph.shape((step.node, output)), chain)
+        kind = self._graph.kinds[consumer]
+        grows = self._elements(consumer) > math.prod(use.shape)
+        grows = grows or bool(LAYERS.match(kind) or INDEXING.search(kind))
+        onward = _Step(
+            consumer,
+            place,
+            chain,
+            step.open_nodes + 1,
+            max(step.largest, self._elements(consumer) if grows else 0),
+            consumer if step.met is None else step.met,
+        )
+        if labels is None:
+            found.unlabelled += self.edges_at(use)
+            goes_on = step.open_nodes < OPEN_NODES and self._may_be_of_parameters(use)
+            return onward if goes_on else None
+        return self._judge(use, step, onward, labels, found)
+
+    def _judge(
+        self,
+        use: Use,
+        step: _Step,
+        onward: _Step,
+        labels: Mapping[LabelledEdge, Tensor],
+        found: Ways,
+    ) -> _Step | None:
+        affordable = self._samples * step.largest <= SHARED_WORK * self._elements(use.node)
+        worth = affordable or self._is_computed_weight(use)
+        if worth:
+            edges = self.labelled(use, labels)
+            if edges and step.largest and not self._is_shared(use, labels[edges[0]]):
+                found.mixed.append(onward.met or use.node)
+                if self._graph.kinds[use.node] == IN_PLACE:
+                    found.reason = CHANGED_IN_PLACE
+                return None
+            if edges:
+                found.uses.append(use)
+                return None
+            found.unlabelled += [e for e in self._all_edges_at(use) if e not in labels]
+        if len(use.chain) < MAX_CHAIN:
+            return onward
+        found.mixed.append(onward.met or use.node)
+        return None
+
+    def _is_shared(self, use: Use, labels: Tensor) -> bool:
+        """Whether a use's input is the same for all samples, rather than made of them.
+
+        It is the same if it is repeated along all axes that count samples, or multiplied by the
+        rows of each. Otherwise it depends on samples, which couples those that use it.
+        """
+        kind = self._graph.kinds[use.node]
+        if use.index in node_kind(kind).weights:
+            return self._is_computed_weight(use)
+        if not BROADCASTING.match(kind):
+            return False
+        missing = len(self._graph.shape((use.node, 0))) - len(use.shape)
+        own = (1,) * missing + use.shape
+        known = labels != NO_SAMPLE
+        most = labels.amax() if labels.numel() else labels
+        counting = [
+            axis
+            for axis in range(labels.dim())
+            if bool((labels.where(known, most + 1).amin(axis) < labels.amax(axis)).any())
+        ]
+        return all(own[axis] == 1 for axis in counting)
+
+    def _is_computed_weight(self, use: Use) -> bool:
+        """Whether a use's input is a weight that is computed without samples."""
+        is_weight = use.index in node_kind(self._graph.kinds[use.node]).weights
+        return is_weight and not any(self._reads_data[link.node] for link in use.chain)
+
+    def labelled(self, use: Use, labels: Mapping[LabelledEdge, Tensor]) -> list[LabelledEdge]:
+        """The labelled edges above a use; none if samples have met there."""
+        for fine in (False, True):
+            edges = [edge for edge in self.edges_at(use, fine) if edge in labels]
+            if edges and all(self._are_apart(edge, labels[edge]) for edge in edges):
+                return edges
+        return []
+
+    def _are_apart(self, edge: LabelledEdge, labels: Tensor) -> bool:
+        """Whether no row at an edge is of several samples; compared once for all parameters."""
+        if edge not in self._apart:
+            self._apart[edge] = not bool((labels < NO_SAMPLE).any())
+        return self._apart[edge]
+
+    def _all_edges_at(self, use: Use) -> list[LabelledEdge]:
+        small = self._elements(use.node) <= FINE_ELEMENTS
+        fine = small and not LAYERS.match(self._graph.kinds[use.node])
+        return [*self.edges_at(use), *(self.edges_at(use, True) if fine else [])]
+
+    def edges_at(self, use: Use, fine: bool = False) -> list[LabelledEdge]:
+        """The edges above a node, one for each of its outputs that is used."""
+        fine = fine and not use.own_name
+        return [
+            LabelledEdge((use.node, o), () if fine else self._features(use, (use.node, o)))
+            for o in self._graph.outputs_of(use.node)
+        ]
+
+    def _features(self, use: Use, edge: Edge) -> tuple[int, ...]:
+        kind, dims = self._graph.kinds[use.node], len(self._graph.shape(edge))
+        if use.own_name:
+            return tuple(range(1, dims))
+        return feature_axes(kind, use.index, dims)
+
+    def _elements(self, node: int) -> int:
+        shapes = [self._graph.shape((node, output)) for output in self._graph.outputs_of(node)]
+        return max(math.prod(shape) for shape in shapes)
+
+    def _is_view(self, node: int) -> bool:
+        return bool(VIEWS.match(self._graph.kinds[node]))
+
+    def _may_be_of_parameters(self, use: Use) -> bool:
+        """Whether nothing but parameters enters a node by its edges, and it is no layer."""
+        if LAYERS.match(self._graph.kinds[use.node]):
+            return False
+        return all(self._is_of_parameters(edge) for edge in self._graph.children[use.node])
+
+    def _is_of_parameters(self, edge: Edge | None) -> bool:
+        if edge is None or self._alone[edge[0]]:
+            return True
+        return all(
+            self._is_of_parameters(below) if self._is_view(edge[0]) else False
+            for below in self._graph.children[edge[0]]
+        )

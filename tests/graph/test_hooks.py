@@ -1,0 +1,246 @@
+"""Hooks that belong to an object, and hooks on tensors."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlens
+from gradlens.backpack_adapter.layer_hooks import HookInstaller, layer_hook
+from gradlens.graph.hooks import HookOwner, OwnedHook, hook_owners, on_gradient
+from gradlens.graph.undisturbed import undisturbed
+from gradlens.quantities import NormTest, OutputGradientGeometry
+
+
+class Counter(HookOwner):
+    """Counts what its hooks are called with."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def count(self, *arguments: Any) -> None:
+        self.calls += 1
+
+
+ON_MODULES: dict[str, Callable[[nn.Module, Any], Any]] = {
+    "before": lambda m, hook: m.register_forward_pre_hook(hook),
+    "before, with keywords": lambda m, hook: m.register_forward_pre_hook(hook, with_kwargs=True),
+    "after": lambda m, hook: m.register_forward_hook(hook),
+    "after, with keywords": lambda m, hook: m.register_forward_hook(hook, with_kwargs=True),
+}
+
+
+@pytest.fixture(params=ON_MODULES)
+def hooked(request: pytest.FixtureRequest) -> tuple[nn.Module, Counter]:
+    model, counter = nn.Sequential(nn.Linear(2, 2)), Counter()
+    ON_MODULES[request.param](model[0], OwnedHook(counter, Counter.count))
+    return model, counter
+
+
+def test_a_hook_calls_its_owner_unless_it_is_paused(hooked: tuple[nn.Module, Counter]) -> None:
+    model, counter = hooked
+    model(torch.ones(1, 2))
+    with undisturbed(model):
+        model(torch.ones(1, 2))
+        with undisturbed(model):
+            model(torch.ones(1, 2))
+        model(torch.ones(1, 2))
+    assert counter.calls == 1
+    model(torch.ones(1, 2))
+    assert counter.calls == 2
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_hooks_of_copies_have_no_owner(
+    hooked: tuple[nn.Module, Counter], copied: Callable[[nn.Module], nn.Module]
+) -> None:
+    model, counter = hooked
+    other = copied(model)
+    other(torch.ones(1, 2))
+    assert counter.calls == 0
+    assert hook_owners(model) == {counter}
+    assert hook_owners(other) == set()
+
+
+def test_a_model_keeps_no_owner_alive() -> None:
+    model, deleted = nn.Linear(2, 2), list[int]()
+
+    class Owner(Counter):
+        def __del__(self) -> None:
+            deleted.append(1)
+
+    owner = Owner()
+    model.register_forward_hook(OwnedHook(owner, Owner.count))
+    output = model(torch.ones(1, 2))
+    on_gradient(output, OwnedHook(owner, Owner.count))
+    del owner
+    assert deleted == [1]
+    model(torch.ones(1, 2))
+    output.sum().backward()
+
+
+def test_gradients_are_received_in_each_backward_pass() -> None:
+    found: list[Tensor] = []
+    leaf = torch.ones(3, requires_grad=True)
+    for tensor in (leaf, leaf * 1):
+        handle = on_gradient(tensor, found.append)
+        for factor in (2, 3):
+            (factor * tensor).sum().backward(retain_graph=True)
+        handle.remove()
+        tensor.sum().backward()
+    assert [gradient.tolist() for gradient in found] == [[2.0] * 3, [3.0] * 3] * 2
+
+
+IN_PLACE = """
+import torch
+from torch import Tensor, nn
+import gradlens
+from gradlens.graph.hooks import on_gradient
+from gradlens.quantities import OutputGradientGeometry
+from gradlens.recorders import BackwardInput, BackwardOutput
+
+torch.manual_seed(0)
+
+class Changed(nn.Module):
+    "Returns a tensor that was changed in place, then through a view."
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = nn.functional.linear(x, self.weight, torch.zeros(4, requires_grad=True))
+        h.mul_(0.5)
+        h[..., 0] = 0
+        return h
+
+model, x = nn.Sequential(Changed(), nn.Identity()), torch.randn(2, 3, 4)
+"""
+USES = {
+    "the helper": """
+found = []
+h = model[0](x)
+on_gradient(h, found.append)
+(h * 2).sum().backward()
+assert found[0].tolist() == torch.full((2, 3, 4), 2.0).tolist()
+""",
+    "an extended model": """
+gradlens.extend(model)
+model(x).sum().backward()
+""",
+    "recorders": """
+after, before = BackwardOutput().children(model), BackwardInput().children(model)
+model(x).sum().backward()
+assert [len(data) for data in (*after, *before)] == [1, 1, 0, 1]
+""",
+    "a cockpit": """
+cockpit = gradlens.Cockpit(model, [OutputGradientGeometry()])
+loss = model(x).sum()
+with cockpit(0, loss=loss):
+    loss.backward()
+assert cockpit.history["OutputGradientGeometry"][0]["layers"]["0"]["norm"] > 0
+""",
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.slow
+def test_tensors_that_were_changed_through_a_view(use: str) -> None:
+    """In a process of its own, since torch's register_hook crashes it without on_gradient."""
+    run = subprocess.run(
+        [sys.executable, "-c", IN_PLACE + USES[use]], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
+# Layer hooks ------------------------------------------------------------------------------------
+
+
+def model_of_two() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+
+
+def installed(model: nn.Module) -> list[bool]:
+    found = [(module, layer_hook(module)) for module in model.modules()]
+    return [hook in module._forward_hooks.values() for module, hook in found if hook is not None]
+
+
+def has_missed_call(model: nn.Module) -> bool:
+    hooks = [layer_hook(module) for module in model.modules()]
+    return any(hook is not None and hook.missed_call for hook in hooks)
+
+
+def test_layer_hooks_are_installed_while_somebody_needs_them() -> None:
+    model = model_of_two()
+    first, second = HookInstaller([model]), HookInstaller([model])
+    assert installed(model) == [True, True]
+    first.install_if(False)
+    assert installed(model) == [True, True]
+    second.install_if(False)
+    assert installed(model) == [False, False]
+    first.install_if(True)
+    del second
+    gc.collect()
+    first.install_if(False)
+    assert installed(model) == [False, False]
+    gradlens.extend(model)
+    first.install_if(True)
+    first.install_if(False)
+    assert installed(model) == [True, True]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.parametrize("extended", [False, True])
+def test_copies_have_layer_hooks_of_their_own(
+    extended: bool, copied: Callable[[nn.Module], nn.Module]
+) -> None:
+    model = model_of_two()
+    HookInstaller([gradlens.extend(model) if extended else model])
+    other = copied(model)
+    assert layer_hook(other[0]) is not layer_hook(model[0])  # type: ignore[index]
+    HookInstaller([other]).install_if(False)
+    assert installed(other) == [extended] * 2
+    assert installed(model) == [True] * 2
+    assert all(len(m._forward_hooks) <= 2 for m in other.modules())
+
+
+def test_calls_without_a_hook_are_noticed() -> None:
+    model, x = model_of_two(), torch.ones(1, 2)
+    installer = HookInstaller([model])
+    model(x)
+    assert not has_missed_call(model)
+    installer.install_if(False)
+    installer.install_if(True)
+    assert has_missed_call(model)
+    with torch.no_grad():
+        model(x)
+    assert has_missed_call(model)
+    model(x)
+    assert not has_missed_call(model)
+
+
+# gradlens's own backward passes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("passed", [False, True], ids=["loss found", "loss passed"])
+def test_gradients_of_layers_are_those_of_the_users_backward_pass(passed: bool) -> None:
+    """Not of those in which the loss's graph is traced, also where these run inside the context."""
+    torch.manual_seed(0)
+    model, x = model_of_two(), torch.randn(5, 2)
+    output = model[0](x)
+    (gradient,) = torch.autograd.grad(model[1:](output).square().mean(), output)
+    cockpit = gradlens.Cockpit(model, [OutputGradientGeometry(), NormTest()])
+    loss = model(x).square().mean()
+    with cockpit(0, **({"loss": loss} if passed else {})):
+        loss.backward()
+    found = cockpit.history["OutputGradientGeometry"][0]["layers"]["0"]["norm"]
+    assert found == pytest.approx(float(gradient.norm()), rel=1e-6)

@@ -1,0 +1,72 @@
+"""How losses are reduced over the batch, of one term and of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gradlens.graph.loss import reduction
+
+SAMPLES = 6
+OUTPUTS = torch.linspace(-1, 1, 18).reshape(SAMPLES, 3)
+LABELS = torch.arange(SAMPLES) % 3
+
+
+def entropy(x: Tensor, how: str, **options: float) -> Tensor:
+    return functional.cross_entropy(x, LABELS, reduction=how, **options)
+
+
+def reduced(losses: Tensor, how: str) -> Tensor:
+    return losses.mean() if how == "mean" else losses.sum()
+
+
+TERMS: dict[str, Callable[[Tensor, str], Tensor]] = {
+    "a function": entropy,
+    "times a weight": lambda x, how: 3 * entropy(x, how) / 2,
+    "smoothed": lambda x, how: entropy(x, how, label_smoothing=0.1),
+    "of pixels": lambda x, how: reduced(entropy(x, "none") + x.exp().sum(1), how),
+    "weighted": lambda x, how: entropy(x, how) + 0.01 * reduced(x.square().mean(1), how),
+    "of two outputs": lambda x, how: torch.stack([entropy(x, how), entropy(-x, how)]).sum(),
+    "its own": lambda x, how: reduced(torch.maximum(x, -2 * x), how),
+    "a margin": lambda x, how: functional.soft_margin_loss(x, x.detach().sign(), reduction=how),
+    "by axes": lambda x, how: reduced(x.square(), how) if how == "sum" else x.square().mean((0, 1)),
+    "with a penalty": lambda x, how: entropy(x, how) + torch.ones(4, requires_grad=True).sum(),
+    "a part": lambda x, how: entropy(x, how) / 1.5,
+}
+
+
+@pytest.mark.parametrize("how", ["mean", "sum"])
+@pytest.mark.parametrize("name", TERMS)
+def test_of_all_terms(name: str, how: str) -> None:
+    x = OUTPUTS.clone().requires_grad_()
+    assert reduction(TERMS[name](x, how), SAMPLES) == how
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (lambda x: entropy(x, "sum") / SAMPLES, "mean"),
+        (lambda x: x.square().sum() / x.numel(), "mean"),
+        (lambda x: x.exp().sum() / x.square().sum(), ""),
+        (lambda x: entropy(x, "mean") + x.square().sum(), ""),
+        (lambda x: x[0, 0].exp(), ""),
+    ],
+)
+def test_of_divided_and_mixed_terms(loss: Callable[[Tensor], Tensor], expected: str) -> None:
+    assert reduction(loss(OUTPUTS.clone().requires_grad_()), SAMPLES) == expected
+
+
+def test_of_a_part_of_a_step() -> None:
+    """The division by the number of parts is none by the number of samples."""
+    loss = entropy(OUTPUTS.clone().requires_grad_(), "sum") / 8
+    assert reduction(loss, SAMPLES) == "mean"
+    assert reduction(loss, SAMPLES, scale=1 / 8) == "sum"
+
+
+def test_without_a_number_of_samples() -> None:
+    x = OUTPUTS.clone().requires_grad_()
+    assert reduction(entropy(x, "sum"), 0) == reduction(x.sum(), 0) == "sum"

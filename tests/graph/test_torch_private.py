@@ -1,0 +1,692 @@
+"""What gradlens takes private names of torch to mean; these tests fail where torch changes it."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, distributed, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_outputs import BaseModelOutput
+
+import gradlens
+from gradlens.graph import torch_private as private
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+# Base classes and containers --------------------------------------------------------------------
+
+KINDS: dict[Any, tuple[list[type[nn.Module]], list[type[nn.Module]]]] = {
+    private.LossModule: ([nn.CrossEntropyLoss, nn.MSELoss, nn.CTCLoss], [nn.Linear, nn.Softmax]),
+    private.BatchNorm: (
+        [nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm],
+        [nn.InstanceNorm1d, nn.GroupNorm, nn.LayerNorm],
+    ),
+    private.ChannelNorm: (
+        [nn.BatchNorm1d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm3d],
+        [nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm],
+    ),
+    private.Convolution: (
+        [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose3d, nn.LazyConv2d],
+        [nn.Linear, nn.Unfold, nn.MaxPool2d],
+    ),
+    private.Dropout: (
+        [nn.Dropout, nn.Dropout1d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout],
+        [nn.ReLU, nn.Identity],
+    ),
+    private.POOLING: (
+        [nn.MaxPool1d, nn.AvgPool2d, nn.AdaptiveMaxPool3d, nn.AdaptiveAvgPool1d],
+        [nn.Conv2d, nn.Upsample],
+    ),
+}
+
+
+@pytest.mark.parametrize("base", KINDS)
+def test_base_classes(base: Any) -> None:
+    inside, outside = KINDS[base]
+    assert all(issubclass(kind, base) for kind in inside)
+    assert not any(issubclass(kind, base) for kind in outside)
+
+
+def test_leaves_of_nested_containers() -> None:
+    first, second = torch.ones(1), torch.zeros(2)
+    nested = {"a": [first, (3, None)], "b": BaseModelOutput(last_hidden_state=second)}
+    leaves = private.tree_leaves(nested)
+    assert [each for each in leaves if isinstance(each, Tensor)] == [first, second]
+    flat, structure = private.tree_flatten(nested)
+    assert all(one is other for one, other in zip(flat, leaves, strict=True))
+    other = private.tree_unflatten([str(number) for number in range(len(flat))], structure)
+    assert other["a"] == ["0", ("1", "2")]
+    assert other["b"] == BaseModelOutput(last_hidden_state="3")
+
+
+# Nodes ------------------------------------------------------------------------------------------
+
+
+def a_convolution() -> tuple[Tensor, dict[str, Any]]:
+    x, weight = leaf(2, 4, 5, 6), leaf(6, 2, 2, 2)
+    output = F.conv2d(x, weight, stride=(1, 2), padding=(2, 1), dilation=(2, 1), groups=2)
+    return output, {
+        "input": x,
+        "weight": weight,
+        "stride": (1, 2),
+        "padding": (2, 1),
+        "dilation": (2, 1),
+        "groups": 2,
+        "transposed": False,
+    }
+
+
+def a_transposed_convolution() -> tuple[Tensor, dict[str, Any]]:
+    x = leaf(2, 4, 5)
+    return F.conv_transpose1d(x, leaf(4, 2, 2)), {"input": x, "transposed": True}
+
+
+def a_linear_layer() -> tuple[Tensor, dict[str, Any]]:
+    x, weight = leaf(3, 4), leaf(4, 2)
+    output = torch.addmm(leaf(2), x, weight, alpha=3, beta=2)
+    return output, {"mat1": x, "mat2": weight, "alpha": 3, "beta": 2}
+
+
+def a_product() -> tuple[Tensor, dict[str, Any]]:
+    x, weight = leaf(3, 4), leaf(4, 2)
+    return x @ weight, {"self": x, "mat2": weight}
+
+
+def a_batched_product() -> tuple[Tensor, dict[str, Any]]:
+    x, weight = leaf(2, 3, 4), leaf(2, 4, 2)
+    return torch.bmm(x, weight), {"self": x, "mat2": weight}
+
+
+def an_added_batched_product() -> tuple[Tensor, dict[str, Any]]:
+    x, weight = leaf(2, 3, 4), leaf(2, 4, 2)
+    return torch.baddbmm(leaf(2, 3, 2), x, weight, alpha=2), {
+        "batch1": x,
+        "batch2": weight,
+        "alpha": 2,
+    }
+
+
+def a_difference() -> tuple[Tensor, dict[str, Any]]:
+    return torch.sub(leaf(3), leaf(3), alpha=4), {"alpha": 4}
+
+
+def a_multiplication() -> tuple[Tensor, dict[str, Any]]:
+    x, y = leaf(3), leaf(3)
+    return x * y, {"self": x, "other": y}
+
+
+def an_embedding() -> tuple[Tensor, dict[str, Any]]:
+    indices = torch.tensor([[1, 2], [2, 0]])
+    return F.embedding(indices, leaf(4, 3), padding_idx=2, scale_grad_by_freq=True), {
+        "indices": indices,
+        "padding_idx": 2,
+        "scale_grad_by_freq": True,
+    }
+
+
+def an_embedding_bag(mode: str, number: int) -> tuple[Tensor, dict[str, Any]]:
+    indices, offsets = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
+    return F.embedding_bag(indices, leaf(4, 3), offsets, mode=mode, padding_idx=2), {
+        "indices": indices,
+        "offsets": offsets,
+        "mode": number,
+        "padding_idx": 2,
+        "scale_grad_by_freq": False,
+    }
+
+
+def a_weighted_embedding_bag() -> tuple[Tensor, dict[str, Any]]:
+    indices, weights = torch.tensor([1, 2, 3]), torch.rand(3)
+    output = F.embedding_bag(
+        indices, leaf(4, 3), torch.tensor([0, 2]), mode="sum", per_sample_weights=weights
+    )
+    return output, {"per_sample_weights": weights}
+
+
+def a_layer_norm() -> tuple[Tensor, dict[str, Any]]:
+    x = leaf(3, 5)
+    variance, mean = torch.var_mean(x.detach(), 1, correction=0, keepdim=True)
+    return F.layer_norm(x, (5,), leaf(5), leaf(5), eps=0.5), {
+        "input": x,
+        "result1": mean,
+        "result2": (variance + 0.5).rsqrt(),
+    }
+
+
+def a_group_norm() -> tuple[Tensor, dict[str, Any]]:
+    x = leaf(3, 4, 5)
+    variance, mean = torch.var_mean(x.detach().reshape(3, 2, 10), 2, correction=0)
+    return F.group_norm(x, 2, leaf(4), leaf(4), eps=0.5), {
+        "input": x,
+        "group": 2,
+        "result1": mean,
+        "result2": (variance + 0.5).rsqrt(),
+    }
+
+
+def a_batch_norm(training: bool) -> tuple[Tensor, dict[str, Any]]:
+    x, mean, variance = leaf(6, 4), torch.randn(4), torch.rand(4)
+    weight = leaf(4)
+    of_batch, mean_of_batch = torch.var_mean(x.detach(), 0, correction=0)
+    statistics = {"result1": mean_of_batch, "result2": (of_batch + 0.5).rsqrt()}
+    output = F.batch_norm(x, mean, variance, weight, leaf(4), training, eps=0.5)
+    return output, {
+        "input": x,
+        "weight": weight,
+        "running_mean": mean,
+        "running_var": variance,
+        "training": training,
+        "eps": 0.5,
+    } | (statistics if training else {})
+
+
+def an_attention() -> tuple[Tensor, dict[str, Any]]:
+    query, key, value = (leaf(2, 2, 4, 8) for _ in range(3))
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        output = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.5)
+    return output, {
+        "query": query,
+        "key": key,
+        "value": value,
+        "is_causal": True,
+        "scale": 0.5,
+        "dropout_p": 0.0,
+    }
+
+
+def a_masked_attention() -> tuple[Tensor, dict[str, Any]]:
+    query, key, value = (leaf(2, 2, 4, 8) for _ in range(3))
+    mask = torch.randn(4, 4)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        output = F.scaled_dot_product_attention(query, key, value, mask)
+    return output, {"attn_mask": mask}
+
+
+def a_weight_norm() -> tuple[Tensor, dict[str, Any]]:
+    direction, length = leaf(3, 4), leaf(3, 1)
+    return torch._weight_norm(direction, length, 0), {"v": direction, "g": length, "dim": 0}
+
+
+def a_masked_selection() -> tuple[Tensor, dict[str, Any]]:
+    mask = torch.tensor([True, False, True])
+    return leaf(3).masked_select(mask), {"mask": mask}
+
+
+def a_selection() -> tuple[Tensor, dict[str, Any]]:
+    index = torch.tensor([2, 0])
+    return leaf(3, 2).index_select(1, torch.tensor([1])).index_select(0, index), {
+        "index": index,
+        "dim": 0,
+    }
+
+
+SAVED: dict[str, Callable[[], tuple[Tensor, dict[str, Any]]]] = {
+    "AddmmBackward0": a_linear_layer,
+    "MmBackward0": a_product,
+    "BmmBackward0": a_batched_product,
+    "BaddbmmBackward0": an_added_batched_product,
+    "SubBackward0": a_difference,
+    "MulBackward0": a_multiplication,
+    "ConvolutionBackward0": a_convolution,
+    "ConvolutionBackward0 transposed": a_transposed_convolution,
+    "EmbeddingBackward0": an_embedding,
+    "EmbeddingBagBackward0 sum": partial(an_embedding_bag, "sum", 0),
+    "EmbeddingBagBackward0 mean": partial(an_embedding_bag, "mean", 1),
+    "EmbeddingBagBackward0 max": partial(an_embedding_bag, "max", 2),
+    "EmbeddingBagBackward0 weighted": a_weighted_embedding_bag,
+    "NativeLayerNormBackward0": a_layer_norm,
+    "NativeGroupNormBackward0": a_group_norm,
+    "NativeBatchNormBackward0 train": partial(a_batch_norm, True),
+    "NativeBatchNormBackward0 eval": partial(a_batch_norm, False),
+    "ScaledDotProductFlashAttentionForCpuBackward0": an_attention,
+    "ScaledDotProductFlashAttentionForCpuBackward0 masked": a_masked_attention,
+    "WeightNormInterfaceBackward0": a_weight_norm,
+    "MaskedSelectBackward0": a_masked_selection,
+    "IndexSelectBackward0": a_selection,
+}
+"""Operations by the name of their node, each with what it should have saved."""
+
+
+@pytest.mark.parametrize("case", SAVED)
+def test_saved(case: str) -> None:
+    torch.manual_seed(0)
+    output, expected = SAVED[case]()
+    node = output.grad_fn
+    if case.startswith("Scaled"):  # some versions return a view of what the kernel has made
+        while not type(node).__name__.startswith("Scaled"):
+            node = node.next_functions[0][0]  # type: ignore[union-attr]
+    assert type(node).__name__ == case.split()[0]
+    others, tensors = private.saved_names(type(node))
+    for name, value in expected.items():
+        found = private.saved(node, name)
+        if isinstance(value, Tensor):
+            assert name in tensors
+            torch.testing.assert_close(found.detach().reshape(value.shape), value.detach())
+        else:
+            assert name in others
+            assert found == value
+
+
+def test_saved_by_no_node() -> None:
+    node = (leaf(3, 4) @ leaf(4, 2)).grad_fn
+    assert private.saved(node, "alpha", 1) == 1
+    with pytest.raises(AttributeError):
+        private.saved(node, "alpha")
+
+
+def test_a_bag_of_each_index() -> None:
+    output, _ = an_embedding_bag("mean", 1)
+    assert private.saved(output.grad_fn, "offsets").tolist() == [0, 2]
+    assert private.saved(output.grad_fn, "result1").tolist() == [0, 0, 1]
+
+
+def test_saved_names() -> None:
+    others, tensors = private.saved_names(type(a_linear_layer()[0].grad_fn))
+    assert {"alpha", "beta"} <= {*others}
+    assert tensors == ("mat1", "mat2")
+
+
+def test_output_metadata() -> None:
+    parts = leaf(3, 2).to(torch.bfloat16).unbind(1)
+    assert [
+        (tuple(m.shape), m.dtype, m.device.type) for m in private.output_metadata(parts[0].grad_fn)
+    ] == [((3,), torch.bfloat16, "cpu")] * 2
+
+
+def test_sequence_numbers_grow_in_the_order_of_the_forward_pass() -> None:
+    x = leaf(3)
+    outputs = [x.exp(), x.sin(), x.cos()]
+    outputs.append(outputs[0] * outputs[2])
+    numbers = [private.sequence_number(output.grad_fn) for output in outputs]
+    assert numbers == sorted(set(numbers))
+
+
+# Backward passes --------------------------------------------------------------------------------
+
+
+def test_backward_passes_have_numbers_of_their_own() -> None:
+    x = leaf(3)
+    first, second = x.exp(), x.sin()
+    found: list[int] = []
+    for output in (first, second):
+        output.register_hook(lambda _: found.append(private.backward_pass_id()))
+    for _ in range(2):
+        (first + second).sum().backward(retain_graph=True)
+    assert found[0] == found[1] != found[2] == found[3]
+    assert private.NO_BACKWARD_PASS == private.backward_pass_id() not in found
+
+
+def test_checkpoints_are_recomputed_in_a_backward_pass() -> None:
+    found: list[bool] = []
+
+    def region(x: Tensor) -> Tensor:
+        found.append(private.in_backward_pass())
+        return x.exp().sin()
+
+    checkpoint(region, leaf(3), use_reentrant=False).sum().backward()
+    assert found == [False, True]
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_backward_pass_may_keep_the_graph(keeps: bool) -> None:
+    output, found = leaf(3).exp(), list[bool]()
+    output.register_hook(lambda _: found.append(private.keeps_graph()))
+    output.sum().backward(retain_graph=keeps)
+    assert found == [keeps]
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_without", [False, True])
+def test_the_first_pass_through_a_static_graph_exchanges(
+    one_process: None, is_without: bool
+) -> None:
+    exchanged: list[Tensor] = []
+
+    def exchange(_: Any, bucket: Any) -> torch.futures.Future[Tensor]:
+        exchanged.append(bucket.buffer())
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    model, x = nn.parallel.DistributedDataParallel(nn.Linear(3, 1), static_graph=True), leaf(2, 3)
+    exchange.__annotations__.clear()  # torch compares them with classes
+    model.register_comm_hook(None, exchange)
+    loss = model(x).sum()
+    with private.without_exchange(model) if is_without else nullcontext():
+        torch.autograd.grad(loss, x, retain_graph=True)
+    assert bool(exchanged) != is_without
+    exchanged.clear()
+    loss.backward()
+    assert bool(exchanged) == is_without
+
+
+def test_a_model_is_joined_inside_of_join(one_process: None) -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+    assert not private.is_joined(model)
+    for enable in (True, False):
+        with model.join(enable=enable):
+            model(leaf(2, 3)).sum().backward()
+            assert private.is_joined(model) == enable
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_group_recomputes_a_checkpoint_once(grouped: bool) -> None:
+    if private.checkpoint_group() is None:
+        pytest.skip("this version of torch has none")
+    calls: list[int] = []
+
+    def region(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(1)
+        return x.exp(), y.sin()
+
+    x, y = leaf(3), leaf(3)
+    first, second = checkpoint(region, x, y, use_reentrant=False)
+    with (private.checkpoint_group() or nullcontext()) if grouped else nullcontext():
+        if grouped:
+            assert private.checkpoint_group() is None
+        torch.autograd.grad(first.sum(), x, retain_graph=True)
+        torch.autograd.grad(second.sum(), y, retain_graph=True)
+    assert len(calls) == (2 if grouped else 3)
+    assert private.checkpoint_group() is not None
+
+
+# Tensors ----------------------------------------------------------------------------------------
+
+
+def test_versions_count_changes_in_place() -> None:
+    tensor = torch.zeros(3)
+    detached, view, before = tensor.detach(), tensor[:1], private.version(tensor)
+    tensor.add_(1)
+    view.mul_(2)
+    assert {private.version(t) for t in (tensor, detached, view)} == {before + 2}
+    tensor.data.add_(1)
+    assert private.version(tensor) == before + 2
+    with torch.inference_mode():
+        assert private.version(torch.zeros(3).add_(1)) == 0
+
+
+def test_gradient_hooks_can_be_switched_off() -> None:
+    x, calls = leaf(3), list[int]()
+    assert private.gradient_hooks(x) is None
+    x.register_hook(lambda _: calls.append(1))
+    hooks = private.gradient_hooks(x)
+    assert hooks is not None
+    entries = dict(hooks)
+    hooks.clear()
+    torch.autograd.grad(x.sum(), x)
+    assert calls == []
+    hooks.update(entries)
+    torch.autograd.grad(x.sum(), x)
+    assert calls == [1]
+
+
+def test_numbers() -> None:
+    found: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        found.append(private.has_numbers(x))
+        return x.sum()
+
+    look(torch.ones(2, 3))
+    torch.func.vmap(look)(torch.ones(2, 3))
+    torch.func.grad(look)(torch.ones(3))
+    look(torch.ones(3, device="meta"))
+    with FakeTensorMode():
+        look(torch.ones(3))
+    assert found == [True, False, False, False, False]
+
+
+# Modules ----------------------------------------------------------------------------------------
+
+
+class Hook:
+    """Counts its calls, of whatever kind."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.calls += 1
+
+
+def test_hooks_are_listed() -> None:
+    module, hooks = nn.Linear(2, 2), [Hook() for _ in range(4)]
+    module.register_forward_hook(hooks[0], with_kwargs=True)
+    module.register_forward_pre_hook(hooks[1])
+    module.register_full_backward_hook(hooks[2])
+    assert [*private.forward_hooks(module).values()] == [hooks[0]]
+    assert [*private.forward_pre_hooks(module).values()] == [hooks[1]]
+    assert [*private.backward_hooks(module).values()] == [hooks[2]]
+    module.register_forward_hook(hooks[3], prepend=True)
+    assert [*private.forward_hooks(module).values()] == [hooks[3], hooks[0]]
+
+
+@pytest.mark.parametrize("options", [{}, {"with_kwargs": True}, {"always_call": True}])
+def test_forward_hooks_can_be_removed_from_copies(options: dict[str, bool]) -> None:
+    module, other = nn.Linear(2, 2), Hook()
+    before = {
+        name: list(value) for name, value in vars(copy.deepcopy(module)).items() if "hooks" in name
+    }
+    module.register_forward_hook(Hook(), **options)
+    copied = copy.deepcopy(module)
+    (hook,) = private.forward_hooks(copied).values()
+    private.remove_forward_hook(copied, hook)
+    copied(torch.ones(1, 2))
+    assert hook.calls == 0
+    assert {name: list(value) for name, value in vars(copied).items() if "hooks" in name} == before
+    copied.register_forward_hook(other)
+    private.remove_forward_hook(copied, hook)
+    copied(torch.ones(1, 2))
+    assert other.calls == 1
+
+
+def test_a_copy_without_hook_tables_calls_no_hook() -> None:
+    module, hook = nn.Linear(2, 2), Hook()
+    module.register_forward_hook(hook, with_kwargs=True, always_call=True)
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+    module.register_full_backward_hook(hook)
+    module.register_full_backward_pre_hook(hook)
+    module.register_state_dict_pre_hook(hook)
+    module.register_load_state_dict_pre_hook(hook)
+    module.register_load_state_dict_post_hook(hook)
+    copied = copy.copy(module)
+    for name in private.hook_tables(copied):
+        setattr(copied, name, OrderedDict())
+    for each, expected in ((copied, 0), (module, 7)):
+        each(leaf(1, 2)).sum().backward()
+        each.load_state_dict(each.state_dict())
+        assert hook.calls == expected
+
+
+@pytest.mark.slow
+def test_compiled_modules_are_recognised() -> None:
+    module = nn.Sequential(nn.Linear(2, 2))
+    assert not private.is_compiled(module)
+    compiled = torch.compile(module, backend="eager")
+    assert private.is_compiled(compiled)  # type: ignore[arg-type]
+    assert private.uncompiled(compiled) is private.uncompiled(module) is module  # type: ignore[arg-type]
+    in_place = nn.Linear(2, 2)
+    in_place.compile(backend="eager")
+    assert private.is_compiled(in_place)
+    assert private.uncompiled(in_place) is in_place
+
+
+def test_compiled_calls_can_be_replaced() -> None:
+    module, calls = nn.Linear(2, 2), list[nn.Module]()
+    in_place = nn.Linear(2, 2)
+    in_place.compile(backend="eager")
+    for each in (torch.compile(module, backend="eager"), in_place):
+        call = private.compiled_call(each)  # type: ignore[arg-type]
+        own = call or private.hooked_forward(each)  # type: ignore[arg-type]
+
+        def replaced(x: Tensor, own: Any = own, each: Any = each) -> Any:
+            calls.append(each)
+            return own(x)
+
+        private.set_compiled_call(each, replaced)  # type: ignore[arg-type]
+        each(leaf(1, 2))
+        assert calls[-1] is each
+        assert private.compiled_call(copy.copy(each)) is None  # type: ignore[arg-type]
+        private.set_compiled_call(each, call)  # type: ignore[arg-type]
+        each(leaf(1, 2))
+    assert len(calls) == 2
+
+
+@pytest.mark.slow
+def test_backward_passes_that_are_not_compiled() -> None:
+    assert private.compiler_is_imported()
+    autograd: Any = torch._dynamo.compiled_autograd
+    with autograd._enable(torch.compile(backend="eager")):
+        assert autograd.compiled_autograd_enabled
+        with private.uncompiled_backward():
+            assert not autograd.compiled_autograd_enabled
+            compiling: list[bool] = []
+            y = leaf(2) * 2
+            y.register_hook(lambda _: compiling.append(torch.compiler.is_compiling()))
+            y.sum().backward()
+        assert autograd.compiled_autograd_enabled
+    assert compiling == [False]
+    with private.uncompiled_backward():
+        assert not autograd.compiled_autograd_enabled
+
+
+# The package ------------------------------------------------------------------------------------
+
+PACKAGE = Path(gradlens.__file__).parent
+PRIVATE = ("torch_private.py", "fsdp_private.py")
+SOURCES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.name not in PRIVATE]
+
+
+def test_saved_tensors_are_read_without_their_hooks() -> None:
+    layer, x = nn.Linear(2, 3), torch.randn(4, 2)
+    plain = layer(x.requires_grad_()).grad_fn
+    assert {*map(private.storage_number, private.saved_where_they_are(plain))} == {
+        private.storage_number(x),
+        private.storage_number(layer.weight),
+    }
+    recomputed = checkpoint(layer, x, use_reentrant=False).grad_fn
+    assert private.saved_where_they_are(recomputed) == []
+    indexed = layer.weight[torch.tensor([0, 0])].grad_fn
+    assert [each.tolist() for each in private.saved_where_they_are(indexed)] == [[0, 0]]
+
+
+def test_tensors_of_one_memory_have_the_same_storage_number() -> None:
+    one, other = torch.ones(4), torch.ones(4)
+    number = private.storage_number(one)
+    assert private.storage_number(one[2:]) == number != private.storage_number(other)
+    one.untyped_storage().resize_(0)
+    assert private.storage_number(one) == number
+
+
+def private_names_of_torch() -> set[str]:
+    """Those of modules, tensors and nodes; of torch itself, nothing private is imported anyway."""
+    node: Any = a_linear_layer()[0].grad_fn
+    objects: list[Any] = [nn.Linear(1, 1), torch.ones(1), node, node.next_functions[0][0], torch]
+    return {name for each in objects for name in dir(each) if is_private(name)}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def own_names(trees: list[ast.Module]) -> set[str]:
+    """Names that the package itself defines as functions, classes, attributes or fields."""
+    found: set[str] = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if is_self(node.value) else set()
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+    return found
+
+
+def is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def private_uses(tree: ast.Module, of_torch: set[str], own: set[str]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            if not is_self(node.value) and (node.attr in of_torch or node.attr not in own):
+                yield ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            if any(is_private(name) for name in names):
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Import):
+            if any(is_private(part) for a in node.names for part in a.name.split(".")):
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            saved = node.value.startswith(("_saved", "_raw_saved"))
+            yield from [repr(node.value)] if saved or node.value in of_torch else []
+
+
+@pytest.mark.slow
+def test_no_other_module_uses_private_names_of_torch() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in SOURCES}
+    of_torch, own = private_names_of_torch(), own_names([*trees.values()])
+    found = {
+        str(path.relative_to(PACKAGE)): uses
+        for path, tree in trees.items()
+        if (uses := [*private_uses(tree, of_torch, own)])
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch._dynamo import OptimizedModule",
+        "from torch.nn.modules.loss import _Loss",
+        "import torch._dynamo",
+        "node._saved_self",
+        "getattr(node, '_saved_self')",
+        "node._sequence_nr()",
+        "module._parameters",
+        "setattr(module, '_buffers', {})",
+        "torch._C._current_graph_task_id()",
+        "nn.modules.batchnorm._NormBase",
+    ],
+)
+def test_private_names_are_found(source: str) -> None:
+    assert [*private_uses(ast.parse(source), private_names_of_torch(), {"_parameters"})]
+
+
+def test_contexts_of_functions_can_be_counted_and_left() -> None:
+    class Mode(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return 7
+
+    before = private.function_mode_depth()
+    Mode().__enter__()
+    assert torch.add(torch.ones(()), 1) == 7
+    assert private.function_mode_depth() == before + 1
+    private.pop_function_mode()
+    assert private.function_mode_depth() == before
+    assert torch.equal(torch.add(torch.ones(()), 1), torch.tensor(2.0))
