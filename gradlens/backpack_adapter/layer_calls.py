@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 import weakref
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +21,6 @@ from torch import Tensor, nn
 from gradlens.graph.torch_private import (
     LossModule,
     backward_hooks,
-    forward_pre_hooks,
-    hook_tables,
     keeps_graph,
     tree_flatten,
     tree_unflatten,
@@ -226,26 +222,3 @@ def trainable_parameters(module: nn.Module) -> frozenset[str]:
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """The module's parameters by name, without those of its children."""
     return dict(module.named_parameters(recurse=False, remove_duplicate=False))
-
-
-class NotPlainError(Exception):
-    """A module can't be called once more, since its output doesn't depend on its class alone."""
-
-
-def without_hooks(module: nn.Module) -> nn.Module:
-    """A copy that shares the parameters, has no hooks, and doesn't change the module's state.
-
-    ``NotPlainError`` if its output might be another one than the module's own.
-    """
-    if "forward" in vars(module):
-        raise NotPlainError("its forward was replaced on the instance")
-    if forward_pre_hooks(module):
-        raise NotPlainError("it has forward pre-hooks, which may set what it computes with")
-    clone = copy.copy(module)
-    state = vars(clone)
-    for name, value in list(state.items()):
-        if isinstance(value, (dict, list, set)):
-            state[name] = copy.copy(value)
-    for name in hook_tables(clone):
-        state[name] = OrderedDict()
-    return clone

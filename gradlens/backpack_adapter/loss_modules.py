@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gradlens.backpack_adapter.layer_calls import LossExtension, stored_inputs, without_hooks
+from gradlens.backpack_adapter.layer_calls import LossExtension, stored_inputs
 from gradlens.gradients.losses import OTHER_LOSS, adds_up
+from gradlens.graph.hooks import without_hooks
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.graph.torch_private import LossModule, backward_pass_id, uncompiled
 from gradlens.graph.undisturbed import buffers_kept, training_kept

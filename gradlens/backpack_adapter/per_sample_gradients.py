@@ -13,10 +13,10 @@ from gradlens.backpack_adapter.layer_calls import (
     own_parameters,
     stored_inputs,
     trainable_parameters,
-    without_hooks,
 )
 from gradlens.gradients.collect import BackwardPass, Collector
 from gradlens.graph.graph import Graph
+from gradlens.graph.hooks import without_hooks
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.graph.torch_private import backward_pass_id, tree_leaves
 from gradlens.graph.undisturbed import buffers_kept
@@ -64,7 +64,7 @@ class PerSampleGradients(FirstOrderBackpropExtension):
         plan = plan_of_rows(graph, parameters, output.shape[axis], axis)
         collector = Collector(plan.unavailable)
         batch = Batch(plan.samples, plan.known_by, self._loss_reduction)
-        BackwardPass(graph, plan, batch, collector).run(output, gradient)
+        BackwardPass(graph, plan, batch, collector).run(gradient)
         found = {name: collector.take(name) for name in parameters}
         return {name: operator for name, operator in found.items() if operator is not None}
 

@@ -19,18 +19,14 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
 from gradlens.backpack_adapter.context import with_extension_alone
-from gradlens.backpack_adapter.layer_calls import (
-    LayerCall,
-    own_parameters,
-    trainable_parameters,
-    without_hooks,
-)
+from gradlens.backpack_adapter.layer_calls import LayerCall, own_parameters, trainable_parameters
 from gradlens.curvature.agreement import same_matrix
 from gradlens.curvature.calls import Calls, LossCall
 from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.operator import CurvatureOperator
+from gradlens.graph.hooks import without_hooks
 from gradlens.graph.torch_private import ChannelNorm, backward_hooks
 from gradlens.numerics.unavailable import UnavailableError
 

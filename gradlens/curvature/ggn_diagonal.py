@@ -139,7 +139,7 @@ class SamplesJacobians:
         collector = Collector({})
         batch = Batch(plan.samples, plan.known_by, "sum")
         with undisturbed(self._model):
-            BackwardPass(self._graph, plan, batch, collector).run(self.ggn.outputs, start)
+            BackwardPass(self._graph, plan, batch, collector).run(start)
         if collector.unavailable:
             name, reason = next(iter(collector.unavailable.items()))
             raise UnavailableError(f"there are no per-sample gradients of {name}: {reason}")

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gradlens.graph.graph import nodes_below, recomputation
+from gradlens.graph.checkpoints import recomputing
+from gradlens.graph.graph import nodes_below
 from gradlens.graph.kinds import Node
 from gradlens.graph.torch_private import saved
 
@@ -62,7 +63,7 @@ def _differentiable(
     # While second derivatives are taken, the node is passed again, for a first one.
     if not torch.is_grad_enabled() or grad_outputs[0] is None:
         return None
-    with recomputation():
+    with recomputing():
         again = recompute(node)
     if again is None:
         return None

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from gradlens.graph.kinds import VIEWS, Node, kind
+from gradlens.graph.kinds import Node, kind, kind_of
 from gradlens.graph.loss import PASSED, errors_of
 from gradlens.graph.torch_private import saved, signed
 from gradlens.numerics.precision import accumulable
@@ -56,7 +56,7 @@ def loss_node(loss: Tensor) -> LossNode | None:
         name = kind(node).rstrip(digits)
         if name in LOSSES:
             found.append(LossNode(node, name))
-        elif name in _PASSED or VIEWS.match(kind(node)):
+        elif name in _PASSED or kind_of(kind(node)).is_view:
             waiting += [child for child, _ in node.next_functions]
     return found[0] if len(found) == 1 else None
 

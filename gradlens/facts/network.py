@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import CASTS, LEAF, VIEWS
+from gradlens.graph.kinds import CASTS, LEAF, kind_of
 from gradlens.graph.torch_private import output_metadata, saved_by_name, saved_where_they_are
 
 ACTIVATIONS: Mapping[str, str] = {
@@ -198,7 +198,7 @@ class Network:
             if kind in AFFINE:
                 return data[0] if data[0] in self._weights else None
             adds = kind == "AddBackward" and data[0] in self._weights  # a bias
-            if not (VIEWS.match(self._graph.kinds[data[0]]) or kind in AVERAGES or adds):
+            if not (kind_of(self._graph.kinds[data[0]]).is_view or kind in AVERAGES or adds):
                 return None
             data = [*self._data_of(data[0])]
         return None
@@ -209,7 +209,7 @@ class Network:
             return False
         below = self._graph.below([loss]) - {loss}
         kinds = {self._kinds[n] for n in below} - {"LogSoftmaxBackward"}
-        return all(k == LEAF or k in LINEAR or VIEWS.match(f"{k}0") for k in kinds)
+        return all(k == LEAF or k in LINEAR or kind_of(k).is_view for k in kinds)
 
     @property
     def before_loss(self) -> str:
@@ -296,7 +296,7 @@ class Network:
 
     def _is_view(self, number: int) -> bool:
         kind = self._graph.kinds[number]
-        return VIEWS.match(kind) is not None or kind in CASTS
+        return kind_of(kind).is_view or kind in CASTS
 
     def number_of(self, node: object) -> int | None:
         """The number of a node in the graph."""

@@ -8,10 +8,9 @@ shards until all are done. Groups are gathered where a pass comes to them, and f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -77,22 +76,16 @@ class Sharding:
             yield
             gatherer.finish()
 
-    @contextmanager
-    def gathered_where_needed(self, nodes: Iterable[Node]) -> Iterator[None]:
-        """A context in which nodes have the parameters that they have saved.
-
-        ``fully_shard`` gathers parameters when a backward pass enters a module. One that starts
-        inside of it, such as at the inputs of a loss that the model itself computes, doesn't.
-        """
+    def prepare(self) -> Callable[[Node], None]:
+        """A function that gathers the parameters that a node has saved, before it runs."""
         filled = groups_by_storage(self.groups)
-        with ExitStack() as stack:
-            for node in nodes:
-                storages = map(storage_number, saved_where_they_are(node))
-                groups = [filled[each] for each in storages if each in filled]
-                if groups:
-                    handle = node.register_prehook(partial(_fill, groups))
-                    stack.callback(handle.remove)
-            yield
+
+        def fill(node: Node) -> None:
+            for storage in map(storage_number, saved_where_they_are(node)):
+                if storage in filled:
+                    unshard(filled[storage])
+
+        return fill
 
 
 def sharding_of(model: nn.Module | None) -> Sharding | None:
@@ -125,11 +118,6 @@ def _process_group(mesh: DeviceMesh) -> dist.ProcessGroup:
         world: Any = dist.group.WORLD
         return world
     return dist.new_group(sorted(_ranks(mesh)), use_local_synchronization=True)
-
-
-def _fill(groups: Sequence[Group], _: tuple[Tensor | None, ...]) -> None:
-    for group in groups:
-        unshard(group)
 
 
 class _Gatherer:

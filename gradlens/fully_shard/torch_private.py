@@ -106,17 +106,6 @@ def groups_by_storage(groups: Sequence[Group]) -> Mapping[int, Group]:
     }
 
 
-def hands_gradients_on(node: Any) -> bool:
-    """Whether a node is that of ``fully_shard`` in front of a module, whose outputs are its inputs.
-
-    Its backward function frees the module's parameters.
-    """
-    module: Any = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
-    return module is not None and isinstance(
-        node, module.RegisterPostBackwardFunction._backward_cls
-    )
-
-
 def unshard(group: Group) -> None:
     """Fill the memory of a group's unsharded parameters, if it isn't."""
     group.unshard()

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
+from types import MappingProxyType
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from gradlens.gradients.changing_hooks import ChangingHooks
 from gradlens.gradients.rules import NodeGradient, operator_of
-from gradlens.graph.graph import Graph, recomputation
+from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch
-from gradlens.graph.torch_private import backward_pass_id, output_metadata
-from gradlens.graph.undisturbed import buffers_as, buffers_of
+from gradlens.graph.passes import Instead, run_backward
+from gradlens.graph.torch_private import backward_pass_id
 from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.operator import GradientOperator
 from gradlens.operators.summed import summed
-from gradlens.samples.labels import lowest
 from gradlens.samples.plan import LabelledUse, Plan
 
 
 class BackwardPass:
     """Hooks on the nodes of a plan, which turn the gradients there into operators.
 
-    Whatever goes wrong is a reason why a parameter has none; backward goes on in any case.
+    Whatever goes wrong is a reason why a parameter has none; backward goes on in any case. Where
+    hooks of others change a gradient, what lies behind has none: ``looks_for_hooks`` says whether
+    there may be some.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class BackwardPass:
         plan: Plan,
         batch: Batch,
         collector: Collector,
-        model: nn.Module | None = None,
+        looks_for_hooks: bool = False,
     ) -> None:
         self.batch = batch
         self.paused = False
@@ -47,45 +48,41 @@ class BackwardPass:
             for use in uses:
                 self._at.setdefault(use.use.node, []).append((name, use))
         self._handles: list[RemovableHandle] = []
-        self._recomputed = recomputation()
-        # A checkpoint that the pass has recomputed already has changed buffers.
-        self._kept = (
-            partial(buffers_as, buffers_of(model), model) if plan.changes_buffers else nullcontext
-        )
+        self._hooks: ChangingHooks | None = None
+        if looks_for_hooks:
+            self._hooks = ChangingHooks(graph, self._at.keys(), self._refuse_behind)
 
     def start(self) -> None:
         """Set the hooks."""
+        if self._hooks is not None:  # before those that use the gradients
+            self._hooks.start()
         for number in self._at:
             node = self._graph.nodes[number]
             self._handles.append(node.register_prehook(partial(self._reach, number)))
 
     def stop(self) -> None:
         """Remove the hooks and release the graph."""
+        if self._hooks is not None:
+            self._hooks.stop()
         for handle in self._handles:
             handle.remove()
         self._handles, self._at, self._graph = [], {}, Graph(torch.zeros(()))
 
-    def run(self, outputs: Tensor, start: Tensor) -> None:
-        """Run a separate backward pass from outputs, without the gradients of parameters."""
-        above = lowest(self._graph, set(self._at))
-        nodes = self._graph.nodes
-        edges = [(number, o) for number in above for o in self._graph.outputs_of(number)]
-        asked = [GradientEdge(nodes[number], output) for number, output in edges]
-        self.start()
-        try:
-            found = torch.autograd.grad(
-                [outputs], asked, [start], retain_graph=True, allow_unused=True
-            )
-        finally:
-            for handle in self._handles:
-                handle.remove()
-            self._handles = []
-        for number in above:
-            given: list[Tensor | None] = [None] * len(output_metadata(nodes[number]))
-            for (other, output), gradient in zip(edges, found, strict=True):
-                if other == number:
-                    given[output] = gradient
-            self._reach(number, tuple(given))
+    def _refuse_behind(self, number: int) -> None:
+        """A hook of others has changed the gradient at a node."""
+        reason = CHANGED_ON_THE_WAY.format(kind=self._graph.kinds[number])
+        for behind in self._graph.below([number]) & self._at.keys():
+            names = {name for name, _ in self._at[behind]} - self._collector.unavailable.keys()
+            self._collector.refuse_all(names, reason)
+
+    def run(self, start: Tensor, instead: Instead = MappingProxyType({})) -> None:
+        """Run a separate backward pass from the graph's tensor, which has the gradient ``start``.
+
+        Nothing accumulates. Some nodes may hand on something else ``instead``.
+        """
+        run_backward(
+            self._graph, [(self._graph.root, start)], self._at.keys(), self._reach, instead
+        )
 
     def _reach(self, number: int, gradients: tuple[Tensor | None, ...]) -> None:
         known = next((g for g in gradients if g is not None), None)
@@ -101,7 +98,7 @@ class BackwardPass:
         backward_pass = backward_pass_id()
         saved: dict[str, Tensor | None] = {}
         by_rule: dict[str, Tensor] = {}
-        with torch.no_grad(), autocast_off(known), self._kept():
+        with torch.no_grad(), autocast_off(known):
             for name, labelled in self._at.get(number, ()):
                 self._take(name, labelled, gradients, backward_pass, saved, by_rule)
 
@@ -122,8 +119,6 @@ class BackwardPass:
             labelled.features,
             self.batch.scale,
             labelled.fine,
-            self._recomputed,
-            self._kept,
             saved,
             by_rule,
         )
@@ -138,6 +133,11 @@ class BackwardPass:
             self._collector.refuse(name, FAILED.format(kind=kind, error=first_line(error)))
 
 
+CHANGED_ON_THE_WAY = (
+    "the gradient that {kind} got isn't what the loss's graph hands on to it, so that whether it "
+    "keeps samples apart can't be seen: remove the hook that changes it, or pass what backward is "
+    "called on as loss=..."
+)
 FAILED = "its per-sample gradients can't be computed from its {kind} ({error})"
 
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gradlens.fully_shard.gathering import Sharding
 from gradlens.gradients.collect import BackwardPass, Collector
 from gradlens.gradients.loss_factor import TIMES_ZERO, loss_scale
 from gradlens.gradients.losses import GraphLosses
+from gradlens.graph.checkpoints import recomputing
 from gradlens.graph.data_parallel import Replica
-from gradlens.graph.graph import Edge, Graph, is_python_function, reading_changes_buffers
-from gradlens.graph.kinds import LEAF
+from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.kinds import LEAF, SYNCHRONISED, Node
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.graph.model_calls import Given, calls_behind
-from gradlens.graph.torch_private import BatchNorm, without_exchange
-from gradlens.graph.undisturbed import buffers_kept, own_pass
+from gradlens.graph.torch_private import BatchNorm, registered_hooks, without_exchange
+from gradlens.graph.undisturbed import buffers_kept
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.dense import Buffer
@@ -28,17 +30,27 @@ from gradlens.samples.batchnorm import (
     NOT_FROZEN,
     SKIPPED,
     BatchNormPolicy,
+    frozen,
     in_front_of,
-    uncoupled_gradients,
 )
 from gradlens.samples.candidates import BatchEvidence
 from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import plan_of
 
 
+@dataclass
+class HookCount:
+    """How many hooks there had been when the last backward pass was over.
+
+    If there are no more in front of the next one, no tensor of its graph has a hook.
+    """
+
+    count: int = -1
+
+
 @dataclass(frozen=True)
 class Setting:
-    """What is the same at all steps; only ``plans`` grow.
+    """What is the same at all steps; only ``plans`` and ``hooks`` change.
 
     ``buffer`` is memory that each step uses again. ``sharding`` is that of a model that
     ``fully_shard`` was called with, and ``replicas`` are the modules of a model that
@@ -51,6 +63,7 @@ class Setting:
     batchnorm: BatchNormPolicy = "coupled"
     plans: Plans = field(default_factory=Plans)
     buffer: Buffer = field(default_factory=Buffer)
+    hooks: HookCount = field(default_factory=HookCount)
     sharding: Sharding | None = None
     replicas: Sequence[Replica] = ()
 
@@ -70,6 +83,10 @@ class Setting:
         """Names of parameters by the ``id`` of their leaves."""
         return {id(leaf): name for name, leaf in self.leaves.items()}
 
+    def prepare(self) -> Callable[[Node], None]:
+        """What is called with a node before gradlens runs it; it gathers sharded parameters."""
+        return _nothing if self.sharding is None else self.sharding.prepare()
+
     @contextmanager
     def own_passes(self) -> Iterator[None]:
         """A context for backward passes of gradlens's own."""
@@ -79,6 +96,10 @@ class Setting:
             for each in self.replicas:
                 stack.enter_context(without_exchange(each))
             yield
+
+
+def _nothing(node: Node) -> None:
+    """Most nodes need no preparation."""
 
 
 class Gradients:
@@ -128,7 +149,7 @@ class Gradients:
         if not loss.requires_grad:
             self.collector.refuse_all(setting.parameters, NO_GRAPH)
             return
-        graph, leaves = Graph(loss), setting.leaves
+        graph, leaves = Graph(loss, setting.prepare()), setting.leaves
         if not any(leaf in graph for leaf in leaves.values()):
             self.collector.refuse_all(setting.parameters, OF_OTHERS)
             return
@@ -136,13 +157,13 @@ class Gradients:
         if impossible:
             self.collector.refuse_all(setting.parameters, impossible)
             return
-        with buffers_kept(setting.model):  # reading what a checkpoint saves runs its layers again
-            plan = self._plan(graph)
+        plan = self._plan(graph)
         self._take_in(graph, plan)
         if self._needs_losses:
             self._losses = GraphLosses(graph, plan, loss)
             self._losses.start()
-        self._pass = BackwardPass(graph, plan, self.batch, self.collector, setting.model)
+        looks = registered_hooks() != setting.hooks.count
+        self._pass = BackwardPass(graph, plan, self.batch, self.collector, looks)
         self._pass.start()
         self._pass.paused = True  # until the loss's gradient is known
         if setting.batchnorm == "frozen" and plan.coupling:
@@ -156,13 +177,8 @@ class Gradients:
         if known is not None:
             return known
         self.labelled = True
-        with _gathered(setting, graph), _own_pass(setting, graph):
-            inputs = inputs_of(graph, setting.model)
-            plan = plan_of(graph, setting.leaves, evidence, inputs, self._needs_losses)
-            changes_buffers = reading_changes_buffers(graph.nodes, setting.model)
-            written = [n for n, p in setting.leaves.items() if p.is_leaf and p.grad is not None]
-        plan = replace(plan, changes_buffers=changes_buffers)
-        plan = plan.without(dict.fromkeys(written, ACCUMULATED))
+        inputs = inputs_of(graph, setting.model)
+        plan = plan_of(graph, setting.leaves, evidence, inputs, self._needs_losses)
         setting.plans.store(key, plan)
         return plan
 
@@ -180,12 +196,12 @@ class Gradients:
     def _freeze(self, graph: Graph, plan: Plan, loss: Tensor) -> None:
         """Take per-sample gradients from a backward pass with the batch's statistics fixed."""
         assert self._pass is not None
-        nodes = [graph.nodes[number] for number in plan.coupling]
-        reason = ""
+        reason = ACROSS_PROCESSES if SYNCHRONISED in graph.kinds else ""
         try:
             self._pass.paused = False
-            with _gathered(self._setting, graph), _own_pass(self._setting, graph):
-                uncoupled_gradients(loss, nodes, self._setting.leaves)
+            if not reason:
+                with buffers_kept(self._setting.model), recomputing():
+                    self._pass.run(torch.ones_like(loss), frozen(graph, plan.coupling))
         except Exception as error:  # such as that of a checkpoint
             reason = first_line(error)
         self._pass.paused = True
@@ -226,18 +242,8 @@ class Gradients:
             self._losses.stop()
         if self._pass is not None:
             self._pass.stop()
+            self._setting.hooks.count = registered_hooks()
         self._pass = self._loss = None
-
-
-def _own_pass(setting: Setting, graph: Graph) -> AbstractContextManager[None]:
-    functions = [node for node in graph.nodes if is_python_function(node)]
-    return own_pass(setting.model, setting.leaves.values(), functions)
-
-
-def _gathered(setting: Setting, graph: Graph) -> AbstractContextManager[None]:
-    """A context in which sharded parameters are gathered where a node needs them."""
-    sharding = setting.sharding
-    return nullcontext() if sharding is None else sharding.gathered_where_needed(graph.nodes)
 
 
 def _no_passes(setting: Setting, graph: Graph) -> str:
@@ -350,10 +356,7 @@ def layer_of(parameter_name: str) -> str:
 
 
 FAILED = "an error occurred while the samples of the gradients were determined ({})"
-ACCUMULATED = (
-    "a backward function accumulates into it while it runs, so that its gradient isn't only what "
-    "the graph shows"
-)
+ACROSS_PROCESSES = "they are those of all processes"
 BESIDE_LOSS = (
     "backward was called on something that depends on it in other ways than by the loss that was "
     "passed: pass what backward is called on as loss=..."

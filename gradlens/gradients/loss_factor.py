@@ -12,17 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import on_gradient
+from gradlens.graph.kinds import kind, kind_of
 from gradlens.numerics.unavailable import UnavailableError
-
-LINEAR = {
-    f"{name}Backward{n}"
-    for name in ("Add", "Alias", "Clone", "Expand", "Mean", "Neg", "Reshape", "Select", "Squeeze",
-                 "Stack", "Sub", "Sum", "ToCopy", "UnsafeView", "Unsqueeze", "View")
-    for n in (0, 1)
-}  # fmt: skip
-"""Nodes that are linear in all of their inputs."""
-LINEAR_IN_ONE = {"MulBackward0", "DivBackward0"}
-"""Nodes that are linear in the first input, if no other one depends on the parameters."""
 
 
 class OfLoss(Protocol):
@@ -138,12 +129,13 @@ def is_multiple(root: Tensor, loss: Tensor) -> bool:
         node, output = waiting.pop()
         if node is loss.grad_fn and output == loss.output_nr:
             continue
-        if node is None or node.name() not in LINEAR | LINEAR_IN_ONE:
+        if node is None:
             return False
-        (first, *others) = node.next_functions
-        if node.name() in LINEAR_IN_ONE and all(edge[0] is not None for edge in (first, *others)):
+        name = kind(node)
+        if not (kind_of(name).is_linear or kind_of(name).is_product):
             return False
-        if node.name() == "DivBackward0" and first[0] is None:
+        known = [edge[0] is not None for edge in node.next_functions]
+        if kind_of(name).is_product and (all(known) or (name == "DivBackward0" and not known[0])):
             return False
         if node not in seen:
             seen.add(node)

@@ -13,9 +13,9 @@ from gradlens.graph.loss import Batch
 from gradlens.graph.torch_private import backward_pass_id
 from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import UnavailableError, first_line
-from gradlens.samples.labels import LabelledEdge
 from gradlens.samples.loss_terms import contributions
 from gradlens.samples.plan import LossTerm, Plan
+from gradlens.samples.rows import LabelledEdge
 
 
 class GraphLosses:

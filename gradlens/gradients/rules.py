@@ -10,32 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from gradlens.graph.graph import (
-    Edge,
-    Graph,
-    Link,
-    Use,
-    is_complex,
-    is_python_function,
-    recomputation,
-)
+from gradlens.graph.checkpoints import read_saved
+from gradlens.graph.graph import Graph, Link, Use, is_python_function
 from gradlens.graph.kinds import CASTS, TRANSPOSE, Node
 from gradlens.graph.layer_rules import layer_call
-from gradlens.graph.torch_private import (
-    in_backward_pass,
-    output_metadata,
-    saved,
-    storage_number,
-)
+from gradlens.graph.passes import call, outputs_of
+from gradlens.graph.torch_private import saved, storage_number
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators.convolution import Convolution, Geometry
@@ -44,7 +31,7 @@ from gradlens.operators.operator import GradientOperator
 from gradlens.operators.outer_product import OuterProduct, SumOfOuterProducts
 from gradlens.operators.summed import Grouped
 from gradlens.operators.table_rows import IndexedRows
-from gradlens.samples.plan import NO_SAMPLE, RowIndex
+from gradlens.samples.rows import NO_SAMPLE, RowIndex
 
 MAX_BYTES = 2**31
 """More memory than this is not taken for the per-sample gradients of one use."""
@@ -56,10 +43,8 @@ class NodeGradient:
 
     ``rows`` are the samples of each output's rows, and ``features`` the axes that belong to a row.
     ``fine`` means that each element is a row of its own, although the kind's rule has larger ones.
-    ``recomputed`` is a context for reading tensors that checkpoints have saved, and ``kept`` makes
-    contexts in which the buffers that a recomputation changes are as before the pass. ``known``
-    keeps these tensors, and ``by_rule`` the result of a layer's rule, for all parameters at the
-    node.
+    ``known`` keeps what the node has saved, and ``by_rule`` the result of a layer's rule, for all
+    parameters at the node.
     """
 
     graph: Graph
@@ -69,8 +54,6 @@ class NodeGradient:
     features: Mapping[int, tuple[int, ...]]
     scale: float
     fine: bool = False
-    recomputed: AbstractContextManager[Any] = field(default_factory=nullcontext)
-    kept: Callable[[], AbstractContextManager[None]] = nullcontext
     known: dict[str, Tensor | None] = field(default_factory=dict)
     by_rule: dict[str, Tensor] = field(default_factory=dict)
 
@@ -99,8 +82,7 @@ class NodeGradient:
     def saved(self, name: str) -> Tensor | None:
         """A tensor that the node has saved."""
         if name not in self.known:
-            with self.recomputed:
-                tensor: Tensor | None = saved(self.node, name)
+            tensor = read_saved(self.node, name)
             self.known[name] = None if tensor is None else tensor.detach()
         return self.known[name]
 
@@ -382,16 +364,18 @@ def one_by_one(found: NodeGradient) -> GradientOperator:
     """Run the node's backward function with one sample's gradient at a time."""
     _check_memory(found, found.use.shape)
     owners = sorted({sample for index in found.rows.values() for sample in index.owners})
-    parts = {sample: _of_sample(found, sample) for sample in owners}
-    results = {
-        n: _run(found, Link(found.use.node, 0, found.use.index), part) for n, part in parts.items()
-    }
+    results = {n: _handed_on(found, _of_sample(found, n)) for n in owners or [0]}
     if is_python_function(found.node):
         _check_linear(found, list(results.values()))
-    gradient = next(each for each in found.gradients if each is not None)
-    edge = found.graph.children[found.use.node][found.use.index]
-    zero = _as_engine(found.graph, edge, gradient.new_zeros(found.use.shape))
+    zero = torch.zeros_like(next(iter(results.values())))
     return _down(found, torch.stack([results.get(n, zero) for n in range(found.samples)]))
+
+
+def _handed_on(found: NodeGradient, gradients: Sequence[Tensor | None]) -> Tensor:
+    """The gradient at the use's input, from gradients at the node's outputs."""
+    result = call(found.graph, found.use.node, gradients)[found.use.index]
+    like = next(each for each in gradients if each is not None)
+    return like.real.new_zeros(found.use.shape) if result is None else result
 
 
 def _of_sample(found: NodeGradient, sample: int) -> tuple[Tensor | None, ...]:
@@ -410,11 +394,8 @@ def _of_sample(found: NodeGradient, sample: int) -> tuple[Tensor | None, ...]:
 
 def _check_linear(found: NodeGradient, parts: Sequence[Tensor]) -> None:
     """``UnavailableError`` if a user's backward function isn't linear in the gradient."""
-    if not parts:
-        return
-    # It may also change it in place, and what it gets here is the real one.
-    copies = [None if each is None else each.clone() for each in found.gradients]
-    whole = _run(found, Link(found.use.node, 0, found.use.index), copies)
+    # It may also change the gradient in place, and what it gets here is the real one.
+    whole = _handed_on(found, [None if g is None else g.clone() for g in found.gradients])
     total = torch.stack(tuple(parts)).sum(0)
     rounding = torch.finfo(whole.dtype).eps ** 0.5
     if float((total - whole).norm()) > rounding * float(whole.norm()):
@@ -431,75 +412,12 @@ def _down(found: NodeGradient, contributions: Tensor) -> Dense:
 
 
 def _run_link(found: NodeGradient, link: Link, gradient: Tensor) -> Tensor:
-    given: list[Tensor | None] = [None] * len(output_metadata(found.graph.nodes[link.node]))
+    given: list[Tensor | None] = [None] * outputs_of(found.graph, link.node)
     given[link.output] = gradient
-    return _run(found, link, tuple(given))
-
-
-def _run(found: NodeGradient, link: Link, gradients: Sequence[Tensor | None]) -> Tensor:
-    """The gradient at one of a node's inputs, from gradients at its outputs."""
-    graph, kept = found.graph, found.kept
-    node = graph.nodes[link.node]
-    metadata = output_metadata(node)
-    given = [
-        None if gradient is None else gradient.to(metadata[number].dtype)
-        for number, gradient in enumerate(gradients)
-    ]
-    like = next(each for each in given if each is not None)
-    place = link.input
-    if is_python_function(node):
-        given = [_zeros(m) if g is None else g for g, m in zip(given, metadata, strict=True)]
-        place = _argument(graph, link)
-    result = _called(node, given, place, kept)
-    if result is None and in_backward_pass():
-        # A node computes no gradient that the current backward pass doesn't need. Another thread
-        # is in no backward pass.
-        stream = torch.cuda.current_stream(like.device) if like.is_cuda else None
-        with ThreadPoolExecutor(1) as thread:
-            result = thread.submit(_called, node, given, place, kept, stream).result()
-    edge = graph.children[link.node][link.input]
+    result = call(found.graph, link.node, given)[link.input]
+    edge = found.graph.children[link.node][link.input]
     assert edge is not None
-    if result is None:
-        result = like.new_zeros(graph.shape(edge))
-    return _as_engine(graph, edge, result.to_dense() if result.is_sparse else result)
-
-
-def _as_engine(graph: Graph, edge: Edge | None, gradient: Tensor) -> Tensor:
-    """A node's gradient as autograd's engine passes it on to an edge.
-
-    The engine, not the node, adds up what was broadcast, and takes the real part for real numbers.
-    """
-    assert edge is not None
-    number, output = edge
-    is_real = gradient.is_complex() and not is_complex(graph.nodes[number], output)
-    return (gradient.real if is_real else gradient).sum_to_size(graph.shape(edge))
-
-
-def _argument(graph: Graph, link: Link) -> int:
-    """The number of an input of a function in Python among its arguments.
-
-    Its backward returns a value for each argument, also for those that aren't tensors.
-    """
-    needed = [n for n, is_needed in enumerate(graph.nodes[link.node].needs_input_grad) if is_needed]
-    inputs = [n for n, edge in enumerate(graph.children[link.node]) if edge is not None]
-    return needed[inputs.index(link.input)]
-
-
-def _called(
-    node: Node,
-    given: Sequence[Tensor | None],
-    place: int,
-    kept: Callable[[], AbstractContextManager[None]],
-    stream: torch.cuda.Stream | None = None,
-) -> Tensor | None:
-    with torch.no_grad(), torch.cuda.stream(stream), kept(), recomputation():
-        found = node.apply(*given) if is_python_function(node) else node(*given)
-    result: Tensor | None = found[place] if isinstance(found, (tuple, list)) else found
-    return result
-
-
-def _zeros(metadata: Node) -> Tensor:
-    return torch.zeros(tuple(metadata.shape), dtype=metadata.dtype, device=metadata.device)
+    return gradient.new_zeros(found.graph.shape(edge)) if result is None else result
 
 
 def _unbroadcast(found: NodeGradient, gradient: Tensor) -> GradientOperator:

@@ -1,14 +1,8 @@
-"""A loss's autograd graph, walked once, and what its nodes have saved.
-
-A checkpoint that isn't reentrant recomputes the tensors that its nodes have saved when they are
-read, and returns each of them once in a backward pass. Inside another ``GraphExecGroup``, the same
-region can be recomputed once more.
-"""
+"""A loss's autograd graph, walked once, and what is known of its nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -17,16 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from gradlens.graph.kinds import INDEXING, LEAF, Node, kind
+from gradlens.graph.kinds import LEAF, Node, kind, kind_of
 from gradlens.graph.layer_rules import layer_calls
 from gradlens.graph.torch_private import (
-    checkpoint_group,
     output_metadata,
     saved,
     saved_names,
     sequence_number,
     storage_number,
-    version,
 )
 
 Edge: TypeAlias = tuple[int, int]
@@ -78,9 +70,11 @@ class Graph:
     that a node consumes, with ``None`` for inputs that need no gradient, and ``consumers`` are
     ``(consumer, number of its input, number of the output consumed)``. Graphs with the same ``key``
     have the same operations, shapes, integers and edges: only numbers in tensors differ.
+    ``prepare`` is called with a node before gradlens itself runs it.
     """
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, prepare: Callable[[Node], None] = lambda node: None) -> None:
+        self.prepare = prepare
         self.nodes: list[Node] = []
         self.kinds: list[str] = []
         self.children: list[tuple[Edge | None, ...]] = []
@@ -226,7 +220,7 @@ class Graph:
                 alone.append(isinstance(node.variable, nn.Parameter))
             else:
                 known = [edge for edge in edges if edge is not None]
-                found = bool(known) and not INDEXING.search(kind_)
+                found = bool(known) and not kind_of(kind_).brings_data
                 found = found and all(alone[edge[0]] for edge in known)
                 number = len(alone)
                 alone.append(
@@ -282,40 +276,3 @@ def integers_of(node: Node) -> tuple[Any, ...]:
     type_: Any = type(node)
     values = (saved(node, name) for name in saved_names(type_)[0])
     return tuple(value for value in values if isinstance(value, (int, tuple, bool)))
-
-
-def recomputation() -> AbstractContextManager[Any]:
-    """A context in which each checkpointed region is recomputed once, for all reads in it.
-
-    It can be entered several times.
-    """
-    return checkpoint_group() or nullcontext()
-
-
-def reading_changes_buffers(nodes: Iterable[Node], model: nn.Module | None) -> bool:
-    """Whether a checkpoint changes the model's buffers when it recomputes what nodes have saved.
-
-    Normalisation updates its running statistics again, and spectral norm its singular vectors.
-    """
-    if model is None or next(model.buffers(), None) is None:
-        return False
-    before = _states_of_buffers(model)
-    with recomputation():
-        for node in nodes:
-            _read(node)
-    return _states_of_buffers(model) != before
-
-
-def _read(node: Node) -> None:
-    # What is missing or was released changes nothing; whoever needs it gives the reason.
-    with suppress(Exception):
-        if is_python_function(node):
-            _ = node.saved_tensors
-        else:
-            type_: Any = type(node)
-            for name in saved_names(type_)[1]:
-                saved(node, name)
-
-
-def _states_of_buffers(model: nn.Module) -> list[tuple[int, int]]:
-    return [(id(buffer), version(buffer)) for buffer in model.buffers()]

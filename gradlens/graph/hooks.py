@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
@@ -13,7 +15,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.graph.torch_private import ScriptedModule, forward_hooks, forward_pre_hooks
+from gradlens.graph.torch_private import (
+    ScriptedModule,
+    forward_hooks,
+    forward_pre_hooks,
+    hook_tables,
+)
 
 
 def takes_hooks(module: nn.Module) -> bool:
@@ -146,3 +153,28 @@ class OptimizerFollower(HookOwner):
 
 
 NO_MODULE = "a {kind} is not a model: pass the nn.Module itself"
+
+
+class NotPlainError(Exception):
+    """A module can't be called once more, since its output doesn't depend on its class alone."""
+
+
+def without_hooks(module: nn.Module) -> nn.Module:
+    """A copy that shares the parameters, has no hooks, and doesn't change the module's state.
+
+    ``NotPlainError`` if its output might be another one than the module's own.
+    """
+    if "forward" in vars(module):
+        raise NotPlainError("its forward was replaced on the instance")
+    if forward_pre_hooks(module):
+        raise NotPlainError("it has forward pre-hooks, which may set what it computes with")
+    # Not by copy.copy, which parametrised modules forbid.
+    clone = object.__new__(type(module))
+    vars(clone).update(vars(module))
+    state = vars(clone)
+    for name, value in list(state.items()):
+        if isinstance(value, (dict, list, set)):
+            state[name] = copy.copy(value)
+    for name in hook_tables(clone):
+        state[name] = OrderedDict()
+    return clone

@@ -1,17 +1,20 @@
-"""The properties of each kind of node, except for the rules of ``gradlens.gradients.rules``.
+"""What each kind of node does with the rows of its inputs: the one table of kinds.
 
-A kind is the name of a node's type, such as ``"AddmmBackward0"``. An unknown kind has none of the
-properties below: its rows are single elements, and its gradients are computed by running the node
-for one sample at a time.
+A kind is the name of a node's type, such as ``"AddmmBackward0"``. All that labels, operators,
+losses and facts know of a kind stands in ``_PROPERTIES``. Of a kind that isn't listed nothing is
+known: its rows are single elements, and its gradients are computed by running the node for one
+sample at a time.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from string import digits
 from typing import Any, TypeAlias
+
+from gradlens.graph.torch_private import saved
 
 Node: TypeAlias = Any
 """A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't declare."""
@@ -49,96 +52,311 @@ CASTS = frozenset({"ToCopyBackward0", "AliasBackward0"})
 
 
 @dataclass(frozen=True)
-class NodeKind:
-    """Which inputs a kind of node has.
+class Step:
+    """From a node's output to one of its inputs, as the backward pass goes.
 
-    ``weights`` are the numbers of the inputs that are the same for all rows. ``data`` is the name
-    under which the node saves the other one. ``features`` are the axes of a matrix product's output
-    that belong to one row, by the number of the input that is a parameter.
+    ``place`` is the number of the input, ``output`` that of the output; ``outputs`` and ``inputs``
+    are numbers of axes.
     """
 
+    node: Node
+    place: int
+    output: int
+    outputs: int
+    inputs: int
+
+
+AxisRule: TypeAlias = Callable[[Step, int], "int | None"]
+"""The axis of the input that an axis of the output goes on in; ``None`` if it doesn't.
+
+The gradient at an entry of the input's axis must depend on those at the same entry of the output's
+axis alone, whatever the numbers are.
+"""
+
+Dim: TypeAlias = Callable[[Step], "list[int]"]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is known of a kind of node.
+
+    ``axes`` follows axes from its output to its inputs, and ``in_order`` says that its output has
+    the elements of its only input in their order. ``weights`` are the numbers of the inputs that
+    are the same for all rows, and ``data`` the name under which it saves the other one.
+    ``features`` are the axes of a matrix product's output that belong to one row, by the number of
+    the input that is a parameter; other kinds have their ``rows`` counted by the first axis (1),
+    the first two (2), or all but the last one (-1), which it always has if it ``is_table``. It
+    ``is_layer`` if it computes with parameters
+    and data, unless only parameters enter, and ``is_view`` if its output has nothing but the
+    elements of its only input. It ``repeats`` a smaller input for each row, ``brings_data`` or the
+    number of samples without an edge for it, ``joins`` tensors, ``parts`` one, or ``selects`` rows
+    of it. It ``is_linear`` in all of its inputs together, or ``is_product``, linear in each. It
+    ``normalises_channels``, in train mode with the statistics of the batch.
+    """
+
+    axes: AxisRule | None = None
+    in_order: bool = False
     weights: tuple[int, ...] = ()
     data: str = ""
     features: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    rows: int = 0
+    is_table: bool = False
+    is_layer: bool = False
+    is_view: bool = False
+    repeats: bool = False
+    brings_data: bool = False
+    joins: bool = False
+    parts: bool = False
+    selects: bool = False
+    is_linear: bool = False
+    is_product: bool = False
+    normalises_channels: bool = False
+
+    def feature_axes(self, index: int, dims: int) -> tuple[int, ...]:
+        """The axes of the output that belong to one row; the others count rows.
+
+        ``index`` is the number of the input that is a parameter, ``dims`` the number of axes.
+        """
+        if self.features:
+            return self.features.get(index, ())
+        if self.rows < 0:
+            return (dims - 1,) if dims > 1 or self.is_table else ()
+        return tuple(range(self.rows, dims)) if self.rows else ()
 
 
-_UNKNOWN = NodeKind()
-_KNOWN: Mapping[str, NodeKind] = {
-    "AddmmBackward0": NodeKind((0, 1, 2), "mat1", {0: (1,), 1: (0,), 2: (1,)}),
-    "MmBackward0": NodeKind((0, 1), "self", {0: (0,), 1: (1,)}),
-    "BmmBackward0": NodeKind((0, 1), "self", {0: (1,), 1: (2,)}),
-    "BaddbmmBackward0": NodeKind(features={0: (2,), 1: (1,), 2: (2,)}),
-    "ConvolutionBackward0": NodeKind((1, 2), "input"),
-    "EmbeddingBackward0": NodeKind((0,), "indices"),
-    "EmbeddingBagBackward0": NodeKind((0,), "indices"),
-    "NativeLayerNormBackward0": NodeKind((1, 2), "input"),
-    "NativeGroupNormBackward0": NodeKind((1, 2)),
-    "NativeBatchNormBackward0": NodeKind((1, 2)),
-    "MkldnnRnnLayerBackward0": NodeKind(data="input"),
-    "MulBackward0": NodeKind(data="self"),
-}
+def kind_of(name: str) -> Kind:
+    """What is known of a kind of node, whatever number is at the end of its name."""
+    return _KINDS.get(name.rstrip(digits).removesuffix("Backward"), _UNKNOWN)
 
 
-def node_kind(kind: str) -> NodeKind:
-    """Which inputs nodes of a kind have."""
-    return _KNOWN.get(kind, _UNKNOWN)
+# How axes go on ---------------------------------------------------------------------------------
 
 
-LAYERS = re.compile(
-    r"^(Addmm|Mm|Bmm|Baddbmm|Mv|Convolution|NativeGroupNorm|NativeLayerNorm|FusedRmsNorm|MkldnnRnn"
-    r"|CudnnRnn|Trilinear|EmbeddingBag|(Native|Cudnn|Miopen)BatchNorm)"
+def positive(dims: int | Sequence[int] | None, axes: int) -> list[int]:
+    """Axes from 0 on; nodes save negative ones as unsigned numbers."""
+    given = [dims] if isinstance(dims, int) else dims or []
+    return [(dim - 2**64 if dim >= 2**63 else dim) % max(axes, 1) for dim in given]
+
+
+def from_the_right(step: Step, axis: int) -> int | None:
+    """Each entry is computed from one entry of the input, which may be repeated."""
+    return axis - step.outputs + step.inputs
+
+
+def _dim(step: Step) -> list[int]:
+    """The axes that a node works along, of its input or, with as many or more axes, its output."""
+    dims = saved(step.node, "dim", None)
+    return positive(dims, max(step.outputs, step.inputs))
+
+
+def _dims(step: Step) -> list[int]:
+    return positive(saved(step.node, "dims", None), max(step.outputs, step.inputs))
+
+
+def _beside(dims: Dim) -> AxisRule:
+    """The node works along some axes, and keeps apart what is beside them."""
+
+    def rule(step: Step, axis: int) -> int | None:
+        along, most = dims(step), max(step.outputs, step.inputs)
+        others = [each for each in range(most) if each not in along]
+        if not along or axis >= step.outputs:
+            return None  # without axes, all are meant
+        if step.outputs == step.inputs:
+            return axis if axis in others else None
+        if step.outputs < step.inputs:
+            return others[axis] if len(others) == step.outputs else None
+        return others.index(axis) if axis in others and len(others) == step.inputs else None
+
+    return rule
+
+
+def _permuted(step: Step, axis: int) -> int | None:
+    return positive(saved(step.node, "dims"), step.inputs)[axis]
+
+
+def _transposed(step: Step, axis: int) -> int | None:
+    pair = positive((saved(step.node, "dim0"), saved(step.node, "dim1")), step.inputs)
+    return pair[1 - pair.index(axis)] if axis in pair else axis
+
+
+def _last_axis_first(step: Step, axis: int) -> int | None:
+    return step.inputs - 1 - axis
+
+
+def _in_front_of(last: int) -> AxisRule:
+    """The node works along the last axes of its first input."""
+
+    def rule(step: Step, axis: int) -> int | None:
+        fits = step.place == 0 and step.inputs == step.outputs
+        return axis if fits and axis < step.outputs - last else None
+
+    return rule
+
+
+def _in_front_of_normalized(step: Step, axis: int) -> int | None:
+    return _in_front_of(len(saved(step.node, "normalized_shape")))(step, axis)
+
+
+def _in_front_of_padded(step: Step, axis: int) -> int | None:
+    return _in_front_of(len(saved(step.node, "pad")) // 2)(step, axis)
+
+
+def _by_input(axes: Mapping[int, Mapping[int, int]]) -> AxisRule:
+    """Axes of inputs by axes of the output, for each input's number."""
+    return lambda step, axis: axes.get(step.place, {}).get(axis)
+
+
+def _with_bias(axes: Mapping[int, Mapping[int, int]]) -> AxisRule:
+    """The same, where input 0 is added to the output."""
+    rest = _by_input(axes)
+    return lambda step, axis: (rest if step.place else from_the_right)(step, axis)
+
+
+def _classes_behind_samples(step: Step, axis: int) -> int | None:
+    """Losses ``[N, *S]`` from class scores ``[N, C, *S]``."""
+    return axis + (axis > 0)
+
+
+def _recurrent(step: Step, axis: int) -> int | None:
+    """Sequences ``[T, N, D]`` and states ``[N, H]`` of one layer."""
+    return step.inputs - 2 if axis == step.outputs - 2 and step.place in (0, 5, 6) else None
+
+
+# The table --------------------------------------------------------------------------------------
+
+_PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
+    # How axes go on. Kinds that compute each element from one element of each input:
+    (
+        "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Celu Clamp ClampMax ClampMin Cos Cosh Elu Erf "
+        "Erfc Erfinv Exp Exp2 Expm1 Floor FusedDropout Gelu Hardshrink Hardsigmoid Hardswish "
+        "Hardtanh LeakyRelu Lgamma Log Log10 Log1P Log2 LogSigmoid Logit Mish NanToNum "
+        "NativeDropout Neg Pow Reciprocal Relu Round Rsqrt RreluWithNoise Sigmoid Sign Silu Sin "
+        "Sinh Softplus Softshrink Sqrt Tan Tanh Threshold Tril Triu Trunc",
+        {"axes": from_the_right},
+    ),
+    (
+        "Add Addcdiv Addcmul Atan2 Div Fmax Fmin Fmod Lerp Logaddexp MaskedFill Maximum Minimum "
+        "Mul PreluKernel Remainder Rsub Sub Where CopyBackwards "
+        "BinaryCrossEntropy BinaryCrossEntropyWithLogits HuberLoss MseLoss SmoothL1Loss "
+        "SoftMarginLoss Expand Repeat",
+        {"axes": from_the_right},
+    ),
+    # Those that work along one axis, or some, and keep apart what is beside it:
+    (
+        "Cat Cummax Cummin Cumprod Cumsum Gather Glu IndexAdd IndexSelect LogSoftmax Logcumsumexp "
+        "SafeSoftmax Scatter ScatterAdd Slice Split SplitWithSizes UnsafeSplit "
+        "UnsafeSplitWithSizes Softmax Sort Topk Amax Amin Kthvalue LinalgVectorNorm Logsumexp Max "
+        "Mean Median Min Mode Nansum Norm Prod Select Stack Std StdMean Sum Unbind Var VarMean",
+        {"axes": _beside(_dim)},
+    ),
+    ("Flip Roll", {"axes": _beside(_dims)}),
+    (
+        "Linear MkldnnLinear ReflectionPad1D ReplicationPad1D UpsampleLinear1D UpsampleNearest1D "
+        "UpsampleNearestExact1D",
+        {"axes": _in_front_of(1)},
+    ),
+    (
+        "AdaptiveAvgPool2D AdaptiveMaxPool2D AvgPool2D MaxPool2D MaxPool2DWithIndices "
+        "MkldnnAdaptiveAvgPool2D MkldnnMaxPool2D ReflectionPad2D ReplicationPad2D "
+        "UpsampleBicubic2D UpsampleBilinear2D UpsampleNearest2D UpsampleNearestExact2D",
+        {"axes": _in_front_of(2)},
+    ),
+    (
+        "AdaptiveAvgPool3D AdaptiveMaxPool3D AvgPool3D MaxPool3DWithIndices MkldnnMaxPool3D "
+        "PixelShuffle PixelUnshuffle ReflectionPad3D ReplicationPad3D UpsampleNearest3D "
+        "UpsampleNearestExact3D UpsampleTrilinear3D",
+        {"axes": _in_front_of(3)},
+    ),
+    ("NativeLayerNorm FusedRmsNorm", {"axes": _in_front_of_normalized}),
+    ("ConstantPadNd", {"axes": _in_front_of_padded}),
+    ("Convolution NativeGroupNorm Im2Col Col2Im", {"axes": _by_input({0: {0: 0}})}),
+    (
+        "NativeBatchNorm CudnnBatchNorm MiopenBatchNorm",
+        {"axes": _by_input({0: {0: 0, 1: 1}, 1: {1: 0}, 2: {1: 0}}), "normalises_channels": True},
+    ),
+    (
+        "ScaledDotProductCudnnAttention ScaledDotProductEfficientAttention "
+        "ScaledDotProductFlashAttention ScaledDotProductFlashAttentionForCpu "
+        "ScaledDotProductFusedAttentionOverrideable",
+        {"axes": _by_input({place: {0: 0, 1: 1} for place in range(3)})},
+    ),
+    ("NllLoss NllLoss2D", {"axes": _classes_behind_samples}),
+    ("Permute", {"axes": _permuted}),
+    ("Transpose", {"axes": _transposed}),
+    ("T", {"axes": _last_axis_first}),
+    ("Mm", {"axes": _by_input({0: {0: 0}, 1: {1: 1}})}),
+    ("Addmm", {"axes": _with_bias({1: {0: 0}, 2: {1: 1}})}),
+    ("Bmm", {"axes": _by_input({0: {0: 0, 1: 1}, 1: {0: 0, 2: 2}})}),
+    ("Baddbmm", {"axes": _with_bias({1: {0: 0, 1: 1}, 2: {0: 0, 2: 2}})}),
+    ("Mv", {"axes": _by_input({0: {0: 0}})}),
+    ("MkldnnRnnLayer", {"axes": _recurrent}),
+    (
+        "View UnsafeView ReshapeAlias Alias ToCopy Clone Squeeze Unsqueeze",
+        {"in_order": True},
+    ),
+    # Which inputs they have, and what counts their rows.
+    ("Addmm", {"weights": (0, 1, 2), "data": "mat1", "features": {0: (1,), 1: (0,), 2: (1,)}}),
+    ("Mm", {"weights": (0, 1), "data": "self", "features": {0: (0,), 1: (1,)}}),
+    ("Bmm", {"weights": (0, 1), "data": "self", "features": {0: (1,), 1: (2,)}}),
+    ("Baddbmm", {"features": {0: (2,), 1: (1,), 2: (2,)}}),
+    ("Convolution", {"weights": (1, 2), "data": "input"}),
+    ("Embedding EmbeddingBag", {"weights": (0,), "data": "indices"}),
+    ("NativeLayerNorm", {"weights": (1, 2), "data": "input"}),
+    ("NativeGroupNorm NativeBatchNorm", {"weights": (1, 2)}),
+    ("MkldnnRnnLayer", {"data": "input"}),
+    ("Mul", {"data": "self"}),
+    ("Embedding", {"is_table": True}),
+    ("Convolution ConvolutionOverrideable NativeGroupNorm", {"rows": 1}),
+    ("NativeBatchNorm CudnnBatchNorm MiopenBatchNorm", {"rows": 2}),
+    (
+        "NativeLayerNorm FusedRmsNorm Embedding EmbeddingBag Add Addcdiv Addcmul Sub Mul Div "
+        "Expand Repeat RepeatInterleave Cat Stack Where Index IndexAdd IndexCopy IndexFill "
+        "IndexPut IndexSelect MkldnnRnnLayer CudnnRnn Trilinear",
+        {"rows": -1},
+    ),
+    # What they are.
+    (
+        "Addmm Mm Bmm Baddbmm Mv Convolution ConvolutionOverrideable NativeGroupNorm "
+        "NativeLayerNorm FusedRmsNorm MkldnnRnnLayer CudnnRnn Trilinear EmbeddingBag "
+        "NativeBatchNorm CudnnBatchNorm MiopenBatchNorm",
+        {"is_layer": True},
+    ),
+    (
+        "T Alias ToCopy View UnsafeView ReshapeAlias Permute Transpose Squeeze Unsqueeze Clone "
+        "Slice Select Split SplitWithSizes Unbind AsStrided Diagonal Detach Neg Flip Roll",
+        {"is_view": True, "is_linear": True},
+    ),
+    ("Add Sub Mul Div Expand Repeat Where Maximum Minimum", {"repeats": True}),
+    (
+        "Index IndexAdd IndexCopy IndexFill IndexPut IndexReduce IndexSelect Embedding "
+        "EmbeddingBag Gather Scatter ScatterAdd ScatterReduce MaskedFill MaskedScatter "
+        "MaskedSelect Where Take Repeat RepeatInterleave Expand CheckpointFunction",
+        {"brings_data": True},
+    ),
+    ("Stack Cat", {"joins": True}),
+    (
+        "Select Unbind Split UnsafeSplit SplitWithSizes UnsafeSplitWithSizes Slice",
+        {"parts": True},
+    ),
+    ("Index IndexSelect MaskedSelect Gather Take", {"selects": True}),
+    (
+        "Add Sub Rsub Mean Sum Stack Cat NllLoss NllLoss2D MaskedFill Gather Index IndexSelect "
+        "MaskedSelect Expand Reshape Nansum",
+        {"is_linear": True},
+    ),
+    ("Div Dot Mul", {"is_product": True}),
 )
-"""Kinds that compute with parameters and data, unless nothing but parameters enters."""
+"""Properties of kinds, by their names without ``Backward`` and the number behind it."""
 
-VIEWS = re.compile(
-    r"^(T|Alias|ToCopy|View|UnsafeView|ReshapeAlias|Permute|Transpose|Squeeze|Unsqueeze|Clone|"
-    r"Slice|Select|Split|SplitWithSizes|Unbind|AsStrided|Diagonal|Detach|Neg|Flip|Roll)Backward\d*$"
-)
-"""Kinds whose output has nothing but the elements of their only input."""
-
-BROADCASTING = re.compile(r"^(Add|Sub|Mul|Div|Expand|Repeat|Where|Maximum|Minimum)Backward")
-"""Kinds that repeat a smaller input for each row."""
-
-INDEXING = re.compile(r"Index|Embedding|Gather|Scatter|Masked|Where|Take|Repeat|Expand|Checkpoint")
-"""Kinds that bring in data, or the number of samples, without having an edge for it."""
-
-CHANNEL_NORMALISATION = re.compile(r"^(Native|Cudnn|Miopen)BatchNorm")
-"""Kinds that normalise channels, in train mode with the statistics of the batch."""
-
-JOINING = re.compile(r"^(Stack|Cat)Backward")
-"""Kinds that put tensors together."""
-
-PARTING = re.compile(r"^(Select|Unbind|(Unsafe)?Split(WithSizes)?|Slice)Backward")
-"""Kinds whose outputs are parts of their input."""
-
-SELECT = "SelectBackward0"
-"""The node of one entry of an axis."""
-
-STACKING = re.compile(r"^StackBackward")
-"""The kind whose output has a row for each of its inputs."""
-
-SELECTING = re.compile(r"^(Index|IndexSelect|MaskedSelect|Gather|Take)Backward")
-"""Kinds whose output has some rows of their input."""
-
-_IMAGES = re.compile(r"^(Convolution|NativeGroupNorm)")
-_LAST_AXIS = re.compile(
-    r"^(NativeLayerNorm|FusedRmsNorm|Embedding|Add|Sub|Mul|Div|Expand|Repeat|Cat|Stack|Where|Index"
-    r"|MkldnnRnn|CudnnRnn|Trilinear)"
-)
+_UNKNOWN = Kind()
 
 
-def feature_axes(kind: str, index: int, dims: int) -> tuple[int, ...]:
-    """The axes of a node's output that belong to one row; the others count rows.
+def _table() -> dict[str, Kind]:
+    found: dict[str, Kind] = {}
+    for names, properties in _PROPERTIES:
+        for name in names.split():
+            found[name] = replace(found.get(name, _UNKNOWN), **properties)
+    return found
 
-    ``index`` is the number of the input that is a parameter, ``dims`` the output's number of axes.
-    """
-    products = node_kind(kind).features
-    if products:
-        return products.get(index, ())
-    if _IMAGES.match(kind):
-        return tuple(range(1, dims))
-    if CHANNEL_NORMALISATION.match(kind):
-        return tuple(range(2, dims))
-    if kind == "EmbeddingBackward0":
-        return (dims - 1,)
-    return (dims - 1,) if _LAST_AXIS.match(kind) and dims > 1 else ()
+
+_KINDS: Mapping[str, Kind] = _table()

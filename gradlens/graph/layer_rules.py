@@ -17,8 +17,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
+from gradlens.graph.hooks import without_hooks
 from gradlens.graph.torch_private import (
     forward_hooks,
     keeps_graph,
@@ -73,13 +75,15 @@ def rule_of(module: nn.Module) -> LayerRule | None:
 class LayerCall:
     """A call of a layer that has a rule, which has returned output number ``output`` of a node.
 
-    ``inputs`` are its arguments, whose tensors had the given ``versions``, and ``origins`` the
-    sequence numbers of the nodes that made them. Nothing refers to the graph, which refers to this.
+    ``inputs`` are its arguments, the last of them for ``keywords``; their tensors had the given
+    ``versions``, and ``origins`` are the sequence numbers of the nodes that made them. Nothing
+    refers to the graph, which refers to this.
     """
 
     module: weakref.ref[nn.Module]
     rule: LayerRule
     inputs: tuple[Any, ...]
+    keywords: tuple[str, ...]
     versions: tuple[int, ...]
     origins: tuple[int, ...]
     output: int
@@ -113,6 +117,38 @@ class LayerCall:
             raise UnavailableError(
                 f"{self.title} raised {type(error).__name__}: {error}; {REMEDY}"
             ) from error
+
+    def gradients_again(self, grad_output: Tensor) -> dict[str, Tensor]:
+        """Gradients of the module's own parameters by a new call and its backward pass.
+
+        Nothing of the user's call, and no hook, is run. ``UnavailableError`` if the call fails.
+        """
+        module = self.module()
+        if module is None or _versions(self.inputs) != self.versions:
+            raise UnavailableError(f"{self.title} can't be checked: {OVERWRITTEN}")
+        own = {n: accumulable(p).clone().requires_grad_() for n, p in self.parameters.items()}
+        inputs = tree_map_only(Tensor, lambda each: _accumulable(each).clone(), self.inputs)
+        first = len(inputs) - len(self.keywords)
+        keywords = dict(zip(self.keywords, inputs[first:], strict=True))
+        device = grad_output.device.type
+        try:
+            with (
+                torch.enable_grad(),
+                torch.autocast(device, enabled=False),
+                torch.random.fork_rng([grad_output.device] if grad_output.is_cuda else []),
+            ):
+                output = functional_call(without_hooks(module), own, inputs[:first], keywords)
+                found = torch.autograd.grad(
+                    output,
+                    [*own.values()],
+                    grad_output.to(output.dtype),
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+        except Exception as error:
+            text = (str(error).splitlines() or [""])[0]
+            raise UnavailableError(f"{self.title} can't be checked by autograd ({text})") from error
+        return dict(zip(own, found, strict=True))
 
     def checked(self, name: str, found: Mapping[str, Tensor], grad_output: Tensor) -> Tensor:
         """The rule's gradients of one parameter; ``UnavailableError`` if their shape is wrong."""
@@ -178,7 +214,7 @@ def _record_call(
     origins = tuple(sequence_number(origin) for origin in made if origin is not None)
     versions = _versions(inputs)
     reference = weakref.ref(module)
-    call = LayerCall(reference, rule, inputs, versions, origins, output.output_nr)
+    call = LayerCall(reference, rule, inputs, (*kwargs,), versions, origins, output.output_nr)
     if node.metadata.setdefault(_CALL, call) is call:
         node.register_hook(partial(_release, node.metadata))
 

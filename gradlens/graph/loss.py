@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gradlens.graph.kinds import VIEWS, Node, kind
+from gradlens.graph.kinds import Node, kind, kind_of
 from gradlens.graph.torch_private import is_saved_elsewhere, output_metadata, saved, signed
 from gradlens.numerics.precision import accumulable
 
@@ -142,7 +142,7 @@ def reduction(loss: Tensor, samples: int, scale: float = 1.0) -> str:
             continue
         if name == "DivBackward":
             divisor *= _divisor(node)
-        elif not (name in PASSED or name in REDUCING or VIEWS.match(kind(node))):
+        elif not (name in PASSED or name in REDUCING or kind_of(kind(node)).is_view):
             continue
         waiting += [(child, divisor) for child, _ in node.next_functions]
     return found.pop() if len(found) == 1 else ""

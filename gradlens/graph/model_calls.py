@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.graph.hooks import HookOwner, takes_hooks
-from gradlens.graph.kinds import VIEWS, Node, kind
+from gradlens.graph.kinds import Node, kind, kind_of
 from gradlens.graph.layer_rules import forget_layer_calls, record_layer_calls
 from gradlens.graph.torch_private import (
     forward_hooks,
@@ -135,7 +135,7 @@ def _numbers(node: Node) -> Iterator[int]:
     An output that is overwritten in place gets another node in place of its views.
     """
     yield sequence_number(node)
-    while VIEWS.match(kind(node)) and node.next_functions[0][0] is not None:
+    while kind_of(kind(node)).is_view and node.next_functions[0][0] is not None:
         node = node.next_functions[0][0]
         yield sequence_number(node)
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import cache
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch._C import _len_torch_function_stack, _pop_torch_function_stack
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import Function
+from torch.autograd.graph import save_on_cpu
 from torch.jit._script import RecursiveScriptModule
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -28,7 +32,9 @@ from torch.nn.modules.pooling import (
     _MaxPoolNd,
 )
 from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils.hooks import RemovableHandle
 
 __all__ = ["tree_flatten", "tree_leaves", "tree_map_only", "tree_unflatten"]
 """The leaves of nested containers, and containers of other leaves.
@@ -109,11 +115,75 @@ def is_saved_elsewhere(node: Any) -> bool:
     return any(one.unpack_hook is not None for one in _saved_tensors(node))
 
 
-def _saved_tensors(node: Any) -> list[Any]:
+@dataclass(frozen=True)
+class StoredTensor:
+    """A saved tensor that hooks store: what they have ``stored`` in its place, and their hook.
+
+    ``frame`` is that of the checkpoint whose hooks they are, if there is one.
+    """
+
+    stored: Any
+    unpack: Callable[[Any], Tensor]
+    frame: Any
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether ``torch.autograd.graph.save_on_cpu`` stores it; reading it changes nothing."""
+        name = f"{save_on_cpu.__name__}.__init__.<locals>.unpack_from_cpu"
+        return getattr(self.unpack, "__qualname__", "") == name
+
+    @property
+    def is_recomputed_once(self) -> bool:
+        """Whether the region has a context of its own, as one for selective checkpointing has.
+
+        That one gives what it has stored to the first recomputation alone.
+        """
+        code, cells = self.frame.recompute_fn.__code__, self.frame.recompute_fn.__closure__
+        contexts = dict(zip(code.co_freevars, cells, strict=True))
+        context = contexts.get("recompute_context")
+        return context is None or not isinstance(context.cell_contents, nullcontext)
+
+    def hand_back(self, key: Any, tensor: Tensor) -> None:
+        """Let the checkpoint return a tensor once more under a key, after it has handed it out."""
+        handle = checkpoint._Handle()
+        self.frame.recomputed[key][handle] = tensor
+        self.stored.handles[key] = handle
+
+
+def stored_tensors(node: Any, *names: str) -> list[StoredTensor]:
+    """The tensors of a node that hooks store, under some names or all, without reading them.
+
+    A checkpoint hands out each tensor once in a backward pass, and computes its region again where
+    the first is read. There is no public way to read one and leave it there.
+    """
+    held = _saved_tensors(node, *names)
+    return [_stored(one) for one in held if one.unpack_hook is not None]
+
+
+def _stored(one: Any) -> StoredTensor:
+    frame = None
+    if isinstance(one.data, checkpoint._Holder):
+        # Its hook, and one around it that reports errors, have the frame as a free variable.
+        hook = one.unpack_hook
+        cells = dict(zip(hook.__code__.co_freevars, hook.__closure__, strict=True))
+        frame = cells["frame"].cell_contents
+    return StoredTensor(one.data, one.unpack_hook, frame)
+
+
+def recomputation_key() -> Any:
+    """What checkpoints tell apart the passes by that recompute them; ``None`` outside of any."""
+    group: Any = checkpoint.GraphExecGroup._get_current_group()
+    if group is not None:
+        return group
+    return backward_pass_id() if in_backward_pass() else None
+
+
+def _saved_tensors(node: Any, *names: str) -> list[Any]:
     """torch's objects that hold the tensors, each with the hook that gives it back."""
     node_type: Any = type(node)
-    slots = [getattr(node, name) for name in _slots(node_type)]
-    return [one for slot in slots for one in (slot if isinstance(slot, tuple) else [slot])]
+    slots = [f"_raw_saved_{name}" for name in names] or _slots(node_type)
+    held = [getattr(node, name, ()) for name in slots]
+    return [one for slot in held for one in (slot if isinstance(slot, tuple) else [slot])]
 
 
 def saved_by_name(node: Any) -> Iterator[tuple[str, Tensor]]:
@@ -128,6 +198,52 @@ def saved_by_name(node: Any) -> Iterator[tuple[str, Tensor]]:
 @cache
 def _slots(node_type: Hashable) -> tuple[str, ...]:
     return tuple(name for name in dir(node_type) if name.startswith("_raw_saved_"))
+
+
+def backward_function(node: Any) -> Callable[..., Any] | None:
+    """The backward function of a ``torch.autograd.Function``, from its node.
+
+    ``None`` if it isn't written in Python. There is no public way from the node to the class.
+    """
+    function = type(node)._forward_cls
+    for name in ("backward", "vjp"):
+        found = getattr(function, name)
+        if found is not getattr(Function, name):
+            return found if isinstance(found, FunctionType) else None
+    return None
+
+
+_HANDING_ON = frozenset(
+    {
+        ("torch.nn.modules._functions", "BackwardHookFunction"),
+        ("torch.nn.parallel.distributed", "_DDPSink"),
+        ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "RegisterPostBackwardFunction"),
+    }
+)
+
+
+def hands_gradients_on(node: Any) -> bool:
+    """Whether a node is that of a function of torch's own whose outputs are its inputs.
+
+    Modules with backward hooks, ``DistributedDataParallel`` and ``fully_shard`` put them into the
+    graph, for what they do when backward comes there.
+    """
+    function = getattr(type(node), "_forward_cls", None)
+    return function is not None and (function.__module__, function.__name__) in _HANDING_ON
+
+
+DispatchMode: TypeAlias = TorchDispatchMode
+"""Base class of contexts that see each operation; its module is private, but in torch's notes."""
+
+
+def written_arguments(operation: Any) -> list[tuple[int, str]]:
+    """The places and names of the arguments that an operation of torch changes.
+
+    Nothing public says so.
+    """
+    arguments = enumerate(operation._schema.arguments)
+    infos = ((place, argument.name, argument.alias_info) for place, argument in arguments)
+    return [(place, name) for place, name, info in infos if info is not None and info.is_write]
 
 
 def output_metadata(node: Any) -> Sequence[Any]:
@@ -231,6 +347,15 @@ def storage_number(tensor: Tensor) -> int:
     ``tensor.untyped_storage().data_ptr()`` is public, but 0 for all that has no memory.
     """
     return int(tensor.untyped_storage()._cdata)
+
+
+def registered_hooks() -> int:
+    """How many hooks have been registered on tensors, nodes, modules and optimizers so far.
+
+    Whether any was since then has no public answer. Those of C++, as for ``retain_grad``, don't
+    count.
+    """
+    return RemovableHandle.next_id
 
 
 def gradient_hooks(tensor: Tensor) -> MutableMapping[int, Any] | None:

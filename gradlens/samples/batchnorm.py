@@ -15,18 +15,17 @@ function of that sample alone. ``BatchNormPolicy`` chooses what gₙ is then:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gradlens.graph.graph import Graph, recomputation
-from gradlens.graph.kinds import CHANNEL_NORMALISATION, SYNCHRONISED, Node, kind
+from gradlens.graph.checkpoints import read_saved
+from gradlens.graph.graph import Graph
+from gradlens.graph.kinds import Node, kind, kind_of
+from gradlens.graph.passes import Gradients, Instead, call
 from gradlens.graph.torch_private import saved
-from gradlens.graph.undisturbed import hooks_muted
 
 BatchNormPolicy: TypeAlias = Literal["coupled", "frozen", "skip"]
 
@@ -55,52 +54,24 @@ def in_front_of(
     return tuple(n for n, p in parameters.items() if p in graph and graph.leaves[id(p)] in below)
 
 
-@contextmanager
-def statistics_frozen(nodes: Sequence[Node]) -> Iterator[None]:
-    """In backward passes inside the context, the nodes' statistics are constants."""
-    recomputed = recomputation()
-    handles = [node.register_hook(partial(_frozen, node, recomputed, {})) for node in nodes]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def frozen(graph: Graph, numbers: Iterable[int]) -> Instead:
+    """What nodes hand on in a backward pass in which their statistics are constants."""
+    return {number: partial(_frozen, graph, number) for number in numbers}
 
 
-def _frozen(
-    node: Node,
-    recomputed: AbstractContextManager[Any],
-    known: dict[str, Tensor | None],
-    grad_inputs: Sequence[Tensor | None],
-    grad_outputs: Sequence[Tensor | None],
-) -> tuple[Tensor | None, ...] | None:
-    if grad_inputs[0] is None or grad_outputs[0] is None:
-        return None
-    if not known:
-        with recomputed:
-            known |= {"inverse": saved(node, "result2"), "weight": saved(node, "weight")}
-    factor, weight = known["inverse"], known["weight"]
+def _frozen(graph: Graph, number: int, gradients: Gradients) -> Gradients:
+    to_input, *to_weights = call(graph, number, gradients)
+    gradient = gradients[0]
+    if to_input is None or gradient is None:
+        return (to_input, *to_weights)
+    factor, weight = (read_saved(graph.nodes[number], name) for name in ("result2", "weight"))
     assert factor is not None
     if weight is not None:
         factor = factor * weight.detach().to(factor.dtype)
-    by_channel = factor.reshape(-1, *[1] * (grad_inputs[0].dim() - 2))
-    return ((grad_outputs[0] * by_channel).to(grad_inputs[0].dtype), *grad_inputs[1:])
+    by_channel = factor.reshape(-1, *[1] * (to_input.dim() - 2))
+    return ((gradient * by_channel).to(to_input.dtype), *to_weights)
 
 
 def uses_statistics(node: Node) -> bool:
     """Whether a node computes statistics of its input and normalises with them, by channel."""
-    return bool(CHANNEL_NORMALISATION.match(kind(node)) and saved(node, "training"))
-
-
-def uncoupled_gradients(
-    loss: Tensor, nodes: Sequence[Node], parameters: Mapping[str, nn.Parameter]
-) -> None:
-    """Run a backward pass with frozen statistics, for the hooks on the graph; keeps p.grad.
-
-    ``RuntimeError`` if the graph allows none.
-    """
-    if any(kind(node) == SYNCHRONISED for node in nodes):
-        raise RuntimeError("they are those of all processes")
-    wanted = [parameter for parameter in parameters.values() if parameter.requires_grad]
-    with statistics_frozen(nodes), hooks_muted(wanted):
-        torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
+    return bool(kind_of(kind(node)).normalises_channels and saved(node, "training"))

@@ -14,7 +14,7 @@ from operator import index
 from typing import SupportsIndex, TypeAlias
 
 from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import INDEXING, JOINING, LAYERS, LEAF, PARTING
+from gradlens.graph.kinds import LEAF, kind_of
 from gradlens.graph.torch_private import sequence_number
 from gradlens.numerics.unavailable import UnavailableError
 
@@ -347,7 +347,7 @@ def _is_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> bool:
         kind = graph.kinds[above[0]]
         if alone[above[0]]:
             weights.add(above)
-        elif kind == LEAF or LAYERS.match(kind) or INDEXING.search(kind):
+        elif kind == LEAF or kind_of(kind).is_layer or kind_of(kind).brings_data:
             return False
         elif above not in passed:
             passed.add(above)
@@ -395,7 +395,7 @@ def _is_row(graph: Graph, edge: Edge) -> bool:
             shape = graph.shape(below)
             if prod(shape) == 1 and shape:
                 waiting.append(below)
-            elif PARTING.match(graph.kinds[above[0]]) and shape[0] > graph.shape(above)[0]:
+            elif kind_of(graph.kinds[above[0]]).parts and shape[0] > graph.shape(above)[0]:
                 found = True
             else:
                 return False
@@ -406,7 +406,7 @@ def _joined(
     graph: Graph, edge: Edge, below: Sequence[Edge], alone: Sequence[bool], single_samples: int
 ) -> list[Edge]:
     """The first edges that hold rows behind numbers that were stacked, such as several losses."""
-    if not JOINING.match(graph.kinds[edge[0]]) or len(below) == single_samples:
+    if not kind_of(graph.kinds[edge[0]]).joins or len(below) == single_samples:
         return []
     if any(prod(graph.shape(child)) > 1 for child in below):
         return []

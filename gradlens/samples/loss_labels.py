@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import JOINING, LEAF, PARTING, SELECT, SELECTING, STACKING
+from gradlens.graph.kinds import LEAF, kind_of, positive
 from gradlens.graph.torch_private import saved
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.candidates import (
@@ -26,9 +26,8 @@ from gradlens.samples.candidates import (
     LossInputs,
     listed,
 )
-from gradlens.samples.labels import LabelledEdge, Source, read_labels
-from gradlens.samples.plan import NO_SAMPLE
-from gradlens.samples.structure import positive
+from gradlens.samples.labels import Labels
+from gradlens.samples.rows import NO_SAMPLE, LabelledEdge, Source
 from gradlens.samples.uses import FINE_ELEMENTS
 
 
@@ -52,6 +51,7 @@ class LabelledInputs:
     is_unsure: bool = False
     are_views: bool = False
     may_be_one_each: bool = False
+    tracing: tuple[Labels, ...] = ()
 
 
 def labelled_inputs(
@@ -61,7 +61,8 @@ def labelled_inputs(
 
     ``UnavailableError`` if they are certain for none of the inputs.
     """
-    found = [_labelled_input(graph, edge, alone, candidate) for edge in inputs.edges]
+    tracing: list[Labels] = []
+    found = [_labelled_input(graph, edge, alone, candidate, tracing) for edge in inputs.edges]
     sources = tuple(each.source for each in found)
     uncertain = [source for source in sources if source.labels is None]
     if uncertain and candidate.known_by == PASSED and not inputs.connected:
@@ -83,6 +84,7 @@ def labelled_inputs(
         are_views=_are_views(graph, inputs, origins, candidate.samples),
         may_be_one_each=len(_square_parts(graph, inputs.edges, candidate.samples))
         >= candidate.samples,
+        tracing=tuple(tracing),
     )
 
 
@@ -98,11 +100,11 @@ def _square_parts(graph: Graph, edges: Sequence[Edge], samples: int) -> set[Edge
     while waiting:
         edge = waiting.pop()
         kind, below = graph.kinds[edge[0]], list(graph.descend(edge))
-        if edge in visited or (len(below) > 1 and not JOINING.match(kind)):
+        if edge in visited or (len(below) > 1 and not kind_of(kind).joins):
             continue
         visited.add(edge)
         waiting += below
-        if PARTING.match(kind):
+        if kind_of(kind).parts:
             whole = graph.shape(below[0])
             is_square = whole.count(samples) > 1 or (whole[0] > 0 and whole[0] % samples**2 == 0)
             found |= {edge} if is_square else set()
@@ -115,7 +117,7 @@ def _are_views(graph: Graph, inputs: LossInputs, origins: set[Edge], samples: in
     if len(inputs.rows) > 1 or not 1 < rows < samples or samples % rows:
         return False
     between = graph.below(n for n, _ in inputs.edges) - graph.below(n for n, _ in origins)
-    return not any(SELECTING.match(graph.kinds[number]) for number in between)
+    return not any(kind_of(graph.kinds[number]).selects for number in between)
 
 
 def _outputs(graph: Graph, edges: Sequence[Edge], alone: Sequence[bool]) -> set[Edge]:
@@ -144,7 +146,11 @@ class _LabelledInput:
 
 
 def _labelled_input(
-    graph: Graph, edge: Edge, alone: Sequence[bool], candidate: Candidate
+    graph: Graph,
+    edge: Edge,
+    alone: Sequence[bool],
+    candidate: Candidate,
+    tracing: list[Labels],
 ) -> _LabelledInput:
     shape, samples = graph.shape(edge), candidate.samples
     if samples == 1:
@@ -152,9 +158,11 @@ def _labelled_input(
     labels = _along_axis(shape, samples, candidate.axis, least_axes=2)
     if labels is None:
         behind = _nearest_with_axis(graph, edge, alone, candidate)
-        return _LabelledInput(Source(edge, _traced(graph, edge, behind, candidate)), behind)
+        return _LabelledInput(
+            Source(edge, _traced(graph, edge, behind, candidate, tracing)), behind
+        )
     behind, are_stacked = _selected_from(graph, edge, alone, candidate)
-    traced = _traced(graph, edge, behind, candidate)
+    traced = _traced(graph, edge, behind, candidate, tracing)
     if not behind or (traced is not None and _is_one_row_each(traced, samples)):
         return _LabelledInput(Source(edge, labels))  # in the loss's order
     if traced is None and are_stacked:
@@ -203,7 +211,11 @@ def _along_axis(
 
 
 def _traced(
-    graph: Graph, edge: Edge, behind: Sequence[Edge], candidate: Candidate
+    graph: Graph,
+    edge: Edge,
+    behind: Sequence[Edge],
+    candidate: Candidate,
+    tracing: list[Labels],
 ) -> Tensor | None:
     """Samples of an input's rows, by the rows of tensors behind it that have an axis of N entries.
 
@@ -217,7 +229,7 @@ def _traced(
     kinds = [(shape[:-1], False), (shape, False)] if shape[1:] else [(shape, False), ((), False)]
     if prod(shape) <= FINE_ELEMENTS:
         kinds.append((shape, True))
-    each = (_traced_rows(graph, edge, behind, candidate, *kind) for kind in kinds)
+    each = (_traced_rows(graph, edge, behind, candidate, tracing, *kind) for kind in kinds)
     return next((found for found in each if found is not None), None)
 
 
@@ -226,6 +238,7 @@ def _traced_rows(
     edge: Edge,
     behind: Sequence[Edge],
     candidate: Candidate,
+    tracing: list[Labels],
     rows: tuple[int, ...],
     fine: bool,
 ) -> Tensor | None:
@@ -238,7 +251,9 @@ def _traced_rows(
     numbers = torch.arange(prod(rows)).reshape(*rows, *[1] * (len(shape) - len(rows)))
     edges = [LabelledEdge(each, () if fine else _last_axis(graph.shape(each))) for each in behind]
     samples = torch.full((prod(rows),), NO_SAMPLE)
-    for below, found in read_labels(graph, [Source(edge, numbers)], edges, prod(rows)).items():
+    # Two labels more than there are rows, which none has, so that no labels are those of all.
+    tracing.append(Labels(graph, [Source(edge, numbers)], prod(rows) + 2))
+    for below, found in tracing[-1].of(edges).items():
         labels = found.cpu()
         along = _along_axis(graph.shape(below.edge), candidate.samples, candidate.axis)
         if along is None or bool((labels < NO_SAMPLE).any()):
@@ -279,13 +294,13 @@ def _selected_from(
             continue
         visited.add(above)
         shape, kind = graph.shape(above), graph.kinds[above[0]]
-        if STACKING.match(kind):
+        if kind.startswith("StackBackward"):
             found += _nearest_with_axis(graph, above, alone, candidate, whole=True)
             continue
         for below in graph.descend(above):
             behind = graph.shape(below)
             other = behind[:1] != shape[:1] or len(behind) > len(shape)
-            if other and SELECTING.match(kind):
+            if other and kind_of(kind).selects:
                 found += _nearest_with_axis(graph, above, alone, candidate)
                 are_stacked = False
             elif behind[:1] == shape[:1]:
@@ -306,7 +321,7 @@ def _is_part(graph: Graph, edge: Edge, axis: int) -> bool:
             continue
         visited.add(above)
         shape, below = graph.shape(above), list(graph.descend(above))
-        if PARTING.match(graph.kinds[above[0]]):
+        if kind_of(graph.kinds[above[0]]).parts:
             whole = graph.shape(below[0])
             dims = positive(saved(graph.nodes[above[0]], "dim"), len(whole))
             if axis in dims and shape != whole:
@@ -336,7 +351,7 @@ def _nearest_with_axis(
         visited.add(below)
         shape = graph.shape(below)
         is_part = _is_part(graph, below, candidate.axis) or (
-            whole and (len(shape) < 2 or graph.kinds[below[0]] == SELECT)
+            whole and (len(shape) < 2 or graph.kinds[below[0]] == "SelectBackward0")
         )
         fits = bool(shape) and not is_part
         if fits and _along_axis(shape, candidate.samples, candidate.axis) is not None:

@@ -10,14 +10,14 @@ from string import digits
 import torch
 from torch import Tensor
 
-from gradlens.graph.graph import Edge, Graph, recomputation
-from gradlens.graph.kinds import VIEWS, Node
+from gradlens.graph.checkpoints import read_again
+from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.kinds import Node, kind_of, positive
 from gradlens.graph.loss import KINDS
-from gradlens.graph.torch_private import output_metadata, saved
+from gradlens.graph.torch_private import hands_gradients_on, saved
 from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.samples.labels import LabelledEdge
-from gradlens.samples.structure import positive
+from gradlens.samples.rows import LabelledEdge
 
 
 def term_nodes(graph: Graph) -> list[int]:
@@ -38,7 +38,7 @@ def term_nodes(graph: Graph) -> list[int]:
             found.append(number)
         elif _is_linear(graph, number):
             waiting += graph.descend(edge)
-        elif _hands_on(graph, number):
+        elif hands_gradients_on(graph.nodes[number]):
             waiting += [each for each in [graph.children[number][edge[1]]] if each is not None]
         else:
             raise UnavailableError(NO_SUM.format(kind=_name(graph, number)))
@@ -70,7 +70,7 @@ def contributions(node: Node, name: str, gradient: Tensor) -> Tensor:
 
     ``gradient`` is that at the node's output.
     """
-    with recomputation():
+    with read_again(node):
         values = accumulable(KINDS[name.rstrip(digits)].values(node))
     weights = accumulable(gradient)
     if KINDS[name.rstrip(digits)].reduces and saved(node, "reduction") == _MEAN:
@@ -91,34 +91,14 @@ def _is_linear(graph: Graph, number: int) -> bool:
     """Whether a node's output is linear in those of its inputs that depend on the parameters."""
     name, edges = _name(graph, number), graph.children[number]
     known = [edge is not None for edge in edges]
-    if name in _PRODUCTS:
+    if kind_of(name).is_product:
         return sum(known) == 1 and (name != "DivBackward" or known[0])
-    return bool(edges) and all(known) and (name in _LINEAR or bool(VIEWS.match(name)))
+    return bool(edges) and all(known) and kind_of(name).is_linear
 
-
-def _hands_on(graph: Graph, number: int) -> bool:
-    """Whether a node's outputs are its inputs, in the same order."""
-    outputs = len(output_metadata(graph.nodes[number]))
-    return graph.kinds[number] == _OF_PROCESSES and len(graph.children[number]) == outputs
-
-
-_OF_PROCESSES = "_DDPSinkBackward"
-"""The node of what a model in ``DistributedDataParallel`` returns, if parameters may be unused."""
 
 _MEAN = 1
 """The number of the reduction in what nodes save."""
 
-
-_LINEAR = frozenset(
-    f"{name}Backward"
-    for name in (
-        "Add", "Sub", "Rsub", "Mean", "Sum", "Stack", "Cat", "NllLoss", "NllLoss2D", "MaskedFill",
-        "Gather", "Index", "IndexSelect", "MaskedSelect", "Expand", "Reshape", "Nansum",
-    )
-)  # fmt: skip
-"""Kinds that are linear in all of their inputs together, with views."""
-_PRODUCTS = frozenset({"DivBackward", "DotBackward", "MulBackward"})
-"""Kinds that are linear in one input, if no other one depends on the parameters."""
 
 NO_SUM = (
     "the contributions of single samples to the loss can't be read off its graph, in which "

@@ -14,11 +14,11 @@ from math import lgamma, log, prod
 import torch
 from torch import Tensor
 
-from gradlens.graph.graph import Graph, Use, recomputation
-from gradlens.graph.kinds import node_kind
+from gradlens.graph.checkpoints import read_saved, why_not_to_read
+from gradlens.graph.graph import Graph, Use
+from gradlens.graph.kinds import kind_of
 from gradlens.graph.model_calls import Given
-from gradlens.graph.torch_private import saved
-from gradlens.samples.plan import NO_SAMPLE
+from gradlens.samples.rows import NO_SAMPLE
 
 MAX_ELEMENTS = 2**22
 """Larger tensors, of 16 MiB in single precision, aren't searched for the model's input."""
@@ -190,11 +190,10 @@ def _may_be_of(read: Tensor, storages: Set[int], sizes: Set[tuple[int, int]]) ->
 
 
 def _read_by(graph: Graph, number: int) -> Tensor | None:
-    name = node_kind(graph.kinds[number]).data
-    if not name:
+    name = kind_of(graph.kinds[number]).data
+    if not name or why_not_to_read(graph.nodes[number]):
         return None
-    with recomputation():
-        read: Tensor | None = saved(graph.nodes[number], name)
+    read = read_saved(graph.nodes[number], name)
     return None if read is None or read.layout != torch.strided else read
 
 

@@ -20,7 +20,7 @@ from gradlens.graph.model_calls import Given
 from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.history.coverage import few
 from gradlens.numerics.unavailable import UnavailableError, first_line
-from gradlens.samples.batchnorm import in_front_of, statistics_frozen, uses_statistics
+from gradlens.samples.batchnorm import frozen, in_front_of, uses_statistics
 from gradlens.samples.candidates import (
     BY_LOSS,
     CALLED,
@@ -34,21 +34,18 @@ from gradlens.samples.candidates import (
     second_axis_fits_better,
     second_axis_may_count,
 )
-from gradlens.samples.labels import UNREADABLE, LabelledEdge, Source, read_labels
+from gradlens.samples.labels import Labels
 from gradlens.samples.loss_labels import LabelledInputs, labelled_inputs
 from gradlens.samples.loss_terms import rows_of, term_nodes
 from gradlens.samples.model_inputs import ModelInputs, reads_data
-from gradlens.samples.plan import NO_SAMPLE, LabelledUse, LossTerm, Plan, RowIndex
+from gradlens.samples.plan import LabelledUse, LossTerm, Plan
+from gradlens.samples.rows import NO_SAMPLE, UNREADABLE, LabelledEdge, RowIndex, Source
 from gradlens.samples.rule_checks import disagreements
-from gradlens.samples.structure import structure_of
 from gradlens.samples.uses import Finder, Ways
 
 MAX_ROUNDS = 3
 """Rounds of labelled passes for one plan: the first one is for the outputs of layers, further ones
 are for computations with parameters that all samples share."""
-
-_TERMS = ""
-"""What stands for the loss's terms among the names of parameters."""
 
 _Labels: TypeAlias = tuple[tuple[Any, ...] | None, ...]
 
@@ -278,7 +275,12 @@ def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _At
         raise UnavailableError(OTHER_AXIS.format(samples=candidate.samples))
     orders = [each.order(loss.graph, uses) for each in inputs if found.in_parts]
     order = next((each for each in orders if each is not None), None)
-    plan = planner.reusable(plan) if order is None else plan.part(order)
+    labelled = [planner.labels, *found.tracing]
+    plan = replace(
+        plan if order is None else plan.part(order),
+        holds=order is None and not any(each.are_read for each in labelled),
+        selections=tuple(selection for each in labelled for selection in each.selections),
+    )
     return _Attempt(candidate, plan, agrees, found)
 
 
@@ -294,13 +296,13 @@ def _as_key(labels: Tensor | None) -> tuple[Any, ...] | None:
 
 def _are_of_one_each(uses: Sequence[LabelledUse]) -> bool:
     """Whether the rows of each use belong to one sample, but not all to the same."""
-    found = [{*use.rows[0].read.unique().tolist()} - {NO_SAMPLE} for use in uses if 0 in use.rows]
+    found = [{*use.rows[0].labels.unique().tolist()} - {NO_SAMPLE} for use in uses if 0 in use.rows]
     return all(len(each) <= 1 for each in found) and len(set().union(*found)) > 1
 
 
 def _labels_of_uses(plan: Plan) -> list[tuple[Use, Tensor]]:
     labelled = (use for uses in plan.uses.values() for use in uses)
-    return [(use.use, use.rows[0].read) for use in labelled if 0 in use.rows]
+    return [(use.use, use.rows[0].labels) for use in labelled if 0 in use.rows]
 
 
 def _nothing(parameters: Iterable[str], reason: str) -> Plan:
@@ -326,8 +328,7 @@ def plan_of_rows(
     candidate = Candidate(samples, axis, "the rows of the outputs")
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
-    planner = _Planner(_LossGraph(graph, parameters), candidate, [source])
-    return planner.reusable(planner.plan())
+    return _Planner(_LossGraph(graph, parameters), candidate, [source]).plan()
 
 
 class _Planner:
@@ -349,6 +350,7 @@ class _Planner:
             for number, node in enumerate(graph.nodes)
             if uses_statistics(node) and number not in self._hidden and self._has_images(number)
         ]
+        self.labels = Labels(graph, sources, candidate.samples, frozen(graph, self._normalising))
 
     def _has_images(self, number: int) -> bool:
         """False for instance normalisation, which normalises channels ``[1, N·C]`` of samples."""
@@ -365,7 +367,7 @@ class _Planner:
             new = [edge for edge in unique if edge.edge[0] not in self._hidden]
             if not new:
                 break
-            labels |= self._read(new)
+            labels |= self.labels.of(new)
             ways = {name: self._finder.ways(p, labels) for name, p in self._inside.items()}
             new = [edge for way in ways.values() if way.mixed for edge in way.unlabelled]
         coupling = [
@@ -375,11 +377,6 @@ class _Planner:
         ]
         plan = self._without_unknown_rows(self._settled(ways, labels, coupling))
         return self._with_checked_rules(plan)
-
-    def _read(self, edges: Sequence[LabelledEdge]) -> dict[LabelledEdge, Tensor]:
-        nodes = [self._graph.nodes[number] for number in self._normalising]
-        with statistics_frozen(nodes):
-            return read_labels(self._graph, self._sources, edges, self._candidate.samples)
 
     def _settled(
         self,
@@ -406,8 +403,12 @@ class _Planner:
             tuple(name for name, way in ways.items() if way.beside),
             tuple(coupling),
             mixed=any(
-                way.mixed and reasons[n] not in (HIDDEN, RAN_COMPILED) for n, way in ways.items()
+                way.mixed
+                and reasons[n] not in (HIDDEN, RAN_COMPILED, *self.labels.refused.values())
+                for n, way in ways.items()
             ),
+            holds=not self.labels.are_read,
+            selections=self.labels.selections,
         )
 
     def _without_unknown_rows(self, plan: Plan) -> Plan:
@@ -446,11 +447,11 @@ class _Planner:
         try:
             terms = [(node, rows_of(self._graph, node)) for node in term_nodes(self._graph)]
             edges = {edge for _, sizes in terms for each in sizes for edge in each}
-            labels = self._read([*edges])
+            labels = self.labels.of(edges)
             found = tuple(self._term(node, sizes, labels) for node, sizes in terms)
         except UnavailableError as reason:
             return replace(plan, without_losses=str(reason))
-        return replace(plan, terms=found)
+        return replace(plan, terms=found, holds=not self.labels.are_read)
 
     def _term(
         self,
@@ -468,22 +469,6 @@ class _Planner:
                 output = first.edge[1]
                 return LossTerm(node, LabelledUse(use, {output: rows}, {output: first.features}))
         raise UnavailableError(MEETING_IN_LOSS.format(kind=self._graph.kinds[node]))
-
-    def reusable(self, plan: Plan) -> Plan:
-        """The plan for all graphs of the same structure, if it follows from this."""
-        samples = self._candidate.samples
-        uses = {**plan.uses, _TERMS: tuple(term.rows for term in plan.terms)}
-        found = structure_of(self._graph, self._sources, samples, uses)
-        if found is None:
-            return plan
-        rows = found.uses[_TERMS]
-        return replace(
-            plan,
-            uses={name: each for name, each in found.uses.items() if name != _TERMS},
-            terms=tuple(replace(t, rows=r) for t, r in zip(plan.terms, rows, strict=True)),
-            holds=True,
-            selections=found.selections,
-        )
 
     def _labelled(
         self, use: Use, labels: Mapping[LabelledEdge, Tensor], indices: dict[LabelledEdge, RowIndex]
@@ -516,7 +501,7 @@ class _Planner:
         if not way.mixed:
             return "" if way.uses else BESIDE
         if unreadable & set(way.mixed):
-            return NOT_READABLE
+            return self._why_not_read(way.mixed)
         if way.reason:
             return way.reason
         if SYNCHRONISED in self._graph.kinds:
@@ -528,6 +513,13 @@ class _Planner:
         samples, is_passed = self._candidate.samples, self._candidate.known_by == PASSED
         where = WHERE.format(behind=few(behind) or "the loss", samples=samples)
         return MEETING + where + ("" if is_passed else OTHER_N.format(samples=samples))
+
+    def _why_not_read(self, nodes: Sequence[int]) -> str:
+        """Why the samples of some rows at nodes can't be read off."""
+        for number, reason in self.labels.refused.items():
+            if not self._graph.below([number]).isdisjoint(nodes):
+                return reason
+        return NOT_READABLE
 
     def _first_behind(self, node: int, apart: Mapping[int, str]) -> list[str]:
         """The parameters of the first nodes towards the loss at which samples are apart."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 from gradlens.graph.graph import Graph, RuledCall
 from gradlens.graph.layer_rules import REMEDY, LayerCall, layer_call
 from gradlens.graph.torch_private import output_metadata
-from gradlens.graph.undisturbed import hooks_muted
-from gradlens.numerics.precision import accumulable
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.samples.labels import signed
+from gradlens.samples.powers_of_two import signed
 
 TF32_EPS = 2.0**-10
 """Relative rounding of matrix products in float32 off a CPU, which may be computed in TF32."""
@@ -34,22 +31,19 @@ def disagreements(graph: Graph, ruled: RuledCall) -> dict[str, str]:
     names = dict(ruled.names)
     try:
         found = call.row_gradients(start)
-        expected = _by_autograd(graph, ruled, call.output, weighted)
+        expected = call.gradients_again(weighted)
     except UnavailableError as reason:
         return dict.fromkeys(names.values(), str(reason))
-    except RuntimeError as error:  # of a graph that allows no pass besides the user's own
-        text = (str(error).splitlines() or [""])[0]
-        return dict.fromkeys(names.values(), f"{call.title} can't be checked by autograd ({text})")
     reasons, tolerance = {}, _tolerance(graph, ruled)
-    for leaf, name in names.items():
+    for name in names.values():
         try:
             rows = call.checked(name, found, start)
         except UnavailableError as reason:
             reasons[name] = str(reason)
             continue
         total = torch.tensordot(weights.to(rows.dtype), rows, 1)
-        difference = float((total - expected[leaf]).norm() / expected[leaf].norm())
-        if not (difference <= tolerance or torch.equal(total, expected[leaf])):
+        difference = float((total - expected[name]).norm() / expected[name].norm())
+        if not (difference <= tolerance or torch.equal(total, expected[name])):
             reasons[name] = (
                 f"{call.title} gives gradients of {name!r} that differ from autograd's by "
                 f"{difference:.2g} times their norm; {REMEDY}"
@@ -60,34 +54,6 @@ def disagreements(graph: Graph, ruled: RuledCall) -> dict[str, str]:
 def _metadata(graph: Graph, ruled: RuledCall, call: LayerCall) -> Tensor:
     metadata: Tensor = output_metadata(graph.nodes[ruled.node])[call.output]
     return metadata
-
-
-def _by_autograd(
-    graph: Graph, ruled: RuledCall, output: int, gradient: Tensor
-) -> dict[int, Tensor]:
-    """Gradients of the layer's own parameters by this call alone, by their leaves."""
-    leaves = [leaf for leaf, _ in ruled.names]
-    parameters = [graph.nodes[leaf].variable for leaf in leaves]
-    # Without the way through the layer's inputs, which may be computed from its parameters, too.
-    handles = [graph.nodes[origin].register_prehook(_zeros) for origin in ruled.origins]
-    try:
-        with hooks_muted(parameters):
-            found = torch.autograd.grad(
-                [GradientEdge(graph.nodes[ruled.node], output)],
-                parameters,
-                [gradient],
-                retain_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {leaf: accumulable(each) for leaf, each in zip(leaves, found, strict=True)}
-
-
-def _zeros(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    return tuple(None if each is None else torch.zeros_like(each) for each in gradients)
 
 
 def _tolerance(graph: Graph, ruled: RuledCall) -> float:

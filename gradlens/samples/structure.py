@@ -1,416 +1,596 @@
-"""Whether the structure of a graph alone says which rows belong to which sample.
+"""Which samples the structure of a graph says that its rows belong to, without any backward pass.
 
-Labels are read off the numbers of one graph. They hold for all graphs of the same structure if no
-number can move a row to another sample, or mix the rows of several. This is shown by following the
-axis that counts the samples from the loss's inputs down to the nodes where parameters are used. A
-node that may move or mix entries along that axis, and any node of a kind that isn't listed here,
-ends the proof.
+The labels at the loss's inputs are followed down the graph: through each node goes the axis that
+its kind hands on (``gradlens.graph.kinds``). Where a node puts tensors together, cuts them or
+selects entries by indices, the labels are put together, cut and selected in the same way, by what
+the node has saved. A node that may mix entries along an axis of different samples ends that, and so
+does any kind that isn't known, and a function in Python. Labels that follow hold for all graphs of
+the same structure and the same indices, whatever the other numbers are.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from string import digits
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from gradlens.fully_shard.torch_private import hands_gradients_on
-from gradlens.graph.graph import Edge, Graph, is_python_function, recomputation
-from gradlens.graph.kinds import Node
-from gradlens.graph.torch_private import saved
-from gradlens.samples.labels import Source
-from gradlens.samples.plan import NO_SAMPLE, LabelledUse, RowIndex, Selection
+from gradlens.graph.checkpoints import read_saved
+from gradlens.graph.graph import Edge, Graph, is_python_function
+from gradlens.graph.kinds import (
+    LEAF,
+    Node,
+    Step,
+    from_the_right,
+    kind_of,
+    positive,
+)
+from gradlens.graph.torch_private import hands_gradients_on, saved, signed
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.samples.rows import MIXED, NO_SAMPLE, LabelledEdge, Source
+
+MOST_LABELS = 2**24
+"""Labels of a tensor that are written out: 128 MiB. Most axes have one label for all entries."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The indices ``name`` of a node that selects rows, the one at ``place`` of several."""
+
+    node: int
+    name: str
+    place: int
+    index: Tensor
+
+    def is_in(self, graph: Graph) -> bool:
+        """Whether another graph of the same structure has the same indices there."""
+        try:
+            found = _read(graph.nodes[self.node], self.name)
+        except UnavailableError:
+            return False
+        other = found[self.place]
+        return other is not None and torch.equal(other, self.index)
+
+
 class Structure:
-    """Uses of parameters with the labels that follow from the structure of a graph.
+    """The samples of the elements at all edges below some sources, by the structure of the graph.
 
-    ``selections`` are the indices by which nodes on the way select rows of samples.
+    Labels have as many axes as their edge's tensor; an axis of length 1 has the same labels for all
+    entries. ``selections`` are the indices that were read.
     """
 
-    uses: Mapping[str, tuple[LabelledUse, ...]]
-    selections: tuple[Selection, ...] = ()
-
-
-def structure_of(
-    graph: Graph,
-    sources: Sequence[Source],
-    samples: int,
-    uses: Mapping[str, tuple[LabelledUse, ...]],
-) -> Structure | None:
-    """The labels of the uses' rows, if they follow from the structure.
-
-    Rows without gradient, whose labels can't be read, have them, too. ``None`` if it isn't certain,
-    or if other labels were read.
-    """
-    way = _Way(graph, samples, {use.use.node for each in uses.values() for use in each})
-    if samples > 1 and not way.follow(sources):
-        return None
-    indices: dict[tuple[Edge, tuple[int, ...]], RowIndex] = {}
-    for use in (use for each in uses.values() for use in each):
-        for output, read in use.rows.items():
-            edge, features = (use.use.node, output), use.features[output]
-            if (edge, features) in indices:
-                continue
-            found = way.rows(edge, features, read.labels.device)
-            known = read.labels != NO_SAMPLE
-            if found is None or bool((known & (found.labels != read.labels)).any()):
-                return None
-            indices[edge, features] = found
-    return Structure(
-        {name: tuple(_with(use, indices) for use in each) for name, each in uses.items()},
-        tuple(way.selections),
-    )
-
-
-def _with(
-    use: LabelledUse, indices: Mapping[tuple[Edge, tuple[int, ...]], RowIndex]
-) -> LabelledUse:
-    features = use.features.items()
-    return replace(use, rows={o: indices[(use.use.node, o), axes] for o, axes in features})
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """The axis that counts the samples: its entry i belongs to sample (i // stride) mod N."""
-
-    number: int
-    stride: int
-
-    def elements(self, shape: Sequence[int]) -> int:
-        """The stride with which the elements of a tensor belong to the samples."""
-        return self.stride * math.prod(shape[self.number + 1 :])
-
-
-class _Way:
-    """Follows samples from the loss's inputs down to some nodes.
-
-    Each edge on the way has a stride: element i of what flows there belongs to sample
-    (i // stride) mod N.
-    """
-
-    def __init__(self, graph: Graph, samples: int, nodes: set[int]) -> None:
+    def __init__(self, graph: Graph, sources: Sequence[Source], samples: int) -> None:
         self._graph = graph
         self._samples = samples
-        self._wanted = _made_of(graph, nodes)
-        self._strides: dict[Edge, int] = {}
+        self._next = len(graph) - 1
+        self._labels: dict[Edge, Tensor | None] = {}
+        self._incomplete: set[Edge] = set()
         self.selections: list[Selection] = []
+        for source in sources:
+            labels = source.labels
+            # Rows of no sample have a label of their own, which no other row has.
+            labels = None if labels is None else labels.masked_fill(labels == NO_SAMPLE, samples)
+            self._merge(source.edge, labels)
 
-    def follow(self, sources: Sequence[Source]) -> bool:
-        """Whether the samples of everything on the way are certain."""
-        below = (source for source in sources if source.edge[0] in self._wanted)
-        return all(self._set(source.edge, self._at(source)) for source in below) and all(
-            self._set(edge, self._below((number, output), place))
-            for number in sorted(self._wanted, reverse=True)
-            for place, edge in enumerate(self._graph.children[number])
-            if edge is not None and edge[0] in self._wanted
-            for output in self._graph.outputs_of(number)
-            if (number, output) in self._strides
-        )
-
-    def rows(self, edge: Edge, features: tuple[int, ...], device: torch.device) -> RowIndex | None:
-        """The samples of the rows at an edge."""
-        shape = self._graph.shape(edge)
-        rows = [length for each, length in enumerate(shape) if each not in features]
-        if self._samples == 1:
-            return RowIndex(torch.zeros(rows, dtype=torch.long, device=device), 1)
-        axis = self._axis(shape, self._strides[edge]) if edge in self._strides else None
-        if axis is None or axis.number in features:
+    def rows(self, labelled: LabelledEdge) -> Tensor | None:
+        """Labels ``[*S]`` of the rows at an edge; ``None`` where the structure doesn't say them."""
+        shape = self._graph.shape(labelled.edge)
+        rows = [length for axis, length in enumerate(shape) if axis not in labelled.features]
+        found = self.labels(labelled.edge)
+        if found is None:
             return None
-        numbers = torch.arange(shape[axis.number], device=device) // axis.stride % self._samples
-        behind = [each for each in range(axis.number + 1, len(shape)) if each not in features]
-        labels = numbers.reshape(-1, *[1] * len(behind)).expand(rows).contiguous()
-        return RowIndex(labels, self._samples)
+        if not prod(shape):
+            return torch.full(rows, NO_SAMPLE)
+        labels = labelled.rows(found)
+        most = labels.amax(-1, keepdim=True)
+        mixed = ((labels != NO_SAMPLE) & (labels != most)) | (labels >= self._samples)
+        return most[..., 0].masked_fill(mixed.any(-1), MIXED).expand(rows).contiguous()
 
-    def _set(self, edge: Edge, stride: int | None) -> bool:
-        """Whether a stride is certain, and the same as by other ways to the edge."""
-        return stride is not None and self._strides.setdefault(edge, stride) == stride
+    def labels(self, edge: Edge) -> Tensor | None:
+        """Labels of the elements at an edge; ``NO_SAMPLE`` of those that no source depends on."""
+        self._follow_to(edge[0])
+        if edge in self._labels:
+            return self._labels[edge]
+        return torch.full([1] * len(self._graph.shape(edge)), NO_SAMPLE)
 
-    def _at(self, source: Source) -> int | None:
-        """The stride at a source of labels."""
-        if source.labels is None:
-            return None
-        fold = RowIndex(source.labels, self._samples).fold
-        axis = None if fold is None else self._axis(source.labels.shape, fold[1])
-        return None if axis is None else axis.elements(self._graph.shape(source.edge))
+    def _follow_to(self, number: int) -> None:
+        """Follow the labels down to a node; what consumes a node has a larger number."""
+        while self._next > number:
+            node = self._next
+            outputs = [o for o in self._graph.outputs_of(node) if (node, o) in self._labels]
+            for output in outputs:
+                self._complete((node, output))
+            if self._graph.kinds[node] != LEAF:
+                for place, edge in enumerate(self._graph.children[node]):
+                    if edge is not None:
+                        for output in outputs:
+                            self._merge(edge, self._below(node, output, place))
+            self._next -= 1
+        for output in self._graph.outputs_of(number):
+            self._complete((number, output))
 
-    def _axis(self, shape: Sequence[int], stride: int) -> _Axis | None:
-        """The axis that counts the samples, from the stride of a tensor's elements."""
-        if not stride:  # of a tensor without elements
-            return None
-        behind = 1
-        for number in reversed(range(len(shape))):
-            if stride < behind * shape[number]:
-                along, rest = divmod(stride, behind)
-                whole = not rest and shape[number] % (along * self._samples) == 0
-                return _Axis(number, along) if whole else None
-            behind *= shape[number]
-        return None
-
-    def _below(self, output: Edge, place: int) -> int | None:
-        """The stride of a node's input, from that of its output."""
-        node, name = self._graph.nodes[output[0]], self._graph.kinds[output[0]].rstrip(digits)
-        edge = self._graph.children[output[0]][place]
-        assert edge is not None
-        above, below = self._graph.shape(output), self._graph.shape(edge)
-        if is_python_function(node):
-            # The backward function of any other may do anything.
-            return self._strides[output] if hands_gradients_on(node) else None
-        if name in _IN_ORDER or (name in _ELEMENTWISE and above == below):
-            return self._strides[output]
-        axis = self._axis(above, self._strides[output])
-        if axis is None:
-            return None
-        step = _Step(node, place, len(above), len(below), axis.stride * self._samples)
-        if name == _INDEX:
-            number = self._along_indices(step, output[0], axis.number)
+    def _merge(self, edge: Edge, labels: Tensor | None) -> None:
+        """Take in the labels by one of the ways to an edge; all ways must agree."""
+        if edge not in self._labels:
+            self._labels[edge] = labels
         else:
-            number = _RULES[name](step, axis.number) if name in _RULES else None
-        if number is None or number < 0 or below[number] % step.period:
+            before = self._labels[edge]
+            if before is labels:
+                return
+            self._labels[edge] = None
+            if before is not None and labels is not None:
+                self._labels[edge] = _merged(before, labels)
+        self._incomplete.add(edge)
+
+    def _complete(self, edge: Edge) -> None:
+        """All ways to an edge are known: axes with one label are written as one entry."""
+        labels = self._labels.get(edge)
+        if edge in self._incomplete and labels is not None and labels.numel() > 1:
+            self._labels[edge] = self._compact(labels)
+        self._incomplete.discard(edge)
+
+    def _compact(self, labels: Tensor) -> Tensor:
+        for axis, length in enumerate(labels.shape):
+            first = labels.narrow(axis, 0, min(1, length))
+            if length > 1 and bool((labels == first).all()):
+                labels = first
+        # Entries that no source depends on have the labels of others beside them, if there is just
+        # one axis along which these are all samples.
+        if bool((labels == NO_SAMPLE).any()):
+            longer = [axis for axis, length in enumerate(labels.shape) if length > 1]
+            alone = [_joined(labels, [each for each in longer if each != axis]) for axis in longer]
+            whole = [each for each in alone if each is not None and self._is_whole(each)]
+            if len(whole) == 1:
+                return whole[0]
+        return labels
+
+    def _is_whole(self, labels: Tensor) -> bool:
+        """Whether labels name all samples."""
+        known = labels[(labels != NO_SAMPLE) & (labels < self._samples)]
+        return known.numel() >= self._samples and len(known.unique()) == self._samples
+
+    def _below(self, node: int, output: int, place: int) -> Tensor | None:
+        """Labels of a node's input, from those of one of its outputs."""
+        labels = self._labels[node, output]
+        edge = self._graph.children[node][place]
+        assert edge is not None
+        if labels is None:
             return None
-        return _Axis(number, axis.stride).elements(below)
+        above, below = self._graph.shape((node, output)), self._graph.shape(edge)
+        if self._samples == 1 or not prod(above) or not prod(below):
+            only = 0 if self._samples == 1 else NO_SAMPLE
+            return torch.full([1] * len(below), only)
+        if hands_gradients_on(self._graph.nodes[node]):
+            return labels if output == place else torch.full([1] * len(below), NO_SAMPLE)
+        if is_python_function(self._graph.nodes[node]):
+            return None  # it may do anything
+        name = self._graph.kinds[node].rstrip(digits).removesuffix("Backward")
+        kind = kind_of(name)
+        if kind.axes is from_the_right and above == below:
+            return labels
+        if kind.in_order:
+            return self._reshaped(labels, above, below)
+        step = Step(self._graph.nodes[node], place, output, len(above), len(below))
+        try:
+            if name in _PLACED:
+                found = self._placed(node, name, step, labels, above, below)
+                if found is not None:
+                    return found
+            if labels.numel() == 1:
+                return labels.reshape([1] * len(below))
+            return None if kind.axes is None else _moved(step, labels, below)
+        except UnavailableError:  # of tensors that can't be read now
+            return None
 
-    def _along_indices(self, step: _Step, node: int, axis: int) -> int | None:
-        """The axis of a tensor from which rows are selected, as in ``x[rows, places]``.
+    def _reshaped(self, labels: Tensor, above: Sequence[int], below: Sequence[int]) -> Tensor:
+        """Labels of the same elements in the same order, in another shape."""
+        if labels.numel() == 1 or tuple(above) == tuple(below):
+            return labels.reshape([1] * len(below)) if labels.numel() == 1 else labels
+        behind = 0
+        while (
+            behind < min(len(above), len(below)) - 1
+            and above[-1 - behind] == below[-1 - behind]
+            and labels.shape[-1 - behind] == 1
+        ):
+            behind += 1
+        ends = len(above) - behind, len(below) - behind
+        kept = labels.reshape(labels.shape[: ends[0]]).expand(above[: ends[0]])
+        return kept.reshape(*below[: ends[1]], *[1] * behind)
 
-        Indices that count from 0, as ``torch.arange(N)`` does, keep samples in order.
+    def _placed(
+        self,
+        node: int,
+        name: str,
+        step: Step,
+        labels: Tensor,
+        above: Sequence[int],
+        below: Sequence[int],
+    ) -> Tensor | None:
+        """Labels of an input that is cut, selected from or put together with others.
+
+        ``None`` where only axes beside that tell the samples apart, which the kind's rule follows.
         """
-        with recomputation():
-            given: Sequence[Tensor | None] = saved(step.node, "indices")
-        indices = {number: each for number, each in enumerate(given) if each is not None}
-        free = [number for number in range(step.inputs) if number not in indices]
-        adjacent = len(indices) == max(indices) - min(indices) + 1
-        first = min(indices) if adjacent else 0
-        dims = step.outputs - len(free)
-        if not first <= axis < first + dims:
-            return free[axis if axis < first else axis - dims]
-        for number, index in indices.items():
-            along = axis - first - dims + index.dim()
-            if along >= 0 and _counts(index, along):
-                self.selections.append(Selection(node, number, index.detach().clone()))
-                return number
+        return _PLACED[name](_Placing(self, node, step, labels, tuple(above), tuple(below)))
+
+    def read(self, node: int, name: str, place: int = 0) -> Tensor:
+        """Indices that a node has saved, which the labels depend on from now on."""
+        found = _read(self._graph.nodes[node], name)[place]
+        assert found is not None
+        self.selections.append(Selection(node, name, place, found.detach().clone()))
+        return found.cpu()
+
+    def is_beside(self, labels: Tensor, axes: Sequence[int]) -> bool:
+        """Whether labels tell all samples apart without some of their axes."""
+        return all(labels.shape[axis] == 1 for axis in axes) and self._is_whole(labels)
+
+    def sizes(self, node: int) -> list[tuple[int, ...] | None]:
+        """Shapes of a node's inputs, ``None`` of those that need no gradient."""
+        edges = self._graph.children[node]
+        return [None if edge is None else self._graph.shape(edge) for edge in edges]
+
+    def indices_of(self, node: int) -> Sequence[Tensor | None]:
+        """The indices of ``x[rows, places]``, ``None`` for an axis without one."""
+        return _read(self._graph.nodes[node], "indices")
+
+
+def _read(node: Node, name: str) -> Sequence[Tensor | None]:
+    found = read_saved(node, name)
+    return found if isinstance(found, (tuple, list)) else [found]
+
+
+def _merged(one: Tensor, other: Tensor) -> Tensor | None:
+    """Labels by both of two ways; ``None`` if they contradict each other, or are too many."""
+    if one.shape == other.shape and torch.equal(one, other):
+        return one
+    if prod(torch.broadcast_shapes(one.shape, other.shape)) > MOST_LABELS:
         return None
+    is_open = one == NO_SAMPLE
+    if bool((~is_open & (other != NO_SAMPLE) & (one != other)).any()):
+        return None
+    return torch.where(is_open, other, one)
 
 
-def _made_of(graph: Graph, numbers: set[int]) -> set[int]:
-    """The nodes, and all that consume them, directly or not."""
-    found = set(numbers)
-    for number, edges in enumerate(graph.children):
-        if any(edge is not None and edge[0] in found for edge in edges):
-            found.add(number)
+def _joined(labels: Tensor, axes: Sequence[int]) -> Tensor | None:
+    """The one label along axes, of the entries that have one; ``None`` if there are several."""
+    if not axes:
+        return labels
+    most = labels.amax(tuple(axes), keepdim=True)
+    return None if bool(((labels != NO_SAMPLE) & (labels != most)).any()) else most
+
+
+def _moved(step: Step, labels: Tensor, below: Sequence[int]) -> Tensor | None:
+    """Labels of an input by the axes that the node's kind hands on."""
+    rule = kind_of(type(step.node).__name__).axes
+    assert rule is not None
+    places: dict[int, int] = {}
+    for axis in range(labels.dim()):
+        if labels.shape[axis] == 1:
+            continue
+        along = rule(step, axis)
+        if along is None or along < 0 or along in places.values():
+            joined = _joined(labels, [axis])
+            if joined is None:
+                return None
+            labels = joined
+        else:
+            places[axis] = along
+    order = sorted(places, key=places.__getitem__)
+    rest = [axis for axis in range(labels.dim()) if axis not in places]
+    moved = labels.permute(*order, *rest).reshape([labels.shape[axis] for axis in order])
+    shape = [1] * len(below)
+    for axis in order:
+        shape[places[axis]] = labels.shape[axis]
+    moved = moved.reshape(shape)
+    for axis, (length, whole) in enumerate(zip(shape, below, strict=True)):
+        if length in (1, whole):
+            continue
+        if not whole or length % whole:
+            return None
+        # An input that is repeated has several entries of the output for each of its own.
+        repeated = moved.unflatten(axis, (-1, whole))
+        joined = _joined(repeated, [axis])
+        if joined is None:
+            return None
+        moved = joined.squeeze(axis)
+    return moved
+
+
+# Kinds that cut tensors, select entries of them, or put them together ----------------------------
+
+
+@dataclass(frozen=True)
+class _Placing:
+    """What is needed to place the labels of a node's output in one of its inputs."""
+
+    structure: Structure
+    node: int
+    step: Step
+    labels: Tensor
+    above: tuple[int, ...]
+    below: tuple[int, ...]
+
+    @property
+    def dim(self) -> int:
+        """The axis, in the tensor with more axes."""
+        return positive(saved(self.step.node, "dim"), max(len(self.above), len(self.below)))[0]
+
+    def saved(self, name: str) -> int:
+        """An integer that the node has saved."""
+        return int(saved(self.step.node, name))
+
+    def at(self, positions: Tensor | slice) -> Tensor | None:
+        """Labels along ``dim`` at these positions of the input, and none at others."""
+        dim, labels = self.dim, self.labels
+        if len(self.above) < len(self.below):
+            labels = labels.unsqueeze(dim)
+        if self.structure.is_beside(labels, [dim]):
+            return None
+        length = self.below[dim]
+        places = torch.arange(length)[positions] if isinstance(positions, slice) else positions
+        shape = [*labels.shape]
+        shape[dim] = len(places)
+        values = labels.expand(shape)
+        shape[dim] = length
+        return _put(torch.full(shape, NO_SAMPLE), dim, places, values)
+
+    def gathered(self, index: Tensor) -> Tensor | None:
+        """Labels at the places of the input along ``dim`` that an index of each entry names."""
+        dim, labels = self.dim, self.labels
+        if index.dim() < len(self.below):
+            index, labels = index.unsqueeze(dim), labels.unsqueeze(dim)
+        if prod(self.below) > MOST_LABELS:
+            return None
+        values = labels.expand(index.shape)
+        found = torch.full(self.below, NO_SAMPLE)
+        found.scatter_reduce_(dim, index, values, "amax")
+        same = (found.gather(dim, index) == values) | (values == NO_SAMPLE)
+        return found if bool(same.all()) else None
+
+
+def _put(found: Tensor, dim: int, places: Tensor, values: Tensor) -> Tensor | None:
+    """Put labels into others along an axis; ``None`` if an entry gets several."""
+    index = places.reshape(-1, *[1] * (found.dim() - dim - 1)).expand(values.shape)
+    found.scatter_reduce_(dim, index, values, "amax")
+    same = (found.gather(dim, index) == values) | (values == NO_SAMPLE)
+    return found if bool(same.all()) else None
+
+
+def _slice(of: _Placing) -> Tensor | None:
+    start, end = (_end(of.saved(name), of.below[of.dim]) for name in ("start", "end"))
+    return of.at(slice(start, end, of.saved("step")))
+
+
+def _end(number: int, length: int) -> int:
+    """An end of a slice from 0 on."""
+    number = signed(number)
+    return max(number + length, 0) if number < 0 else min(number, length)
+
+
+def _select(of: _Placing) -> Tensor | None:
+    return of.at(torch.tensor([_end(of.saved("index"), of.below[of.dim])]))
+
+
+def _unbind(of: _Placing) -> Tensor | None:
+    return of.at(torch.tensor([of.step.output]))
+
+
+def _split(of: _Placing) -> Tensor | None:
+    size = of.saved("split_size")
+    return of.at(slice(of.step.output * size, (of.step.output + 1) * size))
+
+
+def _split_with_sizes(of: _Placing) -> Tensor | None:
+    sizes = saved(of.step.node, "split_sizes")
+    start = sum(sizes[: of.step.output])
+    return of.at(slice(start, start + sizes[of.step.output]))
+
+
+def _flip(of: _Placing) -> Tensor | None:
+    labels = of.labels
+    dims = positive(saved(of.step.node, "dims"), len(of.below))
+    return labels.flip([dim for dim in dims if labels.shape[dim] > 1])
+
+
+def _roll(of: _Placing) -> Tensor | None:
+    labels = of.labels
+    dims = positive(saved(of.step.node, "dims"), len(of.below))
+    shifts = [signed(shift) for shift in saved(of.step.node, "shifts")]
+    if not dims:
+        return None
+    for dim, shift in zip(dims, shifts, strict=True):
+        if labels.shape[dim] > 1:
+            labels = labels.roll(-shift, dim)
+    return labels
+
+
+def _index_select(of: _Placing) -> Tensor | None:
+    labels = of.labels
+    if of.structure.is_beside(labels, [of.dim]):
+        return None
+    return of.at(of.structure.read(of.node, "index").reshape(-1))
+
+
+def _by_indices(of: _Placing, name: str) -> Tensor | None:
+    """Kinds that pick entries along an axis, each by an index of its own."""
+    labels, dim = of.labels, of.dim
+    if len(of.above) < len(of.below):
+        labels = labels.unsqueeze(dim)
+    if of.structure.is_beside(labels, [dim]):
+        return None
+    return of.gathered(of.structure.read(of.node, name))
+
+
+def _sorted(of: _Placing) -> Tensor | None:
+    return _by_indices(of, "indices")
+
+
+def _gather(of: _Placing) -> Tensor | None:
+    return _by_indices(of, "index") if of.step.place == 0 else None
+
+
+def _cat(of: _Placing) -> Tensor | None:
+    """The part of the output that is one of the inputs, if the lengths of others are known."""
+    dim, labels = of.dim, of.labels
+    if labels.shape[dim] == 1:
+        return None
+    sizes = of.structure.sizes(of.node)
+    front, behind = sizes[: of.step.place], sizes[of.step.place + 1 :]
+    if all(size is not None for size in front):
+        start = sum(size[dim] if len(size) > dim else 0 for size in front if size is not None)
+    elif all(size is not None for size in behind):
+        rest = sum(size[dim] if len(size) > dim else 0 for size in behind if size is not None)
+        start = of.above[dim] - rest - of.below[dim]
+    else:
+        return None
+    return labels.narrow(dim, start, of.below[dim])
+
+
+def _stack(of: _Placing) -> Tensor | None:
+    dim, labels = of.dim, of.labels
+    return labels.select(dim, of.step.place if labels.shape[dim] > 1 else 0)
+
+
+def _index(of: _Placing) -> Tensor | None:
+    """Rows that are selected by tensors of indices or masks, as ``x[rows, places]``."""
+    axes = _indexed_axes(of.structure.indices_of(of.node))
+    indexed = [axis for each in axes.values() for axis in each]
+    free = [axis for axis in range(len(of.below)) if axis not in indexed]
+    dims = len(of.above) - len(free)
+    adjacent = indexed == list(range(indexed[0], indexed[-1] + 1))
+    first = indexed[0] if adjacent else 0
+    own = range(first, first + dims)
+    rest = [axis for axis in range(len(of.above)) if axis not in own]
+    labels = of.labels
+    shape = [1] * len(of.below)
+    for axis, place in zip(rest, free, strict=True):
+        shape[place] = labels.shape[axis]
+    if of.structure.is_beside(labels, own):
+        return labels.reshape(shape)
+    counted = _counted(of, axes, own)
+    if counted is not None:
+        axis, values = counted
+        shape[axis] = len(values)
+        return values.reshape([-1 if each == axis else 1 for each in range(len(shape))])
+    for axis in indexed:
+        shape[axis] = of.below[axis]
+    if prod(shape) > MOST_LABELS:
+        return None
+    numbers = torch.arange(prod(shape)).reshape(shape)
+    places = numbers[_indices(of, axes, len(shape))]
+    flat = torch.full([prod(shape)], NO_SAMPLE)
+    found = _put(flat, 0, places.flatten(), labels.expand(places.shape).flatten())
+    return None if found is None else found.reshape(shape)
+
+
+def _counted(
+    of: _Placing, axes: Mapping[int, Sequence[int]], own: Sequence[int]
+) -> tuple[int, Tensor] | None:
+    """The axis along which one of the indices counts from 0, as ``torch.arange(N)`` does.
+
+    With the labels along it, if they vary along no other axis: an entry beside the selected one,
+    such as another position, belongs to the same sample.
+    """
+    varying = [axis for axis, length in enumerate(of.labels.shape) if length > 1]
+    if len(varying) != 1 or varying[0] not in own:
+        return None
+    behind = own[-1] - varying[0]
+    for place, (axis, *more) in axes.items():
+        index = of.structure.indices_of(of.node)[place]
+        assert index is not None
+        if more or index.dim() <= behind or index.numel() != index.shape[-1 - behind]:
+            continue
+        counts = torch.equal(index.flatten().cpu(), torch.arange(index.numel()))
+        if counts and index.numel() == of.below[axis]:
+            of.structure.read(of.node, "indices", place)
+            return axis, of.labels.flatten()
+    return None
+
+
+def _indexed_axes(given: Sequence[Tensor | None]) -> dict[int, list[int]]:
+    """The axes that each of several indices selects along: a mask has as many as it has axes."""
+    found: dict[int, list[int]] = {}
+    axis = 0
+    for place, each in enumerate(given):
+        is_mask = each is not None and each.dtype in (torch.bool, torch.uint8)
+        dims = each.dim() if each is not None and is_mask else 1
+        if each is not None:
+            found[place] = [*range(axis, axis + dims)]
+        axis += dims
     return found
 
 
-def _counts(index: Tensor, along: int) -> bool:
-    """Whether an index counts from 0 along one of its axes, and has one entry along the others."""
-    if index.dtype in (torch.bool, torch.uint8) or index.shape[along] != index.numel():
-        return False
-    return torch.equal(index.flatten(), torch.arange(index.numel()).to(index))
+def _indices(
+    of: _Placing, axes: Mapping[int, Sequence[int]], dims: int
+) -> tuple[Tensor | slice, ...]:
+    """What selects the rows, for each axis; masks are those of the axes that they begin with."""
+    read = {each[0]: of.structure.read(of.node, "indices", place) for place, each in axes.items()}
+    inner = {axis for each in axes.values() for axis in each[1:]}
+    return tuple(read.get(axis, slice(None)) for axis in range(dims) if axis not in inner)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """From a node's output to one of its inputs, as the backward pass goes.
-
-    ``place`` is the number of the input; ``outputs`` and ``inputs`` are numbers of axes. The
-    samples along their axis come again after ``period`` entries.
-    """
-
-    node: Node
-    place: int
-    outputs: int
-    inputs: int
-    period: int
+def _masked_select(of: _Placing) -> Tensor | None:
+    mask = of.structure.read(of.node, "mask")
+    if tuple(mask.shape) != of.below:
+        return None
+    found = torch.full(of.below, NO_SAMPLE)
+    found[mask] = of.labels.expand(of.above)
+    return found
 
 
-_Rule: TypeAlias = Callable[[_Step, int], int | None]
-"""The axis of the input that an axis of the output goes on in; ``None`` if it doesn't.
-
-The gradient at an entry of the input's axis must depend on those at the same entry of the output's
-axis alone, or after whole periods, whatever the numbers are.
-"""
-
-
-def _from_the_right(step: _Step, axis: int) -> int | None:
-    """Each entry is computed from one entry of the input, which may be repeated."""
-    return axis - step.outputs + step.inputs
+def _take(of: _Placing) -> Tensor | None:
+    places = of.structure.read(of.node, "index").flatten() % max(prod(of.below), 1)
+    values = of.labels.expand(of.above).flatten()
+    found = _put(torch.full([prod(of.below)], NO_SAMPLE), 0, places, values)
+    return None if found is None else found.reshape(of.below)
 
 
-def _beside_dim(step: _Step, axis: int) -> int | None:
-    return _beside(step, axis, saved(step.node, "dim"))
+def _index_add(of: _Placing) -> Tensor | None:
+    """Rows that are added to, or written into, those of another tensor."""
+    dim, labels = of.dim, of.labels
+    if of.step.place == 0 or labels.shape[dim] == 1:
+        return labels
+    return labels.index_select(dim, of.structure.read(of.node, "index").reshape(-1))
 
 
-def _beside_dims(step: _Step, axis: int) -> int | None:
-    return _beside(step, axis, saved(step.node, "dims"))
+def _scatter_add(of: _Placing) -> Tensor | None:
+    labels = of.labels
+    if of.step.place == 0 or labels.shape[of.dim] == 1:
+        return labels
+    index = of.structure.read(of.node, "index")
+    if tuple(index.shape) != of.below:
+        return None
+    return labels.expand(of.above).gather(of.dim, index)
 
 
-def _split(step: _Step, axis: int) -> int | None:
-    """Pieces of a tensor, which begin with the first sample if they have whole periods."""
-    if axis != positive(saved(step.node, "dim"), step.inputs)[0]:
-        return axis
-    return axis if saved(step.node, "split_size") % step.period == 0 else None
+def _index_put(of: _Placing) -> Tensor | None:
+    if of.step.place == 0:
+        return of.labels
+    axes = _indexed_axes(of.structure.indices_of(of.node))
+    found = of.labels.expand(of.above)[_indices(of, axes, len(of.above))]
+    return found if tuple(found.shape) == of.below else None
 
 
-def _beside(step: _Step, axis: int, dims: int | Sequence[int] | None) -> int | None:
-    """The node works along some axes, and keeps apart what is beside them."""
-    most = max(step.outputs, step.inputs)
-    along = positive(dims, most)
-    others = [each for each in range(most) if each not in along]
-    if not along or axis >= step.outputs:
-        return None  # without axes, all are meant
-    if step.outputs == step.inputs:
-        return axis if axis in others else None
-    if step.outputs < step.inputs:
-        return others[axis] if len(others) == step.outputs else None
-    return others.index(axis) if axis in others and len(others) == step.inputs else None
-
-
-def positive(dims: int | Sequence[int] | None, axes: int) -> list[int]:
-    """Axes from 0 on; nodes save negative ones as unsigned numbers."""
-    given = [dims] if isinstance(dims, int) else dims or []
-    return [(dim - 2**64 if dim >= 2**63 else dim) % axes for dim in given]
-
-
-def _permuted(step: _Step, axis: int) -> int | None:
-    return positive(saved(step.node, "dims"), step.inputs)[axis]
-
-
-def _transposed(step: _Step, axis: int) -> int | None:
-    pair = positive((saved(step.node, "dim0"), saved(step.node, "dim1")), step.inputs)
-    return pair[1 - pair.index(axis)] if axis in pair else axis
-
-
-def _last_axis_first(step: _Step, axis: int) -> int | None:
-    return step.inputs - 1 - axis
-
-
-def _in_front_of(last: int) -> _Rule:
-    """The node works along the last axes of its first input."""
-
-    def rule(step: _Step, axis: int) -> int | None:
-        fits = step.place == 0 and step.inputs == step.outputs
-        return axis if fits and axis < step.outputs - last else None
-
-    return rule
-
-
-def _in_front_of_normalized(step: _Step, axis: int) -> int | None:
-    return _in_front_of(len(saved(step.node, "normalized_shape")))(step, axis)
-
-
-def _in_front_of_padded(step: _Step, axis: int) -> int | None:
-    return _in_front_of(len(saved(step.node, "pad")) // 2)(step, axis)
-
-
-def _by_input(axes: Mapping[int, Mapping[int, int]]) -> _Rule:
-    """Axes of inputs by axes of the output, for each input's number."""
-    return lambda step, axis: axes.get(step.place, {}).get(axis)
-
-
-def _with_bias(axes: Mapping[int, Mapping[int, int]]) -> _Rule:
-    """The same, where input 0 is added to the output."""
-    rest = _by_input(axes)
-    return lambda step, axis: (rest if step.place else _from_the_right)(step, axis)
-
-
-def _classes_behind_samples(step: _Step, axis: int) -> int | None:
-    """Losses ``[N, *S]`` from class scores ``[N, C, *S]``."""
-    return axis + (axis > 0)
-
-
-def _recurrent(step: _Step, axis: int) -> int | None:
-    """Sequences ``[T, N, D]`` and states ``[N, H]`` of one layer."""
-    return step.inputs - 2 if axis == step.outputs - 2 and step.place in (0, 5, 6) else None
-
-
-_INDEX = "IndexBackward"
-
-
-def _kinds(names: str) -> frozenset[str]:
-    """Names of nodes in front of their number; those of functions in Python have none."""
-    return frozenset(f"{name}Backward" for name in names.split())
-
-
-_IN_ORDER = _kinds("View UnsafeView ReshapeAlias Alias ToCopy Clone Squeeze Unsqueeze")
-"""Kinds whose output has the elements of their only input, in the same order."""
-
-_ELEMENTWISE = _kinds(
-    # Of one input.
-    "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Celu Clamp ClampMax ClampMin Cos Cosh Elu Erf Erfc "
-    "Erfinv Exp Exp2 Expm1 Floor FusedDropout Gelu Hardshrink Hardsigmoid Hardswish Hardtanh "
-    "LeakyRelu Lgamma Log Log10 Log1P Log2 LogSigmoid Logit Mish NanToNum NativeDropout Neg Pow "
-    "Reciprocal Relu Round Rsqrt RreluWithNoise Sigmoid Sign Silu Sin Sinh Softplus Softshrink "
-    "Sqrt Tan Tanh Threshold Tril Triu Trunc "
-    # Of several.
-    "Add Addcdiv Addcmul Atan2 Div Fmax Fmin Fmod Lerp Logaddexp MaskedFill Maximum Minimum Mul "
-    "PreluKernel Remainder Rsub Sub Where "
-    # Losses of each element.
-    "BinaryCrossEntropy BinaryCrossEntropyWithLogits HuberLoss MseLoss SmoothL1Loss SoftMarginLoss "
-    # Repetitions.
-    "Expand Repeat"
-)
-"""Kinds that compute each element from one element of each input."""
-
-_ALONG_DIM = _kinds(
-    # With as many axes as their input.
-    "Cat Cummax Cummin Cumprod Cumsum Gather Glu IndexAdd IndexSelect LogSoftmax Logcumsumexp "
-    "SafeSoftmax Scatter ScatterAdd Slice SplitWithSizes UnsafeSplitWithSizes Softmax Sort Topk "
-    # With fewer, or one more.
-    "Amax Amin Kthvalue LinalgVectorNorm Logsumexp Max Mean Median Min Mode Nansum Norm Prod "
-    "Select Stack Std StdMean Sum Unbind Var VarMean"
-)
-
-_OF_THE_LAST_AXES = {
-    1: _kinds(
-        "Linear MkldnnLinear ReflectionPad1D ReplicationPad1D UpsampleLinear1D "
-        "UpsampleNearest1D UpsampleNearestExact1D"
-    ),
-    2: _kinds(
-        "AdaptiveAvgPool2D AdaptiveMaxPool2D AvgPool2D MaxPool2D MaxPool2DWithIndices "
-        "MkldnnAdaptiveAvgPool2D MkldnnMaxPool2D ReflectionPad2D ReplicationPad2D "
-        "UpsampleBicubic2D UpsampleBilinear2D UpsampleNearest2D UpsampleNearestExact2D"
-    ),
-    3: _kinds(
-        "AdaptiveAvgPool3D AdaptiveMaxPool3D AvgPool3D MaxPool3DWithIndices MkldnnMaxPool3D "
-        "PixelShuffle PixelUnshuffle ReflectionPad3D ReplicationPad3D UpsampleNearest3D "
-        "UpsampleNearestExact3D UpsampleTrilinear3D"
-    ),
+_PLACED = {
+    "Slice": _slice,
+    "Select": _select,
+    "Unbind": _unbind,
+    **dict.fromkeys(("Split", "UnsafeSplit"), _split),
+    **dict.fromkeys(("SplitWithSizes", "UnsafeSplitWithSizes"), _split_with_sizes),
+    "Flip": _flip,
+    "Roll": _roll,
+    "IndexSelect": _index_select,
+    **dict.fromkeys(("Sort", "Topk", "Kthvalue", "Mode"), _sorted),
+    "Gather": _gather,
+    "Cat": _cat,
+    "Stack": _stack,
+    "Index": _index,
+    "MaskedSelect": _masked_select,
+    "Take": _take,
+    **dict.fromkeys(("IndexAdd", "IndexCopy"), _index_add),
+    **dict.fromkeys(("ScatterAdd", "Scatter"), _scatter_add),
+    "IndexPut": _index_put,
 }
-"""Kinds that work along the last axes of their input, by their number."""
-
-_ATTENTION = _kinds(
-    "ScaledDotProductCudnnAttention ScaledDotProductEfficientAttention "
-    "ScaledDotProductFlashAttention ScaledDotProductFlashAttentionForCpu "
-    "ScaledDotProductFusedAttentionOverrideable"
-)
-
-_RULES: Mapping[str, _Rule] = {
-    **dict.fromkeys(_ELEMENTWISE | {"CopyBackwards"}, _from_the_right),
-    **dict.fromkeys(_ALONG_DIM, _beside_dim),
-    **dict.fromkeys(_kinds("Split UnsafeSplit"), _split),
-    **dict.fromkeys(_kinds("Flip Roll"), _beside_dims),
-    **{kind: _in_front_of(n) for n, kinds in _OF_THE_LAST_AXES.items() for kind in kinds},
-    **dict.fromkeys(_kinds("NativeLayerNorm FusedRmsNorm"), _in_front_of_normalized),
-    **dict.fromkeys(_kinds("Convolution NativeGroupNorm Im2Col Col2Im"), _by_input({0: {0: 0}})),
-    **dict.fromkeys(
-        _kinds("NativeBatchNorm CudnnBatchNorm MiopenBatchNorm"),
-        _by_input({0: {0: 0, 1: 1}, 1: {1: 0}, 2: {1: 0}}),
-    ),
-    **dict.fromkeys(_ATTENTION, _by_input({place: {0: 0, 1: 1} for place in range(3)})),
-    **dict.fromkeys(_kinds("NllLoss NllLoss2D"), _classes_behind_samples),
-    "ConstantPadNdBackward": _in_front_of_padded,
-    "PermuteBackward": _permuted,
-    "TransposeBackward": _transposed,
-    "TBackward": _last_axis_first,
-    "MmBackward": _by_input({0: {0: 0}, 1: {1: 1}}),
-    "AddmmBackward": _with_bias({1: {0: 0}, 2: {1: 1}}),
-    "BmmBackward": _by_input({0: {0: 0, 1: 1}, 1: {0: 0, 2: 2}}),
-    "BaddbmmBackward": _with_bias({1: {0: 0, 1: 1}, 2: {0: 0, 2: 2}}),
-    "MvBackward": _by_input({0: {0: 0}}),
-    "MkldnnRnnLayerBackward": _recurrent,
-}
+"""Where kinds have the entries of their inputs, besides the axes that they hand on."""

@@ -16,19 +16,9 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph, Link, Use
-from gradlens.graph.kinds import (
-    BROADCASTING,
-    HIDING,
-    IN_PLACE,
-    INDEXING,
-    LAYERS,
-    VIEWS,
-    feature_axes,
-    node_kind,
-)
+from gradlens.graph.kinds import HIDING, IN_PLACE, kind_of
 from gradlens.samples.batchnorm import uses_statistics
-from gradlens.samples.labels import LabelledEdge
-from gradlens.samples.plan import NO_SAMPLE
+from gradlens.samples.rows import NO_SAMPLE, LabelledEdge
 
 OPEN_NODES = 2
 """Nodes with an input that may be data, or a parameter without edge, that are passed on a path
@@ -203,7 +193,7 @@ class Finder:
         use = Use(consumer, place, self._graph.shape((step.node, output)), chain)
         kind = self._graph.kinds[consumer]
         grows = self._elements(consumer) > math.prod(use.shape)
-        grows = grows or bool(LAYERS.match(kind) or INDEXING.search(kind))
+        grows = grows or kind_of(kind).is_layer or kind_of(kind).brings_data
         onward = _Step(
             consumer,
             place,
@@ -251,9 +241,9 @@ class Finder:
         rows of each. Otherwise it depends on samples, which couples those that use it.
         """
         kind = self._graph.kinds[use.node]
-        if use.index in node_kind(kind).weights:
+        if use.index in kind_of(kind).weights:
             return self._is_computed_weight(use)
-        if not BROADCASTING.match(kind):
+        if not kind_of(kind).repeats:
             return False
         missing = len(self._graph.shape((use.node, 0))) - len(use.shape)
         own = (1,) * missing + use.shape
@@ -268,7 +258,7 @@ class Finder:
 
     def _is_computed_weight(self, use: Use) -> bool:
         """Whether a use's input is a weight that is computed without samples."""
-        is_weight = use.index in node_kind(self._graph.kinds[use.node]).weights
+        is_weight = use.index in kind_of(self._graph.kinds[use.node]).weights
         return is_weight and not any(self._reads_data[link.node] for link in use.chain)
 
     def labelled(self, use: Use, labels: Mapping[LabelledEdge, Tensor]) -> list[LabelledEdge]:
@@ -287,7 +277,7 @@ class Finder:
 
     def _all_edges_at(self, use: Use) -> list[LabelledEdge]:
         small = self._elements(use.node) <= FINE_ELEMENTS
-        fine = small and not LAYERS.match(self._graph.kinds[use.node])
+        fine = small and not kind_of(self._graph.kinds[use.node]).is_layer
         return [*self.edges_at(use), *(self.edges_at(use, True) if fine else [])]
 
     def edges_at(self, use: Use, fine: bool = False) -> list[LabelledEdge]:
@@ -302,18 +292,18 @@ class Finder:
         kind, dims = self._graph.kinds[use.node], len(self._graph.shape(edge))
         if use.own_name:
             return tuple(range(1, dims))
-        return feature_axes(kind, use.index, dims)
+        return kind_of(kind).feature_axes(use.index, dims)
 
     def _elements(self, node: int) -> int:
         shapes = [self._graph.shape((node, output)) for output in self._graph.outputs_of(node)]
         return max(math.prod(shape) for shape in shapes)
 
     def _is_view(self, node: int) -> bool:
-        return bool(VIEWS.match(self._graph.kinds[node]))
+        return kind_of(self._graph.kinds[node]).is_view
 
     def _may_be_of_parameters(self, use: Use) -> bool:
         """Whether nothing but parameters enters a node by its edges, and it is no layer."""
-        if LAYERS.match(self._graph.kinds[use.node]):
+        if kind_of(self._graph.kinds[use.node]).is_layer:
             return False
         return all(self._is_of_parameters(edge) for edge in self._graph.children[use.node])
 

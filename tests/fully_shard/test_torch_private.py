@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from gradlens.fully_shard import torch_private as private
 from gradlens.graph.graph import Graph
-from gradlens.graph.torch_private import storage_number
+from gradlens.graph.torch_private import hands_gradients_on, storage_number
 
 pytestmark = pytest.mark.skipif(not private.IS_KNOWN, reason="this torch is too old")
 
@@ -116,12 +116,12 @@ def test_nodes_in_front_of_modules_hand_gradients_on() -> None:
     model = sharded()
     x = torch.ones(4, 2, requires_grad=True)
     nodes = Graph(model(x).sum()).nodes
-    found = [node for node in nodes if private.hands_gradients_on(node)]
+    found = [node for node in nodes if hands_gradients_on(node)]
     assert len(found) == 2  # in front of the model, and of its first layer
     gradient = torch.randn(4, 2)
     for node in found:
         assert torch.equal(node.apply(gradient)[-1], gradient)
-    assert not any(map(private.hands_gradients_on, Graph(nn.Linear(2, 1)(x).sum()).nodes))
+    assert not any(map(hands_gradients_on, Graph(nn.Linear(2, 1)(x).sum()).nodes))
 
 
 @pytest.mark.parametrize("fails", [False, True])

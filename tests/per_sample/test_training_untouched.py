@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -143,18 +144,11 @@ def test_gradients_and_random_numbers_are_the_same(name: str) -> None:
     assert torch.equal(state, other_state)
 
 
-REASONS = {
-    "a function that works once": "AttributeError",
-    "a hook that checks gradients": "AssertionError",
-}
-
-
 @pytest.mark.filterwarnings("ignore:.*per-sample gradients")
-@pytest.mark.parametrize("name", REASONS)
-def test_exceptions_are_reasons(name: str) -> None:
-    _, _, cockpit = train(name, tracked=True)
-    missing = cockpit.history.coverage("NormTest", 0).missing
-    assert REASONS[name] in missing["inner.weight"]
+def test_a_function_that_works_once_is_a_reason() -> None:
+    _, _, cockpit = train("a function that works once", tracked=True)
+    reason = cockpit.history.coverage("NormTest", 0).missing["inner.weight"]
+    assert re.search("backward function of OnceOnlyBackward would have to run once more", reason)
 
 
 def test_a_loss_that_is_a_parameter() -> None:

@@ -1,0 +1,87 @@
+"""Sees where hooks of others change a gradient on its way, in the user's own backward pass.
+
+A hook on a tensor isn't in the graph. But a node hands on a gradient, and the next node gets one:
+without a hook in between, both are the same, or the sum of what several nodes have handed on. That
+takes no pass of gradlens's own, and runs nobody's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.passes import Gradients, as_engine, nodes_above
+from gradlens.graph.torch_private import version
+
+_Handed = tuple[Tensor, int]
+"""A gradient that a node has handed on, and its version."""
+
+
+class ChangingHooks:
+    """Calls ``found(number)`` for each node whose gradient is another one than was handed on.
+
+    Only the ways to some nodes are watched. The node's own hooks that come later see the same
+    gradient, so that what is computed from it can be refused.
+    """
+
+    def __init__(
+        self, graph: Graph, numbers: Collection[int], found: Callable[[int], None]
+    ) -> None:
+        self._graph = graph
+        self._numbers = numbers
+        self._found = found
+        self._handed: dict[Edge, list[_Handed]] = {}
+        self._handles: list[RemovableHandle] = []
+
+    def start(self) -> None:
+        """Set hooks on all nodes between the graph's root and the watched ones."""
+        above = nodes_above(self._graph, self._numbers)
+        watched = above.union(self._numbers) - {self._graph.root[0]}
+        for number in above:
+            hook = partial(self._hand_on, number)
+            self._handles.append(self._graph.nodes[number].register_hook(hook))
+        for number in watched:
+            prehook = partial(self._arrive, number)
+            self._handles.append(self._graph.nodes[number].register_prehook(prehook))
+
+    def stop(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._handed = [], {}
+
+    def _hand_on(self, number: int, handed: Gradients, arrived: Gradients) -> None:
+        with torch.no_grad():
+            gradients = as_engine(self._graph, number, handed)
+        for edge, gradient in zip(self._graph.children[number], gradients, strict=True):
+            if edge is not None and gradient is not None:
+                self._handed.setdefault(edge, []).append((gradient, version(gradient)))
+
+    def _arrive(self, number: int, gradients: Gradients) -> None:
+        for output, gradient in enumerate(gradients):
+            handed = self._handed.pop((number, output), [])
+            if handed and not _is_sum(gradient, handed):
+                self._found(number)
+                return
+
+
+def _is_sum(gradient: Tensor | None, handed: list[_Handed]) -> bool:
+    """Whether a gradient is what was handed on, added up in the same order, to the last bit."""
+    if gradient is None:
+        return False
+    first, before = handed[0]
+    if len(handed) == 1 and first.data_ptr() == gradient.data_ptr():
+        return version(gradient) == before
+    with torch.no_grad():
+        total = first
+        for each, _ in handed[1:]:
+            total = total + each
+        total = total.to(gradient.dtype)
+        if total.shape != gradient.shape:
+            return False
+        return bool(((total == gradient) | (total.isnan() & gradient.isnan())).all())

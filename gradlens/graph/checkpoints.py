@@ -1,0 +1,90 @@
+"""Reading the tensors that nodes have saved, whoever stores them.
+
+Hooks may store saved tensors elsewhere, or compute them again. Activation checkpoints recompute a
+region where a backward pass first reads something in it, and hand out each tensor once in a pass.
+What gradlens reads there is handed back, so that a region is recomputed as often as without
+gradlens. Hooks that aren't torch's are the user's own, and never called by gradlens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch import Tensor
+
+from gradlens.graph.kinds import Node
+from gradlens.graph.torch_private import (
+    checkpoint_group,
+    in_backward_pass,
+    is_saved_elsewhere,
+    recomputation_key,
+    saved,
+    stored_tensors,
+)
+from gradlens.numerics.unavailable import UnavailableError
+
+
+def recomputing() -> AbstractContextManager[Any]:
+    """A context in which own passes may compute checkpointed regions again, each of them once.
+
+    It can be entered several times.
+    """
+    return checkpoint_group() or nullcontext()
+
+
+def why_not_to_read(node: Node) -> str:
+    """Why what a node has saved can't be read now; empty if it can."""
+    if not is_saved_elsewhere(node):
+        return ""
+    key = recomputation_key()
+    for one in stored_tensors(node):
+        if one.frame is None:
+            if not one.is_on_cpu:
+                return STORED_BY_HOOKS
+        elif key is None or (one.is_recomputed_once and not in_backward_pass()):
+            return CHECKPOINTED
+    return ""
+
+
+def read_saved(node: Node, name: str) -> Tensor | None:
+    """A tensor that a node has saved, if there is one; ``UnavailableError`` if it can't be read."""
+    with read_again(node, name):
+        tensor: Tensor | None = saved(node, name, None)
+    return tensor
+
+
+@contextmanager
+def read_again(node: Node, *names: str) -> Iterator[None]:
+    """A context in which what a node has saved may be read once, and once more afterwards.
+
+    That is all of it, or what it has saved under some ``names``. ``UnavailableError`` if it can't
+    be read now.
+    """
+    if not is_saved_elsewhere(node):
+        yield
+        return
+    reason = why_not_to_read(node)
+    if reason:
+        raise UnavailableError(reason)
+    key = recomputation_key()
+    held = [one for one in stored_tensors(node, *names) if one.frame is not None]
+    tensors = [one.unpack(one.stored) for one in held]
+    for one, tensor in zip(held, tensors, strict=True):
+        one.hand_back(key, tensor)
+    try:
+        yield
+    finally:
+        for one, tensor in zip(held, tensors, strict=True):
+            one.hand_back(key, tensor)
+
+
+STORED_BY_HOOKS = (
+    "hooks of torch.autograd.graph.saved_tensors_hooks store what it needs, and gradlens doesn't "
+    "call hooks of others: leave its layer out of their context"
+)
+CHECKPOINTED = (
+    "an activation checkpoint would have to be recomputed once more for it: leave its layer out of "
+    "the checkpoint"
+)

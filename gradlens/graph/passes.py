@@ -1,0 +1,189 @@
+"""Backward passes of gradlens's own, one node after the other.
+
+Autograd's engine runs the hooks that users have set on tensors and nodes, adds to gradients that
+tensors retain, and runs callbacks at its end. A pass that calls the nodes itself does none of this:
+it runs torch's own backward functions, and those written in Python only if they leave no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradlens.graph.checkpoints import read_again, why_not_to_read
+from gradlens.graph.graph import Edge, Graph, is_complex, is_python_function
+from gradlens.graph.kinds import LEAF, Node, kind
+from gradlens.graph.python_functions import existing_tensors_kept, why_not_to_run
+from gradlens.graph.torch_private import hands_gradients_on, in_backward_pass, output_metadata
+from gradlens.numerics.unavailable import UnavailableError, first_line
+
+Gradients: TypeAlias = tuple[Tensor | None, ...]
+"""Gradients at the outputs of a node, or at its inputs; ``None`` where the loss depends on none."""
+
+Visit: TypeAlias = Callable[[int, Gradients], None]
+Instead: TypeAlias = Mapping[int, Callable[[Gradients], Gradients]]
+"""What is computed in place of some nodes, by their numbers."""
+
+
+class RefusedNodeError(UnavailableError):
+    """A node of a graph can't be run without a trace."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
+
+
+def run_backward(
+    graph: Graph,
+    starts: Iterable[tuple[Edge, Tensor]],
+    wanted: Collection[int],
+    visit: Visit,
+    instead: Instead = MappingProxyType({}),
+) -> None:
+    """Compute the gradients that reach the ``wanted`` nodes, from those at some edges.
+
+    ``visit(number, gradients)`` is called with the gradients at the outputs of each of these nodes.
+    Only what lies between is run, and no leaf ever gets a gradient. ``RefusedNodeError`` if a node
+    between can't be run without a trace, ``RuntimeError`` if a backward pass has freed the graph.
+    """
+    above = nodes_above(graph, wanted)
+    arrived: dict[int, list[Tensor | None]] = {}
+
+    def add(edge: Edge, gradient: Tensor) -> None:
+        number, output = edge
+        slots = arrived.setdefault(number, [None] * outputs_of(graph, number))
+        known = slots[output]
+        slots[output] = gradient if known is None else known + gradient
+
+    for edge, gradient in starts:
+        if edge[0] in wanted or edge[0] in above:
+            add(edge, gradient)
+    for number in reversed(range(len(graph))):
+        if number not in arrived:
+            continue
+        gradients = tuple(arrived.pop(number))
+        if number in wanted:
+            visit(number, gradients)
+        if number not in above:
+            continue
+        found = instead[number](gradients) if number in instead else call(graph, number, gradients)
+        for below, handed_on in zip(graph.children[number], found, strict=True):
+            needed = below is not None and (below[0] in wanted or below[0] in above)
+            if below is not None and needed and handed_on is not None:
+                add(below, handed_on)
+
+
+def nodes_above(graph: Graph, numbers: Collection[int]) -> set[int]:
+    """The nodes that have one of the others behind them."""
+    found: set[int] = set()
+    for number, edges in enumerate(graph.children):
+        if any(edge is not None and (edge[0] in numbers or edge[0] in found) for edge in edges):
+            found.add(number)
+    return found
+
+
+def reason_not_to_run(node: Node) -> str:
+    """Why a node can't be run once more without a trace; empty if it can."""
+    if is_python_function(node) and not hands_gradients_on(node):
+        what = why_not_to_run(node)
+        if what:
+            return RUNS_CODE.format(kind=kind(node), what=what)
+    return why_not_to_read(node)
+
+
+RUNS_CODE = (
+    "the backward function of {kind} would have to run once more for it, and may change something "
+    "that stays ({what}): let it compute with torch's functions alone, and change nothing"
+)
+
+
+def outputs_of(graph: Graph, number: int) -> int:
+    """How many outputs a node has."""
+    return 1 if graph.kinds[number] == LEAF else len(output_metadata(graph.nodes[number]))
+
+
+def call(graph: Graph, number: int, gradients: Sequence[Tensor | None]) -> Gradients:
+    """Gradients at a node's inputs, as autograd's engine would hand them on, from its outputs'.
+
+    ``RefusedNodeError`` if the node can't be run without a trace.
+    """
+    node = graph.nodes[number]
+    if hands_gradients_on(node):
+        return tuple(gradients)
+    reason = reason_not_to_run(node)
+    if reason:
+        raise RefusedNodeError(number, reason)
+    graph.prepare(node)
+    given = [
+        gradient if gradient is None else gradient.to(metadata.dtype)
+        for gradient, metadata in zip(gradients, output_metadata(node), strict=True)
+    ]
+    if is_python_function(node):
+        return _call_function(graph, number, given)
+    found = _call_node(node, given)
+    if in_backward_pass() and any(
+        each is None and edge is not None
+        for each, edge in zip(found, graph.children[number], strict=True)
+    ):
+        # A node computes no gradient that the user's backward pass, which is running, doesn't need.
+        # Another thread is in no backward pass.
+        device = next(each.device for each in given if each is not None)
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        with ThreadPoolExecutor(1) as thread:
+            found = thread.submit(_call_node, node, given, stream).result()
+    return as_engine(graph, number, found)
+
+
+def _call_node(
+    node: Node, given: Sequence[Tensor | None], stream: torch.cuda.Stream | None = None
+) -> Gradients:
+    with torch.no_grad(), torch.cuda.stream(stream), read_again(node):
+        found = node(*given)
+    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+
+def _call_function(graph: Graph, number: int, given: Sequence[Tensor | None]) -> Gradients:
+    """Call a backward function in Python, which returns a value for each argument of forward."""
+    node = graph.nodes[number]
+    metadata = output_metadata(node)
+    zeros = [
+        torch.zeros(tuple(m.shape), dtype=m.dtype, device=m.device) if g is None else g
+        for g, m in zip(given, metadata, strict=True)
+    ]
+    try:
+        with torch.no_grad(), read_again(node), existing_tensors_kept(zeros):
+            found = node.apply(*zeros)
+    except Exception as error:
+        what = str(error) if isinstance(error, UnavailableError) else f"raised {first_line(error)}"
+        raise RefusedNodeError(number, RUNS_CODE.format(kind=kind(node), what=what)) from error
+    values = found if isinstance(found, (tuple, list)) else (found,)
+    needed = [n for n, is_needed in enumerate(node.needs_input_grad) if is_needed]
+    # Arguments that need no gradient have no edge, or an edge without a node.
+    edges = graph.children[number]
+    places = [place for place, edge in enumerate(edges) if edge is not None]
+    by_place = dict(zip(places, needed, strict=True))
+    return as_engine(
+        graph, number, [values[by_place[p]] if p in by_place else None for p in range(len(edges))]
+    )
+
+
+def as_engine(graph: Graph, number: int, found: Sequence[Tensor | None]) -> Gradients:
+    """A node's gradients as autograd's engine hands them on.
+
+    The engine, not the node, adds up what was broadcast, and takes the real part for real numbers.
+    """
+    handed: list[Tensor | None] = []
+    for gradient, edge in zip(found, graph.children[number], strict=True):
+        if gradient is None or edge is None:
+            handed.append(None)
+            continue
+        dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
+        if dense.is_complex() and not is_complex(graph.nodes[edge[0]], edge[1]):
+            dense = dense.real
+        handed.append(dense.sum_to_size(graph.shape(edge)))
+    return tuple(handed)

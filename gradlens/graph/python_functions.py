@@ -1,0 +1,200 @@
+"""Whether a backward function in Python leaves everything as it was, so that it may run once more.
+
+The backward function of a ``torch.autograd.Function`` can do anything: overwrite what it has saved,
+take something out of a list, count. It is run by gradlens only if its bytecode, and that of the
+functions that it calls, shows that it computes with numbers, tensors and torch's functions alone.
+While it runs, no tensor that was there before may be changed, and no random number drawn.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function
+
+from gradlens.graph.kinds import Node
+from gradlens.graph.torch_private import (
+    DispatchMode,
+    backward_function,
+    storage_number,
+    tree_leaves,
+    written_arguments,
+)
+from gradlens.numerics.unavailable import UnavailableError
+
+_CONSTANTS = (
+    bool, int, float, complex, str, bytes, type(None), type(...), slice, torch.Size, torch.dtype,
+    torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+
+_BUILTINS = frozenset((
+    "abs", "all", "any", "bool", "complex", "divmod", "enumerate", "filter", "float", "int",
+    "isinstance", "len", "list", "map", "max", "min", "pow", "range", "reversed", "round", "set",
+    "slice", "sorted", "str", "sum", "super", "tuple", "zip", "NotImplementedError",
+    "RuntimeError", "TypeError", "ValueError", "AssertionError",
+))  # fmt: skip
+"""Built-in functions that change nothing but what is made inside the function."""
+
+_REACHING_OUT = frozenset((
+    "apply_", "backward", "compile",
+    "cuda", "cudnn", "data_ptr", "distributed", "fork", "get_rng_state", "jit", "library", "load",
+    "manual_seed", "map_", "multiprocessing", "numpy", "ops", "register_hook",
+    "register_forward_hook", "requires_grad_", "retain_grad", "save", "seed", "set_rng_state",
+    "set_default_dtype", "share_memory_", "storage", "to_dlpack", "untyped_storage", "utils",
+    "xpu",
+))  # fmt: skip
+"""Names of what changes more than tensors that torch's dispatcher sees."""
+
+_CHANGING = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"})
+"""Instructions that change what outlives the call, or may."""
+
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+"""Instructions that read an attribute."""
+
+
+def why_not_to_run(node: Node) -> str:
+    """What a Python function's backward may change, in words; empty if it changes nothing."""
+    attributes = vars(node)
+    for name, value in attributes.items():
+        if not _is_constant(value):
+            return f"it has {type(value).__name__} {name!r} on ctx"
+    backward = backward_function(node)
+    return "it isn't written in Python" if backward is None else _why_not(backward)
+
+
+def _why_not(function: Any) -> str:
+    """What a function may change, or what of it can't be seen; empty if it changes nothing."""
+    original = function
+    while hasattr(original, "__wrapped__"):  # as by once_differentiable
+        original = original.__wrapped__
+    if not isinstance(original, FunctionType):
+        return f"it calls {getattr(original, '__name__', type(original).__name__)!r}"
+    reason = _why_not_code(original.__code__)
+    if reason:
+        return reason
+    defaults = (*(original.__defaults__ or ()), *(original.__kwdefaults__ or {}).values())
+    reached = {**_closure(original), **dict(enumerate(defaults))}
+    for name in _global_names(original.__code__):
+        if name in original.__globals__:
+            reached[name] = original.__globals__[name]
+        elif name not in _BUILTINS or not hasattr(builtins, name):
+            return f"it calls {name!r}"
+    for name, value in reached.items():
+        if value is not original and not _is_harmless(value):
+            return f"it uses {name!r}"
+    return ""
+
+
+def _closure(function: FunctionType) -> dict[Any, Any]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}
+
+
+def _is_harmless(value: Any) -> bool:
+    """Whether a backward function may use a value from outside."""
+    if _is_constant(value) or value is math or _is_torch_module(value):
+        return True
+    if isinstance(value, type):
+        return value.__name__ in _BUILTINS or issubclass(value, (Tensor, Function))
+    if isinstance(value, BuiltinFunctionType | MethodType) or not isinstance(value, FunctionType):
+        name = getattr(value, "__name__", "")
+        return value is getattr(torch, name, None) or value is getattr(math, name, None)
+    return value.__module__.startswith("torch.nn.functional") or not _why_not(value)
+
+
+def _is_torch_module(value: Any) -> bool:
+    return isinstance(value, ModuleType) and value in (torch, torch.nn, torch.nn.functional)
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether nothing but torch's operations, which are watched, can change a value."""
+    if type(value) in (tuple, frozenset):
+        return all(map(_is_constant, value))
+    return type(value) in (Tensor, nn.Parameter) or isinstance(value, _CONSTANTS)
+
+
+@cache
+def _why_not_code(code: CodeType) -> str:
+    """What the instructions of a function may change, without what they call."""
+    for each in _codes(code):
+        for instruction in dis.get_instructions(each):
+            name, argument = instruction.opname, str(instruction.argval)
+            if name in _CHANGING or (name.endswith("_DEREF") and _is_written(name, argument, each)):
+                return f"it sets or deletes {argument!r}"
+            if name in _ATTRIBUTES and (argument in _REACHING_OUT or argument.startswith("_")):
+                return f"it uses {argument!r}"
+    return ""
+
+
+def _is_written(name: str, variable: str, code: CodeType) -> bool:
+    return name.startswith(("STORE", "DELETE")) and variable in code.co_freevars
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function and of those inside."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+@cache
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    names = (
+        str(instruction.argval)
+        for each in _codes(code)
+        for instruction in dis.get_instructions(each)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    )
+    return tuple(dict.fromkeys(names))
+
+
+@contextmanager
+def existing_tensors_kept(own: Iterable[Tensor]) -> Iterator[None]:
+    """Refuse operations that change tensors from before the context, but for ``own`` ones.
+
+    The same for operations that draw random numbers. ``UnavailableError`` comes in place of either,
+    before anything is changed.
+    """
+    with _Kept(map(storage_number, own)):
+        yield
+
+
+class _Kept(DispatchMode):
+    """Lets operations change only memory that was made in the context, and what it was given."""
+
+    def __init__(self, storages: Iterable[int]) -> None:
+        super().__init__()
+        self._own = set(storages)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise UnavailableError("it draws random numbers")
+        given = [*map(storage_number, _tensors((args, kwargs)))]
+        for place, name in written_arguments(func):
+            value = args[place] if place < len(args) else kwargs.get(name)
+            if any(storage_number(each) not in self._own for each in _tensors(value)):
+                raise UnavailableError("it overwrites a tensor")
+        found = func(*args, **kwargs)
+        self._own |= {storage_number(each) for each in _tensors(found)} - set(given)
+        return found
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    return (
+        leaf
+        for leaf in tree_leaves(values)
+        if isinstance(leaf, Tensor) and leaf.layout == torch.strided
+    )

@@ -1,0 +1,180 @@
+"""Rows of tensors, and the labels that say which sample each of them belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gradlens.graph.graph import Edge
+
+NO_SAMPLE = -1
+"""Label of a row without gradient, which belongs to no sample."""
+
+MIXED = -2
+"""Label of a row in which several samples meet."""
+
+UNREADABLE = -3
+"""Label of a row whose numbers aren't finite, or too small for their precision."""
+
+
+@dataclass(frozen=True)
+class LabelledEdge:
+    """An edge of a graph, the rows of whose gradient get labels.
+
+    ``features`` are the axes that belong to a row; all others count rows.
+    """
+
+    edge: Edge
+    features: tuple[int, ...]
+
+    def rows(self, gradient: Tensor) -> Tensor:
+        """``[*S, F]`` from a gradient, with F = 1 if each element is a row."""
+        rest = [axis for axis in range(gradient.dim()) if axis not in self.features]
+        moved = gradient.permute((*rest, *self.features))
+        return moved.flatten(len(rest)) if self.features else moved[..., None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where labels start: an edge of the loss's graph, and the samples of its rows.
+
+    ``labels`` has as many axes as the edge's shape, some of length 1; ``None`` if the rows' samples
+    aren't known, in which case the rows that they reach get the label ``MIXED``.
+    """
+
+    edge: Edge
+    labels: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class RowIndex:
+    """The sample of each row: ``labels`` ``[*S]`` on the rows' device, from 0 to N - 1.
+
+    Rows with the label ``NO_SAMPLE`` are left out of all results. They have no gradient, unless the
+    samples are only ``some`` of the batch.
+    """
+
+    labels: Tensor
+    samples: int
+    some: bool = False
+
+    @cached_property
+    def axis(self) -> int | None:
+        """The axis that counts the samples, if the labels are 0 to N - 1 along one axis."""
+        for axis, length in enumerate(self.labels.shape):
+            if length == self.samples and bool((self.labels == self._along(axis)).all()):
+                return axis
+        return None
+
+    def _along(self, axis: int) -> Tensor:
+        shape = [1] * self.labels.dim()
+        shape[axis] = self.samples
+        return torch.arange(self.samples, device=self.labels.device).reshape(shape)
+
+    @cached_property
+    def fold(self) -> tuple[int, int] | None:
+        """``(a, b)`` if the rows are those of ``[a, N, b]``, in order."""
+        found = self._folds(self.labels.flatten()) if self.is_complete else []
+        return found[0] if found else None
+
+    def _folds(self, labels: Tensor) -> list[tuple[int, int]]:
+        """All ``(a, b)`` that agree with the labels of known rows."""
+        if not len(labels) or len(labels) % self.samples:
+            return []
+        rows = len(labels) // self.samples
+        known = labels != NO_SAMPLE
+        found = []
+        for inner in (n for n in range(1, rows + 1) if rows % n == 0):
+            numbers = torch.arange(self.samples, device=labels.device)[None, :, None]
+            pattern = numbers.expand(rows // inner, self.samples, inner).flatten()
+            if bool((~known | (labels == pattern)).all()):
+                found.append((rows // inner, inner))
+        return found
+
+    @cached_property
+    def is_balanced(self) -> bool:
+        """Whether every row has a sample, and every sample as many rows."""
+        return self.is_complete and int(self._counts.amin()) == int(self._counts.amax())
+
+    @cached_property
+    def is_complete(self) -> bool:
+        """Whether every row belongs to a sample."""
+        return not bool((self.labels == NO_SAMPLE).any())
+
+    def filled(self, some: bool = False) -> RowIndex:
+        """With labels for rows of no sample, where these follow from the order of the others.
+
+        They do if rows of all samples, or of ``some`` of them, are known and agree with just one
+        order of rows, such as all positions of the first sample, then of the second.
+        """
+        least = min(2, self.samples) if some else self.samples
+        if self.is_complete or len(self.owners) < least:
+            return self
+        folds = self._folds(self.labels.flatten())
+        if len(folds) != 1:
+            return self
+        outer, inner = folds[0]
+        numbers = torch.arange(self.samples, device=self.labels.device)[None, :, None]
+        labels = numbers.expand(outer, self.samples, inner).reshape(self.labels.shape)
+        return RowIndex(labels, self.samples)
+
+    @cached_property
+    def _known(self) -> Tensor:
+        return self.labels.flatten() != NO_SAMPLE
+
+    @cached_property
+    def _counts(self) -> Tensor:
+        """How many rows each sample has, ``[N]``."""
+        known = self.labels.flatten()[self._known]
+        return torch.bincount(known, minlength=self.samples)
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows in the order of samples, their samples, and their places within these."""
+        flat = self.labels.flatten()
+        rows = self._known.nonzero()[:, 0]
+        rows = rows[flat[rows].argsort(stable=True)]
+        owners = flat[rows]
+        starts = self._counts.cumsum(0) - self._counts
+        return rows, owners, torch.arange(len(rows), device=flat.device) - starts[owners]
+
+    def split(self, values: Tensor) -> Tensor:
+        """``[*S, ...]`` as ``[N, rows of a sample, ...]``; shorter ones end with zeros.
+
+        A view where rows are in the order of samples.
+        """
+        rest = values.shape[self.labels.dim() :]
+        if self.fold is not None:
+            outer, inner = self.fold
+            unfolded = values.reshape(outer, self.samples, inner, *rest)
+            return unfolded.movedim(1, 0).reshape(self.samples, outer * inner, *rest)
+        values = values.reshape(self.labels.numel(), *rest)
+        rows, owners, places = self._places
+        longest = int(self._counts.amax()) if len(rows) else 0
+        if len(rows) == self.samples * longest:
+            return values[rows].reshape(self.samples, longest, *rest)
+        padded = values.new_zeros(self.samples, longest, *rest)
+        padded[owners, places] = values[rows]
+        return padded
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sums over the rows of each sample, ``[*S, ...] -> [N, ...]``; a new tensor."""
+        rest = values.shape[self.labels.dim() :]
+        if self.fold is not None:
+            outer, inner = self.fold
+            return values.reshape(outer, self.samples, inner, *rest).sum((0, 2))
+        rows, owners, _ = self._places
+        flat = values.reshape(self.labels.numel(), *rest)
+        return values.new_zeros(self.samples, *rest).index_add_(0, owners, flat[rows])
+
+    def of_sample(self, sample: int) -> Tensor:
+        """Where rows belong to a sample, ``[*S]``."""
+        return self.labels == sample
+
+    @cached_property
+    def owners(self) -> list[int]:
+        """The samples that have rows."""
+        return self._counts.nonzero()[:, 0].tolist()
