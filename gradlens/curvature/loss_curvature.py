@@ -39,9 +39,10 @@ from gradlens.curvature.network_outputs import (
     returned_outputs,
 )
 from gradlens.curvature.probes import private_random_numbers
-from gradlens.gradients.gradients import evidence_of, inputs_of
+from gradlens.gradients.gradients import evidence_of
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch, LossReduction
+from gradlens.graph.model_calls import calls_behind as calls_of_model
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.plan import Plans
 from gradlens.samples.planner import EMPTY, plan_of
@@ -149,9 +150,9 @@ class LossCurvature(Curvature):
         check_loss(self.loss)
         graph = Graph(self.loss)
         evidence = evidence_of(graph, self._model, {"batch_size": self._batch_size})
-        inputs = inputs_of(graph, self._model)
-        # Labels are read as for per-sample gradients, so that both are of the same batch.
-        plan = plan_of(graph, self.parameters, evidence, inputs)
+        calls = calls_of_model(graph.nodes, self._model)
+        # Samples are found as for per-sample gradients, so that both are of the same batch.
+        plan = plan_of(graph, self.parameters, evidence, calls)
         if plan.samples is None:
             raise UnavailableError(
                 f"the curvature of a sum loss is divided by the number of samples: {plan.known_by}"

@@ -177,8 +177,8 @@ class Gradients:
         if known is not None:
             return known
         self.labelled = True
-        inputs = inputs_of(graph, setting.model)
-        plan = plan_of(graph, setting.leaves, evidence, inputs, self._needs_losses)
+        calls = calls_behind(graph.nodes, setting.model)
+        plan = plan_of(graph, setting.leaves, evidence, calls, self._needs_losses)
         setting.plans.store(key, plan)
         return plan
 

@@ -60,11 +60,13 @@ class Given:
 class ModelCall:
     """The tensors of a call, and the sequence numbers of the nodes that computed its outputs.
 
+    ``made`` are those of the outputs themselves, each with the number of the node's output.
     ``is_first`` says that no input was computed by layers with parameters.
     """
 
     inputs: tuple[Given, ...]
     outputs: frozenset[int]
+    made: tuple[tuple[int, int], ...] = ()
     is_first: bool = True
 
     @property
@@ -123,10 +125,11 @@ def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCa
     leaves = args if plain else tree_leaves((args, kwargs))
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     tensors = [leaf for leaf in given if leaf.dim() and leaf.layout == torch.strided]
-    nodes = [tensor.grad_fn for tensor in outputs]
-    numbers = frozenset(n for node in nodes if node is not None for n in _numbers(node))
+    nodes = [(tensor.grad_fn, tensor.output_nr) for tensor in outputs]
+    numbers = frozenset(n for node, _ in nodes if node is not None for n in _numbers(node))
+    made = tuple((sequence_number(node), out) for node, out in nodes if node is not None)
     is_first = not any(map(_is_computed, given))
-    return ModelCall(tuple(map(Given.of, tensors)), numbers, is_first)
+    return ModelCall(tuple(map(Given.of, tensors)), numbers, made, is_first)
 
 
 def _numbers(node: Node) -> Iterator[int]:

@@ -23,7 +23,7 @@ from torch import nn
 
 from gradlens.graph.checkpoints import read_saved
 from gradlens.graph.graph import Graph
-from gradlens.graph.kinds import Node, kind, kind_of
+from gradlens.graph.kinds import HIDING, Node, kind, kind_of
 from gradlens.graph.passes import Gradients, Instead, call
 from gradlens.graph.torch_private import saved
 
@@ -70,6 +70,22 @@ def _frozen(graph: Graph, number: int, gradients: Gradients) -> Gradients:
         factor = factor * weight.detach().to(factor.dtype)
     by_channel = factor.reshape(-1, *[1] * (to_input.dim() - 2))
     return ((gradient * by_channel).to(to_input.dtype), *to_weights)
+
+
+def normalising(graph: Graph, samples: int) -> list[int]:
+    """The nodes that normalise over samples, with statistics of their input.
+
+    Instance normalisation has channels ``[1, N·C]`` of samples, and doesn't.
+    """
+    hidden = graph.below(n for n, each in enumerate(graph.kinds) if each in HIDING)
+    return [
+        number
+        for number, node in enumerate(graph.nodes)
+        if uses_statistics(node)
+        and number not in hidden
+        and samples > 1
+        and graph.shape((number, 0))[0] > 1
+    ]
 
 
 def uses_statistics(node: Node) -> bool:

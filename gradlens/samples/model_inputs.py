@@ -7,8 +7,9 @@ itself decide it, since the sample of each of its rows is known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from math import lgamma, log, prod
 
 import torch
@@ -16,9 +17,10 @@ from torch import Tensor
 
 from gradlens.graph.checkpoints import read_saved, why_not_to_read
 from gradlens.graph.graph import Graph, Use
-from gradlens.graph.kinds import kind_of
-from gradlens.graph.model_calls import Given
-from gradlens.samples.rows import NO_SAMPLE
+from gradlens.graph.kinds import LEAF, kind_of
+from gradlens.graph.model_calls import Given, ModelCall
+from gradlens.graph.torch_private import sequence_number
+from gradlens.samples.rows import NO_SAMPLE, LabelledEdge
 
 MAX_ELEMENTS = 2**22
 """Larger tensors, of 16 MiB in single precision, aren't searched for the model's input."""
@@ -28,97 +30,163 @@ CHANCE = 1e4
 
 
 @dataclass(frozen=True)
+class Anchor:
+    """Rows of a node that computes with the model's inputs, and the sample of each, ``[*S]``.
+
+    A sample is negative where it isn't known. ``shows_order`` is false where there is a row for
+    each sample, but whether that is in the order of the samples isn't certain.
+    """
+
+    rows: LabelledEdge
+    samples: Tensor
+    shows_order: bool = True
+
+
+@dataclass(frozen=True)
 class ModelInputs:
     """The tensors that a model was called with for ``samples``, and the axis that counts these.
 
-    ``either`` means that another axis may count them.
+    They are those of several ``calls``. If the calls are ``in_turn``, each of them got other
+    samples, in the order of the calls. ``either`` means that another axis may count them.
     """
 
-    given: Sequence[Given]
+    calls: Sequence[ModelCall]
     axis: int
     samples: int
     either: bool = False
+    in_turn: bool = False
 
-    def agree(self, graph: Graph, uses: Sequence[tuple[Use, Tensor]]) -> bool | None:
-        """Whether the labels ``[*S]`` of uses are one for each sample of the inputs.
+    def anchors(self, graph: Graph, alone: Sequence[bool]) -> list[Anchor]:
+        """Where the graph computes with the inputs themselves, and with parameters ``alone``."""
+        found: list[Anchor] = []
+        for number in first_nodes(graph, alone):
+            kind = kind_of(graph.kinds[number])
+            if not kind.data:
+                continue
+            whole = graph.shape((number, 0))
+            features = kind.feature_axes(kind.weights[-1] if kind.weights else 0, len(whole))
+            rows = LabelledEdge((number, 0), features)
+            shape = [length for axis, length in enumerate(whole) if axis not in features]
+            samples, shows_order = self._samples_read(graph, number, prod(shape))
+            if samples is not None:
+                found.append(Anchor(rows, samples.reshape(shape), shows_order))
+        return found
 
-        ``None`` if it isn't known of at least two samples which rows of layers are theirs.
+    def pairs(
+        self, anchors: Sequence[Anchor], labels: Mapping[LabelledEdge, Tensor]
+    ) -> list[Tensor]:
+        """Samples of the inputs and labels of the same rows, ``[2, R]``, by anchor."""
+        found: list[Tensor] = []
+        for anchor in anchors:
+            of_rows = labels[anchor.rows].flatten().cpu()
+            each = torch.stack([anchor.samples.flatten(), of_rows])
+            found.append(each[:, (each >= 0).all(0)])
+        return [each for each in found if each.numel()]
+
+    def order(self, pairs: Sequence[Tensor]) -> Tensor | None:
+        """The sample of each label, ``[N]``, -1 where none is known; ``None`` if they contradict.
+
+        An axis that doesn't count the samples has rows of several samples with one label.
         """
-        links = (link for use, _ in uses for link in use.chain)
-        if any(self._is_shared(graph, link.node) for link in links):
-            return False
-        pairs = self._pairs(graph, uses)
-        # A layer may compute with the samples in one order, and another one in another order.
-        if not all(_one_to_one(each) for each in pairs):
-            return False
-        together = torch.cat(pairs, dim=1) if pairs else torch.empty(2, 0)
-        certain = any(self._is_proof(each) for each in pairs)
-        certain = certain or (self._is_proof(together, len(pairs)) and _one_to_one(together))
-        return certain or None
+        together = torch.cat([*pairs], dim=1) if pairs else torch.empty(2, 0, dtype=torch.long)
+        if not are_one_to_one(together):
+            return None
+        found = torch.full((self.samples,), NO_SAMPLE)
+        found[together[1]] = together[0]
+        return found
 
-    def _is_proof(self, pairs: Tensor, uses: int = 1) -> bool:
+    def is_proof(self, pairs: Sequence[Tensor]) -> bool:
         """Whether samples and labels of the same rows, one to one, aren't so by chance.
 
         A row for each sample, chosen from both axes, may happen to be one for each position, too.
         """
-        if not self.either or pairs.shape[1] > self.samples * uses:
-            return _seen(pairs) > 1
+        together = torch.cat([*pairs], dim=1) if pairs else torch.empty(2, 0)
+        if not self.either or together.shape[1] > self.samples * max(len(pairs), 1):
+            return _seen(together) > 1
         return self.samples * log(self.samples) - lgamma(self.samples + 1) > log(CHANCE)
 
-    def order(self, graph: Graph, uses: Sequence[tuple[Use, Tensor]]) -> Tensor | None:
-        """The label of each sample of the inputs, ``[N]``; ``None`` if some are unknown."""
-        pairs = self._pairs(graph, uses)
-        together = torch.cat(pairs, dim=1) if pairs else None
-        if together is None or not _one_to_one(together) or _seen(together) < self.samples:
-            return None
-        labels = torch.full((self.samples,), NO_SAMPLE)
-        labels[together[0]] = together[1]
-        return labels
-
-    def _pairs(self, graph: Graph, uses: Sequence[tuple[Use, Tensor]]) -> list[Tensor]:
-        """Samples of the inputs and labels of the same rows, ``[2, R]``, by use."""
-        pairs: list[Tensor] = []
-        for use, labels in uses:
-            rows = self._samples_read(graph, use.node, labels.numel())
-            if rows is not None:
-                each = torch.stack([rows, labels.flatten().cpu()])
-                pairs.append(each[:, (each >= 0).all(0)])
-        return pairs
+    def are_shared(self, graph: Graph, uses: Sequence[Use]) -> bool:
+        """Whether a node that all samples should share computes with the inputs of each."""
+        links = (link for use in uses for link in use.chain)
+        return any(self._is_shared(graph, link.node) for link in links)
 
     def _is_shared(self, graph: Graph, number: int) -> bool:
         """Whether a node that all samples should share computes with the inputs of each."""
         read = _read_by(graph, number)
         storage = None if read is None else read.untyped_storage().data_ptr()
-        return any(given.storage == storage for given in self._of_samples)
+        return any(given.storage == storage for given, _ in self._of_samples)
 
-    @property
-    def _of_samples(self) -> list[Given]:
-        """The tensors that have an entry for each sample."""
+    @cached_property
+    def _given(self) -> list[Given]:
+        return [given for call in self.calls for given in call.inputs]
+
+    @cached_property
+    def _of_samples(self) -> list[tuple[Given, range]]:
+        """The tensors that have an entry for each sample, or for those of their call, and which."""
         return [
-            given
-            for given in self.given
-            if len(given.shape) > self.axis and given.shape[self.axis] == self.samples
+            (given, own)
+            for call, own in zip(self.calls, self._samples_of_calls, strict=True)
+            for given in call.inputs
+            if len(given.shape) > self.axis and given.shape[self.axis] == len(own)
         ]
 
-    def _samples_read(self, graph: Graph, number: int, rows: int) -> Tensor | None:
-        """The input's sample of each row that a node computes with; -1 where that isn't known."""
+    @cached_property
+    def _samples_of_calls(self) -> list[range]:
+        if not self.in_turn:
+            return [range(self.samples)] * len(self.calls)
+        found: list[range] = []
+        for call in self.calls:
+            lengths = [each.shape[self.axis] for each in call.inputs if len(each.shape) > 1]
+            start = found[-1].stop if found else 0
+            found.append(range(start, start + (lengths or [1])[0]))
+        return found
+
+    def returned(self, graph: Graph) -> list[Anchor]:
+        """What the model has returned, whose rows are those of its inputs.
+
+        A model that returns them in another order is found out where its inputs are known.
+        """
+        numbers = {
+            sequence_number(node): number
+            for number, node in enumerate(graph.nodes)
+            if graph.kinds[number] != LEAF
+        }
+        found: list[Anchor] = []
+        for call, own in zip(self.calls, self._samples_of_calls, strict=True):
+            for made, output in call.made:
+                edge = (numbers.get(made, -1), output)
+                shape = graph.shape(edge) if edge[0] >= 0 else ()
+                if len(shape) > self.axis and shape[self.axis] == len(own):
+                    rest = tuple(axis for axis in range(len(shape)) if axis != self.axis)
+                    samples = torch.arange(own.start, own.stop)
+                    found.append(Anchor(LabelledEdge(edge, rest), samples))
+        return found
+
+    def _samples_read(self, graph: Graph, number: int, rows: int) -> tuple[Tensor | None, bool]:
+        """The input's sample of each row that a node computes with, -1 where that isn't known.
+
+        And whether these rows are in the samples' order for certain.
+        """
         read = _read_by(graph, number)
         if read is None:
-            return None
-        for given in self._of_samples:
-            samples = self._samples_of(given.shape, rows)
+            return None, False
+        for given, own in self._of_samples:
+            samples = self._samples_of(given.shape, rows, own)
             if samples is not None and _is_whole(read, given):
-                return samples.flatten()
+                return samples.flatten(), True
         if read.requires_grad or read.is_complex() or read.numel() > MAX_ELEMENTS:
-            return None
+            return None, False
         if not rows or read.numel() % rows:
-            return None
-        if any(given.reference() is None for given in self.given):
-            return None  # it may be the one that was read
-        candidates = (self._compared(read.reshape(rows, -1), given) for given in self._of_samples)
-        return next((found for found in candidates if found is not None), None)
+            return None, False
+        if any(given.reference() is None for given in self._given):
+            return None, False  # it may be the one that was read
+        compared = [self._compared(read.reshape(rows, -1), *each) for each in self._of_samples]
+        known = [each for each in compared if each is not None]
+        if known:
+            return known[0], True
+        return self._one_row_each(read.reshape(rows, -1)), False
 
-    def _samples_of(self, shape: tuple[int, ...], rows: int) -> Tensor | None:
+    def _samples_of(self, shape: tuple[int, ...], rows: int, own: range) -> Tensor | None:
         """The sample of each row, if the rows are those of the leading axes."""
         fitting = range(self.axis + 1, len(shape) + 1)
         axes = next((n for n in fitting if prod(shape[:n]) == rows), None)
@@ -126,35 +194,49 @@ class ModelInputs:
             return None
         along = [1] * axes
         along[self.axis] = -1
-        numbers = torch.arange(self.samples).reshape(along)
+        numbers = torch.arange(own.start, own.stop).reshape(along)
         return numbers.expand(shape[:axes])
 
-    def _compared(self, rows: Tensor, given: Given) -> Tensor | None:
+    def _compared(self, rows: Tensor, given: Given, own: range) -> Tensor | None:
         """The sample of each row ``[R, F]`` that was taken or computed from a tensor's rows."""
         tensor = given.reference()
         if tensor is None or tensor.numel() > MAX_ELEMENTS or tensor.is_complex():
             return None
-        found = self._matched(rows, tensor.detach())
+        found = self._matched(rows, tensor.detach(), own)
         if found is not None and bool((found >= 0).all()):
             return found
-        samples = self._samples_of(given.shape, len(rows))
+        samples = self._samples_of(given.shape, len(rows), own)
         if samples is None:
             return found
-        if len(rows) == self.samples and rows.numel() == tensor.numel():
-            # A row for each of the samples, whatever was computed of its elements.
-            return samples.flatten() if given.shape.count(self.samples) == 1 else found
         before = tensor.detach().reshape(len(rows), -1)
         in_order = _in_same_order(_sizes(rows), _sizes(before).reshape(samples.shape), samples)
         return found if in_order is None else in_order
 
-    def _matched(self, rows: Tensor, given: Tensor) -> Tensor | None:
+    def _one_row_each(self, rows: Tensor) -> Tensor | None:
+        """The samples, if there is a row for each, of as many elements as an input has."""
+        for given, own in self._of_samples:
+            is_one = given.shape.count(len(own)) == 1 and rows.numel() == prod(given.shape)
+            if is_one and len(rows) == len(own) and given.reference() is not None:
+                return torch.arange(own.start, own.stop)
+        return None
+
+    def _matched(self, rows: Tensor, given: Tensor, own: range) -> Tensor | None:
         """Samples of rows that a tensor has, too; -1 where it has the same row several times."""
         features = given.shape[-1]
         fits = given.dtype == rows.dtype and features == rows.shape[1]
         if not fits or given.dim() <= self.axis + 1 or not features:
             return None
-        samples = self._samples_of(tuple(given.shape), given.numel() // features)
+        samples = self._samples_of(tuple(given.shape), given.numel() // features, own)
         return None if samples is None else _matched(rows, given, samples.flatten())
+
+
+def first_nodes(graph: Graph, alone: Sequence[bool]) -> list[int]:
+    """The nodes that compute with data, and else with parameters alone."""
+    return [
+        number
+        for number, edges in enumerate(graph.children)
+        if edges and not alone[number] and all(edge is None or alone[edge[0]] for edge in edges)
+    ]
 
 
 def reads_data(graph: Graph, model_inputs: Sequence[Given]) -> list[bool]:
@@ -255,7 +337,7 @@ def _bytes_of_rows(tensor: Tensor) -> list[bytes]:
     return [row.tobytes() for row in rows.view(torch.uint8).numpy()]
 
 
-def _one_to_one(pairs: Tensor) -> bool:
+def are_one_to_one(pairs: Tensor) -> bool:
     """Whether each sample has one label, and each label one sample, in pairs ``[2, R]``."""
     samples, labels = pairs
     return _is_function(samples, labels) and _is_function(labels, samples)

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from gradlens.graph.graph import Graph, Use
 from gradlens.graph.kinds import COMPILED, HIDING, LEAF, REENTRANT_CHECKPOINT, SYNCHRONISED
-from gradlens.graph.model_calls import Given
+from gradlens.graph.model_calls import ModelCall
 from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.history.coverage import few
 from gradlens.numerics.unavailable import UnavailableError, first_line
-from gradlens.samples.batchnorm import frozen, in_front_of, uses_statistics
+from gradlens.samples.batch_order import batch_order
+from gradlens.samples.batchnorm import frozen, in_front_of, normalising
 from gradlens.samples.candidates import (
     BY_LOSS,
     CALLED,
@@ -37,7 +38,7 @@ from gradlens.samples.candidates import (
 from gradlens.samples.labels import Labels
 from gradlens.samples.loss_labels import LabelledInputs, labelled_inputs
 from gradlens.samples.loss_terms import rows_of, term_nodes
-from gradlens.samples.model_inputs import ModelInputs, reads_data
+from gradlens.samples.model_inputs import reads_data
 from gradlens.samples.plan import LabelledUse, LossTerm, Plan
 from gradlens.samples.rows import NO_SAMPLE, UNREADABLE, LabelledEdge, RowIndex, Source
 from gradlens.samples.rule_checks import disagreements
@@ -54,14 +55,14 @@ _Labels: TypeAlias = tuple[tuple[Any, ...] | None, ...]
 class _LossGraph:
     """A loss's graph, the model's parameters, and what is known of the batch.
 
-    ``model_inputs`` are the tensors that the model was called with, and ``needs_losses`` says
-    whether those of single samples are needed.
+    ``calls`` are those of the model that have led to it, and ``needs_losses`` says whether the
+    losses of single samples are needed.
     """
 
     graph: Graph
     parameters: Mapping[str, nn.Parameter]
     evidence: BatchEvidence = field(default_factory=BatchEvidence)
-    model_inputs: Sequence[Given] = ()
+    calls: Sequence[ModelCall] = ()
     needs_losses: bool = False
 
     @cached_property
@@ -77,7 +78,8 @@ class _LossGraph:
     @cached_property
     def reads_data(self) -> list[bool]:
         """Whether a node computes with what the model was called with, by number."""
-        return reads_data(self.graph, self.model_inputs)
+        given = [each for call in self.calls for each in call.inputs]
+        return reads_data(self.graph, given)
 
 
 @dataclass(frozen=True)
@@ -109,15 +111,15 @@ def plan_of(
     graph: Graph,
     parameters: Mapping[str, nn.Parameter],
     evidence: BatchEvidence,
-    model_inputs: Sequence[Given] = (),
+    calls: Sequence[ModelCall] = (),
     needs_losses: bool = False,
 ) -> Plan:
     """The plan of a loss's graph, with the terms of the loss if it ``needs_losses``.
 
-    ``model_inputs`` are the tensors that the model was called with, which decide where two axes
-    have N entries. Gradients of parameters stay as they are.
+    The ``calls`` of the model decide where two axes have N entries, and which sample is which.
+    Gradients of parameters stay as they are.
     """
-    plan = _plan_of(_LossGraph(graph, parameters, evidence, model_inputs, needs_losses))
+    plan = _plan_of(_LossGraph(graph, parameters, evidence, calls, needs_losses))
     hidden = _behind_compiled_code(graph)
     return plan.without({n: RAN_COMPILED for n in plan.unavailable if id(parameters[n]) in hidden})
 
@@ -252,35 +254,31 @@ def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _At
     if labels in tried:
         return None
     tried.add(labels)
-    planner = _Planner(loss, candidate, found.sources)
+    order = batch_order(loss.graph, loss.alone, loss.calls, found.sources, candidate, loss.evidence)
+    planner = _Planner(loss, candidate, order.sources)
     plan = planner.plan()
     if loss.needs_losses:
         plan = planner.with_terms(plan)
     if candidate.rows_together > 1 and (plan.mixed or not plan.is_balanced):
         raise UnavailableError(NOT_TOGETHER.format(samples=candidate.samples))
-    uses = _labels_of_uses(plan)
     # Only of as many calls can each row of the loss come from one.
     as_many = 1 < candidate.samples <= len(loss.evidence.calls)
     if as_many and candidate.in_each_call and any(map(_are_of_one_each, plan.uses.values())):
         reason = OTHER_AXIS if candidate.known_by == PASSED else ONE_CALL_EACH
         raise UnavailableError(reason.format(samples=candidate.samples))
-    either = loss.evidence.positions_first
-    inputs = [
-        ModelInputs(loss.model_inputs, axis, candidate.samples, either)
-        for axis in candidate.input_axes
-    ]
-    answers = [each.agree(loss.graph, uses) for each in inputs if candidate.samples > 1]
-    agrees = True if True in answers else False if answers and None not in answers else None
-    if agrees is False:
+    shared = [each.use for uses in plan.uses.values() for each in uses]
+    if order.inputs is not None and order.inputs.are_shared(loss.graph, shared):
         raise UnavailableError(OTHER_AXIS.format(samples=candidate.samples))
-    orders = [each.order(loss.graph, uses) for each in inputs if found.in_parts]
-    order = next((each for each in orders if each is not None), None)
-    labelled = [planner.labels, *found.tracing]
+    if not order.is_known:
+        plan = plan.without(dict.fromkeys(plan.uses, UNKNOWN_ORDER))
+        plan = replace(plan, terms=(), without_losses=UNKNOWN_ORDER)
+    labelled = [planner.labels, *found.tracing, *order.labels]
     plan = replace(
-        plan if order is None else plan.part(order),
-        holds=order is None and not any(each.are_read for each in labelled),
+        plan,
+        holds=not order.is_other and not any(each.are_read for each in labelled),
         selections=tuple(selection for each in labelled for selection in each.selections),
     )
+    agrees = order.agrees
     return _Attempt(candidate, plan, agrees, found)
 
 
@@ -298,11 +296,6 @@ def _are_of_one_each(uses: Sequence[LabelledUse]) -> bool:
     """Whether the rows of each use belong to one sample, but not all to the same."""
     found = [{*use.rows[0].labels.unique().tolist()} - {NO_SAMPLE} for use in uses if 0 in use.rows]
     return all(len(each) <= 1 for each in found) and len(set().union(*found)) > 1
-
-
-def _labels_of_uses(plan: Plan) -> list[tuple[Use, Tensor]]:
-    labelled = (use for uses in plan.uses.values() for use in uses)
-    return [(use.use, use.rows[0].labels) for use in labelled if 0 in use.rows]
 
 
 def _nothing(parameters: Iterable[str], reason: str) -> Plan:
@@ -345,16 +338,8 @@ class _Planner:
         edges = [source.edge for source in sources]
         self._finder = Finder(graph, loss.alone, edges, candidate.samples, loss.reads_data)
         self._hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind in HIDING)
-        self._normalising = [
-            number
-            for number, node in enumerate(graph.nodes)
-            if uses_statistics(node) and number not in self._hidden and self._has_images(number)
-        ]
+        self._normalising = normalising(graph, candidate.samples)
         self.labels = Labels(graph, sources, candidate.samples, frozen(graph, self._normalising))
-
-    def _has_images(self, number: int) -> bool:
-        """False for instance normalisation, which normalises channels ``[1, N·C]`` of samples."""
-        return self._candidate.samples > 1 and self._graph.shape((number, 0))[0] > 1
 
     def plan(self) -> Plan:
         """The plan, from as many labelled passes as it takes."""
@@ -584,6 +569,10 @@ NOT_TOGETHER = (
 NESTED = (
     "the loss is computed from a nested tensor, whose lengths are no numbers: pad it, or loop over "
     "its parts"
+)
+UNKNOWN_ORDER = (
+    "the loss has the samples in another order than the batch, and it isn't known of all of its "
+    "rows which samples these are: compute the loss in the order of the batch"
 )
 NO_PASS = "no backward pass besides the user's own is possible ({error})"
 FREED_GRAPH = "backward through the graph a second time"
