@@ -38,6 +38,7 @@ from gradlens.gradients.loss_factor import (
     loss_scale,
     unscaled_loss,
 )
+from gradlens.graph.passes import why_not_to_pass
 from gradlens.graph.torch_private import uncompiled_backward
 from gradlens.graph.uncompiled import ran_compiled, uncompiled_calls
 from gradlens.graph.undisturbed import GlobalState, own_pass
@@ -372,6 +373,10 @@ class TrackedStep:
             return
         if self._has_no_curvature(active, apart):
             return
+        reason = why_not_to_pass(loss)
+        if reason:
+            self._refusing(*active)(reason)
+            active = ()
         is_part = tracking.assembly.has_parts(self._accumulating)
         curvature = LossCurvature(
             self._global_step,

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from gradlens.backpack_adapter.context import with_extension_alone
 from gradlens.backpack_adapter.layer_calls import LayerCall, own_parameters, trainable_parameters
 from gradlens.curvature.agreement import same_matrix
-from gradlens.curvature.calls import Calls, LossCall
-from gradlens.curvature.differentiation import derivative
+from gradlens.curvature.calls import Calls, LossCall, run_engine
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.operator import CurvatureOperator
@@ -102,7 +101,7 @@ class _Extended(BackpackGraph):
 
     def run(self, extension: BackpropExtension) -> None:
         with with_extension_alone(extension), _explained():
-            derivative([self._users_loss], self._parameters, [torch.ones_like(self._users_loss)])
+            run_engine(self._users_loss, self._parameters)
 
     def bytes_for(self, exact: bool, hessian: bool) -> int:
         return 0

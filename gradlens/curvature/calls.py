@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +13,12 @@ from torch.autograd.graph import get_gradient_edge
 
 from gradlens.backpack_adapter.context import with_extension_alone
 from gradlens.backpack_adapter.layer_calls import LayerCall, LayerCallExtension, stored_inputs
-from gradlens.curvature.differentiation import derivative
 from gradlens.curvature.hessian import check_loss
+from gradlens.graph.graph import Graph
+from gradlens.graph.passes import reason_not_to_run
 from gradlens.graph.torch_private import LossModule
+from gradlens.graph.undisturbed import hooks_muted
+from gradlens.numerics.unavailable import UnavailableError
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def calls_behind(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> Calls:
     """The calls that a backward pass from the loss to the parameters reaches."""
     check_loss(loss)
     with recording() as calls:
-        derivative([loss], list(parameters.values()), [torch.ones_like(loss)])
+        run_engine(loss, list(parameters.values()))
     return calls
 
 
@@ -67,6 +70,19 @@ def loss_calls_at(loss: Tensor) -> list[LossCall]:
         edge = get_gradient_edge(loss)
         torch.autograd.grad([loss], [edge], [torch.ones_like(loss)], retain_graph=True)
     return calls.of_losses
+
+
+def run_engine(loss: Tensor, inputs: Sequence[Tensor]) -> None:
+    """A backward pass by autograd's engine, which runs BackPACK's extensions on layers.
+
+    ``UnavailableError`` if it would run code that may leave a trace.
+    """
+    reasons = map(reason_not_to_run, Graph(loss).nodes)
+    reason = next(filter(None, reasons), "")
+    if reason:
+        raise UnavailableError(reason)
+    with hooks_muted(inputs):
+        torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
 
 
 @contextmanager

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from gradlens.curvature.recomputed_nodes import twice_differentiable_nodes
+from gradlens.curvature.recomputed_nodes import twice_differentiable
 from gradlens.gradients.gradients import OF_OTHERS
-from gradlens.graph.graph import nodes_below
+from gradlens.graph.graph import Graph, nodes_below
+from gradlens.graph.passes import derivatives
 from gradlens.graph.uncompiled import ran_compiled
-from gradlens.graph.undisturbed import hooks_muted
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.planner import FREED, FREED_GRAPH
 
@@ -56,8 +56,8 @@ def differentiable_gradient(
     if not cotangent.requires_grad:
         # Otherwise torch marks a once-differentiable function only where its gradient varies.
         cotangent = cotangent.detach().requires_grad_()
-    with hooks_muted(inputs), _explained(), twice_differentiable_nodes(output):
-        found = torch.autograd.grad(output, inputs, cotangent, create_graph=True, allow_unused=True)
+    with _explained():
+        found = derivatives([output], inputs, [cotangent], twice_differentiable, create_graph=True)
     if all(gradient is None for gradient in found):
         raise UnavailableError(OF_OTHERS)
     gradients = [g if g is not None and g.requires_grad else None for g in found]
@@ -75,13 +75,11 @@ def derivative(
     pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o is not None]
     if not pairs:
         return [torch.zeros_like(x, requires_grad=False) for x in inputs]
-    with hooks_muted(inputs), _explained():
-        found = torch.autograd.grad(
+    with _explained():
+        found = derivatives(
             [output for output, _ in pairs],
             inputs,
             [cotangent.to(output.dtype) for output, cotangent in pairs],
-            retain_graph=True,
-            allow_unused=True,
         )
     return [
         torch.zeros_like(x, requires_grad=False) if d is None else d.detach()
@@ -91,9 +89,7 @@ def derivative(
 
 def depends_on(output: Tensor, tensor: Tensor) -> bool:
     """Whether ``tensor`` is part of the scalar ``output``'s graph."""
-    with hooks_muted([tensor]), _explained():
-        found = torch.autograd.grad(output, [tensor], retain_graph=True, allow_unused=True)
-    return found[0] is not None
+    return output.grad_fn is not None and Graph(output).number_of(tensor) >= 0
 
 
 @contextmanager

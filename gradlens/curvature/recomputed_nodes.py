@@ -6,8 +6,7 @@ can be differentiated. The user's forward and backward passes stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,9 +15,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gradlens.graph.checkpoints import recomputing
-from gradlens.graph.graph import nodes_below
+from gradlens.graph.checkpoints import read_again
+from gradlens.graph.graph import Graph
 from gradlens.graph.kinds import Node
+from gradlens.graph.passes import Gradients, Instead, call, derivatives
 from gradlens.graph.torch_private import saved
 
 
@@ -30,50 +30,34 @@ class Recomputation:
     output: Tensor
 
 
-@contextmanager
-def twice_differentiable_nodes(output: Tensor) -> Iterator[None]:
-    """Gradients of ``output`` found inside the context can be differentiated."""
-    handles = [
-        node.register_hook(partial(_differentiable, node, recompute))
-        for node, recompute in _flawed(output)
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _flawed(output: Tensor) -> list[tuple[Node, Callable[[Node], Recomputation | None]]]:
-    return [
-        (node, rule)
-        for node in nodes_below([output.grad_fn])
+def twice_differentiable(graph: Graph) -> Instead:
+    """What hands on gradients that can be differentiated, in place of nodes whose own can't be."""
+    return {
+        number: partial(_differentiable, graph, number, rule)
+        for number, node in enumerate(graph.nodes)
         for prefix, rule in _RULES.items()
         if node.name().startswith(prefix)
-    ]
+    }
 
 
 def _differentiable(
-    node: Node,
+    graph: Graph,
+    number: int,
     recompute: Callable[[Node], Recomputation | None],
-    grad_inputs: Sequence[Tensor | None],
-    grad_outputs: Sequence[Tensor | None],
-) -> tuple[Tensor | None, ...] | None:
-    """Other gradients of a node's inputs, with a graph of their own; ``None`` for no change."""
-    # While second derivatives are taken, the node is passed again, for a first one.
-    if not torch.is_grad_enabled() or grad_outputs[0] is None:
-        return None
-    with recomputing():
+    gradients: Gradients,
+) -> Gradients:
+    """Gradients of a node's inputs, with a graph of their own where that is known."""
+    node, gradient = graph.nodes[number], gradients[0]
+    if gradient is None:
+        return call(graph, number, gradients, create_graph=True)
+    with read_again(node), torch.enable_grad():
         again = recompute(node)
     if again is None:
-        return None
-    pairs = enumerate(again.inputs[: len(grad_inputs)])
-    needed = {i: tensor for i, tensor in pairs if tensor is not None and tensor.requires_grad}
-    found = torch.autograd.grad(
-        again.output, list(needed.values()), grad_outputs[0], create_graph=True
-    )
-    gradients = dict(zip(needed, found, strict=True))
-    return tuple(gradients.get(i, gradient) for i, gradient in enumerate(grad_inputs))
+        return call(graph, number, gradients, create_graph=True)
+    needed = {i: x for i, x in enumerate(again.inputs) if x is not None and x.requires_grad}
+    found = derivatives([again.output], [*needed.values()], [gradient], create_graph=True)
+    by_input = dict(zip(needed, found, strict=True))
+    return tuple(by_input.get(place) for place in range(len(graph.children[number])))
 
 
 def _attention(node: Node) -> Recomputation | None:

@@ -15,14 +15,12 @@ from gradlens.fully_shard.gathering import Sharding
 from gradlens.gradients.collect import BackwardPass, Collector
 from gradlens.gradients.loss_factor import TIMES_ZERO, loss_scale
 from gradlens.gradients.losses import GraphLosses
-from gradlens.graph.checkpoints import recomputing
 from gradlens.graph.data_parallel import Replica
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED, Node
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.graph.model_calls import Given, calls_behind
 from gradlens.graph.torch_private import BatchNorm, registered_hooks, without_exchange
-from gradlens.graph.undisturbed import buffers_kept
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.dense import Buffer
@@ -149,7 +147,7 @@ class Gradients:
         if not loss.requires_grad:
             self.collector.refuse_all(setting.parameters, NO_GRAPH)
             return
-        graph, leaves = Graph(loss, setting.prepare()), setting.leaves
+        graph, leaves = Graph(loss, prepare=setting.prepare()), setting.leaves
         if not any(leaf in graph for leaf in leaves.values()):
             self.collector.refuse_all(setting.parameters, OF_OTHERS)
             return
@@ -200,8 +198,7 @@ class Gradients:
         try:
             self._pass.paused = False
             if not reason:
-                with buffers_kept(self._setting.model), recomputing():
-                    self._pass.run(torch.ones_like(loss), frozen(graph, plan.coupling))
+                self._pass.run(torch.ones_like(loss), frozen(graph, plan.coupling))
         except Exception as error:  # such as that of a checkpoint
             reason = first_line(error)
         self._pass.paused = True

@@ -70,10 +70,16 @@ class Graph:
     that a node consumes, with ``None`` for inputs that need no gradient, and ``consumers`` are
     ``(consumer, number of its input, number of the output consumed)``. Graphs with the same ``key``
     have the same operations, shapes, integers and edges: only numbers in tensors differ.
-    ``prepare`` is called with a node before gradlens itself runs it.
+    ``prepare`` is called with a node before gradlens itself runs it. The nodes behind further
+    tensors may be there, too.
     """
 
-    def __init__(self, tensor: Tensor, prepare: Callable[[Node], None] = lambda node: None) -> None:
+    def __init__(
+        self,
+        tensor: Tensor,
+        *others: Tensor,
+        prepare: Callable[[Node], None] = lambda node: None,
+    ) -> None:
         self.prepare = prepare
         self.nodes: list[Node] = []
         self.kinds: list[str] = []
@@ -81,14 +87,14 @@ class Graph:
         self.consumers: list[list[tuple[int, int, int]]] = []
         self.leaves: dict[int, int] = {}
         self._numbers: dict[Node, int] = {}
-        if tensor.grad_fn is not None:
-            self._walk(tensor.grad_fn)
-        elif tensor.requires_grad:
+        if tensor.grad_fn is None and tensor.requires_grad:
             raise ValueError("the loss is a leaf of the graph: it doesn't depend on any layer")
-        self.root: Edge = (len(self.nodes) - 1, tensor.output_nr)
+        self._walk([each.grad_fn for each in (*others, tensor) if each.grad_fn is not None])
+        self.root: Edge = (self.number_of(tensor), tensor.output_nr)
 
-    def _walk(self, root: Node) -> None:
-        stack, visited = [(root, False)], set()
+    def _walk(self, roots: Sequence[Node]) -> None:
+        stack: list[tuple[Node, bool]] = [(root, False) for root in roots]
+        visited: set[Node] = set()
         while stack:
             node, done = stack.pop()
             if done:
@@ -114,6 +120,12 @@ class Graph:
                 self.consumers[edge[0]].append((number, index, edge[1]))
         if self.kinds[-1] == LEAF:
             self.leaves[id(node.variable)] = number
+
+    def number_of(self, tensor: Tensor) -> int:
+        """The number of the node that made a tensor, or of its leaf; -1 if there is none."""
+        if tensor.grad_fn is None:
+            return self.leaves.get(id(tensor), -1)
+        return self._numbers.get(tensor.grad_fn, -1)
 
     def __contains__(self, parameter: Tensor) -> bool:
         return id(parameter) in self.leaves

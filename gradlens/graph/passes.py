@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from gradlens.graph.checkpoints import read_again, why_not_to_read
+from gradlens.graph.checkpoints import read_again, recomputing, why_not_to_read
 from gradlens.graph.graph import Edge, Graph, is_complex, is_python_function
 from gradlens.graph.kinds import LEAF, Node, kind
 from gradlens.graph.python_functions import existing_tensors_kept, why_not_to_run
@@ -44,12 +45,14 @@ def run_backward(
     wanted: Collection[int],
     visit: Visit,
     instead: Instead = MappingProxyType({}),
+    create_graph: bool = False,
 ) -> None:
     """Compute the gradients that reach the ``wanted`` nodes, from those at some edges.
 
     ``visit(number, gradients)`` is called with the gradients at the outputs of each of these nodes.
-    Only what lies between is run, and no leaf ever gets a gradient. ``RefusedNodeError`` if a node
-    between can't be run without a trace, ``RuntimeError`` if a backward pass has freed the graph.
+    Only what lies between is run, and no leaf ever gets a gradient. With ``create_graph``, the
+    gradients can be differentiated. ``RefusedNodeError`` if a node between can't be run without a
+    trace, ``RuntimeError`` if a backward pass has freed the graph.
     """
     above = nodes_above(graph, wanted)
     arrived: dict[int, list[Tensor | None]] = {}
@@ -71,7 +74,8 @@ def run_backward(
             visit(number, gradients)
         if number not in above:
             continue
-        found = instead[number](gradients) if number in instead else call(graph, number, gradients)
+        own = instead.get(number) or partial(call, graph, number, create_graph=create_graph)
+        found = own(gradients)
         for below, handed_on in zip(graph.children[number], found, strict=True):
             needed = below is not None and (below[0] in wanted or below[0] in above)
             if below is not None and needed and handed_on is not None:
@@ -96,6 +100,16 @@ def reason_not_to_run(node: Node) -> str:
     return why_not_to_read(node)
 
 
+def why_not_to_pass(tensor: Tensor) -> str:
+    """Why the graph behind a tensor of the user's can't be passed without a trace; usually empty.
+
+    Checkpoints count, too: computing a region again runs the user's own code.
+    """
+    if tensor.grad_fn is None:
+        return ""
+    return next(filter(None, map(reason_not_to_run, Graph(tensor).nodes)), "")
+
+
 RUNS_CODE = (
     "the backward function of {kind} would have to run once more for it, and may change something "
     "that stays ({what}): let it compute with torch's functions alone, and change nothing"
@@ -107,7 +121,37 @@ def outputs_of(graph: Graph, number: int) -> int:
     return 1 if graph.kinds[number] == LEAF else len(output_metadata(graph.nodes[number]))
 
 
-def call(graph: Graph, number: int, gradients: Sequence[Tensor | None]) -> Gradients:
+def derivatives(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    instead: Callable[[Graph], Instead] = lambda graph: {},
+    create_graph: bool = False,
+) -> list[Tensor | None]:
+    """Σⱼ cotangentⱼ·∂outputⱼ/∂input for each input, ``None`` where no output depends on it.
+
+    Like ``torch.autograd.grad``, but as in ``run_backward``. Checkpoints are recomputed.
+    """
+    pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.grad_fn is not None]
+    if not pairs:
+        return [None] * len(inputs)
+    graph = Graph(*(output for output, _ in pairs))
+    edges = [(graph.number_of(each), each.output_nr) for each in inputs]
+    found: dict[Edge, Tensor | None] = {}
+
+    def take(number: int, gradients: Gradients) -> None:
+        found.update({(number, output): each for output, each in enumerate(gradients)})
+
+    starts = [((graph.number_of(o), o.output_nr), cotangent) for o, cotangent in pairs]
+    wanted = {number for number, _ in edges if number >= 0}
+    with torch.set_grad_enabled(create_graph), recomputing():
+        run_backward(graph, starts, wanted, take, instead(graph), create_graph)
+    return [found.get(edge) for edge in edges]
+
+
+def call(
+    graph: Graph, number: int, gradients: Sequence[Tensor | None], create_graph: bool = False
+) -> Gradients:
     """Gradients at a node's inputs, as autograd's engine would hand them on, from its outputs'.
 
     ``RefusedNodeError`` if the node can't be run without a trace.
@@ -124,8 +168,8 @@ def call(graph: Graph, number: int, gradients: Sequence[Tensor | None]) -> Gradi
         for gradient, metadata in zip(gradients, output_metadata(node), strict=True)
     ]
     if is_python_function(node):
-        return _call_function(graph, number, given)
-    found = _call_node(node, given)
+        return _call_function(graph, number, given, create_graph)
+    found = _call_node(node, given, create_graph)
     if in_backward_pass() and any(
         each is None and edge is not None
         for each, edge in zip(found, graph.children[number], strict=True)
@@ -135,19 +179,24 @@ def call(graph: Graph, number: int, gradients: Sequence[Tensor | None]) -> Gradi
         device = next(each.device for each in given if each is not None)
         stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         with ThreadPoolExecutor(1) as thread:
-            found = thread.submit(_call_node, node, given, stream).result()
+            found = thread.submit(_call_node, node, given, create_graph, stream).result()
     return as_engine(graph, number, found)
 
 
 def _call_node(
-    node: Node, given: Sequence[Tensor | None], stream: torch.cuda.Stream | None = None
+    node: Node,
+    given: Sequence[Tensor | None],
+    create_graph: bool,
+    stream: torch.cuda.Stream | None = None,
 ) -> Gradients:
-    with torch.no_grad(), torch.cuda.stream(stream), read_again(node):
+    with torch.set_grad_enabled(create_graph), torch.cuda.stream(stream), read_again(node):
         found = node(*given)
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
 
-def _call_function(graph: Graph, number: int, given: Sequence[Tensor | None]) -> Gradients:
+def _call_function(
+    graph: Graph, number: int, given: Sequence[Tensor | None], create_graph: bool
+) -> Gradients:
     """Call a backward function in Python, which returns a value for each argument of forward."""
     node = graph.nodes[number]
     metadata = output_metadata(node)
@@ -156,7 +205,7 @@ def _call_function(graph: Graph, number: int, given: Sequence[Tensor | None]) ->
         for g, m in zip(given, metadata, strict=True)
     ]
     try:
-        with torch.no_grad(), read_again(node), existing_tensors_kept(zeros):
+        with torch.set_grad_enabled(create_graph), read_again(node), existing_tensors_kept(zeros):
             found = node.apply(*zeros)
     except Exception as error:
         what = str(error) if isinstance(error, UnavailableError) else f"raised {first_line(error)}"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -81,22 +80,6 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def attributes_kept(functions: Iterable[Any]) -> Iterator[None]:
-    """The attributes of Python functions' nodes are the same after the context.
-
-    Some functions delete them in their backward pass.
-    """
-    held: list[Any] = [vars(function) for function in functions]
-    kept = [dict(attributes) for attributes in held]
-    try:
-        yield
-    finally:
-        for attributes, before in zip(held, kept, strict=True):
-            attributes.clear()
-            attributes.update(before)
-
-
-@contextmanager
 def hooks_muted(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Without the tensors' own hooks, which may count calls or clip gradients."""
     hooks = [registered for tensor in tensors if (registered := gradient_hooks(tensor))]
@@ -132,14 +115,6 @@ def buffers_kept(model: nn.Module | None) -> Iterator[None]:
         yield
     finally:
         _restore(buffers)
-
-
-@contextmanager
-def buffers_as(earlier: Sequence[Buffer], model: nn.Module | None) -> Iterator[None]:
-    """Buffers are as they were ``earlier`` inside the context, and as before it afterwards."""
-    with buffers_kept(model):
-        _restore(earlier)
-        yield
 
 
 def buffers_of(model: nn.Module | None) -> list[Buffer]:
@@ -213,22 +188,18 @@ CONTEXT_LOCK = threading.RLock()
 
 
 @contextmanager
-def own_pass(
-    model: nn.Module | None, parameters: Iterable[Tensor] = (), functions: Iterable[Any] = ()
-) -> Iterator[None]:
+def own_pass(model: nn.Module | None, parameters: Iterable[Tensor] = ()) -> Iterator[None]:
     """A context for gradlens's own backward passes through a user's graph.
 
     No extension is active, gradlens's hooks on the model are paused, and what BackPACK has stored
-    for the user's backward pass stays. Buffers, random numbers, the gradients of ``parameters`` and
-    the attributes of ``functions``, nodes of functions in Python, are as before afterwards. Anomaly
-    mode is off, which is meant for the user's backward pass.
+    for the user's backward pass stays. Buffers, random numbers and the gradients of ``parameters``
+    are as before afterwards. Anomaly mode is off, which is meant for the user's backward pass.
     """
     with (
         CONTEXT_LOCK,
         backpack(retain_graph=True),
         undisturbed(model),
         training_kept(parameters),
-        attributes_kept(functions),
         torch.enable_grad(),
         torch.autograd.set_detect_anomaly(False),
     ):
