@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from backpack import backpack
+from backpack import backpack, hook_run_extensions
 from backpack.context import CTX
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
+from gradlens.graph.torch_private import backward_hooks
 from gradlens.graph.undisturbed import CONTEXT_LOCK
 
 
@@ -48,3 +49,12 @@ def with_extension_alone(extension: BackpropExtension) -> Iterator[None]:
     """A context in which one extension is active, and the graph stays."""
     with CONTEXT_LOCK, backpack(extension, retain_graph=True):
         yield
+
+
+def extended_by_backpack(model: nn.Module) -> bool:
+    """Whether BackPACK's own hooks are on every layer."""
+    return all(
+        hook_run_extensions in backward_hooks(module).values()
+        for module in model.modules()
+        if not any(True for _ in module.children())
+    )

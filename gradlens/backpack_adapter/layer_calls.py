@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import warnings
 import weakref
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from gradlens.graph.torch_private import (
     LossModule,
     backward_hooks,
     keeps_graph,
+    sequence_number,
     tree_flatten,
     tree_unflatten,
     version,
@@ -64,14 +64,6 @@ class LossExtension(FirstOrderBackpropExtension):
         super().__init__(savefield, {}, fail_mode=FAIL_SILENT)
 
 
-class LayerCallExtension(LossExtension):
-    """A BackPACK extension that receives the calls of all layers with a hook, dropout included."""
-
-    @abstractmethod
-    def receive(self, call: LayerCall) -> None:
-        """Called in the backward pass, when the gradient at the layer's output is known."""
-
-
 class PendingCall:
     """What a call's hook keeps until the backward pass reaches it; it belongs to the graph.
 
@@ -100,18 +92,14 @@ class PendingCall:
 
     def run_extensions(self, grad_outputs: Sequence[Tensor | None]) -> None:
         """Run BackPACK's active extensions; called with the gradients at the module's outputs."""
-        receivers = [e for e in CTX.get_active_exts() if isinstance(e, LayerCallExtension)]
         by_backpack = not isinstance(self._module, nn.Dropout) and _needs_backpack(self._module)
-        if (receivers or by_backpack) and not self._released:
-            call = self._completed(tuple(grad_outputs))
-            for receiver in receivers:
-                receiver.receive(call)
-            if by_backpack:
-                _run_backpack(call)
+        if by_backpack and not self._released:
+            _run_backpack(self.completed(tuple(grad_outputs)))
         if not keeps_graph():
             self._release()
 
-    def _completed(self, grad_outputs: tuple[Tensor | None, ...]) -> LayerCall:
+    def completed(self, grad_outputs: tuple[Tensor | None, ...]) -> LayerCall:
+        """The call with the gradients at the module's outputs."""
         unusable = OVERWRITTEN if self._versions != self._current_versions() else ""
         leaves = [_dereferenced(leaf) for leaf in self._leaves]
         plain = self._structure is None
@@ -126,6 +114,26 @@ class PendingCall:
     def _current_versions(self) -> list[int]:
         kept = (*self._leaves, self._output)
         return [version(leaf) for leaf in kept if isinstance(leaf, Tensor)]
+
+
+_PENDING = "gradlens_pending_calls"
+"""Where calls are kept in the metadata of the nodes that made their outputs."""
+
+
+def keep_with_graph(call: PendingCall, outputs: Sequence[Tensor]) -> None:
+    """Keep a call at the node of its first output, with the places of all."""
+    places = [(sequence_number(each.grad_fn), each.output_nr) for each in outputs]
+    node: Any = outputs[0].grad_fn
+    node.metadata.setdefault(_PENDING, []).append((call, tuple(places)))
+
+
+def kept_calls(node: Any) -> list[tuple[PendingCall, tuple[tuple[int, int], ...]]]:
+    """The calls whose first output a node made.
+
+    With the sequence number of the node of each output, and the number of the output there.
+    """
+    found: list[Any] = node.metadata.get(_PENDING, [])
+    return found
 
 
 def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
@@ -179,7 +187,7 @@ def _run_backpack(call: LayerCall) -> None:
             f"BackPACK's rules for {type(module).__name__} need the module's output: extend the "
             "model with backpack.extend as well"
         )
-    arguments = _in_order(call)
+    arguments = in_order(call)
     names = [f"input{index}" for index in range(len(arguments))]
     try:
         for name, argument in zip(names, arguments, strict=True):
@@ -194,7 +202,7 @@ def _run_backpack(call: LayerCall) -> None:
             vars(module).pop(name, None)
 
 
-def _in_order(call: LayerCall) -> tuple[Any, ...]:
+def in_order(call: LayerCall) -> tuple[Any, ...]:
     """All arguments of a call in the order in which the module's forward names them."""
     if not call.kwargs:
         return call.args

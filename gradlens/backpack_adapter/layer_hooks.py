@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.utils.parametrize import ParametrizationList
 
-from gradlens.backpack_adapter.layer_calls import PendingCall
+from gradlens.backpack_adapter.layer_calls import PendingCall, keep_with_graph
 from gradlens.graph.hooks import NO_MODULE, on_gradient, takes_hooks
 from gradlens.graph.model_calls import keep_calls
 from gradlens.graph.torch_private import (
@@ -116,6 +116,7 @@ class LayerHook:
         if not outputs:
             return
         call = PendingCall(module, args, kwargs, outputs[0])
+        keep_with_graph(call, outputs)
         if len(outputs) == 1:
             on_gradient(outputs[0], lambda gradient: self._run_extensions(call, [gradient]))
         else:

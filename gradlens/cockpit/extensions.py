@@ -10,8 +10,8 @@ from typing import Any
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
+from gradlens.backpack_adapter.context import extended_by_backpack
 from gradlens.backpack_adapter.per_sample_gradients import PerSampleGradients
-from gradlens.curvature.backpack_graph import extended_by_backpack
 from gradlens.quantities.quantity import Quantity
 
 

@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from typing import Any, final
 
 import torch
-from backpack import hook_run_extensions
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
-from gradlens.backpack_adapter.context import with_extension_alone
+from gradlens.backpack_adapter.context import extended_by_backpack, with_extension_alone
 from gradlens.backpack_adapter.layer_calls import LayerCall, own_parameters, trainable_parameters
 from gradlens.curvature.agreement import same_matrix
 from gradlens.curvature.calls import Calls, LossCall, run_engine
@@ -26,7 +25,7 @@ from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.graph.hooks import without_hooks
-from gradlens.graph.torch_private import ChannelNorm, backward_hooks
+from gradlens.graph.torch_private import ChannelNorm
 from gradlens.numerics.unavailable import UnavailableError
 
 _CURVED = (nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.LogSigmoid)
@@ -170,15 +169,6 @@ def _the_loss_call(calls: Calls) -> LossCall:
     if isinstance(call.module, nn.CrossEntropyLoss) and call.inputs[1].is_floating_point():
         raise UnavailableError("BackPACK has no rule for probabilities as targets")
     return call
-
-
-def extended_by_backpack(model: nn.Module) -> bool:
-    """Whether BackPACK's own hooks are on every layer."""
-    return all(
-        hook_run_extensions in backward_hooks(module).values()
-        for module in model.modules()
-        if not any(True for _ in module.children())
-    )
 
 
 def _behind_first_layer(

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
-from gradlens.backpack_adapter.context import with_extension_alone
-from gradlens.backpack_adapter.layer_calls import LayerCall, LayerCallExtension, stored_inputs
+from gradlens.backpack_adapter.context import extended_by_backpack, with_extension_alone
+from gradlens.backpack_adapter.layer_calls import (
+    LayerCall,
+    LossExtension,
+    in_order,
+    kept_calls,
+    stored_inputs,
+)
 from gradlens.curvature.hessian import check_loss
-from gradlens.graph.graph import Graph
-from gradlens.graph.passes import reason_not_to_run
-from gradlens.graph.torch_private import LossModule
+from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.kinds import LEAF
+from gradlens.graph.passes import Gradients, run_backward, why_not_to_pass
+from gradlens.graph.torch_private import LossModule, hands_gradients_on, sequence_number
 from gradlens.graph.undisturbed import hooks_muted
 from gradlens.numerics.unavailable import UnavailableError
 
@@ -30,64 +35,90 @@ class LossCall:
     grad_output: Tensor
 
 
-class Calls(LayerCallExtension):
-    """A BackPACK extension that records the calls which a backward pass reaches.
+@dataclass(frozen=True)
+class Calls:
+    """The calls of layers by module, and those of loss modules, from the loss on."""
 
-    ``of`` lists the calls of each extended layer, ``of_losses`` those of loss modules, which
-    needn't belong to the model.
+    of: Mapping[nn.Module, Sequence[LayerCall]] = field(default_factory=dict)
+    of_losses: Sequence[LossCall] = ()
+
+
+def calls_behind(
+    loss: Tensor, parameters: Mapping[str, nn.Parameter], model: nn.Module | None
+) -> Calls:
+    """The calls that the graph of a loss keeps, with the gradients at their outputs.
+
+    A loss module that BackPACK itself has extended keeps none there; if the model was extended so,
+    too, a backward pass by autograd's engine finds its calls.
     """
-
-    def __init__(self) -> None:
-        super().__init__("calls")
-        self.of: dict[nn.Module, list[LayerCall]] = {}
-        self.of_losses: list[LossCall] = []
-
-    def receive(self, call: LayerCall) -> None:
-        """Called in the backward pass, when the gradient at the layer's output is known."""
-        self.of.setdefault(call.module, []).append(call)
-
-    def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
-        """Called by BackPACK when the gradient at the module's output is known."""
-        if isinstance(module, LossModule) and g_out[0] is not None:
-            self.of_losses.append(LossCall(module, stored_inputs(module), g_out[0].detach()))
-
-
-def calls_behind(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> Calls:
-    """The calls that a backward pass from the loss to the parameters reaches."""
     check_loss(loss)
-    with recording() as calls:
-        run_engine(loss, list(parameters.values()))
-    return calls
+    graph = Graph(loss)
+    numbers = {
+        sequence_number(node): number
+        for number, node in enumerate(graph.nodes)
+        if graph.kinds[number] != LEAF
+    }
+    kept = [
+        (call, [(numbers.get(made, -1), output) for made, output in places])
+        for node in reversed(graph.nodes)
+        for call, places in kept_calls(node)
+    ]
+    found: dict[Edge, Tensor | None] = {}
+
+    def take(number: int, gradients: Gradients) -> None:
+        found.update({(number, output): each for output, each in enumerate(gradients)})
+
+    wanted = {number for _, edges in kept for number, _ in edges if number >= 0}
+    run_backward(graph, [(graph.root, torch.ones_like(loss))], wanted, take)
+    of: dict[nn.Module, list[LayerCall]] = {}
+    of_losses: list[LossCall] = []
+    for pending, edges in kept:
+        call = pending.completed(tuple(found.get(edge) for edge in edges))
+        of.setdefault(call.module, []).append(call)
+        gradient = call.grad_outputs[0]
+        if isinstance(call.module, LossModule) and gradient is not None:
+            of_losses.append(LossCall(call.module, in_order(call), gradient.detach()))
+    has_module_hooks = any(map(hands_gradients_on, graph.nodes))
+    if not of_losses and (has_module_hooks if model is None else extended_by_backpack(model)):
+        recorder = _LossCalls()
+        with with_extension_alone(recorder):
+            run_engine(loss, list(parameters.values()))
+        of_losses = recorder.found
+    return Calls(of, of_losses)
 
 
 def loss_calls_at(loss: Tensor) -> list[LossCall]:
-    """The calls of loss modules that have returned the loss itself; none if it was made of them.
-
-    The backward pass goes to the loss's own node and no further.
-    """
+    """The calls of loss modules that have returned the loss itself; none if it was made of them."""
     check_loss(loss)
-    with recording() as calls:
-        edge = get_gradient_edge(loss)
-        torch.autograd.grad([loss], [edge], [torch.ones_like(loss)], retain_graph=True)
-    return calls.of_losses
+    ones = torch.ones_like(loss)
+    calls = [call.completed((ones,)) for call, _ in kept_calls(loss.grad_fn)]
+    return [
+        LossCall(call.module, in_order(call), ones)
+        for call in calls
+        if isinstance(call.module, LossModule)
+    ]
 
 
 def run_engine(loss: Tensor, inputs: Sequence[Tensor]) -> None:
-    """A backward pass by autograd's engine, which runs BackPACK's extensions on layers.
+    """A backward pass by autograd's engine, in which BackPACK's own hooks run its extensions.
 
     ``UnavailableError`` if it would run code that may leave a trace.
     """
-    reasons = map(reason_not_to_run, Graph(loss).nodes)
-    reason = next(filter(None, reasons), "")
+    reason = why_not_to_pass(loss)
     if reason:
         raise UnavailableError(reason)
     with hooks_muted(inputs):
         torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
 
 
-@contextmanager
-def recording() -> Iterator[Calls]:
-    """Record the calls that backward passes inside the context reach."""
-    calls = Calls()
-    with with_extension_alone(calls):
-        yield calls
+class _LossCalls(LossExtension):
+    """Records the calls of loss modules that BackPACK has extended."""
+
+    def __init__(self) -> None:
+        super().__init__("calls")
+        self.found: list[LossCall] = []
+
+    def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
+        """Called by BackPACK when the gradient at the module's output is known."""
+        if isinstance(module, LossModule) and g_out[0] is not None:
+            self.found.append(LossCall(module, stored_inputs(module), g_out[0].detach()))

@@ -233,7 +233,7 @@ class LossCurvature(Curvature):
 
     @cached_property
     def _calls(self) -> Calls:
-        return calls_behind(self.loss, self.parameters)
+        return calls_behind(self.loss, self.parameters, self._model)
 
     @cached_property
     def _loss_calls(self) -> Sequence[LossCall]:
