@@ -116,7 +116,7 @@ class SamplesJacobians:
         }
         names = {id(parameter): name for name, parameter in parameters.items()}
         key = hash((self._graph.key(names), together))
-        known = plans.of(self._graph, key, again=lambda plan: not plan.unavailable)
+        known = plans.of(self._graph, key)
         if known is not None:
             return known
         with undisturbed(self._model), torch.enable_grad():
@@ -125,7 +125,7 @@ class SamplesJacobians:
         if plan.unavailable:
             # It is kept even if it may not hold for other graphs, and isn't made again: nothing is
             # computed from it.
-            plan = replace(plan, uses={}, holds=True)
+            plan = replace(plan, uses={}, holds=True, read=False)
         plans.store(key, plan)
         return plan
 

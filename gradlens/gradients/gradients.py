@@ -117,6 +117,8 @@ class Gradients:
         self.beside: tuple[str, ...] = ()
         self.labelled = False
         self.closed = False
+        # Before hooks of gradlens's own.
+        self._looks = registered_hooks() != setting.hooks.count
         self._setting = setting
         self._info = info
         self._needs_losses = needs_losses
@@ -160,8 +162,7 @@ class Gradients:
         if self._needs_losses:
             self._losses = GraphLosses(graph, plan, loss)
             self._losses.start()
-        looks = registered_hooks() != setting.hooks.count
-        self._pass = BackwardPass(graph, plan, self.batch, self.collector, looks)
+        self._pass = BackwardPass(graph, plan, self.batch, self.collector, self._looks)
         self._pass.start()
         self._pass.paused = True  # until the loss's gradient is known
         if setting.batchnorm == "frozen" and plan.coupling:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from string import digits
 from typing import TypeAlias
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from gradlens.graph.checkpoints import read_saved
 from gradlens.graph.graph import Graph, Link, Use, is_python_function
-from gradlens.graph.kinds import CASTS, TRANSPOSE, Node
+from gradlens.graph.kinds import CASTS, TRANSPOSE, Node, kind_of, positive
 from gradlens.graph.layer_rules import layer_call
 from gradlens.graph.passes import call, outputs_of
 from gradlens.graph.torch_private import saved, storage_number
@@ -152,9 +153,14 @@ def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> Gradi
         inputs = inputs.clone()  # the optimizer changes parameters before updates are projected on
     kinds = [found.graph.kinds[link.node] for link in found.use.chain]
     if not set(kinds) <= CASTS | {TRANSPOSE}:
-        left, right = accumulable(index.split(inputs)), accumulable(index.split(delta))
         _check_memory(found, found.use.shape)
-        return _down(found, left.mT @ right.to(left.dtype))
+        key = f"product of input {found.use.index}"
+        if key not in found.known:  # parameters that are stacked have parts of one product
+            left, right = accumulable(index.split(inputs)), accumulable(index.split(delta))
+            found.known[key] = left.mT @ right.to(left.dtype)
+        whole = found.known[key]
+        assert whole is not None
+        return _down(found, whole)
     flipped = kinds.count(TRANSPOSE) % 2 == 1
     first, second = (delta, inputs) if flipped else (inputs, delta)
     left, right = index.split(first), index.split(second)
@@ -407,17 +413,31 @@ def _down(found: NodeGradient, contributions: Tensor) -> Dense:
     """From gradients of the use's input ``[N, ...]`` along the chain to those of the parameter."""
     parts = contributions.reshape(found.samples, *found.use.shape)
     for link in found.use.chain:
-        parts = torch.stack([_run_link(found, link, part) for part in parts])
+        parts = _run_link(found, link, parts)
     return Dense(parts, found.scale)
 
 
-def _run_link(found: NodeGradient, link: Link, gradient: Tensor) -> Tensor:
-    given: list[Tensor | None] = [None] * outputs_of(found.graph, link.node)
-    given[link.output] = gradient
-    result = call(found.graph, link.node, given)[link.input]
-    edge = found.graph.children[link.node][link.input]
+def _run_link(found: NodeGradient, link: Link, parts: Tensor) -> Tensor:
+    """Gradients ``[N, ...]`` at a link's input, from those at its output."""
+    graph, number = found.graph, link.node
+    name = graph.kinds[number].rstrip(digits).removesuffix("Backward")
+    edge = graph.children[number][link.input]
     assert edge is not None
-    return gradient.new_zeros(found.graph.shape(edge)) if result is None else result
+    shape = graph.shape(edge)
+    if name == "Stack":
+        dim = positive(saved(graph.nodes[number], "dim"), parts.dim() - 1)[0]
+        return parts.select(dim + 1, link.input)
+    if name == "T":
+        return parts.mT if len(shape) == 2 else parts
+    if kind_of(name).in_order:
+        return parts.reshape(found.samples, *shape)
+    handed: list[Tensor] = []
+    for part in parts:
+        given: list[Tensor | None] = [None] * outputs_of(graph, number)
+        given[link.output] = part
+        result = call(graph, number, given)[link.input]
+        handed.append(part.new_zeros(shape) if result is None else result)
+    return torch.stack(handed)
 
 
 def _unbroadcast(found: NodeGradient, gradient: Tensor) -> GradientOperator:

@@ -124,6 +124,7 @@ class Kind:
         return tuple(range(self.rows, dims)) if self.rows else ()
 
 
+@cache
 def kind_of(name: str) -> Kind:
     """What is known of a kind of node, whatever number is at the end of its name."""
     return _KINDS.get(name.rstrip(digits).removesuffix("Backward"), _UNKNOWN)

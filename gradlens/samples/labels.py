@@ -20,9 +20,9 @@ from gradlens.samples.structure import Selection, Structure
 class Labels:
     """The labels of rows at edges of a graph, from those of its loss's inputs.
 
-    ``are_read`` says that some of them were read off numbers, by backward passes that compute
-    something else ``instead`` of some nodes. Otherwise they are those of all graphs of the same
-    structure with the same ``selections``. ``refused`` are the reasons why nodes weren't run.
+    Those at ``proven`` edges are the same in all graphs of the same structure with the same
+    ``selections``. Others are read off numbers, by backward passes that compute something else
+    ``instead`` of some nodes. ``refused`` are the reasons why nodes weren't run.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Labels:
         self._instead = instead
         self._structure = Structure(graph, sources, samples)
         self.are_read = False
+        self.proven: set[LabelledEdge] = set()
         self.refused: dict[int, str] = {}
 
     @property
@@ -54,9 +55,10 @@ class Labels:
             for edge, found in proven.items()
             if found is not None
         }
+        self.proven |= labels.keys()
         rest = [edge for edge in unique if edge not in labels]
+        self.are_read = self.are_read or bool(rest)
         if rest:
-            self.are_read = True
             found = read_labels(self._graph, self._sources, rest, self._samples, self._instead)
             self.refused |= found.refused
             labels |= found.labels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -47,7 +47,8 @@ class Plan:
     name, ``unavailable`` are the reasons why others have none, and ``beside`` names parameters that
     the loss also depends on without any samples. ``coupling`` are nodes that normalise over
     samples. ``holds`` means that the plan is that of other graphs of the same structure, too, if
-    these have the same ``selections``. ``mixed`` means that the samples of some parameters meet, or
+    these have the same ``selections``; where it was ``read`` off numbers, those of another graph
+    might tell more samples apart. ``mixed`` means that the samples of some parameters meet, or
     can't be told apart. ``terms`` are the nodes from which the losses of single samples are
     computed, and ``without_losses`` is the reason why there are none.
     """
@@ -59,6 +60,7 @@ class Plan:
     beside: tuple[str, ...] = ()
     coupling: tuple[int, ...] = ()
     holds: bool = False
+    read: bool = False
     selections: tuple[Selection, ...] = ()
     mixed: bool = False
     terms: tuple[LossTerm, ...] = ()
@@ -115,20 +117,17 @@ class Plans:
     found: dict[int, Plan] = field(default_factory=dict)
     steps: dict[int, int] = field(default_factory=dict)
 
-    def of(
-        self, graph: Graph, key: int, again: Callable[[Plan], bool] = lambda plan: True
-    ) -> Plan | None:
-        """The plan of a graph; ``None`` if labelled passes are due.
+    def of(self, graph: Graph, key: int) -> Plan | None:
+        """The plan of a graph; ``None`` if it has to be found.
 
-        They are due at the first, second, fourth, eighth step of a structure and so on, since hooks
-        of the user's own on activations, which the graph doesn't show, may change what they do;
-        of plans that needn't be found ``again``, only at the first.
+        Of one that was read off numbers, that is so at the first, second, fourth, eighth step of a
+        structure and so on.
         """
         if key not in self.found:
             return None
         self.found[key] = plan = self.found.pop(key)
         self.steps[key] += 1
-        due = self.steps[key].bit_count() == 1 and again(plan)
+        due = self.steps[key].bit_count() == 1 and plan.read
         return plan if not due and plan.holds_for(graph) else None
 
     def store(self, key: int, plan: Plan) -> None:

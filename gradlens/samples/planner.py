@@ -18,7 +18,7 @@ from gradlens.graph.graph import Graph, Use
 from gradlens.graph.kinds import COMPILED, HIDING, LEAF, REENTRANT_CHECKPOINT, SYNCHRONISED
 from gradlens.graph.model_calls import ModelCall
 from gradlens.graph.uncompiled import RAN_COMPILED
-from gradlens.history.coverage import few
+from gradlens.history.coverage import FEW, few
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.samples.batch_order import batch_order
 from gradlens.samples.batchnorm import frozen, in_front_of, normalising
@@ -273,9 +273,10 @@ def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _At
         plan = plan.without(dict.fromkeys(plan.uses, UNKNOWN_ORDER))
         plan = replace(plan, terms=(), without_losses=UNKNOWN_ORDER)
     labelled = [planner.labels, *found.tracing, *order.labels]
+    any_read = any(each.are_read for each in (*found.tracing, *order.labels))
     plan = replace(
         plan,
-        holds=not order.is_other and not any(each.are_read for each in labelled),
+        holds=plan.holds and (not plan.uses or not (order.is_other or any_read)),
         selections=tuple(selection for each in labelled for selection in each.selections),
     )
     agrees = order.agrees
@@ -375,7 +376,8 @@ class _Planner:
         unreadable = {
             edge.edge[0] for edge, each in labels.items() if bool((each == UNREADABLE).any())
         }
-        reasons = {n: self._reason(n, ways.get(n), apart, unreadable) for n in self._parameters}
+        behind = self._names_behind(apart)
+        reasons = {n: self._reason(n, ways.get(n), behind, unreadable) for n in self._parameters}
         return Plan(
             self._candidate.samples,
             self._candidate.known_by,
@@ -392,7 +394,8 @@ class _Planner:
                 and reasons[n] not in (HIDDEN, RAN_COMPILED, *self.labels.refused.values())
                 for n, way in ways.items()
             ),
-            holds=not self.labels.are_read,
+            holds=indices.keys() <= self.labels.proven and not unreadable,
+            read=self.labels.are_read,
             selections=self.labels.selections,
         )
 
@@ -436,7 +439,7 @@ class _Planner:
             found = tuple(self._term(node, sizes, labels) for node, sizes in terms)
         except UnavailableError as reason:
             return replace(plan, without_losses=str(reason))
-        return replace(plan, terms=found, holds=not self.labels.are_read)
+        return replace(plan, terms=found, holds=plan.holds and edges <= self.labels.proven)
 
     def _term(
         self,
@@ -473,7 +476,11 @@ class _Planner:
         )
 
     def _reason(
-        self, name: str, way: Ways | None, apart: Mapping[int, str], unreadable: Set[int]
+        self,
+        name: str,
+        way: Ways | None,
+        names_behind: Sequence[tuple[str, ...]],
+        unreadable: Set[int],
     ) -> str:
         """Why a parameter has no per-sample gradients; empty if it has."""
         if self._parameters[name].is_complex():
@@ -494,7 +501,7 @@ class _Planner:
         unknown = [self._graph.shape(s.edge) for s in self._sources if s.labels is None]
         if unknown:
             return UNKNOWN_TERM.format(shape=list(unknown[0]), samples=self._candidate.samples)
-        behind = self._first_behind(way.mixed[0], apart)
+        behind = names_behind[way.mixed[0]]
         samples, is_passed = self._candidate.samples, self._candidate.known_by == PASSED
         where = WHERE.format(behind=few(behind) or "the loss", samples=samples)
         return MEETING + where + ("" if is_passed else OTHER_N.format(samples=samples))
@@ -506,18 +513,21 @@ class _Planner:
                 return reason
         return NOT_READABLE
 
-    def _first_behind(self, node: int, apart: Mapping[int, str]) -> list[str]:
-        """The parameters of the first nodes towards the loss at which samples are apart."""
-        found: dict[str, None] = {}
-        reached, waiting = {node}, [node]
-        while waiting:
-            for consumer, _, _ in self._graph.consumers[waiting.pop()]:
-                if consumer in apart:
-                    found[apart[consumer]] = None
-                elif consumer not in reached:
-                    reached.add(consumer)
-                    waiting.append(consumer)
-        return list(found)
+    def _names_behind(self, apart: Mapping[int, str]) -> list[tuple[str, ...]]:
+        """Some parameters of the first nodes towards the loss at which samples are apart, by node.
+
+        ``FEW`` of them and one more are enough for a message.
+        """
+        found: list[tuple[str, ...]] = [()] * len(self._graph)
+        for number in reversed(range(len(self._graph))):
+            names: dict[str, None] = {}
+            for consumer, _, _ in self._graph.consumers[number]:
+                if len(names) > FEW:
+                    break
+                own = (apart[consumer],) if consumer in apart else found[consumer]
+                names.update(dict.fromkeys(own))
+            found[number] = tuple(names)[: FEW + 1]
+        return found
 
 
 def _by_channel(graph: Graph, number: int) -> LabelledEdge:

@@ -31,6 +31,10 @@ MAX_NODES = 2**13
 """Nodes that are passed on all paths of a parameter, which takes some tenths of a second; there are
 some for each step of a recurrent network, and no more are followed."""
 
+MIXED_NODES = 2**7
+"""Nodes after which no more are followed where samples have met on one of the paths: what is left
+are further edges whose labels might tell the samples apart, which are near."""
+
 SHARED_WORK = 4
 """Bound on N times the elements of a node that all samples share, over those of the node at which
 they are apart.
@@ -135,6 +139,8 @@ class Finder:
                 following = self._follow(step, consumer, place, output, labels, found)
                 if following is not None:
                     stack.append(following)
+            if found.mixed and passed > MIXED_NODES:
+                break
             if passed > MAX_NODES:
                 found.mixed.append(step.node)
                 found.reason = TOO_MANY

@@ -533,7 +533,7 @@ def operators(
 ) -> dict[str, GradientOperator]:
     """Of a backward pass that starts from the outputs themselves."""
     collector, batch = Collector({}), Batch(plan.samples, plan.known_by, "sum")
-    BackwardPass(Graph(outputs), plan, batch, collector).run(outputs, outputs.detach())
+    BackwardPass(Graph(outputs), plan, batch, collector).run(outputs.detach())
     found = {name: collector.take(name) for name in parameters}
     return {name: operator for name, operator in found.items() if operator is not None}
 
