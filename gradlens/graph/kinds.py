@@ -91,7 +91,8 @@ class Kind:
     elements of its only input. It ``repeats`` a smaller input for each row, ``brings_data`` or the
     number of samples without an edge for it, ``joins`` tensors, ``parts`` one, or ``selects`` rows
     of it. It ``is_linear`` in all of its inputs together, or ``is_product``, linear in each. It
-    ``normalises_channels``, in train mode with the statistics of the batch.
+    ``normalises_channels``, in train mode with the statistics of the batch. If it
+    ``is_recurrent``, it computes with the steps ``[T, N, ...]`` of sequences one after the other.
     """
 
     axes: AxisRule | None = None
@@ -111,6 +112,7 @@ class Kind:
     is_linear: bool = False
     is_product: bool = False
     normalises_channels: bool = False
+    is_recurrent: bool = False
 
     def feature_axes(self, index: int, dims: int) -> tuple[int, ...]:
         """The axes of the output that belong to one row; the others count rows.
@@ -305,6 +307,7 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     ("NativeLayerNorm", {"weights": (1, 2), "data": "input"}),
     ("NativeGroupNorm NativeBatchNorm", {"weights": (1, 2)}),
     ("MkldnnRnnLayer", {"data": "input"}),
+    ("MkldnnRnnLayer CudnnRnn", {"is_recurrent": True}),
     ("Mul", {"data": "self"}),
     ("Embedding", {"is_table": True}),
     ("Convolution ConvolutionOverrideable NativeGroupNorm", {"rows": 1}),

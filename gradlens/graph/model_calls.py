@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from gradlens.graph.hooks import HookOwner, takes_hooks
 from gradlens.graph.kinds import Node, kind, kind_of
@@ -22,8 +23,8 @@ from gradlens.graph.torch_private import (
     tree_leaves,
 )
 
-MAX_CALLS = 64
-"""How many of the latest calls are kept: more than a step's loss usually consists of."""
+MAX_CALLS = 2**12
+"""How many of the latest calls are kept, a kilobyte each: more than a step's loss consists of."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCa
     # Most calls have tensors alone, and tree_leaves takes 20 microseconds.
     outputs = [output] if isinstance(output, Tensor) else tensors_of(output)
     plain = not kwargs and all(isinstance(argument, Tensor) for argument in args)
-    leaves = args if plain else tree_leaves((args, kwargs))
+    leaves = args if plain else tree_leaves((args, kwargs), is_leaf=_is_packed)
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     tensors = [leaf for leaf in given if leaf.dim() and leaf.layout == torch.strided]
     nodes = [(tensor.grad_fn, tensor.output_nr) for tensor in outputs]
@@ -130,6 +131,11 @@ def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCa
     made = tuple((sequence_number(node), out) for node, out in nodes if node is not None)
     is_first = not any(map(_is_computed, given))
     return ModelCall(tuple(map(Given.of, tensors)), numbers, made, is_first)
+
+
+def _is_packed(value: Any) -> bool:
+    """Sequences of different lengths, whose tensors have no row for each."""
+    return isinstance(value, PackedSequence)
 
 
 def _numbers(node: Node) -> Iterator[int]:

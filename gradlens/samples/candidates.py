@@ -211,8 +211,9 @@ def _may_be_either(inputs: LossInputs, evidence: BatchEvidence) -> bool:
     second = [shape for shape in evidence.called_with if len(shape) > 1 and shape[1] == rows]
     if rows in _lengths(evidence.called_with, 0) or not second:
         return False
-    # With one row in front, all rows belong to it, unless layers have positions first.
-    return rows == 1 or (second[0][0] == 1) == evidence.positions_first
+    # With one row in front, all rows belong to it, unless layers have positions first. Other rows
+    # of the loss are traced back to those of the model.
+    return rows == 1 or (second[0][0] == 1 and evidence.positions_first)
 
 
 def _agreed(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Candidate]:
@@ -228,7 +229,10 @@ def _agreed(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Cand
 def _called(inputs: LossInputs, evidence: BatchEvidence, axis: int) -> list[Candidate]:
     """The length of the model's inputs alone, to which the loss's rows have to be traced back."""
     lengths = _lengths(evidence.called_with, axis)
-    # An input of length 1 is the same for all samples; several other lengths are ambiguous.
+    # An input of length 1 behind others is the same for all samples; in front, it may be the only
+    # sample. Several other lengths are ambiguous.
+    if len(lengths) > 1 and lengths[0] == 1:
+        return []
     if len({n for n in lengths if n != 1}) > 1 or not lengths:
         return []
     # The loss may have some of the samples' rows, but along the second axis only all of them.

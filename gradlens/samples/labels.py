@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Graph
-from gradlens.graph.kinds import LEAF
+from gradlens.graph.kinds import LEAF, kind_of
 from gradlens.graph.passes import Instead
-from gradlens.graph.torch_private import output_metadata
+from gradlens.graph.torch_private import output_metadata, saved
 from gradlens.samples.powers_of_two import read_labels
-from gradlens.samples.rows import LabelledEdge, Source
+from gradlens.samples.rows import MIXED, LabelledEdge, Source
 from gradlens.samples.structure import Selection, Structure
 
 
@@ -62,7 +62,22 @@ class Labels:
             found = read_labels(self._graph, self._sources, rest, self._samples, self._instead)
             self.refused |= found.refused
             labels |= found.labels
-        return labels
+        return {edge: self._of_sequences(edge, each) for edge, each in labels.items()}
+
+    def _of_sequences(self, labelled: LabelledEdge, labels: Tensor) -> Tensor:
+        """The same, but mixed where one recurrent node computes with steps of several samples.
+
+        The gradients at its outputs have passed none of the steps yet.
+        """
+        number, output = labelled.edge
+        if not kind_of(self._graph.kinds[number]).is_recurrent or output or labels.dim() < 2:
+            return labels
+        is_first = bool(saved(self._graph.nodes[number], "batch_first", False))
+        steps = labels.movedim(1, 0) if is_first else labels
+        first, known = steps.amax(0, keepdim=True), steps >= 0
+        mixed = (known & (steps != first)).any(0, keepdim=True).expand_as(steps)
+        steps = steps.masked_fill(mixed, MIXED)
+        return steps.movedim(0, 1) if is_first else steps
 
 
 def _device(graph: Graph, labelled: LabelledEdge) -> torch.device:
