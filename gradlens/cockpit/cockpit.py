@@ -227,7 +227,7 @@ class Cockpit:
             LiveDiagnosis(self._run.history) if diagnose else None,
             self.budget,
             autopsies,
-            SampleLog(loss_reduction, self._run),
+            SampleLog(setting, self._run),
             boundary,
         )
         for quantity in self.quantities:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from gradlens.cockpit.autopsy import Values, norms_of
 from gradlens.cockpit.run import Run
+from gradlens.gradients.gradients import Setting, samples_of_losses
 from gradlens.gradients.loss_factor import loss_scale
-from gradlens.graph.loss import LossReduction, Rows, row_losses
+from gradlens.graph.loss import Rows, row_losses
 from gradlens.history.samples import MOST_SAMPLES, Samples
 from gradlens.history.spikes import SampleId
 
@@ -30,11 +31,11 @@ class SampleLog:
     """What is known of each sample: a sum over its losses, and what was last.
 
     Losses are those that the user passes as ``individual_losses``, or that the loss function's node
-    shows; norms are those of tracked steps that have some.
+    shows, in the order of the batch; norms are those of tracked steps that have some.
     """
 
-    def __init__(self, loss_reduction: LossReduction, run: Run) -> None:
-        self._loss_reduction = loss_reduction
+    def __init__(self, setting: Setting, run: Run) -> None:
+        self._setting = setting
         self._run = run
         self._places: dict[SampleId, int] = {}
         self._left_out: set[SampleId] = set()
@@ -65,13 +66,25 @@ class SampleLog:
                 self._write()
 
     def _rows(self, info: Mapping[str, Any]) -> Rows | None:
+        """The losses of the batch's rows, with labels and predictions where there are classes."""
         loss: Tensor | None = info.get("loss")
-        scale = loss_scale(info)
-        found = None if loss is None else row_losses(loss, self._loss_reduction, scale)
-        if found is not None:
-            return _of_classes(found)
+        found = None if loss is None else self._by_loss_function(loss, info)
         known: Tensor | None = info.get("individual_losses")
-        return None if known is None else Rows(known.detach(), _NOTHING, _NOTHING)
+        if known is None:
+            return found
+        fits = found is not None and len(found.losses) == len(known)
+        rest = (found.targets, found.outputs) if found and fits else (_NOTHING, _NOTHING)
+        return Rows(known.detach(), *rest)
+
+    def _by_loss_function(self, loss: Tensor, info: Mapping[str, Any]) -> Rows | None:
+        found = row_losses(loss, self._setting.loss_reduction, loss_scale(info))
+        samples = None if found is None else samples_of_losses(self._setting, loss, info)
+        if found is None or samples is None or len(samples) != len(found.losses):
+            return None
+        places = samples.argsort()
+        if not torch.equal(samples[places], torch.arange(len(samples), device=samples.device)):
+            return None  # some samples have no row, or several
+        return Rows(*(each[places] if len(each) else each for each in _of_classes(found)))
 
     def add_norms(self, ids: Sequence[SampleId], values: Values) -> None:
         """Take in the gradient norms of a tracked step."""

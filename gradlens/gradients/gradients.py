@@ -157,7 +157,7 @@ class Gradients:
         if impossible:
             self.collector.refuse_all(setting.parameters, impossible)
             return
-        plan = self._plan(graph)
+        plan, self.labelled = find_plan(setting, graph, self._info, self._needs_losses)
         self._take_in(graph, plan)
         if self._needs_losses:
             self._losses = GraphLosses(graph, plan, loss)
@@ -167,19 +167,6 @@ class Gradients:
         self._pass.paused = True  # until the loss's gradient is known
         if setting.batchnorm == "frozen" and plan.coupling:
             self._freeze(graph, plan, loss)
-
-    def _plan(self, graph: Graph) -> Plan:
-        setting = self._setting
-        evidence = evidence_of(graph, setting.model, self._info, setting.unsharded)
-        key = hash((graph.key(setting.names), evidence, self._needs_losses))
-        known = setting.plans.of(graph, key)
-        if known is not None:
-            return known
-        self.labelled = True
-        calls = calls_behind(graph.nodes, setting.model)
-        plan = plan_of(graph, setting.leaves, evidence, calls, self._needs_losses)
-        setting.plans.store(key, plan)
-        return plan
 
     def _take_in(self, graph: Graph, plan: Plan) -> None:
         setting = self._setting
@@ -242,6 +229,42 @@ class Gradients:
             self._pass.stop()
             self._setting.hooks.count = registered_hooks()
         self._pass = self._loss = None
+
+
+def find_plan(
+    setting: Setting, graph: Graph, info: Mapping[str, Any], needs_losses: bool
+) -> tuple[Plan, bool]:
+    """The plan of a loss's graph, and whether it was found anew."""
+    evidence = evidence_of(graph, setting.model, info, setting.unsharded)
+    key = hash((graph.key(setting.names), evidence, needs_losses))
+    known = setting.plans.of(graph, key)
+    if known is not None:
+        return known, False
+    calls = calls_behind(graph.nodes, setting.model)
+    plan = plan_of(graph, setting.leaves, evidence, calls, needs_losses)
+    setting.plans.store(key, plan)
+    return plan, True
+
+
+def samples_of_losses(setting: Setting, loss: Tensor, info: Mapping[str, Any]) -> Tensor | None:
+    """The sample of each row of the loss function that a loss is a multiple of, ``[M]``.
+
+    ``None`` if that isn't known, or a row is of several samples.
+    """
+    if not loss.requires_grad:
+        return None
+    graph = Graph(loss, prepare=setting.prepare())
+    if _no_passes(setting, graph):
+        return None
+    plan, _ = find_plan(setting, graph, info, needs_losses=True)
+    if len(plan.terms) != 1:
+        return None
+    (rows,) = plan.terms[0].rows.rows.values()
+    labels = torch.atleast_1d(rows.labels)
+    labels = labels.reshape(len(labels), -1)
+    if not labels.numel() or bool((labels != labels[:, :1]).any()):
+        return None
+    return labels[:, 0]
 
 
 def _no_passes(setting: Setting, graph: Graph) -> str:

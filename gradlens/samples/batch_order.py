@@ -116,7 +116,10 @@ class _Reordering:
             found,
             self._inputs.is_proof(every) or None,
             any(not _are_same(*both) for both in zip(sources, found, strict=True)),
-            all(labels is not None for labels in reordered),
+            all(
+                s.labels is None or each is not None
+                for s, each in zip(sources, reordered, strict=True)
+            ),
             self._inputs,
             tuple(self._used),
         )

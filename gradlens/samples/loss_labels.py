@@ -181,7 +181,8 @@ def _unlike(inputs: LossInputs, candidate: Candidate) -> str:
     remedy = CHECK if candidate.known_by == PASSED else PASS_BATCH_SIZE
     return (
         f"N = {candidate.samples} by {candidate.known_by}, but the loss is computed from tensors "
-        f"of {listed(inputs.rows)} rows, which can't be divided among so many samples: {remedy}"
+        f"of {listed(inputs.rows)} rows, and which sample each of these belongs to can't be "
+        f"followed: {remedy}"
     )
 
 

@@ -377,6 +377,7 @@ class _Planner:
             edge.edge[0] for edge, each in labels.items() if bool((each == UNREADABLE).any())
         }
         behind = self._names_behind(apart)
+        unread = (HIDDEN, RAN_COMPILED, NOT_READABLE, *self.labels.refused.values())
         reasons = {n: self._reason(n, ways.get(n), behind, unreadable) for n in self._parameters}
         return Plan(
             self._candidate.samples,
@@ -389,11 +390,7 @@ class _Planner:
             {name: reason for name, reason in reasons.items() if reason},
             tuple(name for name, way in ways.items() if way.beside),
             tuple(coupling),
-            mixed=any(
-                way.mixed
-                and reasons[n] not in (HIDDEN, RAN_COMPILED, *self.labels.refused.values())
-                for n, way in ways.items()
-            ),
+            mixed=any(way.mixed and reasons[n] not in unread for n, way in ways.items()),
             holds=indices.keys() <= self.labels.proven and not unreadable,
             read=self.labels.are_read,
             selections=self.labels.selections,
@@ -620,9 +617,9 @@ ACROSS_PROCESSES = (
 )
 MEETING = "samples meet "
 WHERE = (
-    "between it and {behind}: its gradient comes from rows that several of the "
-    "{samples} samples depend on (they are normalised together, compared with each other, or "
-    "attend to each other)"
+    "between it and {behind}, as far as can be seen: its gradient comes from rows that several of "
+    "the {samples} samples depend on (they are normalised together, compared with each other, or "
+    "attend to each other, say)"
 )
 OTHER_N = "; if N = {samples} is wrong, pass batch_size=... to the context"
 MEETING_IN_LOSS = (
@@ -630,6 +627,6 @@ MEETING_IN_LOSS = (
     "losses of their own"
 )
 UNKNOWN_TERM = (
-    "a term of the loss is computed from a tensor of shape {shape}, whose rows can't be divided "
+    "a term of the loss is computed from a tensor of shape {shape}, whose rows can't be followed "
     "among {samples} samples, and it depends on this parameter"
 )

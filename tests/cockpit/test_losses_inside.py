@@ -309,7 +309,10 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
         lambda o, y: functional.mse_loss(o, SOFT) * functional.cross_entropy(o, y),
         "MulBackward",
     ),
-    "of all samples": (lambda o, y: o.logsumexp(0).sum(), "3 rows, which can't be divided"),
+    "of all samples": (
+        lambda o, y: o.logsumexp(0).sum(),
+        "3 rows, and which sample each of these belongs to",
+    ),
     "centred": (
         lambda o, y: (functional.cross_entropy(o, y, reduction="none") - WEIGHTS.mean()).mean(),
         "SubBackward",
