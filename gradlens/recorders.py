@@ -15,7 +15,12 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient
-from gradlens.graph.torch_private import version
+from gradlens.graph.torch_private import (
+    add_forward_hook,
+    add_forward_pre_hook,
+    remove_hook,
+    version,
+)
 from gradlens.numerics.saveable import restored, saveable
 from gradlens.signals.selection import Selection, Selectors, select, selection
 from gradlens.stateful import State
@@ -94,7 +99,7 @@ class _Slot(HookOwner):
         """Remove the slot's hooks; the data stays."""
         on_tensors = [handle for hooks in self.awaited.values() for handle in hooks.values()]
         for handle in on_tensors if self.handle is None else [self.handle, *on_tensors]:
-            handle.remove()
+            remove_hook(handle)
         self.handle = None
         self.awaited.clear()
 
@@ -379,7 +384,7 @@ class ForwardInput(Recorder):
         def record(slot: _Slot, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             slot.record(_first((args, kwargs)))
 
-        return module.register_forward_hook(OwnedHook(slot, record), with_kwargs=True)
+        return add_forward_hook(module, OwnedHook(slot, record), with_kwargs=True)
 
 
 @final
@@ -417,7 +422,7 @@ def _before_call(
     def hook(slot: _Slot, module: nn.Module, args: Any, kwargs: Any) -> None:
         record(slot, _first((args, kwargs)))
 
-    return module.register_forward_pre_hook(OwnedHook(slot, hook), with_kwargs=True)
+    return add_forward_pre_hook(module, OwnedHook(slot, hook), with_kwargs=True)
 
 
 def _after_call(
@@ -426,7 +431,7 @@ def _after_call(
     def hook(slot: _Slot, module: nn.Module, args: Any, output: Any) -> None:
         record(slot, _first(output))
 
-    return module.register_forward_hook(OwnedHook(slot, hook))
+    return add_forward_hook(module, OwnedHook(slot, hook))
 
 
 def _first(value: Any) -> Tensor | None:

@@ -14,10 +14,12 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.utils.parametrize import ParametrizationList
 
 from gradlens.backpack_adapter.layer_calls import PendingCall, keep_with_graph
-from gradlens.graph.hooks import NO_MODULE, on_gradient, takes_hooks
+from gradlens.graph.hooks import NO_MODULE, is_traced, on_gradient, takes_hooks
 from gradlens.graph.model_calls import keep_calls
 from gradlens.graph.torch_private import (
     LossModule,
+    UnscriptedHook,
+    add_forward_hook,
     forward_hooks,
     remove_forward_hook,
     tree_leaves,
@@ -47,7 +49,7 @@ def extend(model: AnyModule) -> AnyModule:
     return model
 
 
-class LayerHook:
+class LayerHook(UnscriptedHook):
     """A forward hook on a layer, which runs BackPACK's extensions when backward reaches the layer.
 
     A layer has one, which is installed permanently (``permanent``), or while a ``HookInstaller``
@@ -93,15 +95,14 @@ class LayerHook:
             self.missed_call = True
 
     def _install(self, module: nn.Module) -> None:
-        if all(hook is not self for hook in forward_hooks(module).values()):
+        if all(hook is not self for hook in forward_hooks(module)):
             # Before all other hooks, since those may replace the output.
-            module.register_forward_hook(self, with_kwargs=True, prepend=True)
+            add_forward_hook(module, self, with_kwargs=True, prepend=True)
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        # There can be no hooks on the tensors of a compiled graph.
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if is_traced() or not torch.is_grad_enabled():
             return
         self.missed_call = False
         try:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, removal
-from gradlens.graph.torch_private import tree_leaves
+from gradlens.graph.torch_private import add_forward_hook, tree_leaves
 from gradlens.graph.undisturbed import without_autocast
 
 Floats = NDArray[np.float64]
@@ -55,7 +55,7 @@ class BatchRows(HookOwner):
         handles: list[RemovableHandle] = []
         if model is not None:
             hook = OwnedHook(self, BatchRows._read)
-            handles.append(model.register_forward_hook(hook, with_kwargs=True))
+            handles.append(add_forward_hook(model, hook, with_kwargs=True))
         self._remove_hook = removal(self, handles)
 
     def _read(

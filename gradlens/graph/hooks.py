@@ -17,15 +17,26 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.torch_private import (
     ScriptedModule,
+    UnscriptedHook,
     forward_hooks,
     forward_pre_hooks,
     hook_tables,
+    remove_hook,
 )
 
 
 def takes_hooks(module: nn.Module) -> bool:
     """Whether a module can have forward hooks: all but those that ``torch.jit.script`` compiled."""
     return not isinstance(module, ScriptedModule)
+
+
+def is_traced() -> bool:
+    """Whether the present call only tells a compiler or ``torch.jit.trace`` what to compute.
+
+    Hooks do nothing then: what they compute would be a part of the code that is made.
+    """
+    # The compiler first: what else is read in compiled code, it compiles anew for.
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 class HookOwner:
@@ -53,7 +64,7 @@ class HookOwner:
 Owner = TypeVar("Owner", bound=HookOwner)
 
 
-class OwnedHook(Generic[Owner]):
+class OwnedHook(UnscriptedHook, Generic[Owner]):
     """A hook on a module or a tensor, which calls ``function(owner, *arguments of the hook)``.
 
     The owner is referenced weakly, so that a model or a graph doesn't keep it alive. Copies and
@@ -72,8 +83,7 @@ class OwnedHook(Generic[Owner]):
         return None if self._owner is None else self._owner()
 
     def __call__(self, *arguments: Any) -> None:
-        # The hook is part of compiled code if it was there when that was made.
-        if torch.compiler.is_compiling():
+        if is_traced():
             return
         owner = self.owner
         if owner is None or self._function is None or owner._paused:
@@ -96,14 +106,14 @@ def removal(owner: HookOwner, handles: Iterable[RemovableHandle]) -> Callable[[]
 
 def _remove(handles: Iterable[RemovableHandle]) -> None:
     for handle in handles:
-        handle.remove()
+        remove_hook(handle)
 
 
 def hook_owners(model: nn.Module) -> set[HookOwner]:
     """The owners of all hooks on a model's modules; a hook may be its own."""
     hooks: list[Any] = []
     for module in model.modules():
-        hooks += [*forward_pre_hooks(module).values(), *forward_hooks(module).values()]
+        hooks += [*forward_pre_hooks(module), *forward_hooks(module)]
     owners = [hook.owner if isinstance(hook, OwnedHook) else hook for hook in hooks]
     return {owner for owner in owners if isinstance(owner, HookOwner)}
 

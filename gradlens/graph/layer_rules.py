@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
-from gradlens.graph.hooks import without_hooks
+from gradlens.graph.hooks import is_traced, without_hooks
 from gradlens.graph.torch_private import (
+    UnscriptedHook,
+    add_forward_hook,
     forward_hooks,
     keeps_graph,
     remove_forward_hook,
@@ -186,13 +188,23 @@ def _versions(inputs: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(0 if each.is_inference() else version(each) for each in tensors)
 
 
-def _record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """A forward hook, a function without state so that modules can be copied and pickled."""
-    if torch.compiler.is_compiling():
-        return
-    # Without the call, the layer's parameters are those of any computation.
-    with suppress(Exception):
-        _record_call(module, args, kwargs, output)
+class _Record(UnscriptedHook):
+    """A forward hook without state, of which there is one, also in copies and pickles."""
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if is_traced():
+            return
+        # Without the call, the layer's parameters are those of any computation.
+        with suppress(Exception):
+            _record_call(module, args, kwargs, output)
+
+    def __reduce__(self) -> str:
+        return "_record"
+
+
+_record = _Record()
 
 
 def _record_call(
@@ -241,8 +253,8 @@ def layer_call(node: Any) -> LayerCall:
 def record_layer_calls(model: nn.Module) -> None:
     """Set the hook on the layers that have a rule."""
     for module in model.modules():
-        if rule_of(module) is not None and _record not in forward_hooks(module).values():
-            module.register_forward_hook(_record, with_kwargs=True, prepend=True)
+        if rule_of(module) is not None and _record not in forward_hooks(module):
+            add_forward_hook(module, _record, with_kwargs=True, prepend=True)
 
 
 def forget_layer_calls(model: nn.Module) -> None:

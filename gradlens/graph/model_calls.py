@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from gradlens.graph.hooks import HookOwner, takes_hooks
+from gradlens.graph.hooks import HookOwner, is_traced, takes_hooks
 from gradlens.graph.kinds import Node, kind, kind_of
 from gradlens.graph.layer_rules import forget_layer_calls, record_layer_calls
 from gradlens.graph.torch_private import (
+    UnscriptedHook,
+    add_forward_hook,
     forward_hooks,
     remove_forward_hook,
     sequence_number,
@@ -77,7 +79,7 @@ class ModelCall:
         return tuple(dict.fromkeys(given.shape for given in counting))
 
 
-class ModelCalls(HookOwner):
+class ModelCalls(HookOwner, UnscriptedHook):
     """A forward hook that records which tensors a module was called with.
 
     A call belongs to a loss whose graph contains one of its outputs. Nodes are compared by their
@@ -94,8 +96,7 @@ class ModelCalls(HookOwner):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        # The compiler first: what else is read in compiled code, it compiles anew for.
-        if torch.compiler.is_compiling() or self._paused or not torch.is_grad_enabled():
+        if is_traced() or self._paused or not torch.is_grad_enabled():
             return
         if not self.of_whole and any(map(_is_computed, args)):
             return
@@ -188,15 +189,14 @@ def _parts_of(model: nn.Module) -> list[nn.Module]:
 
 
 def _hooks_of(module: nn.Module) -> list[ModelCalls]:
-    hooks: Iterable[Any] = forward_hooks(module).values()
-    return [hook for hook in hooks if isinstance(hook, ModelCalls)]
+    return [hook for hook in forward_hooks(module) if isinstance(hook, ModelCalls)]
 
 
 def keep_calls(model: nn.Module, user: Hashable) -> None:
     """Register the hook on a model and its parts, or use the one that is there."""
     for module in filter(takes_hooks, (model, *_parts_of(model))):
         if not _hooks_of(module):
-            module.register_forward_hook(ModelCalls(), with_kwargs=True)
+            add_forward_hook(module, ModelCalls(), with_kwargs=True)
         hook = _hooks_of(module)[0]
         hook.users.add(user)
         if module is model:
@@ -216,7 +216,7 @@ def forget_calls(model: nn.Module, user: Hashable) -> None:
         forget_layer_calls(model)
 
 
-class ModelOutputs(HookOwner):
+class ModelOutputs(HookOwner, UnscriptedHook):
     """A forward hook that keeps the tensors that its model's latest call has returned.
 
     It is registered while later calls may be those of a step that needs them, and the tensors are
@@ -234,7 +234,7 @@ class ModelOutputs(HookOwner):
             return
         self._registered = needed
         if needed:
-            self._model.register_forward_hook(self)
+            add_forward_hook(self._model, self)
         else:
             remove_forward_hook(self._model, self)
             self._latest = ()
@@ -245,8 +245,7 @@ class ModelOutputs(HookOwner):
         return found
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        # The compiler first: what else is read in compiled code, it compiles anew for.
-        if torch.compiler.is_compiling() or self._paused or not torch.is_grad_enabled():
+        if is_traced() or self._paused or not torch.is_grad_enabled():
             return
         with suppress(Exception):  # of objects that the model returns; the forward pass goes on
             self._latest = tuple(t for t in tensors_of(output) if t.grad_fn is not None)

@@ -7,6 +7,8 @@ them means, so that a new version of torch which changes one fails there first.
 from __future__ import annotations
 
 import sys
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -380,9 +382,73 @@ def has_numbers(tensor: Tensor) -> bool:
 # Modules ----------------------------------------------------------------------------------------
 
 
-def forward_hooks(module: nn.Module) -> Mapping[int, Any]:
-    """A module's forward hooks, by number; the public interface can set them, but not list them."""
-    return module._forward_hooks
+class UnscriptedHook:
+    """Base class of hooks on modules that ``torch.jit.script`` leaves out of what it makes.
+
+    It compiles each hook that ``values()`` of a module's tables returns, and fails at those that it
+    can't compile; nothing public excludes a hook. A call of the module runs those in ``items()``.
+    """
+
+
+class _ScriptedHooks:
+    """What ``values()`` of a table of hooks returns while it has one that is left out."""
+
+    def __init__(self, table: OrderedDict[int, Any]) -> None:
+        self._table = weakref.ref(table)
+
+    def __call__(self) -> list[Any]:
+        hooks = _listed(self._table() or {})
+        return [hook for hook in hooks if not isinstance(hook, UnscriptedHook)]
+
+    def __reduce__(self) -> tuple[type[_ScriptedHooks], tuple[OrderedDict[int, Any] | None]]:
+        # A copy of a table has one of its own.
+        return _ScriptedHooks, (self._table(),)
+
+
+def _listed(table: Mapping[int, Any]) -> list[Any]:
+    return [hook for _, hook in table.items()]
+
+
+def _leave_out(table: Any) -> None:
+    table.values = _ScriptedHooks(table)
+
+
+def _leave_in(table: Any) -> None:
+    """Let a table without hooks that are left out be as torch has made it."""
+    if not any(isinstance(hook, UnscriptedHook) for hook in _listed(table)):
+        # Some tools replace tables by plain dicts, which have no attributes.
+        getattr(table, "__dict__", {}).pop("values", None)
+
+
+def add_forward_hook(
+    module: nn.Module, hook: Callable[..., Any], **options: bool
+) -> RemovableHandle:
+    """``module.register_forward_hook`` for an ``UnscriptedHook``."""
+    handle = module.register_forward_hook(hook, **options)
+    _leave_out(module._forward_hooks)
+    return handle
+
+
+def add_forward_pre_hook(
+    module: nn.Module, hook: Callable[..., Any], **options: bool
+) -> RemovableHandle:
+    """``module.register_forward_pre_hook`` for an ``UnscriptedHook``."""
+    handle = module.register_forward_pre_hook(hook, **options)
+    _leave_out(module._forward_pre_hooks)
+    return handle
+
+
+def remove_hook(handle: RemovableHandle) -> None:
+    """``handle.remove()``, also of an ``UnscriptedHook``."""
+    handle.remove()
+    table = handle.hooks_dict_ref()
+    if table is not None:
+        _leave_in(table)
+
+
+def forward_hooks(module: nn.Module) -> list[Any]:
+    """A module's forward hooks; the public interface can set them, but not list them."""
+    return _listed(module._forward_hooks)
 
 
 def remove_forward_hook(module: nn.Module, hook: object) -> None:
@@ -391,11 +457,12 @@ def remove_forward_hook(module: nn.Module, hook: object) -> None:
         del module._forward_hooks[key]
         module._forward_hooks_with_kwargs.pop(key, None)
         module._forward_hooks_always_called.pop(key, None)
+    _leave_in(module._forward_hooks)
 
 
-def forward_pre_hooks(module: nn.Module) -> Mapping[int, Any]:
-    """A module's forward pre-hooks, by number; there is no public list of them."""
-    return module._forward_pre_hooks
+def forward_pre_hooks(module: nn.Module) -> list[Any]:
+    """A module's forward pre-hooks; there is no public list of them."""
+    return _listed(module._forward_pre_hooks)
 
 
 def backward_hooks(module: nn.Module) -> Mapping[int, Any]:

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
-from gradlens.graph.torch_private import backward_pass_id, has_numbers, in_backward_pass
+from gradlens.graph.torch_private import (
+    add_forward_hook,
+    add_forward_pre_hook,
+    backward_pass_id,
+    has_numbers,
+    in_backward_pass,
+)
 from gradlens.signals.axes import find_axes
 from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.recorded_calls import RecordedCall, Requests, counted, signals_of
@@ -95,13 +101,13 @@ class SignalCapture(HookOwner):
         def hook(function: Callable[..., None], **known: str) -> OwnedHook[SignalCapture]:
             return OwnedHook(self, partial(function, **known))
 
-        yield model.register_forward_pre_hook(hook(_before_model), prepend=True)
+        yield add_forward_pre_hook(model, hook(_before_model), prepend=True)
         for layer, module in self.modules.items():
             if any(request.signal.of_input for request in wanted[layer]):
                 before = hook(_before_layer, layer=layer)
-                yield module.register_forward_pre_hook(before, with_kwargs=True)
-            yield module.register_forward_hook(hook(_after_layer, layer=layer))
-        yield model.register_forward_hook(hook(_after_model))
+                yield add_forward_pre_hook(module, before, with_kwargs=True)
+            yield add_forward_hook(module, hook(_after_layer, layer=layer))
+        yield add_forward_hook(model, hook(_after_model))
 
     def close(self) -> None:
         """Remove all hooks from the model, as happens by itself once the capture is deleted."""

@@ -90,7 +90,7 @@ def _attributes(module: nn.Module) -> Iterator[Any]:
         for name, value in vars(part).items():
             if "gradlens" in f"{name} {inspect.getmodule(type(value))}":
                 yield name
-            hooks = value.values() if isinstance(value, dict) else ()
+            hooks = [hook for _, hook in value.items()] if isinstance(value, dict) else ()
             yield from (h for h in hooks if "gradlens" in f"{inspect.getmodule(type(h))} {h!r}")
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +18,16 @@ from torch import Tensor, nn
 import gradlens
 from gradlens.backpack_adapter.layer_hooks import HookInstaller, layer_hook
 from gradlens.graph.hooks import HookOwner, OwnedHook, hook_owners, on_gradient
+from gradlens.graph.torch_private import forward_hooks
 from gradlens.graph.undisturbed import undisturbed
-from gradlens.quantities import NormTest, OutputGradientGeometry
+from gradlens.quantities import Alpha, HessMaxEV, NormTest, OutputGradientGeometry, OutputNorm
+from gradlens.recorders import (
+    BackwardInput,
+    BackwardOutput,
+    ForwardInput,
+    ForwardOutput,
+    ForwardPre,
+)
 
 
 class Counter(HookOwner):
@@ -171,7 +180,7 @@ def model_of_two() -> nn.Sequential:
 
 def installed(model: nn.Module) -> list[bool]:
     found = [(module, layer_hook(module)) for module in model.modules()]
-    return [hook in module._forward_hooks.values() for module, hook in found if hook is not None]
+    return [hook in forward_hooks(module) for module, hook in found if hook is not None]
 
 
 def has_missed_call(model: nn.Module) -> bool:
@@ -226,6 +235,119 @@ def test_calls_without_a_hook_are_noticed() -> None:
     assert has_missed_call(model)
     model(x)
     assert not has_missed_call(model)
+
+
+# Code that is made of a module with hooks -------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """A layer with a rule of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def rule_of_scaled(module: nn.Module, given: Any, gradient: Tensor) -> dict[str, Tensor]:
+    return {"scale": given[0] * gradient}
+
+
+Making = Callable[[nn.Module, Tensor], nn.Module]
+
+
+class Loop:
+    """A network and its loss, of which something may be made between any two lines."""
+
+    def __init__(self, making: Making | None = None) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(2, 3), Scaled(), nn.Tanh(), nn.Linear(3, 1)).double()
+        self.x, self.loss_function = torch.randn(5, 2).double(), nn.MSELoss()
+        self.making = making
+
+    def loss(self) -> Tensor:
+        self.make()
+        found: Tensor = self.loss_function(self.model(self.x), self.x[:, :1])
+        self.make()
+        return found
+
+    def make(self) -> None:
+        """Make something of the model, a layer and the loss module, and compare what it returns."""
+        if self.making is None:
+            return
+        plain = Loop()
+        plain.model.load_state_dict(self.model.state_dict())
+        for part in (slice(None), 0):
+            truth = plain.model[part](self.x)
+            made = self.making(self.model[part], self.x)  # type: ignore[arg-type]
+            assert torch.equal(made(self.x), truth)
+
+
+def of_a_cockpit(loop: Loop) -> Any:
+    """What it records by hooks of all kinds, on the model, its layers and the loss module."""
+    optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+    tracked = [kind() for kind in (NormTest, HessMaxEV, Alpha, OutputNorm, OutputGradientGeometry)]
+    cockpit = gradlens.Cockpit(loop.model, tracked, loss_function=loop.loss_function)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = loop.loss()
+        with cockpit(step, loss=loss, optimizer=optimizer):
+            loss.backward()
+        loop.make()
+        optimizer.step()
+    cockpit.close()
+    loop.make()
+    # The last digits of a sum depend on where its terms are in memory.
+    lines = cockpit.history.json_lines()
+    return [json.loads(line, parse_float=lambda text: f"{float(text):.9g}") for line in lines]
+
+
+def of_per_sample_gradients(loop: Loop) -> Any:
+    """Those of an extended model."""
+    gradlens.extend(loop.model)
+    loss = loop.loss()
+    with gradlens.per_sample_gradients(loop.model, loss=loss) as gradients:
+        loss.backward()
+    return {name: gradient.dense().tolist() for name, gradient in gradients.items()}
+
+
+def of_recorders(loop: Loop) -> Any:
+    """What those of tensors and of gradients record."""
+    kinds = (ForwardPre, ForwardInput, ForwardOutput, BackwardInput, BackwardOutput)
+    recorders = [kind().modules(loop.model) for kind in kinds]
+    loop.loss().backward()
+    loop.make()
+    return [[[tensor.tolist() for tensor in slot] for slot in each] for each in recorders]
+
+
+MADE: dict[str, Making] = {
+    "script": lambda module, x: torch.jit.script(module),  # type: ignore[no-any-return]
+    "script of a model around it": lambda module, x: torch.jit.script(nn.Sequential(module)),  # type: ignore[no-any-return]
+    "script of a copy": lambda module, x: torch.jit.script(copy.deepcopy(module)),  # type: ignore[no-any-return]
+    # The check calls the module itself.
+    "trace": lambda module, x: torch.jit.trace(module, x, check_trace=False),  # type: ignore[no-any-return]
+    "copy": lambda module, x: copy.deepcopy(module),
+    "pickle": lambda module, x: pickle.loads(pickle.dumps(module)),  # type: ignore[no-any-return]
+}
+
+
+@pytest.fixture
+def with_a_rule() -> Iterator[None]:
+    with gradlens.register_layer_rule(Scaled, rule_of_scaled):
+        yield
+
+
+@pytest.mark.usefixtures("with_a_rule")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("tracked", [of_a_cockpit, of_per_sample_gradients, of_recorders])
+def test_what_is_made_of_a_tracked_module_computes_the_same(
+    tracked: Callable[[Loop], Any], made: str
+) -> None:
+    """And what is tracked is the same as if nothing were made."""
+    assert tracked(Loop(MADE[made])) == tracked(Loop())
 
 
 # gradlens's own backward passes -----------------------------------------------------------------

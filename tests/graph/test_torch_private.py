@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -19,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import BaseModelOutput
 
 import gradlens
@@ -476,11 +478,11 @@ def test_hooks_are_listed() -> None:
     module.register_forward_hook(hooks[0], with_kwargs=True)
     module.register_forward_pre_hook(hooks[1])
     module.register_full_backward_hook(hooks[2])
-    assert [*private.forward_hooks(module).values()] == [hooks[0]]
-    assert [*private.forward_pre_hooks(module).values()] == [hooks[1]]
+    assert private.forward_hooks(module) == [hooks[0]]
+    assert private.forward_pre_hooks(module) == [hooks[1]]
     assert [*private.backward_hooks(module).values()] == [hooks[2]]
     module.register_forward_hook(hooks[3], prepend=True)
-    assert [*private.forward_hooks(module).values()] == [hooks[3], hooks[0]]
+    assert private.forward_hooks(module) == [hooks[3], hooks[0]]
 
 
 @pytest.mark.parametrize("options", [{}, {"with_kwargs": True}, {"always_call": True}])
@@ -491,7 +493,7 @@ def test_forward_hooks_can_be_removed_from_copies(options: dict[str, bool]) -> N
     }
     module.register_forward_hook(Hook(), **options)
     copied = copy.deepcopy(module)
-    (hook,) = private.forward_hooks(copied).values()
+    (hook,) = private.forward_hooks(copied)
     private.remove_forward_hook(copied, hook)
     copied(torch.ones(1, 2))
     assert hook.calls == 0
@@ -500,6 +502,73 @@ def test_forward_hooks_can_be_removed_from_copies(options: dict[str, bool]) -> N
     private.remove_forward_hook(copied, hook)
     copied(torch.ones(1, 2))
     assert other.calls == 1
+
+
+class LeftOut(Hook, private.UnscriptedHook):
+    """As above, but scripting passes over it."""
+
+
+def doubled(self: Any, given: tuple[Tensor], output: Tensor) -> Tensor:
+    """A hook of the kind that scripts can contain."""
+    return 2 * output
+
+
+def halved(self: Any, given: tuple[Tensor]) -> tuple[Tensor]:
+    """A hook of the kind that scripts can contain."""
+    return (given[0] / 2,)
+
+
+REMOVALS: dict[str, Callable[[nn.Module, RemovableHandle, Hook], None]] = {
+    "by its handle": lambda module, handle, hook: private.remove_hook(handle),
+    "by name": lambda module, handle, hook: private.remove_forward_hook(module, hook),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@pytest.mark.parametrize("removal", REMOVALS)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_scripts_contain_all_hooks_but_those_that_are_left_out(
+    copied: Callable[[nn.Module], nn.Module], removal: str
+) -> None:
+    module, x = nn.Linear(2, 2), torch.randn(3, 2)
+    hooks = [LeftOut(), LeftOut()]
+    first = private.add_forward_hook(module, hooks[0], with_kwargs=True, prepend=True)
+    users = module.register_forward_hook(doubled)
+    before = private.add_forward_pre_hook(module, hooks[1])
+    other = module.register_forward_pre_hook(halved)
+    truth = 2 * (x / 2 @ module.weight.T + module.bias)
+    for each in (module, copied(module)):
+        assert [*each._forward_hooks.values()] == [doubled]
+        assert [*each._forward_pre_hooks.values()] == [halved]
+        scripted = torch.jit.script(each)
+        torch.testing.assert_close(scripted(x), truth)
+        torch.testing.assert_close(each(x), truth)
+    assert [hook.calls for hook in hooks] == [1, 1]
+    REMOVALS[removal](module, first, hooks[0])
+    private.remove_hook(before)
+    for each in (module, copied(module)):
+        torch.testing.assert_close(torch.jit.script(each)(x), truth)
+    users.remove()
+    other.remove()
+    assert b"gradlens" not in pickle.dumps(module)
+
+
+def test_removing_a_hook_shows_no_other_one() -> None:
+    module, hooks = nn.Linear(2, 2), [LeftOut(), LeftOut()]
+    handles = [private.add_forward_hook(module, hook) for hook in hooks]
+    private.remove_hook(handles[0])
+    assert [*module._forward_hooks.values()] == []
+    assert private.forward_hooks(module) == hooks[1:]
+
+
+def test_tables_may_be_replaced_by_a_tool() -> None:
+    module, hook = nn.Linear(2, 2), LeftOut()
+    handle = private.add_forward_hook(module, hook)
+    module._forward_hooks = {}  # type: ignore[assignment]
+    private.remove_hook(handle)
+    private.remove_forward_hook(module, hook)
+    module(torch.ones(1, 2))
+    assert hook.calls == 0
 
 
 def test_a_copy_without_hook_tables_calls_no_hook() -> None:

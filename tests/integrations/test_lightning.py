@@ -148,7 +148,9 @@ def same_state(one: nn.Module, other: nn.Module) -> bool:
 
 def hooks_on(module: nn.Module) -> list[Any]:
     tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return [hook for m in module.modules() for name in tables for hook in getattr(m, name).values()]
+    return [
+        hook for m in module.modules() for name in tables for _, hook in getattr(m, name).items()
+    ]
 
 
 # Values -----------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def parameters(trainer: Any) -> list[Tensor]:
 def assert_left_as_it_was(trainer: Any) -> None:
     """Neither the accelerator nor the model has anything of the callback's."""
     assert "backward" not in vars(trainer.accelerator)
-    hooks = [hook for m in trainer.model.modules() for hook in forward_hooks(m).values()]
+    hooks = [hook for m in trainer.model.modules() for hook in forward_hooks(m)]
     assert not [hook for hook in hooks if type(hook).__module__.startswith("gradlens")]
 
 
