@@ -201,16 +201,32 @@ def check_sink_layers(
 # Of a context ---------------------------------------------------------------------------------
 
 
+MOST_STEPS = 2**53
+"""A run's steps are less than this: its file can't be read with larger ones, since other programs
+read whole numbers as floats."""
+
+
 def step_number(global_step: Any) -> int:
-    """The global step as an int; ``TypeError`` if it isn't a whole number."""
+    """The global step as an int.
+
+    ``TypeError`` if it isn't a whole number, ``ValueError`` if it isn't from 0 to 2**53 - 1.
+    """
     try:
-        return operator.index(global_step)
-    except TypeError:
+        if _is_bool(global_step):
+            raise TypeError
+        step = operator.index(global_step)
+    except (TypeError, RuntimeError):  # the latter for tensors without numbers
         hint = ", and the loss by name, as in cockpit(step, loss=loss)" * _is_loss(global_step)
         raise TypeError(
             f"global_step={_short(global_step)} is not a whole number: pass the number of the "
             f"training step{hint}"
         ) from None
+    if not 0 <= step < MOST_STEPS:
+        raise ValueError(
+            f"global_step={_short(step)} is not from 0 to 2**53 - 1: pass the number of the "
+            "training step, counted from 0"
+        )
+    return step
 
 
 def check_extensions(extensions: Sequence[Any]) -> None:
@@ -349,6 +365,10 @@ _CHECKED = {
 """The function that checks each entry of ``info`` which gradlens reads."""
 
 
+def _is_bool(value: object) -> bool:
+    return isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
+
+
 def _is_loss(value: object) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
@@ -361,7 +381,10 @@ def _short(value: object) -> str:
         return f"the class {value.__name__}"
     if isinstance(value, (nn.Module, Quantity)) or type(value).__repr__ is object.__repr__:
         return f"{type(value).__name__} object"
-    return " ".join(reprlib.repr(value).split())
+    try:
+        return " ".join(reprlib.repr(value).split())
+    except ValueError:  # of an int with thousands of digits
+        return f"{type(value).__name__} object"
 
 
 OTHER_OPTIMIZER = (

@@ -283,6 +283,8 @@ class Cockpit:
     ) -> TrackedStep:
         """The context for one step.
 
+        ``global_step``
+            The number of the step, a whole number from 0 to 2**53 - 1.
         ``extensions``
             Your own BackPACK extensions, which run in the backward pass.
         ``loss``, ``optimizer``

@@ -1009,3 +1009,88 @@ def test_parameters_that_come_later_are_noted(model: nn.Module, change: str) -> 
         loss_of(model).backward()
     assert "0.weight" in later.history["GradNorm"][2]
     assert not later.history.notes
+
+
+# Steps ------------------------------------------------------------------------------------------
+
+
+def step_of_a_context(cockpit: Cockpit, step: Any) -> None:
+    with cockpit(step):
+        loss_of(cockpit.model).backward()
+
+
+def step_of_a_forward_pass(cockpit: Cockpit, step: Any) -> None:
+    with cockpit.forward(step):
+        loss = loss_of(cockpit.model)
+    with cockpit(step):
+        loss.backward()
+
+
+def step_of_an_evaluation(cockpit: Cockpit, step: Any) -> None:
+    with cockpit.evaluation(step):
+        loss_of(cockpit.model)
+
+
+TAKE_A_STEP: dict[str, Callable[[Cockpit, Any], None]] = {
+    "context": step_of_a_context,
+    "forward": step_of_a_forward_pass,
+    "evaluation": step_of_an_evaluation,
+    "log": lambda cockpit, step: cockpit.log(step, valid_loss=1.0),
+}
+WHOLE: dict[str, Callable[[int], Any]] = {
+    "int": int,
+    "int64 of numpy": np.int64,
+    "uint64 of numpy": np.uint64,
+    "array of numpy": np.array,
+    "tensor": torch.tensor,
+}
+NO_STEPS: dict[str, tuple[Any, type[Exception]]] = {
+    **{f"{number:.0e}": (number, ValueError) for number in (2**53, 2**62, 10**300)},
+    **{f"{number}": (number, ValueError) for number in (-1, -(2**53), -(2**70))},
+    "of 400 digits": (10**400, ValueError),
+    "of 9,000 digits": (10**9000, ValueError),
+    "minus one of numpy": (np.int32(-1), ValueError),
+    "minus one as a tensor": (torch.tensor(-1), ValueError),
+    "large tensor": (torch.tensor(2**60), ValueError),
+    **{repr(each): (each, TypeError) for each in (True, False, np.True_, torch.tensor(True))},
+    **{repr(each): (each, TypeError) for each in (0.0, 1.5, math.nan, np.float32(2), 1j)},
+    **{repr(each): (each, TypeError) for each in (None, "1", b"1", [1], (1,), {})},
+    "real tensor": (torch.tensor(1.0), TypeError),
+    "several": (torch.arange(2), TypeError),
+    "array": (np.arange(2), TypeError),
+    "without numbers": (torch.tensor(1, device="meta"), TypeError),
+}
+
+
+def stepped(model: nn.Module, **options: Any) -> Cockpit:
+    return Cockpit(model, [quantities.GradNorm(), quantities.OutputNorm()], **options)
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("taken", TAKE_A_STEP)
+def test_steps_from_0_to_the_largest_are_read_as_they_were_written(
+    model: nn.Module, tmp_path: Path, taken: str, kind: str
+) -> None:
+    steps = [0, 1, 7, 2**31, 2**53 - 1]
+    cockpit = stepped(model, run=tmp_path / "run.jsonl", steps_in_memory=None)
+    for step in steps:
+        TAKE_A_STEP[taken](cockpit, WHOLE[kind](step))
+    cockpit.close()
+    read = gradlens.load_run(tmp_path / "run.jsonl")
+    assert [*read.steps] == [*cockpit.history.steps] == steps
+    assert all([*read[name]] in ([], steps) for name in read.names)
+
+
+@pytest.mark.parametrize("name", NO_STEPS)
+@pytest.mark.parametrize("taken", TAKE_A_STEP)
+def test_other_steps_are_refused_in_one_sentence_with_a_remedy(
+    model: nn.Module, tmp_path: Path, taken: str, name: str
+) -> None:
+    step, kind = NO_STEPS[name]
+    cockpit = stepped(model, run=tmp_path / "run.jsonl")
+    what = "is not a whole number" if kind is TypeError else r"is not from 0 to 2\*\*53 - 1"
+    with pytest.raises(kind, match=f"^global_step=.{{1,90}} {what}: pass the number of the train"):
+        TAKE_A_STEP[taken](cockpit, step)
+    TAKE_A_STEP[taken](cockpit, 3)
+    cockpit.close()
+    assert gradlens.load_run(tmp_path / "run.jsonl").steps == (3,)
