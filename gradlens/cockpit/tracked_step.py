@@ -34,11 +34,11 @@ from gradlens.curvature.probe import Probe
 from gradlens.gradients.loss_factor import (
     BackwardCall,
     LossFactor,
-    gradient_scale,
     loss_scale,
     unscaled_loss,
 )
 from gradlens.graph.passes import why_not_to_pass
+from gradlens.graph.scaler import GradientScale
 from gradlens.graph.torch_private import uncompiled_backward
 from gradlens.graph.uncompiled import ran_compiled, uncompiled_calls
 from gradlens.graph.undisturbed import GlobalState, own_pass
@@ -90,6 +90,7 @@ class TrackedStep:
         self._start: StartPoint | None = None
         self._failure = ""
         self._contexts = ExitStack()
+        self._gradient_scale = GradientScale()
         self._global_state = GlobalState()
 
     def __enter__(self) -> None:
@@ -104,6 +105,7 @@ class TrackedStep:
         if self._entered:
             raise RuntimeError(ENTERED)
         self._entered = True
+        self._gradient_scale = GradientScale(self._info.get("scaler"), self._info.get("optimizer"))
         tracking.boundary.begin_step(step)
         with tracking.boundary.contain("the beginning of a step", self._refuse_all):
             tracking.begin_step(step, self._info)
@@ -174,7 +176,7 @@ class TrackedStep:
                 self._start = updates.start_point(optimizer)
             self._enter_contexts(stack, self._extensions)
             self._contexts = stack.pop_all()
-        self._tracking.layers.begin(step, gradient_scale(self._info))
+        self._tracking.layers.begin(step, self._gradient_scale.of_backward)
 
     def __exit__(
         self,
@@ -220,7 +222,8 @@ class TrackedStep:
                 self._release()
                 if is_complete and start is not None:
                     tracking.updates.finish_start(start)
-                tracking.end_step(self._global_step, self._info, is_complete, goes_on)
+                scale = self._gradient_scale
+                tracking.end_step(self._global_step, self._info, scale, is_complete, goes_on)
             if tracking.budget is not None:
                 tracking.budget.end_step(once)
 
@@ -608,10 +611,12 @@ class TrackedStep:
         """That of ``Step``; a NaN with the reason if it isn't known."""
         gradients, factor = self._gradients, self._factor
         if gradients is not None and gradients.whole is not None:
-            return gradients.whole.part.weight / gradient_scale(self._info)
+            return gradients.whole.part.weight / self._gradient_scale.of_backward
         if factor is None:
             return 1.0
-        found: float = self._tracking.boundary.value("the loss's weight", lambda: factor.weight)
+        found: float = self._tracking.boundary.value(
+            "the loss's weight", lambda: factor.weight / self._gradient_scale.of_backward
+        )
         return found
 
     def _step(self, individual_losses: Tensor | None) -> Step:
@@ -642,6 +647,7 @@ class TrackedStep:
             changed.untracked,
             frozenset() if gradients is None else gradients.lacking,
             {} if gradients is None else gradients.missing,
+            self._gradient_scale,
         )
 
     def _why_no_losses(self) -> str:

@@ -26,6 +26,7 @@ from gradlens.facts.recorder import FactRecorder
 from gradlens.gradients.gradients import Setting
 from gradlens.graph.data_parallel import may_end_alone
 from gradlens.graph.model_calls import ModelOutputs, forget_calls, keep_calls
+from gradlens.graph.scaler import GradientScale
 from gradlens.graph.uncompiled import EagerCalls, uncompiled_calls
 from gradlens.history.finding import Finding
 from gradlens.quantities.quantity import Quantity
@@ -110,7 +111,12 @@ class Tracking:
             self.updates.drop_projections()
 
     def end_step(
-        self, global_step: int, info: Mapping[str, Any], is_complete: bool, goes_on: bool
+        self,
+        global_step: int,
+        info: Mapping[str, Any],
+        scale: GradientScale,
+        is_complete: bool,
+        goes_on: bool,
     ) -> None:
         """A step's context is left.
 
@@ -125,7 +131,7 @@ class Tracking:
         if self.facts is not None:
             with self.boundary.contain("recording the facts of a step"):
                 if is_complete or goes_on:
-                    self.facts.end(info, goes_on, is_stale)
+                    self.facts.end(info, scale, goes_on, is_stale)
                 else:
                     self.facts.abandon()
         if is_complete:

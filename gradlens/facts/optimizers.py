@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.facts.parameters import norm, own_gradients, some_elements
+from gradlens.facts.parameters import own_gradients, some_elements, unscaled_norm
 from gradlens.graph.hooks import OptimizerFollower
+from gradlens.graph.scaler import GradientScale
 from gradlens.graph.torch_private import version
 from gradlens.history.setup import ParameterGroup
 
@@ -67,11 +68,13 @@ class OptimizerSteps(OptimizerFollower):
         self._parameters = parameters
         self._versions: list[int] = []
         self._needs_norm = False
+        self._scale = GradientScale()
         self.count = 0
         self.norm: Tensor | None = None
 
-    def begin(self, needs_norm: bool) -> None:
+    def begin(self, needs_norm: bool, scale: GradientScale) -> None:
         """The backward pass is over, and the optimizer's step comes next."""
+        self._scale = scale
         self.count, self.norm = 0, None
         self._needs_norm = needs_norm
         self._versions = self._present_versions() if needs_norm else []
@@ -80,7 +83,8 @@ class OptimizerSteps(OptimizerFollower):
         """Count it; the norm stays unknown if it can't be computed."""
         self.count += 1
         if self._needs_norm and self.count == 1 and self._versions != self._present_versions():
-            self.norm = norm(own_gradients(self._parameters))
+            gradients = own_gradients(self._parameters)
+            self.norm = unscaled_norm(gradients, self._scale.of(self._parameters))
 
     def _present_versions(self) -> list[int]:
         return [version(gradient) for gradient in own_gradients(self._parameters).values()]

@@ -39,6 +39,16 @@ def norm(tensors: Mapping[str, Tensor]) -> Tensor | None:
     return nn.utils.get_total_norm([*tensors.values()]) if tensors else None
 
 
+def unscaled_norm(tensors: Mapping[str, Tensor], scales: Mapping[str, float]) -> Tensor | None:
+    """As ``norm``, of gradients that are each divided by its scale."""
+    totals: dict[str, Tensor] = {}
+    for scale in {*scales.values()}:
+        total = norm({name: each for name, each in tensors.items() if scales[name] == scale})
+        if total is not None:
+            totals[f"{scale}"] = total / scale
+    return norm(totals) if len(totals) > 1 else next(iter(totals.values()), None)
+
+
 def some_elements(tensor: Tensor) -> Tensor:
     """A copy of at most ``SAMPLED`` elements, from all parts of a tensor."""
     flat = tensor.detach().reshape(-1)
@@ -54,9 +64,11 @@ def rms(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def parameter_numbers(
-    parameters: Mapping[str, nn.Parameter], gradients: Mapping[str, Tensor], scale: float
+    parameters: Mapping[str, nn.Parameter],
+    gradients: Mapping[str, Tensor],
+    scales: Mapping[str, float],
 ) -> dict[str, Tensor]:
-    """Columns of the layers' table; gradients are those of ``scale`` times the loss."""
+    """Columns of the layers' table; gradients are those of the loss times their scales."""
     found: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         weights = parameter.detach()
@@ -67,7 +79,7 @@ def parameter_numbers(
                 found[f"row_spread/{name}"] = row_spread(weights[:rows])
     for name, gradient in gradients.items():
         if not gradient.is_complex():
-            found[f"gradient_rms/{name}"] = rms(gradient) / scale
+            found[f"gradient_rms/{name}"] = rms(gradient) / scales[name]
             nonzero = torch.count_nonzero(gradient) / gradient.numel()
             found[f"zero_gradients/{name}"] = 1 - nonzero
     return found

@@ -20,19 +20,20 @@ from gradlens.facts.network import Network, activation_share, by_layer
 from gradlens.facts.optimizers import OptimizerSteps, learning_rate, second_moments
 from gradlens.facts.parameters import (
     dense,
-    norm,
     own_gradients,
     parameter_numbers,
     some_elements,
+    unscaled_norm,
     update_numbers,
 )
 from gradlens.facts.setups import setup_of
 from gradlens.facts.step_columns import columns
 from gradlens.facts.step_facts import StepFacts, read
 from gradlens.gradients.gradients import Setting
-from gradlens.gradients.loss_factor import gradient_scale, loss_scale
+from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import reduction
+from gradlens.graph.scaler import GradientScale
 from gradlens.history.setup import Setup
 from gradlens.stateful import State
 
@@ -148,7 +149,9 @@ class FactRecorder:
                 found.append((f"{share[0]}/{activation.layer}", share[1]))
         return by_layer(found)
 
-    def end(self, info: Mapping[str, Any], accumulating: bool, is_stale: bool) -> None:
+    def end(
+        self, info: Mapping[str, Any], scale: GradientScale, accumulating: bool, is_stale: bool
+    ) -> None:
         """A step's context is left without an exception."""
         facts = self._present
         self._goes_on = accumulating
@@ -158,17 +161,17 @@ class FactRecorder:
             is_mean = self._setting.loss_reduction == "mean"
             facts.numbers["loss"] = joined_loss(facts.parts, is_mean)
         gradients = own_gradients(self._setting.parameters)
-        scale = gradient_scale(info)
-        total = norm(gradients) if self._is_norm_step else None
+        scales = scale.of(self._setting.parameters)
+        total = unscaled_norm(gradients, scales) if self._is_norm_step else None
         if total is not None:
-            facts.numbers["grad_norm"] = total / scale
+            facts.numbers["grad_norm"] = total
         facts.numbers["stale"] = float(is_stale)
         if facts.of_layers is not None:
-            facts.of_layers |= parameter_numbers(self._parameters, gradients, scale)
+            facts.of_layers |= parameter_numbers(self._parameters, gradients, scales)
             if info.get("optimizer") is not None:
                 facts.of_layers |= second_moments(info["optimizer"], self._parameters)
             self._before = {name: some_elements(p) for name, p in self._parameters.items()}
-        self._optimizer.begin(self._is_norm_step)
+        self._optimizer.begin(self._is_norm_step, scale)
 
     @property
     def _is_norm_step(self) -> bool:

@@ -108,14 +108,14 @@ class LossFactor:
 
     @property
     def weight(self) -> float:
-        """The factor between the loss and what the optimizer minimises, without a scaler's.
+        """The factor between the loss and what the optimizer minimises, times a scaler's.
 
         ``UnavailableError`` if that isn't a constant multiple of the loss.
         """
         root, loss = self._root, self.loss
         if root is not None and loss is not None and not is_multiple(root, loss):
             raise UnavailableError(NO_MULTIPLE)
-        return self.factor / gradient_scale(self._info)
+        return self.factor
 
 
 def is_multiple(root: Tensor, loss: Tensor) -> bool:
@@ -174,12 +174,6 @@ def unscaled_loss(info: Mapping[str, Any]) -> Tensor | None:
         return loss
     with torch.enable_grad():
         return loss / scale
-
-
-def gradient_scale(info: Mapping[str, Any]) -> float:
-    """The factor of the gradients by ``info["scaler"]``, a ``GradScaler``; 1 without it."""
-    scaler = info.get("scaler")
-    return float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
 
 
 class BackwardCall(TorchFunctionMode):

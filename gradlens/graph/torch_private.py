@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import _len_torch_function_stack, _pop_torch_function_stack
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.amp.grad_scaler import OptState
 from torch.autograd.function import Function
 from torch.autograd.graph import save_on_cpu
 from torch.jit._script import RecursiveScriptModule
@@ -329,6 +330,23 @@ def checkpoint_group() -> AbstractContextManager[Any] | None:
     """
     group: Any = checkpoint.GraphExecGroup
     return None if group._get_current_group() is not None else group()
+
+
+# Gradient scalers -------------------------------------------------------------------------------
+
+
+def scaler_stages(scaler: torch.amp.GradScaler) -> Mapping[int, Mapping[str, Any]]:
+    """What a scaler knows of each optimizer, by its ``id``.
+
+    ``update`` starts a new mapping, and leaves this one as it is. Nothing public tells that an
+    optimizer's gradients were unscaled, before ``unscale_`` raises the second time.
+    """
+    return scaler._per_optimizer_states
+
+
+def unscaled_optimizers(stages: Mapping[int, Mapping[str, Any]]) -> set[int]:
+    """The ``id``s of the optimizers whose gradients ``unscale_`` or ``step`` has unscaled."""
+    return {number for number, known in stages.items() if known["stage"] is not OptState.READY}
 
 
 # Tensors ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from gradlens.quantities.step import Step
 
 
 class GradNorm(SingleStepQuantity):
-    """‖p.grad‖₂ of each parameter by name, the gradient that the optimizer uses.
+    """‖p.grad‖₂ of each parameter by name, as it is when the context is left.
 
     With a sum loss, it is N times that of the mean loss.
     """

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from gradlens.gradients.loss_factor import gradient_scale
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
 from gradlens.quantities.explained import explained
@@ -107,7 +106,8 @@ def gradient_of(parameter: nn.Parameter, step: Step) -> Tensor | Undefined:
     """``p.grad``, dense and without a scaler's scale."""
     if parameter.grad is None or not parameter.requires_grad:
         return Undefined(NO_GRADIENT)
-    scale, gradient = gradient_scale(step.info), parameter.grad.detach().to_dense()
+    (scale,) = step.gradient_scale.of({"": parameter}).values()
+    gradient = parameter.grad.detach().to_dense()
     if scale == 1:
         return gradient
     # The scale prevents underflow in half precision, so that it is divided off in single.

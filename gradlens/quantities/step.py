@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradlens.gradients.gradients import layer_of
-from gradlens.gradients.loss_factor import gradient_scale
 from gradlens.graph.loss import LossReduction
+from gradlens.graph.scaler import GradientScale
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError
@@ -33,7 +33,8 @@ class Step:
     the model doesn't have any more. ``without_losses`` is the reason why ``individual_losses`` are
     unknown. ``untracked`` names the model's trained parameters besides ``parameters``, and
     ``lacking`` those of ``parameters`` that have a gradient, but none of single samples.
-    ``missing`` says of parameters why they have no gradients of single samples.
+    ``missing`` says of parameters why they have no gradients of single samples. ``gradient_scale``
+    has the factors of their gradients by a scaler.
     """
 
     global_step: int
@@ -54,6 +55,7 @@ class Step:
     untracked: Sequence[str] = ()
     lacking: frozenset[str] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict, repr=False)
+    gradient_scale: GradientScale = field(default_factory=GradientScale, repr=False)
     _on_host: dict[Reduction, Mapping[str, Any]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -61,7 +63,15 @@ class Step:
     def without_gradients(self) -> Step:
         """The step without reductions, signals and graph, to be kept until the next step."""
         loss = None if self.loss is None else self.loss.detach().clone()
-        return replace(self, loss=loss, info={}, reduced={}, signals=LayerSignals(), failed={})
+        return replace(
+            self,
+            loss=loss,
+            info={},
+            reduced={},
+            signals=LayerSignals(),
+            failed={},
+            gradient_scale=GradientScale(),
+        )
 
     def plain(self) -> dict[str, Any]:
         """What is left of a step without gradients in a checkpoint, by the names of its fields."""
@@ -156,8 +166,8 @@ class Step:
         }
         if not found:
             raise UnavailableError(NO_GRADIENTS)
-        scale = gradient_scale(self.info)
-        return found if scale == 1 else {name: grad / scale for name, grad in found.items()}
+        scales = self.gradient_scale.of(trained)
+        return {n: grad if scales[n] == 1 else grad / scales[n] for n, grad in found.items()}
 
 
 NOTHING_COVERED = (

@@ -8,9 +8,10 @@ import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -272,6 +273,144 @@ def clipped(
 @pytest.mark.parametrize("backward", [with_scaler, with_disabled_scaler, clipped])
 def test_values_are_those_of_the_plain_loop(backward: Callable[..., None]) -> None:
     assert_same_histories(train(backward), train(whole_batch))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Optimizers of parts of a network, of which one may be passed to the context.
+
+    Inside the context, scalers are told of the first ``inside`` optimizers alone.
+    """
+
+    kinds: tuple[Callable[[list[nn.Parameter]], torch.optim.Optimizer], ...]
+    passed: int | None = 0
+    inside: int = 2
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def fused(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01, fused=True)
+
+
+TRAINED = {
+    "one": Trained((sgd,)),
+    "one that isn't passed": Trained((sgd,), None),
+    "one that is fused": Trained((fused,)),
+    "two": Trained((sgd, fused)),
+    "two, of which the second is passed": Trained((sgd, fused), 1),
+    "two that aren't passed": Trained((sgd, sgd), None),
+    "two, of which the first is done inside": Trained((sgd, sgd), 0, 1),
+    "two, of which the other is done inside": Trained((sgd, sgd), 1, 1),
+}
+STEPS_OF_A_SCALER: dict[str, Callable[[Any, Any], object]] = {
+    "unscale": lambda scaler, optimizer: scaler.unscale_(optimizer),
+    "clip": lambda scaler, optimizer: nn.utils.clip_grad_norm_(
+        optimizer.param_groups[0]["params"], 0.01
+    ),
+    "step": lambda scaler, optimizer: scaler.step(optimizer),
+}
+
+
+def trained_by_a_scaler(
+    trained: Trained, inside: str, after: str, parts: int, enabled: bool
+) -> gradlens.History:
+    """The scale is multiplied by four at each update."""
+    model, (x, y) = network(), data()
+    scaler = torch.amp.GradScaler("cpu", 64.0, 4.0, growth_interval=1, enabled=enabled)
+    parameters, several = [*model.parameters()], len(trained.kinds) > 1
+    halves = (parameters[:2], parameters[2:]) if several else (parameters,)
+    optimizers = [kind(half) for kind, half in zip(trained.kinds, halves, strict=True)]
+    passed = None if trained.passed is None else optimizers[trained.passed]
+    chosen = [*tracked(), quantities.GradientGeometry()]
+    possible = [each for each in chosen if passed is not None or "optimizer" not in each.needs]
+    cockpit = gradlens.Cockpit(model, possible)
+    for step in range(3):
+        model.zero_grad()
+        for part in range(parts):
+            rows = slice(part * N // parts, (part + 1) * N // parts)
+            loss, more = nn.functional.cross_entropy(model(x[rows]), y[rows]), part < parts - 1
+            with cockpit(step, loss=loss, optimizer=passed, scaler=scaler, accumulating=more):
+                scaler.scale(loss / parts).backward()
+                if not more:
+                    for name in inside.split():
+                        for optimizer in optimizers[: trained.inside]:
+                            STEPS_OF_A_SCALER[name](scaler, optimizer)
+        for optimizer in optimizers[trained.inside :]:
+            for name in inside.split():
+                STEPS_OF_A_SCALER[name](scaler, optimizer)
+        for optimizer in optimizers:
+            for name in after.split():
+                STEPS_OF_A_SCALER[name](scaler, optimizer)
+        scaler.update()
+    cockpit.close()
+    return cockpit.history
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(
+    ("inside", "after"),
+    [
+        ("", "unscale clip step"),
+        ("unscale", "clip step"),
+        ("unscale clip", "step"),
+        ("unscale clip step", ""),
+        ("step", ""),
+        ("", "step"),
+    ],
+)
+@pytest.mark.parametrize("name", TRAINED)
+def test_values_are_those_without_a_scaler(name: str, inside: str, after: str, parts: int) -> None:
+    """Whatever the scaler has done when the context is left."""
+    settings = (TRAINED[name], inside, after, parts)
+    found, expected = (trained_by_a_scaler(*settings, enabled) for enabled in (True, False))
+    assert_same_histories(found, expected)
+    assert [note.text for note in found.notes] == [note.text for note in expected.notes]
+    for table in ("steps", "layers"):
+        one, other = found.facts.table(table), expected.facts.table(table)
+        assert one.names == other.names
+        for column in other.names:
+            np.testing.assert_allclose(one[column], other[column], 1e-5, 1e-7, err_msg=column)
+
+
+@pytest.mark.parametrize("after", ["", "unscale", "step"])
+def test_the_norm_is_that_of_what_the_context_leaves(after: str) -> None:
+    """Also where the scaler has started anew, with another scale."""
+    model, (x, y) = network(), data()
+    scaler = torch.amp.GradScaler("cpu", 1024.0, 4.0, growth_interval=1)
+    optimizer, cockpit = sgd([*model.parameters()]), gradlens.Cockpit(model, [*tracked()])
+    loss = nn.functional.cross_entropy(model(x), y)
+    truth = torch.autograd.grad(loss, [*model.parameters()], retain_graph=True)
+    with cockpit(0, loss=loss, optimizer=optimizer, scaler=scaler):
+        scaler.scale(loss).backward()
+        for name in after.split():
+            STEPS_OF_A_SCALER[name](scaler, optimizer)
+            scaler.update()
+    norms = {
+        name: float(g.norm()) for g, (name, _) in zip(truth, model.named_parameters(), strict=True)
+    }
+    assert cockpit.history["GradNorm"][0] == pytest.approx(norms, rel=1e-9)
+
+
+def test_clipping_inside_the_context_changes_nothing_of_single_samples() -> None:
+    found = []
+    for largest in (math.inf, 0.01):
+        model, (x, y) = network(), data()
+        optimizer, cockpit = sgd([*model.parameters()]), gradlens.Cockpit(model, [*tracked()])
+        loss = nn.functional.cross_entropy(model(x), y)
+        with cockpit(0, loss=loss, optimizer=optimizer):
+            loss.backward()
+            if largest < math.inf:
+                nn.utils.clip_grad_norm_(model.parameters(), largest)
+        norms = {name: float(p.grad.norm()) for name, p in model.named_parameters()}
+        assert cockpit.history["GradNorm"][0] == pytest.approx(norms, rel=1e-9)
+        assert not cockpit.history.notes
+        found.append(cockpit.history)
+    for quantity in (Loss, NormTest, InnerTest, OrthoTest, MeanGSNR, GradCovariance, CABS):
+        one, other = (history[quantity.__name__] for history in found)
+        assert_same_values(one, other)
 
 
 def divided_by_the_framework(*sizes: int, scale: float = 1.0) -> Callable[..., None]:

@@ -414,6 +414,30 @@ def test_a_group_recomputes_a_checkpoint_once(grouped: bool) -> None:
     assert private.checkpoint_group() is not None
 
 
+# Gradient scalers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_knows_whose_gradients_are_unscaled(fused: bool) -> None:
+    parameters = [leaf(3) for _ in range(2)]
+    optimizers = [torch.optim.Adam([each], fused=fused) for each in parameters]
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(sum(each.square().sum() for each in parameters)).backward()
+    stages = private.scaler_stages(scaler)
+    scaled = [torch.ones(3).copy_(each.grad) for each in parameters]  # type: ignore[arg-type]
+    done: set[int] = set()
+    for change, optimizer in zip((scaler.unscale_, scaler.step), optimizers, strict=True):
+        assert private.unscaled_optimizers(stages) == done
+        change(optimizer)
+        done.add(id(optimizer))
+    for each, before in zip(parameters, scaled, strict=True):
+        torch.testing.assert_close(each.grad, before / 8)
+    scaler.update()
+    assert private.unscaled_optimizers(stages) == done
+    assert private.scaler_stages(scaler) is not stages
+    assert private.unscaled_optimizers(private.scaler_stages(scaler)) == set()
+
+
 # Tensors ----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,57 @@
+"""The factor that a gradient scaler has left in gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from gradlens.graph.torch_private import scaler_stages, unscaled_optimizers
+
+
+class GradientScale:
+    """The factor of gradients by a ``GradScaler``, from a context's beginning on; 1 without it.
+
+    Inside the context, ``unscale_`` and ``step`` divide it off, and ``update`` changes the
+    scaler's own.
+    """
+
+    def __init__(
+        self, scaler: torch.amp.GradScaler | None = None, optimizer: Optimizer | None = None
+    ) -> None:
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._optimizer = optimizer
+        self._stages = {} if self._scaler is None else scaler_stages(self._scaler)
+        self._before = unscaled_optimizers(self._stages)
+
+    @cached_property
+    def of_backward(self) -> float:
+        """The factor of the backward pass, as it is when this is first read."""
+        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
+
+    def of(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
+        """The factor that ``p.grad`` of each parameter has now.
+
+        Optimizers that weren't passed have the other parameters: it isn't known which of them, so
+        these are taken for unscaled if the gradients of all these optimizers are.
+        """
+        if self._scaler is None:
+            return dict.fromkeys(parameters, 1.0)
+        unscaled = unscaled_optimizers(self._stages) - self._before
+        others = self._stages.keys() - self._before - {id(self._optimizer)}
+        are_unscaled = {
+            True: id(self._optimizer) in unscaled,
+            False: bool(others) and others <= unscaled,
+        }
+        return {
+            name: 1.0 if are_unscaled[id(parameter) in self._held] else self.of_backward
+            for name, parameter in parameters.items()
+        }
+
+    @cached_property
+    def _held(self) -> frozenset[int]:
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        return frozenset(id(parameter) for group in groups for parameter in group["params"])
