@@ -112,7 +112,8 @@ class Recorder(ABC):
     ``recorder[0]`` is the content of the first slot: a list of tensors, or the result of
     ``reduction(so_far, tensor)``, which is ``None`` before the first tensor. Nothing is recorded
     while ``condition()`` is false. If one of these two raises, a ``RuntimeError`` names the module.
-    Backward passes of a cockpit's own, such as those of curvature quantities, are not recorded.
+    Calls inside transforms of ``torch.func``, and backward passes of a cockpit's own, such as those
+    of curvature quantities, are not recorded.
 
     As a context manager, it records until the context is left, also by an exception. Later tensors,
     such as gradients of an earlier forward pass, are not recorded. The data stays, and entering the

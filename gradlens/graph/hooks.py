@@ -21,6 +21,7 @@ from gradlens.graph.torch_private import (
     forward_hooks,
     forward_pre_hooks,
     hook_tables,
+    in_transform,
     remove_hook,
 )
 
@@ -31,12 +32,18 @@ def takes_hooks(module: nn.Module) -> bool:
 
 
 def is_traced() -> bool:
-    """Whether the present call only tells a compiler or ``torch.jit.trace`` what to compute.
+    """Whether the present call only tells torch what to compute, or to differentiate.
 
-    Hooks do nothing then: what they compute would be a part of the code that is made.
+    Hooks do nothing then: what they compute would be a part of the code that a compiler or
+    ``torch.jit.trace`` makes. In transforms of ``torch.func``, tensors stand for others, which may
+    have another axis, and are gone afterwards.
     """
     # The compiler first: what else is read in compiled code, it compiles anew for.
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        or in_transform()
+    )
 
 
 class HookOwner:

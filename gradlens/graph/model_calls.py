@@ -100,8 +100,7 @@ class ModelCalls(HookOwner, UnscriptedHook):
             return
         if not self.of_whole and any(map(_is_computed, args)):
             return
-        # Inside torch.func's transforms, tensors have no memory of their own. Any class of tensors
-        # may lack more: N is unknown then, and the user's forward pass goes on.
+        # Classes of tensors may lack what is read: N is unknown then, and the forward pass goes on.
         with suppress(Exception):
             self._latest.append(_call(args, kwargs, output))
 

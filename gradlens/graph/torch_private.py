@@ -388,13 +388,16 @@ def gradient_hooks(tensor: Tensor) -> MutableMapping[int, Any] | None:
 
 
 def has_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor has numbers of its own.
+    """Whether a tensor has numbers: meta tensors and fake ones have a shape alone.
 
-    Those inside transforms of ``torch.func`` stand for others, meta tensors and fake ones have a
-    shape alone. Of the three, only meta tensors can be recognised by public means.
+    There is no public way to recognise fake ones.
     """
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return not (wrapped or tensor.is_meta or isinstance(tensor, FakeTensor))
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func`` is running in this thread; nothing public says so."""
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 # Modules ----------------------------------------------------------------------------------------

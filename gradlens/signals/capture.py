@@ -40,9 +40,9 @@ WITHOUT_GRADIENTS = (
 NEEDS_NONE = "the {} needs no gradient"
 INDEPENDENT = "the loss doesn't depend on the {}"
 NO_CALL = (
-    "no layer was called before the backward pass, or all were called by compiled code: call the "
-    "model itself, which is given to the cockpit as it was compiled, or run the forward pass "
-    "inside `with cockpit.forward(step):`"
+    "no layer was called before the backward pass, or all were called by compiled code or inside "
+    "torch.func's transforms: call the model itself, which is given to the cockpit as it was "
+    "compiled, or run the forward pass inside `with cockpit.forward(step):`"
 )
 NO_CALL_OF_LAYERS = (
     "no layer was called before the backward pass: call the layers themselves, instead of "
@@ -280,7 +280,6 @@ class SignalCapture(HookOwner):
 
     def _record(self, call: RecordedCall, tensor: Tensor | None, of_input: bool) -> None:
         requests = [r for r in self._wanted[call.layer] if r.signal.of_input == of_input]
-        # Inside vmap, say, the call isn't the user's own.
         if tensor is None or not has_numbers(tensor):
             return
         for request in requests:

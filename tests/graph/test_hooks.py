@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
 
 import gradlens
 from gradlens.backpack_adapter.layer_hooks import HookInstaller, layer_hook
@@ -255,7 +256,7 @@ def rule_of_scaled(module: nn.Module, given: Any, gradient: Tensor) -> dict[str,
     return {"scale": given[0] * gradient}
 
 
-Making = Callable[[nn.Module, Tensor], nn.Module]
+Making = Callable[[nn.Module, Tensor], Any]
 
 
 class Loop:
@@ -274,15 +275,15 @@ class Loop:
         return found
 
     def make(self) -> None:
-        """Make something of the model, a layer and the loss module, and compare what it returns."""
+        """Make the same of the model and a layer as of ones without hooks."""
         if self.making is None:
             return
         plain = Loop()
         plain.model.load_state_dict(self.model.state_dict())
-        for part in (slice(None), 0):
-            truth = plain.model[part](self.x)
-            made = self.making(self.model[part], self.x)  # type: ignore[arg-type]
-            assert torch.equal(made(self.x), truth)
+        for part in ("", "0"):
+            modules = (loop.model.get_submodule(part) for loop in (self, plain))
+            found, truth = (self.making(module, self.x) for module in modules)
+            torch.testing.assert_close(found, truth, rtol=0, atol=0)
 
 
 def of_a_cockpit(loop: Loop) -> Any:
@@ -322,14 +323,31 @@ def of_recorders(loop: Loop) -> Any:
     return [[[tensor.tolist() for tensor in slot] for slot in each] for each in recorders]
 
 
+def of_single_samples(module: nn.Module, x: Tensor) -> Any:
+    """Gradients of parameters, with others in their place."""
+
+    def loss(state: dict[str, Tensor], sample: Tensor) -> Tensor:
+        return functional_call(module, state, (sample[None],)).square().sum()
+
+    state = {name: 2 * p.detach() for name, p in module.named_parameters()}
+    return vmap(grad(loss), (None, 0))(state, x)
+
+
 MADE: dict[str, Making] = {
-    "script": lambda module, x: torch.jit.script(module),  # type: ignore[no-any-return]
-    "script of a model around it": lambda module, x: torch.jit.script(nn.Sequential(module)),  # type: ignore[no-any-return]
-    "script of a copy": lambda module, x: torch.jit.script(copy.deepcopy(module)),  # type: ignore[no-any-return]
+    "script": lambda module, x: torch.jit.script(module)(x),
+    "script of a model around it": lambda module, x: torch.jit.script(nn.Sequential(module))(x),
+    "script of a copy": lambda module, x: torch.jit.script(copy.deepcopy(module))(x),
     # The check calls the module itself.
-    "trace": lambda module, x: torch.jit.trace(module, x, check_trace=False),  # type: ignore[no-any-return]
-    "copy": lambda module, x: copy.deepcopy(module),
-    "pickle": lambda module, x: pickle.loads(pickle.dumps(module)),  # type: ignore[no-any-return]
+    "trace": lambda module, x: torch.jit.trace(module, x, check_trace=False)(x),
+    "copy": lambda module, x: copy.deepcopy(module)(x),
+    "pickle": lambda module, x: pickle.loads(pickle.dumps(module))(x),
+    "gradients of single samples": of_single_samples,
+    "vmap": lambda module, x: vmap(module)(x),
+    "grad": lambda module, x: grad(lambda each: module(each).sum())(x),
+    "vjp": lambda module, x: vjp(lambda each: module(each).sum(), x)[1](x[0, 0]),
+    "jvp": lambda module, x: jvp(module, (x,), (x,)),
+    "jacrev": lambda module, x: jacrev(module)(x),
+    "vmap of a second derivative": lambda module, x: vmap(jacrev(jacrev(module)))(x),
 }
 
 
@@ -343,7 +361,7 @@ def with_a_rule() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
 @pytest.mark.parametrize("made", MADE)
 @pytest.mark.parametrize("tracked", [of_a_cockpit, of_per_sample_gradients, of_recorders])
-def test_what_is_made_of_a_tracked_module_computes_the_same(
+def test_what_is_made_of_a_tracked_module_is_the_same(
     tracked: Callable[[Loop], Any], made: str
 ) -> None:
     """And what is tracked is the same as if nothing were made."""

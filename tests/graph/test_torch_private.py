@@ -476,12 +476,43 @@ def test_numbers() -> None:
         return x.sum()
 
     look(torch.ones(2, 3))
-    torch.func.vmap(look)(torch.ones(2, 3))
-    torch.func.grad(look)(torch.ones(3))
     look(torch.ones(3, device="meta"))
     with FakeTensorMode():
         look(torch.ones(3))
-    assert found == [True, False, False, False, False]
+    assert found == [True, False, False]
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
+    "grad": lambda f, x: torch.func.grad(f)(x),
+    "grad_and_value": lambda f, x: torch.func.grad_and_value(f)(x),
+    "vmap": lambda f, x: torch.func.vmap(f)(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](torch.ones(())),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,)),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "hessian": lambda f, x: torch.func.hessian(f)(x),
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(f))(x[None]),
+    "functionalize": lambda f, x: torch.func.functionalize(f)(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_are_recognised(name: str) -> None:
+    found: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        found.append(private.in_transform())
+        return x.square().sum()
+
+    TRANSFORMS[name](look, torch.ones(3))
+    assert found
+    assert all(found)
+    assert not private.in_transform()
+    found.clear()
+    torch.func.functional_call(nn.Linear(3, 3), {}, (torch.ones(3),))
+    look(torch.ones(3, requires_grad=True)).backward()
+    assert found == [False]
 
 
 # Modules ----------------------------------------------------------------------------------------
