@@ -83,7 +83,7 @@ class _DecidedOnce:
         if global_step not in self._decisions:
             if len(self._decisions) == KEPT_DECISIONS:
                 self._decisions.pop(next(iter(self._decisions)))
-            self._decisions[global_step] = bool(self._schedule(global_step))
+            self._decisions[global_step] = _decision(self._schedule(global_step))
         return self._decisions[global_step]
 
     def __repr__(self) -> str:
@@ -97,6 +97,17 @@ class _DecidedOnce:
         """Continue from a state."""
         self._decisions = dict(state["decisions"])
         load_state(self._schedule, state["schedule"])
+
+
+def _decision(found: Any) -> bool:
+    """What a schedule has returned, which may be a bool of numpy or torch; else ``TypeError``."""
+    if isinstance(found, bool) or str(getattr(found, "dtype", "")) in ("bool", "torch.bool"):
+        return bool(found)
+    kind = "None" if found is None else f"an object of type {type(found).__name__}"
+    raise TypeError(
+        f"it returns {kind}, which doesn't say whether to track: return True or False, as "
+        "lambda step: step % 10 == 0 does"
+    )
 
 
 def decided_once(schedule: Schedule) -> Schedule:

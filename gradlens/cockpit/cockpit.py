@@ -51,7 +51,7 @@ from gradlens.cockpit.processes import Processes
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.sample_log import SampleLog
 from gradlens.cockpit.stale_gradient import StaleGradient
-from gradlens.cockpit.tracked_step import TrackedStep
+from gradlens.cockpit.tracked_step import NOT_ENTERED, Entry, TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.curvature.probed_model import ProbedModels
@@ -205,6 +205,7 @@ class Cockpit:
             sinks,
         )
         self._files = OwnFiles()
+        self._entry: Entry | None = None
         boundary = Boundary(self._run.note, strict)
         alone = processes.count == 1 and not processes_apart(setting)
         wants_autopsy = (diagnose or device.type == "cpu") if autopsy is None else autopsy
@@ -317,9 +318,17 @@ class Cockpit:
         }
         known = checked_info({} if info is None else info, given)
         with self._tracking.boundary.contain("the check of a context's arguments"):
+            self._note_missed_entry()
             for text in notes_on(known, self._ids):
                 self._run.note(step, text)
-        return TrackedStep(self._tracking, step, extensions, known, accumulating, debug)
+        found = TrackedStep(self._tracking, step, extensions, known, accumulating, debug)
+        self._entry = found.entry
+        return found
+
+    def _note_missed_entry(self) -> None:
+        entry, self._entry = self._entry, None
+        if entry is not None and not entry.is_entered:
+            self._run.note(entry.global_step, NOT_ENTERED)
 
     @contextmanager
     def forward(self, global_step: int) -> Iterator[None]:
@@ -459,4 +468,7 @@ class Cockpit:
 
     def close(self) -> None:
         """Record the last update, and close the run's file. The history can still be read."""
-        self._tracking.close()
+        try:
+            self._note_missed_entry()
+        finally:
+            self._tracking.close()

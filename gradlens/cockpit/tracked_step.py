@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -53,6 +54,14 @@ from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction
 
 
+@dataclass
+class Entry:
+    """Whether the context of a step was entered."""
+
+    global_step: int
+    is_entered: bool = False
+
+
 class TrackedStep:
     """One step's context, as ``Cockpit.__call__`` returns it.
 
@@ -76,7 +85,7 @@ class TrackedStep:
         self._info = info
         self._accumulating = accumulating
         self._debug = debug
-        self._entered = False
+        self.entry = Entry(global_step)
         self._active: tuple[Quantity, ...] = ()
         self._extensions: StepExtensions | None = None
         self._saved: SavedResults | None = None
@@ -102,9 +111,9 @@ class TrackedStep:
 
     def _enter(self) -> None:
         tracking, step = self._tracking, self._global_step
-        if self._entered:
+        if self.entry.is_entered:
             raise RuntimeError(ENTERED)
-        self._entered = True
+        self.entry.is_entered = True
         self._gradient_scale = GradientScale(self._info.get("scaler"), self._info.get("optimizer"))
         tracking.boundary.begin_step(step)
         with tracking.boundary.contain("the beginning of a step", self._refuse_all):
@@ -730,6 +739,10 @@ NOTHING_SAVED = (
 ENTERED = (
     "a context is entered once, for one step: call the cockpit anew for each step, as in "
     "`with cockpit(step, loss=loss):`"
+)
+NOT_ENTERED = (
+    "the cockpit was called, and the context that it has returned hasn't been entered, so that "
+    "nothing is recorded: call backward inside `with cockpit(step, loss=loss):`"
 )
 LATE = (
     "{extension} is the first BackPACK extension to be passed, and this step's forward pass ran "

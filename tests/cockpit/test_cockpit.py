@@ -6,10 +6,13 @@ import copy
 import gc
 import math
 import pickle
+import random
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -1094,3 +1097,77 @@ def test_other_steps_are_refused_in_one_sentence_with_a_remedy(
     TAKE_A_STEP[taken](cockpit, 3)
     cockpit.close()
     assert gradlens.load_run(tmp_path / "run.jsonl").steps == (3,)
+
+
+# Contexts that aren't entered -------------------------------------------------------------------
+
+
+def entered(cockpit: Cockpit, step: int) -> None:
+    with cockpit(step):
+        loss_of(cockpit.model).backward()
+
+
+def entered_later(cockpit: Cockpit, step: int) -> None:
+    context, loss = cockpit(step), loss_of(cockpit.model)
+    with context:
+        loss.backward()
+
+
+def entered_by_a_stack(cockpit: Cockpit, step: int) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(cockpit(step))
+        loss_of(cockpit.model).backward()
+
+
+def left_by_an_exception(cockpit: Cockpit, step: int) -> None:
+    with suppress(KeyError), cockpit(step):
+        raise KeyError
+
+
+def called_alone(cockpit: Cockpit, step: int) -> None:
+    cockpit(step)
+    loss_of(cockpit.model).backward()
+
+
+def kept(cockpit: Cockpit, step: int) -> None:
+    vars(cockpit.model)["context"] = cockpit(step)
+    loss_of(cockpit.model).backward()
+
+
+ENTERED = (entered, entered_later, entered_by_a_stack, left_by_an_exception)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_context_that_was_not_entered_is_noted_at_the_next_call(
+    model: nn.Module, seed: int
+) -> None:
+    """Once, with the first such step; at the latest when the cockpit is closed."""
+    draw = random.Random(seed)
+    cockpit = Cockpit(model, [quantities.GradNorm()])
+    missed: int | None = None
+    for step in range(0, 12, 2):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            user = draw.choice(ENTERED if draw.random() < 0.6 else (called_alone, kept))
+            if seed % 3 == 0 and step < 10:
+                user = draw.choice(ENTERED)
+            user(cockpit, step)
+        notes = [n for n in cockpit.history.notes if "entered" in n.text]
+        assert [note.step for note in notes] == ([] if missed is None else [missed])
+        assert all("hasn't been entered" in str(each.message) for each in said)
+        if user not in ENTERED and missed is None:
+            missed = step
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cockpit.close()
+    notes = [n for n in cockpit.history.notes if "entered" in n.text]
+    assert [note.step for note in notes] == ([] if missed is None else [missed])
+
+
+def test_a_cockpit_keeps_no_graph_of_a_context_that_is_over(model: nn.Module) -> None:
+    cockpit, loss = Cockpit(model, []), loss_of(model)
+    with cockpit(0, loss=loss):
+        loss.backward()
+    gone = weakref.ref(loss)
+    del loss
+    assert gone() is None
