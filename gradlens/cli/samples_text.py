@@ -11,7 +11,7 @@ from typing import Any
 
 from gradlens.cli.columns import aligned, in_short
 from gradlens.cli.summary_data import strict
-from gradlens.diagnosis.samples import Ranked
+from gradlens.diagnosis.samples import Ranked, have_losses
 from gradlens.history.samples import Samples
 from gradlens.instruments.scales import number_label
 
@@ -23,7 +23,7 @@ def samples_text(samples: Samples, ranked: Sequence[Ranked], name: str) -> str:
     lines = aligned([HEADINGS, *map(_row, ranked)])
     left_out = f", besides {samples.left_out} without room" if samples.left_out else ""
     head = f"{name}: {len(samples)} samples until step {samples.step}{left_out}"
-    return "\n".join([head, "", *lines, "", _legend(ranked)])
+    return "\n".join([head, "", *lines, "", _legend(samples, ranked)])
 
 
 def samples_json(samples: Samples, ranked: Sequence[Ranked], name: str) -> str:
@@ -52,19 +52,24 @@ def _row(ranked: Ranked) -> tuple[str, ...]:
 
 
 def _number(value: float) -> str:
-    return "" if math.isnan(value) else number_label(value)
+    return number_label(value) if math.isfinite(value) else ""
 
 
-def _legend(ranked: Sequence[Ranked]) -> str:
+def _legend(samples: Samples, ranked: Sequence[Ranked]) -> str:
     """What the columns are."""
     has_norms = any(not math.isnan(each.norm) for each in ranked)
-    return textwrap.fill(" ".join([SCORE, *([NORM] if has_norms else []), LOOK]), WIDTH)
+    score = OF_LOSSES if have_losses(samples) else OF_NORMS
+    return textwrap.fill(" ".join([score, *([NORM] if has_norms else []), LOOK]), WIDTH)
 
 
 WIDTH = 90
-SCORE = (
+OF_LOSSES = (
     "The score is how far the mean of a sample's losses, above the medians of their batches, is "
     "from that of the median sample, in robust standard deviations."
+)
+OF_NORMS = (
+    "No losses of single samples are known: the score is how far a sample's norm is from that of "
+    "the median sample, in robust standard deviations."
 )
 NORM = "The norm is that of its gradient over the root mean square of its batch."
 LOOK = "Mislabelled, ambiguous and hard samples all have high scores: look at them."

@@ -137,6 +137,7 @@ class SampleLog:
         missing = len(places) - self._table.shape[1]
         if missing > 0:
             room = np.zeros((len(_COLUMNS), max(missing, self._table.shape[1])))
+            room[_LAST] = np.nan
             room[[_LABEL, _PREDICTED]] = -1
             self._table = np.concatenate([self._table, room], axis=1)
         return np.fromiter((places.get(each, -1) for each in ids), np.int64, len(ids))

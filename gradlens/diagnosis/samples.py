@@ -21,8 +21,9 @@ class Ranked:
     """A sample worth a look.
 
     ``score`` is how far its mean loss above those of its batches is from the median sample's, in
-    robust standard deviations of all samples. ``label`` and ``predicted`` are its class and the
-    network's answer, ``None`` where there are no classes; see ``Samples`` for the rest.
+    robust standard deviations of all samples, or how far its norm is where no losses are known.
+    ``label`` and ``predicted`` are its class and the network's answer, ``None`` where there are no
+    classes; see ``Samples`` for the rest.
     """
 
     id: SampleId
@@ -40,13 +41,14 @@ class Ranked:
         return self.label is not None and self.label != self.predicted
 
 
-def scores(samples: Samples) -> NDArray[Any]:
-    """The score of each sample ``[K]``; minus infinity without any loss or norm.
+def have_losses(samples: Samples) -> bool:
+    """Whether samples are ranked by their losses, and not by the norms of their gradients."""
+    return bool(np.isfinite(samples.excess).any())
 
-    Where there are no losses, it is that of the gradient norms.
-    """
-    excess = samples.excess.astype(float)
-    values = excess if np.isfinite(excess).any() else samples.norm.astype(float)
+
+def scores(samples: Samples) -> NDArray[Any]:
+    """The score of each sample ``[K]``; minus infinity without the loss, or norm, for it."""
+    values = (samples.excess if have_losses(samples) else samples.norm).astype(float)
     known = values[np.isfinite(values)]
     if not known.size:
         return np.full(len(samples), -math.inf)

@@ -22,10 +22,10 @@ class Samples:
 
     ``visits`` counts the losses of a sample, whose mean is ``mean_loss``; ``last_loss`` is the
     latest. ``excess`` is the mean of the losses minus the medians of their batches, so that it
-    matters little when a sample came. ``norm`` is the mean, over the tracked steps that it was in,
-    of its ‖gₙ‖ over the root mean square of those of its batch; NaN if it was in none. ``label`` is
-    its class, and ``predicted`` the network's answer when it came last; -1 where there are no
-    classes.
+    matters little when a sample came. All three are NaN without losses. ``norm`` is the mean, over
+    the tracked steps that it was in, of its ‖gₙ‖ over the root mean square of those of its batch;
+    NaN if it was in none. ``label`` is its class, and ``predicted`` the network's answer when it
+    came last; -1 where there are no classes.
     ``left_out`` counts further ids, of which nothing is known.
     """
 

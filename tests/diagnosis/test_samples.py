@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch.nn import functional
 
 import gradlens
 from gradlens import Cockpit, History, quantities
+from gradlens.cli.samples_text import samples_text
 from gradlens.cockpit import sample_log
-from gradlens.diagnosis.samples import rank
+from gradlens.diagnosis.samples import have_losses, rank
 from gradlens.history.samples import Samples
+from gradlens.instruments.scales import number_label
 from gradlens.schedules import linear
 from tests.cases.spikes import classification, regression, smoothed, train
 
@@ -120,6 +123,53 @@ def test_what_cannot_be_had_is_noted_once() -> None:
     samples = samples_of(found.cockpit)  # norms alone
     assert not samples.visits.any()
     assert rank(samples)[0].score > -math.inf
+
+
+@pytest.mark.filterwarnings("ignore::gradlens.GradlensWarning")
+@pytest.mark.parametrize("chance_of_losses", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("tracked", [[], [quantities.NormTest]])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_known_of_no_sample_is_not_a_number(
+    tracked: list[Any], chance_of_losses: float, seed: int, tmp_path: Path
+) -> None:
+    """Losses are passed at some steps, and some of them are infinite."""
+    draw, run = random.Random(seed), tmp_path / "run.jsonl"
+    network, losses, seen = nn.Linear(2, 1), dict[int, list[float]](), set[int]()
+    inputs = torch.randn(8, 2, generator=torch.Generator().manual_seed(seed))
+    for resumed in (False, True):
+        cockpit = Cockpit(network, [kind() for kind in tracked], run=run, resume=resumed)
+        for step in range(3):
+            ids = draw.sample(range(8), 4)
+            loss = network(inputs[ids]).square().mean()
+            info: dict[str, Any] = {"ids": ids}
+            if draw.random() < chance_of_losses:
+                known = [draw.choice([draw.random(), math.inf, math.nan]) for _ in ids]
+                info["individual_losses"] = torch.tensor(known)
+                for name, each in zip(ids, known, strict=True):
+                    losses.setdefault(name, []).extend([each] * math.isfinite(each))
+            seen |= {*ids}
+            with cockpit(3 * resumed + step, loss=loss, info=info):
+                loss.backward()
+        cockpit.close()
+    samples = cockpit.history.samples
+    if samples is None:
+        assert not tracked
+        assert not any(losses.values())
+        return
+    for place, name in enumerate(samples.ids):
+        known = losses.get(name, [])
+        assert samples.visits[place] == len(known)
+        for found, truth in ((samples.last_loss, known[-1:]), (samples.mean_loss, known)):
+            expected = np.mean(truth) if truth else math.nan
+            assert found[place] == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    text = samples_text(samples, rank(samples), "run")
+    assert have_losses(samples) == any(losses.values())
+    assert ("mean of a sample's losses" in text) == any(losses.values())
+    assert ("how far a sample's norm" in text.replace("\n", " ")) != any(losses.values())
+    for each, line in zip(rank(samples), text.splitlines()[3:], strict=False):
+        numbers = (each.score, each.visits, each.mean_loss, each.last_loss, each.norm)
+        shown = [number_label(n) for n in numbers[:1] + numbers[2:] if math.isfinite(n)]
+        assert sorted(line.split()) == sorted([f"{each.id}", f"{each.visits}", *shown])
 
 
 def test_another_number_of_ids_is_noted() -> None:

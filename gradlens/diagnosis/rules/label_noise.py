@@ -11,7 +11,7 @@ from gradlens.diagnosis.evidence import Evidence
 from gradlens.diagnosis.needs import CHANCE, SINGLE_LOSSES
 from gradlens.diagnosis.numbers import finite, median
 from gradlens.diagnosis.rule import Rule, Sign, above, below
-from gradlens.diagnosis.samples import scores
+from gradlens.diagnosis.samples import have_losses, scores
 
 CERTAIN, FEWEST, MOST = 0.05, 0.025, 0.3
 """Share of samples whose loss is more than 2 log C: measured at most 0.028 in healthy runs, where
@@ -110,7 +110,7 @@ def _before(evidence: Evidence) -> float:
 def _worst(evidence: Evidence) -> tuple[str, ...]:
     """The ids of the samples whose losses are the furthest above those of their batches."""
     samples = evidence.history.samples
-    if samples is None:
+    if samples is None or not have_losses(samples):
         return ()
     order = np.argsort(-scores(samples), kind="stable")[:NAMED]
     return tuple(str(samples.ids[place]) for place in order)
