@@ -385,7 +385,7 @@ class TrackedStep:
             return
         if self._has_no_curvature(active, apart):
             return
-        reason = why_not_to_pass(loss)
+        reason = why_not_to_pass(loss) if loss.grad_fn is not None else ""
         if reason:
             self._refusing(*active)(reason)
             active = ()

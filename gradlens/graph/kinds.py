@@ -342,7 +342,7 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
         "Select Unbind Split UnsafeSplit SplitWithSizes UnsafeSplitWithSizes Slice",
         {"parts": True},
     ),
-    ("Index IndexSelect MaskedSelect Gather Take", {"selects": True}),
+    ("Index IndexSelect MaskedSelect Gather Take Topk Kthvalue Median", {"selects": True}),
     (
         "Add Sub Rsub Mean Sum Stack Cat NllLoss NllLoss2D MaskedFill Gather Index IndexSelect "
         "MaskedSelect Expand Reshape Nansum",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gradlens.graph.checkpoints import read_again, recomputing, why_not_to_read
 from gradlens.graph.graph import Edge, Graph, is_complex, is_python_function
-from gradlens.graph.kinds import LEAF, Node, kind
+from gradlens.graph.kinds import HIDING, LEAF, Node, kind
 from gradlens.graph.python_functions import existing_tensors_kept, why_not_to_run
 from gradlens.graph.torch_private import hands_gradients_on, in_backward_pass, output_metadata
 from gradlens.numerics.unavailable import UnavailableError, first_line
@@ -101,13 +101,14 @@ def reason_not_to_run(node: Node) -> str:
 
 
 def why_not_to_pass(tensor: Tensor) -> str:
-    """Why the graph behind a tensor of the user's can't be passed without a trace; usually empty.
+    """Why the graph behind a loss can't be passed without a trace; usually empty.
 
-    Checkpoints count, too: computing a region again runs the user's own code.
+    Checkpoints count, too: computing a region again runs the user's own code. What hides its graph
+    has a reason of its own.
     """
-    if tensor.grad_fn is None:
-        return ""
-    return next(filter(None, map(reason_not_to_run, Graph(tensor).nodes)), "")
+    graph = Graph(tensor)
+    pairs = zip(graph.nodes, graph.kinds, strict=True)
+    return next(filter(None, (reason_not_to_run(n) for n, k in pairs if k not in HIDING)), "")
 
 
 RUNS_CODE = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ def per_sample_gradients_by_loop(
     return {name: torch.stack(rows) for name, rows in gradients.items()}
 
 
-def per_sample_gradients_of_losses(losses: Tensor, model: nn.Module) -> dict[str, Tensor]:
+def per_sample_gradients_of_losses(losses: Iterable[Tensor], model: nn.Module) -> dict[str, Tensor]:
     """gₙ ``[N, *P]`` of losses ``[N]`` that depend on one sample each, from their own graph."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     rows: dict[str, list[Tensor]] = {name: [] for name in parameters}

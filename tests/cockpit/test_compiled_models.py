@@ -285,7 +285,11 @@ def test_tracked_steps_run_uncompiled_by_themselves(
     plain = train(make, replace(compiler))
     found = train(make, replace(compiler), tracked())
     assert_same_training(found, plain)
-    assert_same_histories(found.history, expected.history)
+    curvature = {"HessMaxEV"} if make in (with_checkpoint, inside_checkpoint) else set[str]()
+    for name in {*expected.history.names} - curvature:
+        assert_same_values(found.history[name], expected.history[name])
+    for name in curvature:  # which would recompute the checkpoint once more
+        assert all("recomputed" in each.reason for each in found.history[name].values())
     assert (found.graphs, found.breaks) == (plain.graphs, 0)
     if make not in (a_block, inside_checkpoint, loss_alone):
         assert found.eager_steps == UNCOMPILED
@@ -425,7 +429,7 @@ def test_a_compiled_training_step_inside_the_context(autograd: bool) -> None:
 def test_a_context_inside_compiled_code_says_so() -> None:
     found, _ = norm_tests(context_inside, "eager")
     assert found["NormTest"].keys() == {0, 3}
-    assert all("was entered inside" in each.reason for each in found["NormTest"].values())
+    assert all("compiled" in each.reason for each in found["NormTest"].values())
 
 
 @pytest.mark.slow

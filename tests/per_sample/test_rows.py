@@ -443,5 +443,8 @@ def test_normalisation_inside_a_checkpoint(reentrant: bool, policy: BatchNormPol
     elif policy == "skip":
         assert set(missing) == FRONT
         assert all("in front of a normalisation" in reason for reason in missing.values())
+    elif policy == "frozen":  # which takes a pass of gradlens's own
+        assert set(missing) == FRONT
+        assert all("would have to be recomputed" in reason for reason in missing.values())
     else:
         assert not missing

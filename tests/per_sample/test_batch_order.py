@@ -1,0 +1,124 @@
+"""A per-sample gradient belongs to the row that the model was called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import gradlens
+
+N, D, H, C = 6, 4, 5, 3
+PERM = torch.tensor([3, 0, 5, 1, 4, 2])
+
+
+class Rows(nn.Module):
+    """A network that may take a weight for each sample ``apart``, as the reference."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor], before: Any = None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(H, D))
+        self.head = nn.Parameter(torch.randn(C, H))
+        self.between = between
+        self.before = before or (lambda x: x)
+
+    def forward(self, x: Tensor, apart: Tensor | None = None) -> Tensor:
+        x = self.before(x)
+        if apart is None:
+            features = x @ self.weight.T
+        else:
+            features = torch.einsum("nd,nhd->nh", x, self.before(apart))
+        return self.between(features.tanh()) @ self.head.T
+
+
+def single(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, y, reduction="none")
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "in order": lambda o, y: single(o, y).mean(),
+    "sorted": lambda o, y: single(o, y).sort().values.mean(),
+    "sorted, weighted by rank": lambda o, y: (single(o, y).sort().values * torch.arange(N)).sum(),
+    "small losses": lambda o, y: single(o, y)[single(o, y).argsort()].mean(),
+    "the largest trimmed": lambda o, y: single(o, y).sort().values[:-2].mean(),
+    "flipped": lambda o, y: single(o, y).flip(0).mean(),
+    "rolled": lambda o, y: single(o, y).roll(2, 0).mean(),
+    "gathered": lambda o, y: single(o, y).gather(0, PERM).mean(),
+    "index_select": lambda o, y: single(o, y).index_select(0, PERM).mean(),
+    "take": lambda o, y: single(o, y).take(PERM).mean(),
+    "top-k of all": lambda o, y: single(o, y).topk(N).values.mean(),
+    "top-k of some": lambda o, y: single(o, y).topk(2).values.mean(),
+    "the median": lambda o, y: single(o, y).median(),
+    "a mask": lambda o, y: single(o, y)[y != 0].mean(),
+    "outputs and targets permuted": lambda o, y: single(o[PERM], y[PERM]).mean(),
+    "halves in the other order": lambda o, y: single(
+        torch.cat([o[3:], o[:3]]), torch.cat([y[3:], y[:3]])
+    ).mean(),
+    "written into other rows": lambda o, y: single(
+        torch.zeros(N, C, dtype=o.dtype).index_add(0, PERM, o), y
+    ).mean(),
+    "mixed targets": lambda o, y: 0.7 * single(o, y).mean() + 0.3 * single(o, y[PERM]).mean(),
+}
+BETWEEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "nothing": lambda x: x,
+    "permuted": lambda x: x[PERM],
+    "permuted and back": lambda x: x[PERM].exp()[PERM.argsort()],
+    "reversed": lambda x: x.flip(0),
+    "shuffled in halves": lambda x: x.view(2, N // 2, H).transpose(0, 1).reshape(N, H),
+}
+BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
+    "nothing": lambda x: x,
+    "permuted": lambda x: x[PERM],
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("between", BETWEEN)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_rows_of_the_batch(loss: str, between: str, before: str) -> None:
+    torch.manual_seed(0)
+    model = Rows(BETWEEN[between], BEFORE[before]).double()
+    x, y = torch.randn(N, D).double(), torch.arange(N) % C
+    apart = model.weight.detach().expand(N, H, D).clone().requires_grad_()
+    (expected,) = torch.autograd.grad(LOSSES[loss](model(x, apart), y), apart)
+    with gradlens.per_sample_gradients(gradlens.extend(model), loss_reduction="sum") as gradients:
+        LOSSES[loss](model(x), y).backward()
+    assert_close(gradients["weight"].dense(), expected)
+
+
+def test_two_outputs_in_different_orders() -> None:
+    torch.manual_seed(0)
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(D, C), nn.Linear(D, C)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.one(x), self.other(x[PERM])
+
+    model = gradlens.extend(Two().double())
+    x, y = torch.randn(N, D).double(), torch.arange(N) % C
+    with gradlens.per_sample_gradients(model, loss_reduction="sum") as gradients:
+        one, other = model(x)
+        (single(one, y).sum() + single(other, y[PERM]).sum()).backward()
+    for name, layer in (("one", model.one), ("other", model.other)):
+        delta = layer(x).softmax(1) - F.one_hot(y, C)
+        assert_close(gradients[f"{name}.weight"].dense(), delta[:, :, None] * x[:, None])
+
+
+def test_calls_in_turn() -> None:
+    """Samples are numbered in the order of the calls, not of the rows of the loss."""
+    torch.manual_seed(0)
+    model = gradlens.extend(nn.Linear(D, C).double())
+    x, y = torch.randn(N, D).double(), torch.arange(N) % C
+    with gradlens.per_sample_gradients(model, loss_reduction="sum") as gradients:
+        first, second = model(x[:2]), model(x[2:])
+        single(torch.cat([second, first]), torch.cat([y[2:], y[:2]])).sum().backward()
+    delta = model(x).softmax(1) - F.one_hot(y, C)
+    assert_close(gradients["weight"].dense(), delta[:, :, None] * x[:, None])

@@ -1,0 +1,284 @@
+"""Code of others in the backward pass: training stays the same, and what is given is right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+import gradlens
+from tests.cases.references import per_sample_gradients_of_losses
+
+N, D, H, C = 5, 4, 6, 3
+
+
+class OfOne(torch.autograd.Function):
+    """SiLU; subclasses do more in their backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.stash = [x.detach().clone()]
+        return x * x.sigmoid()
+
+    @staticmethod
+    def gradient(x: Tensor, gradient: Tensor) -> Tensor:
+        s = x.sigmoid()
+        return gradient * s * (1 + x * (1 - s))
+
+
+class Overwriting(OfOne):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        x.data.copy_(OfOne.gradient(x, gradients[0]))
+        return x
+
+
+class OverwritingRows(OfOne):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        for row, gradient in zip(x.detach().numpy(), gradients[0], strict=True):
+            row[:] = OfOne.gradient(torch.from_numpy(row), gradient).numpy()
+        return x
+
+
+class Popping(OfOne):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return OfOne.gradient(ctx.stash.pop(), gradients[0])
+
+
+class Deleting(OfOne):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.stash
+        del ctx.stash
+        return OfOne.gradient(x, gradients[0])
+
+
+class Counting(OfOne):
+    calls = 0
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        Counting.calls += 1
+        return OfOne.gradient(ctx.saved_tensors[0], gradients[0]) * (1 + Counting.calls / 100)
+
+
+class DrawingInPython(OfOne):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return OfOne.gradient(ctx.saved_tensors[0], gradients[0]) * (1 + random.random() / 10)
+
+
+class Freeing(OfOne):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        x = ctx.stash[0]
+        found = OfOne.gradient(x, gradients[0])
+        x.set_(torch.empty(0, dtype=x.dtype))
+        return found
+
+
+class Pure(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        found = gradients[0].clone()
+        found[x < 0] = 0
+        return found
+
+
+class Reversal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return -ctx.factor * gradients[0], None
+
+
+class State:
+    """What hooks and functions of a program change."""
+
+    def __init__(self) -> None:
+        self.numbers: list[float] = []
+
+
+def with_hook(hook: Callable[[State, Tensor], Any]) -> Callable[[Any, Tensor, State], Tensor]:
+    def compute(net: Any, x: Tensor, state: State) -> Tensor:
+        features = net.inner(x).tanh()
+        features.register_hook(partial(hook, state))
+        return net.head(features)
+
+    return compute
+
+
+def normalised(state: State, gradient: Tensor) -> Tensor:
+    state.numbers.append(0.9 * (state.numbers or [1.0])[-1] + float(gradient.norm()))
+    return gradient / state.numbers[-1]
+
+
+def retained(net: Any, x: Tensor, state: State) -> Tensor:
+    features = net.inner(x).tanh()
+    features.retain_grad()
+    features.register_hook(lambda _: None)
+    state.numbers.append(0.0)
+    net.kept = features
+    return net.head(features)
+
+
+def in_checkpoint(net: Any, x: Tensor, state: State, **options: Any) -> Tensor:
+    def region(x: Tensor) -> Tensor:
+        state.numbers.append(1.0)
+        return net.middle(net.inner(x).tanh()).tanh()
+
+    return net.head(checkpoint(region, x, use_reentrant=False, **options))
+
+
+def packed_once(net: Any, x: Tensor, state: State) -> Tensor:
+    held: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> int:
+        held[len(state.numbers)] = tensor
+        state.numbers.append(1.0)
+        return len(state.numbers) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, held.pop):
+        features = net.inner(x).tanh()
+    return net.head(features)
+
+
+class Program:
+    """A network's computation, and whether its first layer must be covered."""
+
+    def __init__(
+        self, compute: Callable[[Any, Tensor, State], Tensor], covered: bool | None = False
+    ) -> None:
+        self.compute = compute
+        self.covered = covered
+
+
+def by_function(function: Any, *arguments: Any) -> Callable[[Any, Tensor, State], Tensor]:
+    return lambda net, x, _: net.head(function.apply(net.inner(x), *arguments))
+
+
+CHANGING = [Overwriting, OverwritingRows, Popping, Deleting, Counting, DrawingInPython, Freeing]
+
+PROGRAMS: dict[str, Program] = {
+    **{kind.__name__: Program(by_function(kind)) for kind in CHANGING},
+    "a pure function": Program(by_function(Pure), True),
+    "gradient reversal": Program(by_function(Reversal, 0.5), True),
+    "a hook with a running norm": Program(with_hook(normalised)),
+    "a hook that draws": Program(with_hook(lambda _, g: g * random.random())),
+    "a hook that counts": Program(with_hook(lambda state, g: state.numbers.append(1.0)), True),
+    "a retained gradient": Program(retained, True),
+    "a checkpoint that counts": Program(in_checkpoint, True),
+    "a selective checkpoint": Program(
+        lambda net, x, state: in_checkpoint(
+            net,
+            x,
+            state,
+            context_fn=partial(
+                create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default]
+            ),
+        ),
+        True,
+    ),
+    "tensors that are stored by hooks": Program(packed_once),
+    "tensors on the processor": Program(
+        lambda net, x, _: net.head(on_cpu(net.inner, x).tanh()), True
+    ),
+}
+
+
+def on_cpu(layer: nn.Module, x: Tensor) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return layer(x)
+
+
+class Network(nn.Module):
+    def __init__(self, program: Program, state: State) -> None:
+        super().__init__()
+        self.inner, self.middle, self.head = nn.Linear(D, H), nn.Linear(H, H), nn.Linear(H, C)
+        self.program, self.state = program, state
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.program.compute(self, x, self.state)
+
+
+def train(name: str, preset: str | None) -> tuple[list[Any], gradlens.Cockpit | None]:
+    torch.manual_seed(0)
+    random.seed(0)
+    Counting.calls = 0
+    state = State()
+    model = Network(PROGRAMS[name], state).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    quantities = [] if preset is None else gradlens.configuration(preset)
+    cockpit = None if preset is None else gradlens.Cockpit(model, quantities)
+    losses: list[Tensor] = []
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(torch.randn(N, D).double()), torch.arange(N) % C)
+        if cockpit is None:
+            loss.backward()
+        else:
+            with cockpit(step, loss=loss, optimizer=optimizer):
+                loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    kept = getattr(model, "kept", torch.zeros(()))
+    end = [*model.parameters(), *losses, kept if kept.grad is None else kept.grad]
+    states = [
+        torch.get_rng_state(),
+        torch.tensor(random.getstate()[1]),
+        torch.tensor(state.numbers),
+    ]
+    return [*end, *states, torch.tensor(Counting.calls)], cockpit
+
+
+@pytest.mark.filterwarnings("ignore:gradlens")
+@pytest.mark.parametrize("preset", ["economy", "business", "full"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_training_is_the_same(name: str, preset: str) -> None:
+    plain, _ = train(name, None)
+    found, cockpit = train(name, preset)
+    for one, other in zip(plain, found, strict=True):
+        assert torch.equal(one, other)
+    assert cockpit is not None
+    missing = cockpit.history.coverages[0].missing
+    assert ("inner.weight" not in missing) == PROGRAMS[name].covered
+    assert all(len(reason) > 20 for reason in missing.values())
+
+
+@pytest.mark.parametrize("name", [n for n, each in PROGRAMS.items() if each.covered])
+def test_what_is_covered_is_right(name: str) -> None:
+    torch.manual_seed(0)
+    model = Network(PROGRAMS[name], State()).double()
+    x, y = torch.randn(N, D).double(), torch.arange(N) % C
+    rows = [
+        F.cross_entropy(model(row[None]), target[None]) for row, target in zip(x, y, strict=True)
+    ]
+    expected = per_sample_gradients_of_losses(rows, model)
+    with gradlens.per_sample_gradients(gradlens.extend(model)) as gradients:
+        F.cross_entropy(model(x), y).backward()
+    assert gradients.keys() == {n for n in expected if "middle" not in n or "checkpoint" in name}
+    for parameter in gradients:
+        assert_close(gradients[parameter].dense(), expected[parameter])
