@@ -158,6 +158,8 @@ def batch_size_rule(found: SampleDeviations, learning_rate: float, mean_loss: fl
 
     With the population variance tr(Σ) = Σₙ‖gₙ − ḡ‖²/N.
     """
+    if found.samples < 2:
+        return Undefined(ONE_SAMPLE)
     if mean_loss <= 0:
         return Undefined("the loss is not positive: the rule holds for one whose minimum is zero")
     if found.vanish:

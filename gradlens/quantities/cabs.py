@@ -17,10 +17,10 @@ class CABS(SingleStepQuantity):
     """Coupled adaptive batch size η·tr(Σ)/L (Balles et al., 2017, arXiv:1612.05086).
 
     The rule is derived from the expected gain of one step −η·∇L of plain gradient descent with one
-    learning rate η, for a loss whose minimum is zero. If the loss isn't positive, the value is a
-    NaN. L and η are those of the mean loss: a step of η on a sum loss is equal to a step of Nη on
-    the mean loss, and the same holds for any other factor of the loss on which backward is called.
-    ``ValueError`` for other optimizers.
+    learning rate η, for a loss whose minimum is zero. If the loss isn't positive, or the optimizer
+    is another one, the value is a NaN. L and η are those of the mean loss: a step of η on a sum
+    loss is equal to a step of Nη on the mean loss, and the same holds for any other factor of the
+    loss on which backward is called.
     """
 
     reductions = (Deviations(),)

@@ -6,7 +6,7 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -392,27 +392,49 @@ def test_time_is_between_before_and_after() -> None:
     assert before <= found <= time.time()
 
 
-@pytest.mark.parametrize(
-    "quantity",
-    [
-        quantities.NormTest(),
-        quantities.InnerTest(),
-        quantities.OrthoTest(),
-        quantities.MeanGSNR(),
-    ],
-    ids=lambda quantity: quantity.name,
-)
-def test_one_sample_is_undefined_with_a_reason(quantity: Quantity) -> None:
-    found, _ = track(quantity, "mlp", "mean", batch_size=1)
-    assert math.isnan(found)
-    assert "N = 1" in found.reason
+def numbers(value: Any) -> Iterator[Any]:
+    """All numbers of a record."""
+    if isinstance(value, (dict, list, tuple)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from numbers(each)
+    else:
+        yield value
 
 
-def test_covariance_of_one_sample_is_undefined_with_a_reason() -> None:
-    found, _ = track(quantities.GradCovariance(k=2), "mlp", "mean", batch_size=1)
-    for value in (*found["eigenvalues"], found["trace"], found["layers"]["0"]["effective_rank"]):
-        assert math.isnan(value)
-        assert "N = 1" in value.reason
+NEED_TWO = ("NormTest", "InnerTest", "OrthoTest", "MeanGSNR", "EarlyStopping", "CABS", "Alpha",
+            "GradCovariance", "GradNoiseScale")  # fmt: skip
+"""Quantities of how samples differ."""
+
+OF_ONE: dict[str, Callable[[Tensor], Tensor]] = {
+    "any": lambda loss: loss,
+    "zero": lambda loss: 0 * loss,
+    "negative": lambda loss: loss - 100,
+    "large": lambda loss: 1e6 * loss,
+    "small": lambda loss: 1e-6 * loss,
+}
+
+
+@pytest.mark.filterwarnings("ignore::gradlens.GradlensWarning")
+@pytest.mark.parametrize("change", OF_ONE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_sample_is_the_reason_whatever_its_loss_is(change: str, dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    of_parts = [getattr(quantities, n)(by="layer", name=f"{n} by layer") for n in NEED_TWO[:4]]
+    chosen = [*(getattr(quantities, name)() for name in NEED_TWO), *of_parts]
+    cockpit = gradlens.Cockpit(model, chosen)
+    for step in range(2):
+        optimizer.zero_grad()
+        losses = OF_ONE[change](model(torch.randn(1, 3, dtype=dtype)).square().sum(1))
+        loss, info = losses.mean(), {"individual_losses": losses}
+        with cockpit(step, loss=loss, optimizer=optimizer, info=info):
+            loss.backward()
+        optimizer.step()
+    cockpit.close()
+    for quantity in chosen:
+        for number in numbers(cockpit.history[quantity.name][0]):
+            assert math.isnan(number)
+            assert number.reason.startswith(("N = 1: ", "the update is zero"))
 
 
 def zero_gradient_run(quantity: Quantity) -> Any:
