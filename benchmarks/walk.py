@@ -1,7 +1,7 @@
 """The walk of one number: which functions of gradlens run in one tracked step of ``NormTest``.
 
 ``python -m benchmarks.walk`` counts calls, functions, files and changes of file, for a step with a
-known graph and for one that is labelled anew; ``--list`` names the functions in their order.
+new graph and for a known one; ``--list`` names the functions in their order.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import nn
 import gradlens
 
 PACKAGE = str(Path(gradlens.__file__).parent)
-STEPS = {15: "known graph", 16: "labelled anew"}
-"""Steps 1, 2, 4, 8, ... of a graph are labelled. The first steps have some facts of their own."""
+STEPS = {1: "new graph", 15: "known graph"}
+"""The samples of a graph are found at its first step, which has some facts of its own, too."""
 
 
 class Walk:

@@ -72,7 +72,9 @@ class Labels:
         number, output = labelled.edge
         if not kind_of(self._graph.kinds[number]).is_recurrent or output or labels.dim() < 2:
             return labels
-        is_first = bool(saved(self._graph.nodes[number], "batch_first", False))
+        # What oneDNN computes with has steps first, whatever the layer was called with.
+        is_cudnn = self._graph.kinds[number].startswith("Cudnn")
+        is_first = is_cudnn and bool(saved(self._graph.nodes[number], "batch_first", False))
         steps = labels.movedim(1, 0) if is_first else labels
         first, known = steps.amax(0, keepdim=True), steps >= 0
         mixed = (known & (steps != first)).any(0, keepdim=True).expand_as(steps)

@@ -122,7 +122,7 @@ class Structure:
                 return
             self._labels[edge] = None
             if before is not None and labels is not None:
-                self._labels[edge] = _merged(before, labels)
+                self._labels[edge] = _merged(before, labels, self._samples + 1)
         self._incomplete.add(edge)
 
     def _complete(self, edge: Edge) -> None:
@@ -181,7 +181,10 @@ class Structure:
                     return found
             if labels.numel() == 1:
                 return labels.reshape([1] * len(below))
-            return None if kind.axes is None else _moved(step, labels, below)
+            if kind.axes is None:
+                return None
+            mixed = self._samples + 1 if name in _ADDING else None
+            return _moved(step, labels, below, mixed)
         except UnavailableError:  # of tensors that can't be read now
             return None
 
@@ -241,28 +244,38 @@ def _read(node: Node, name: str) -> Sequence[Tensor | None]:
     return found if isinstance(found, (tuple, list)) else [found]
 
 
-def _merged(one: Tensor, other: Tensor) -> Tensor | None:
+def _merged(one: Tensor, other: Tensor, mixed: int) -> Tensor | None:
     """Labels by both of two ways; ``None`` if they contradict each other, or are too many."""
     if one.shape == other.shape and torch.equal(one, other):
         return one
     if prod(torch.broadcast_shapes(one.shape, other.shape)) > MOST_LABELS:
         return None
-    is_open = one == NO_SAMPLE
-    if bool((~is_open & (other != NO_SAMPLE) & (one != other)).any()):
+    is_open, are_mixed = one == NO_SAMPLE, (one == mixed) | (other == mixed)
+    if bool((~is_open & (other != NO_SAMPLE) & (one != other) & ~are_mixed).any()):
         return None
-    return torch.where(is_open, other, one)
+    return torch.where(is_open, other, one).masked_fill(are_mixed, mixed)
 
 
-def _joined(labels: Tensor, axes: Sequence[int]) -> Tensor | None:
-    """The one label along axes, of the entries that have one; ``None`` if there are several."""
+def _joined(labels: Tensor, axes: Sequence[int], mixed: int | None = None) -> Tensor | None:
+    """The one label along axes, of the entries that have one.
+
+    Where there are several, it is ``mixed``; without that, there are no labels.
+    """
     if not axes:
         return labels
     most = labels.amax(tuple(axes), keepdim=True)
-    return None if bool(((labels != NO_SAMPLE) & (labels != most)).any()) else most
+    several = (labels != NO_SAMPLE) & (labels != most)
+    if mixed is None:
+        return None if bool(several.any()) else most
+    return most.masked_fill(several.any(axes[0], keepdim=True), mixed)
 
 
-def _moved(step: Step, labels: Tensor, below: Sequence[int]) -> Tensor | None:
-    """Labels of an input by the axes that the node's kind hands on."""
+def _moved(step: Step, labels: Tensor, below: Sequence[int], mixed: int | None) -> Tensor | None:
+    """Labels of an input by the axes that the node's kind hands on.
+
+    Along others, entries of several samples are added up, which get the label ``mixed`` if it is
+    certain that they are; otherwise, there are no labels.
+    """
     rule = kind_of(type(step.node).__name__).axes
     assert rule is not None
     places: dict[int, int] = {}
@@ -271,7 +284,7 @@ def _moved(step: Step, labels: Tensor, below: Sequence[int]) -> Tensor | None:
             continue
         along = rule(step, axis)
         if along is None or along < 0 or along in places.values():
-            joined = _joined(labels, [axis])
+            joined = _joined(labels, [axis], mixed)
             if joined is None:
                 return None
             labels = joined
@@ -291,7 +304,7 @@ def _moved(step: Step, labels: Tensor, below: Sequence[int]) -> Tensor | None:
             return None
         # An input that is repeated has several entries of the output for each of its own.
         repeated = moved.unflatten(axis, (-1, whole))
-        joined = _joined(repeated, [axis])
+        joined = _joined(repeated, [axis], mixed)
         if joined is None:
             return None
         moved = joined.squeeze(axis)
@@ -572,6 +585,9 @@ def _index_put(of: _Placing) -> Tensor | None:
     found = of.labels.expand(of.above)[_indices(of, axes, len(of.above))]
     return found if tuple(found.shape) == of.below else None
 
+
+_ADDING = frozenset({"Add", "Sub", "Rsub", "Expand", "Repeat"})
+"""Kinds that add up the gradients of all entries that one of an input was repeated for."""
 
 _PLACED = {
     "Slice": _slice,

@@ -162,6 +162,7 @@ def test_plans_of_static_networks_hold(name: str) -> None:
     assert plan.uses.keys() == parameters.keys()
     assert first.key(names) == second.key(names)
     assert plan.holds_for(second)
+    assert not plan.read
 
 
 def test_a_plan_does_not_hold_for_other_indices() -> None:

@@ -1,0 +1,116 @@
+"""Labels by the structure of a graph are those that two backward passes read off its numbers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradlens.graph.graph import Graph
+from gradlens.samples.powers_of_two import read_labels
+from gradlens.samples.rows import NO_SAMPLE, LabelledEdge, Source
+from gradlens.samples.structure import Structure
+
+N, T, D = 4, 3, 5
+
+
+def order(length: int) -> Tensor:
+    return torch.randperm(length)
+
+
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "flip": lambda x: x.flip(0),
+    "flip all": lambda x: x.flip(0, 1),
+    "roll": lambda x: x.roll(2, 0),
+    "roll back": lambda x: x.roll((-1, 1), (0, 1)),
+    "slice": lambda x: x[1:],
+    "slice in steps": lambda x: x[::2],
+    "select": lambda x: x[-1],
+    "select, joined again": lambda x: torch.stack([x[n] for n in order(len(x))]),
+    "unbound": lambda x: torch.stack([*x.unbind(0)][::-1]),
+    "split": lambda x: torch.cat([*x.split(2)][::-1]),
+    "split unequally": lambda x: torch.cat([*x.split([1, len(x) - 1])][::-1]),
+    "indexed": lambda x: x[order(len(x))],
+    "indexed by pairs": lambda x: x[torch.arange(len(x)), torch.randint(x.shape[1], (len(x),))],
+    "masked": lambda x: x[torch.arange(len(x)) != 1],
+    "masked elements": lambda x: x[x > x.median()][: len(x)],
+    "masked_select": lambda x: x.masked_select(torch.rand(x.shape) < 0.7),
+    "index_select": lambda x: x.index_select(0, order(len(x))),
+    "index_add": lambda x: torch.zeros_like(x).index_add(0, order(len(x)), x),
+    "index_put": lambda x: torch.zeros_like(x).index_put((order(len(x)),), x),
+    "gathered": lambda x: x.gather(0, torch.randint(len(x), x.shape)),
+    "scattered": lambda x: torch.zeros_like(x).scatter_add(0, x.argsort(0), x),
+    "sorted": lambda x: x.sort(0).values,
+    "top-k": lambda x: x.topk(2, 0).values,
+    "kthvalue": lambda x: x.kthvalue(2, 0).values,
+    "take": lambda x: x.take(torch.randperm(x.numel())[:7]),
+    "transposed": lambda x: x.transpose(0, 1),
+    "permuted": lambda x: x.permute(*reversed(range(x.dim()))),
+    "folded": lambda x: x.reshape(-1, x.shape[-1]),
+    "flat": lambda x: x.reshape(-1),
+    "one more axis": lambda x: x[:, None],
+    "mean of the last axis": lambda x: x.mean(-1),
+    "sum of the second axis": lambda x: x.sum(1),
+    "largest of the first": lambda x: x.amax(0),
+    "expanded": lambda x: x[None].expand(2, *x.shape),
+    "repeated": lambda x: x.repeat(2, *[1] * (x.dim() - 1)),
+    "interleaved": lambda x: x.repeat_interleave(2, 0),
+    "softmax": lambda x: x.softmax(-1),
+    "with itself": lambda x: torch.cat([x, x.tanh()]),
+    "beside itself": lambda x: torch.cat([x, x.exp()], -1),
+    "added to its mean": lambda x: x + x.mean(0, keepdim=True),
+    "times its reverse": lambda x: x * x.flip(0),
+}
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_random_operations(seed: int) -> None:
+    torch.manual_seed(seed)
+    source = random.Random(seed)
+    x = torch.randn(N, T, D, dtype=torch.float64, requires_grad=True)
+    base = found = x * 2
+    names = []
+    for _ in range(source.randint(1, 4)):
+        name = source.choice([*OPERATIONS])
+        try:
+            found = OPERATIONS[name](found)
+        except (IndexError, RuntimeError, TypeError):
+            continue  # of too few axes or entries
+        names.append(name)
+    if not found.dim() or not found.numel() or found is base:
+        return
+    graph = Graph(found)
+    labels = torch.arange(len(found)).reshape(-1, *[1] * (found.dim() - 1))
+    given = Source(graph.root, labels)
+    edge = LabelledEdge((graph.number_of(base), base.output_nr), ())
+    proven = Structure(graph, [given], len(found)).rows(edge)
+    read = read_labels(graph, [given], [edge], len(found)).labels[edge]
+    if proven is None:
+        return
+    # What has no gradient may have a label, but what has one has the right one.
+    differ = (proven != read) & (read != NO_SAMPLE)
+    assert not differ.any(), (names, proven[differ], read[differ])
+
+
+def test_most_is_proven() -> None:
+    """Each operation alone, but for those that compute across the rows."""
+    unproven = []
+    for name, operation in OPERATIONS.items():
+        torch.manual_seed(0)
+        x = torch.randn(N, T, D, dtype=torch.float64, requires_grad=True)
+        base = x * 2
+        found = operation(base)
+        graph = Graph(found)
+        labels = torch.arange(len(found)).reshape(-1, *[1] * (found.dim() - 1))
+        edge = LabelledEdge((graph.number_of(base), base.output_nr), ())
+        structure = Structure(graph, [Source(graph.root, labels)], len(found))
+        if structure.rows(edge) is None:
+            unproven.append(name)
+    assert {*unproven} <= {
+        "largest of the first", "added to its mean", "times its reverse", "interleaved",
+        "with itself", "gathered",
+    }  # fmt: skip
