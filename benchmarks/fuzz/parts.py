@@ -193,10 +193,10 @@ def reentrant(x: Tensor, inner: nn.Module) -> Tensor:
 
 
 def hooked(x: Tensor, inner: nn.Module) -> Tensor:
-    """The user's own hook on an activation doubles its gradient."""
+    """The user's own hook on an activation looks at its gradient."""
     found = inner(x)
     if found.requires_grad:
-        found.register_hook(lambda gradient: 2 * gradient)
+        found.register_hook(lambda gradient: None)
     return found
 
 

@@ -296,11 +296,13 @@ def forward_twice(loop: Loop, step: int) -> None:
 
 
 def hooked_outputs(loop: Loop, step: int) -> None:
-    """A hook on outputs, but no ``retain_grad``, which adds up the gradients of labelled passes."""
+    """A hook that changes the gradient of the outputs, which keep theirs."""
     found = loop.forward(step)
+    found.outputs.retain_grad()
     found.outputs.register_hook(lambda gradient: gradient * 0.5)
     with loop.watched(step, found, referenced=False):
         loop.backward(found.loss)
+    loop.remember("at outputs", found.outputs.grad)
     loop.update()
 
 
