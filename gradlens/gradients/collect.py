@@ -27,8 +27,7 @@ class BackwardPass:
     """Hooks on the nodes of a plan, which turn the gradients there into operators.
 
     Whatever goes wrong is a reason why a parameter has none; backward goes on in any case. Where
-    hooks of others change a gradient, what lies behind has none: ``looks_for_hooks`` says whether
-    there may be some.
+    hooks of others change a gradient, what lies behind has none, if it ``looks_for_hooks``.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED, Node
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.graph.model_calls import Given, calls_behind
-from gradlens.graph.torch_private import BatchNorm, registered_hooks, without_exchange
+from gradlens.graph.torch_private import BatchNorm, without_exchange
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.dense import Buffer
@@ -36,19 +36,9 @@ from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import plan_of
 
 
-@dataclass
-class HookCount:
-    """How many hooks there had been when the last backward pass was over.
-
-    If there are no more in front of the next one, no tensor of its graph has a hook.
-    """
-
-    count: int = -1
-
-
 @dataclass(frozen=True)
 class Setting:
-    """What is the same at all steps; only ``plans`` and ``hooks`` change.
+    """What is the same at all steps; only ``plans`` grow.
 
     ``buffer`` is memory that each step uses again. ``sharding`` is that of a model that
     ``fully_shard`` was called with, and ``replicas`` are the modules of a model that
@@ -61,7 +51,6 @@ class Setting:
     batchnorm: BatchNormPolicy = "coupled"
     plans: Plans = field(default_factory=Plans)
     buffer: Buffer = field(default_factory=Buffer)
-    hooks: HookCount = field(default_factory=HookCount)
     sharding: Sharding | None = None
     replicas: Sequence[Replica] = ()
 
@@ -117,8 +106,6 @@ class Gradients:
         self.beside: tuple[str, ...] = ()
         self.labelled = False
         self.closed = False
-        # Before hooks of gradlens's own.
-        self._looks = registered_hooks() != setting.hooks.count
         self._setting = setting
         self._info = info
         self._needs_losses = needs_losses
@@ -162,7 +149,7 @@ class Gradients:
         if self._needs_losses:
             self._losses = GraphLosses(graph, plan, loss)
             self._losses.start()
-        self._pass = BackwardPass(graph, plan, self.batch, self.collector, self._looks)
+        self._pass = BackwardPass(graph, plan, self.batch, self.collector, looks_for_hooks=True)
         self._pass.start()
         self._pass.paused = True  # until the loss's gradient is known
         if setting.batchnorm == "frozen" and plan.coupling:
@@ -227,7 +214,6 @@ class Gradients:
             self._losses.stop()
         if self._pass is not None:
             self._pass.stop()
-            self._setting.hooks.count = registered_hooks()
         self._pass = self._loss = None
 
 

@@ -369,15 +369,6 @@ def storage_number(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def registered_hooks() -> int:
-    """How many hooks have been registered on tensors, nodes, modules and optimizers so far.
-
-    Whether any was since then has no public answer. Those of C++, as for ``retain_grad``, don't
-    count.
-    """
-    return RemovableHandle.next_id
-
-
 def gradient_hooks(tensor: Tensor) -> MutableMapping[int, Any] | None:
     """The hooks that ``tensor.register_hook`` has set, by number; ``None`` if it was never called.
 

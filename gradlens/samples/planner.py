@@ -573,10 +573,6 @@ NOT_TOGETHER = (
     "not all of them come from as many rows each: pass the number of samples as batch_size=... to "
     "the context"
 )
-NESTED = (
-    "the loss is computed from a nested tensor, whose lengths are no numbers: pad it, or loop over "
-    "its parts"
-)
 UNKNOWN_ORDER = (
     "the loss has the samples in another order than the batch, and it isn't known of all of its "
     "rows which samples these are: compute the loss in the order of the batch"

@@ -95,16 +95,6 @@ class RowIndex:
         return found
 
     @cached_property
-    def is_in_order(self) -> bool:
-        """Whether the first rows of the samples come in the order of their numbers."""
-        labels = self.labels.flatten()
-        known, places = torch.unique(labels, return_inverse=True)
-        first = labels.new_full((len(known),), labels.numel())
-        numbers = torch.arange(labels.numel(), device=labels.device)
-        first = first.scatter_reduce(0, places, numbers, "amin")[known >= 0]
-        return bool((first[1:] > first[:-1]).all())
-
-    @cached_property
     def is_balanced(self) -> bool:
         """Whether every row has a sample, and every sample as many rows."""
         return self.is_complete and int(self._counts.amin()) == int(self._counts.amax())

@@ -398,7 +398,6 @@ NOT_SAVED = re.compile(
             r"\.autopsies\.(_step|_tracked)",  # of deviations, there are the norms alone
             r"\.assembly\._step|\.stale_gradient|\.facts\._optimizer|_capture\._forward_passes|_paused$",
             r"\.statistics",  # a tuple instead of a list
-            r"\.hooks\.count",  # of all hooks in the process
         )
     )
 )
