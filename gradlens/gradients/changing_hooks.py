@@ -35,17 +35,18 @@ class ChangingHooks:
         self._graph = graph
         self._numbers = numbers
         self._found = found
+        self._watched: frozenset[int] = frozenset()
         self._handed: dict[Edge, list[_Handed]] = {}
         self._handles: list[RemovableHandle] = []
 
     def start(self) -> None:
         """Set hooks on all nodes between the graph's root and the watched ones."""
         above = nodes_above(self._graph, self._numbers)
-        watched = above.union(self._numbers) - {self._graph.root[0]}
+        self._watched = frozenset(above.union(self._numbers) - {self._graph.root[0]})
         for number in above:
             hook = partial(self._hand_on, number)
             self._handles.append(self._graph.nodes[number].register_hook(hook))
-        for number in watched:
+        for number in self._watched:
             prehook = partial(self._arrive, number)
             self._handles.append(self._graph.nodes[number].register_prehook(prehook))
 
@@ -56,9 +57,15 @@ class ChangingHooks:
         self._handles, self._handed = [], {}
 
     def _hand_on(self, number: int, handed: Gradients, arrived: Gradients) -> None:
+        children = self._graph.children[number]
+        # The gradients of parameters and of what isn't watched aren't held or made dense.
+        wanted = tuple(
+            gradient if edge is not None and edge[0] in self._watched else None
+            for edge, gradient in zip(children, handed, strict=True)
+        )
         with torch.no_grad():
-            gradients = as_engine(self._graph, number, handed)
-        for edge, gradient in zip(self._graph.children[number], gradients, strict=True):
+            gradients = as_engine(self._graph, number, wanted)
+        for edge, gradient in zip(children, gradients, strict=True):
             if edge is not None and gradient is not None:
                 self._handed.setdefault(edge, []).append((gradient, version(gradient)))
 
