@@ -104,7 +104,8 @@ def _is_harmless(value: Any) -> bool:
     if _is_constant(value) or value is math or _is_torch_module(value):
         return True
     if isinstance(value, type):
-        return value.__name__ in _BUILTINS or issubclass(value, (Tensor, Function))
+        built_in = value is getattr(builtins, value.__name__, None)
+        return (built_in and value.__name__ in _BUILTINS) or issubclass(value, (Tensor, Function))
     if isinstance(value, BuiltinFunctionType | MethodType) or not isinstance(value, FunctionType):
         name = getattr(value, "__name__", "")
         return value is getattr(torch, name, None) or value is getattr(math, name, None)
