@@ -63,8 +63,14 @@ class ChangingHooks:
             gradient if edge is not None and edge[0] in self._watched else None
             for edge, gradient in zip(children, handed, strict=True)
         )
-        with torch.no_grad():
-            gradients = as_engine(self._graph, number, wanted)
+        try:
+            with torch.no_grad():
+                gradients = as_engine(self._graph, number, wanted)
+        except RuntimeError:  # such as a nested tensor, which can't be compared
+            for edge, gradient in zip(children, wanted, strict=True):
+                if edge is not None and gradient is not None:
+                    self._found(edge[0])
+            return
         for edge, gradient in zip(children, gradients, strict=True):
             if edge is not None and gradient is not None:
                 self._handed.setdefault(edge, []).append((gradient, version(gradient)))
@@ -72,9 +78,17 @@ class ChangingHooks:
     def _arrive(self, number: int, gradients: Gradients) -> None:
         for output, gradient in enumerate(gradients):
             handed = self._handed.pop((number, output), [])
-            if handed and not _is_sum(gradient, handed):
+            if handed and not _is_surely_sum(gradient, handed):
                 self._found(number)
                 return
+
+
+def _is_surely_sum(gradient: Tensor | None, handed: list[_Handed]) -> bool:
+    """Whether a gradient is what was handed on; False also where torch can't compare them."""
+    try:
+        return _is_sum(gradient, handed)
+    except RuntimeError:
+        return False
 
 
 def _is_sum(gradient: Tensor | None, handed: list[_Handed]) -> bool:
