@@ -68,11 +68,14 @@ def why_not_to_run(node: Node) -> str:
         if not _is_constant(value):
             return f"it has {type(value).__name__} {name!r} on ctx"
     backward = backward_function(node)
-    return "it isn't written in Python" if backward is None else _why_not(backward)
+    return "it isn't written in Python" if backward is None else _why_not(backward, ())
 
 
-def _why_not(function: Any) -> str:
-    """What a function may change, or what of it can't be seen; empty if it changes nothing."""
+def _why_not(function: Any, callers: tuple[FunctionType, ...]) -> str:
+    """What a function may change, or what of it can't be seen; empty if it changes nothing.
+
+    ``callers`` are the functions that are being looked at, and that it may call back.
+    """
     original = function
     while hasattr(original, "__wrapped__"):  # as by once_differentiable
         original = original.__wrapped__
@@ -89,7 +92,7 @@ def _why_not(function: Any) -> str:
         elif name not in _BUILTINS or not hasattr(builtins, name):
             return f"it calls {name!r}"
     for name, value in reached.items():
-        if value is not original and not _is_harmless(value):
+        if not _is_harmless(value, (*callers, original)):
             return f"it uses {name!r}"
     return ""
 
@@ -99,7 +102,7 @@ def _closure(function: FunctionType) -> dict[Any, Any]:
     return {name: cell.cell_contents for name, cell in cells}
 
 
-def _is_harmless(value: Any) -> bool:
+def _is_harmless(value: Any, callers: tuple[FunctionType, ...]) -> bool:
     """Whether a backward function may use a value from outside."""
     if _is_constant(value) or value is math or _is_torch_module(value):
         return True
@@ -109,7 +112,9 @@ def _is_harmless(value: Any) -> bool:
     if isinstance(value, BuiltinFunctionType | MethodType) or not isinstance(value, FunctionType):
         name = getattr(value, "__name__", "")
         return value is getattr(torch, name, None) or value is getattr(math, name, None)
-    return value.__module__.startswith("torch.nn.functional") or not _why_not(value)
+    if value in callers or value.__module__.startswith("torch.nn.functional"):
+        return True
+    return not _why_not(value, callers)
 
 
 def _is_torch_module(value: Any) -> bool:
