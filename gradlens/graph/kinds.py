@@ -1,6 +1,7 @@
 """What each kind of node does with the rows of its inputs: the one table of kinds.
 
-A kind is the name of a node's type, such as ``"AddmmBackward0"``. All that labels, operators,
+A kind is the name of a node's type, such as ``"AddmmBackward0"``. That of a function in Python
+begins with its module, so that it is never taken for one of torch's. All that labels, operators,
 losses and facts know of a kind stands in ``_PROPERTIES``. Of a kind that isn't listed nothing is
 known: its rows are single elements, and its gradients are computed by running the node for one
 sample at a time.
@@ -14,7 +15,7 @@ from functools import cache
 from string import digits
 from typing import Any, TypeAlias
 
-from gradlens.graph.torch_private import saved
+from gradlens.graph.torch_private import function_name, saved
 
 Node: TypeAlias = Any
 """A ``torch.autograd.graph.Node``, whose saved tensors its type doesn't declare."""
@@ -29,21 +30,21 @@ def kind(node: Node) -> str:
 
 @cache
 def _kind_of(type_: Hashable) -> str:
-    return str(type_.__name__)  # type: ignore[attr-defined]
+    return function_name(type_) or str(type_.__name__)  # type: ignore[attr-defined]
 
 
 LEAF = "AccumulateGrad"
 """The node of a parameter, or of another tensor that was not computed."""
 
-REENTRANT_CHECKPOINT = "CheckpointFunctionBackward"
-COMPILED = "CompiledFunctionBackward"
+REENTRANT_CHECKPOINT = "torch.utils.checkpoint.CheckpointFunction"
+COMPILED = "torch._functorch._aot_autograd.runtime_wrappers.CompiledFunction"
 HIDING = (REENTRANT_CHECKPOINT, COMPILED)
 """Nodes that allow no backward pass besides the user's own, and hide what they are made of."""
 
 IN_PLACE = "CopySlices"
 """An operation that has changed a view in place; it hides its kind and the shape of the view."""
 
-SYNCHRONISED = "SyncBatchNormBackward"
+SYNCHRONISED = "torch.nn.modules._functions.SyncBatchNorm"
 """Normalisation with the statistics of all processes."""
 
 TRANSPOSE = "TBackward0"
@@ -293,6 +294,8 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     ("Baddbmm", {"axes": _with_bias({1: {0: 0, 1: 1}, 2: {0: 0, 2: 2}})}),
     ("Mv", {"axes": _by_input({0: {0: 0}})}),
     ("MkldnnRnnLayer", {"axes": _recurrent}),
+    # Log-probabilities [R] and entropies [R] of rows [R, F], by tiles of the logits.
+    ("trl.kernels.chunked_logprob.ChunkedLogProbFunction", {"axes": _by_input({0: {0: 0}})}),
     (
         "View UnsafeView ReshapeAlias Alias ToCopy Clone Squeeze Unsqueeze",
         {"in_order": True},
@@ -334,7 +337,8 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     (
         "Index IndexAdd IndexCopy IndexFill IndexPut IndexReduce IndexSelect Embedding "
         "EmbeddingBag Gather Scatter ScatterAdd ScatterReduce MaskedFill MaskedScatter "
-        "MaskedSelect Where Take Repeat RepeatInterleave Expand CheckpointFunction",
+        "MaskedSelect Where Take Repeat RepeatInterleave Expand "
+        "torch.utils.checkpoint.CheckpointFunction",
         {"brings_data": True},
     ),
     ("Stack Cat", {"joins": True}),

@@ -203,6 +203,15 @@ def _slots(node_type: Hashable) -> tuple[str, ...]:
     return tuple(name for name in dir(node_type) if name.startswith("_raw_saved_"))
 
 
+def function_name(type_: Any) -> str:
+    """The name of a ``torch.autograd.Function`` and of its module, from the type of its nodes.
+
+    Empty for torch's own nodes.
+    """
+    function = getattr(type_, "_forward_cls", None)
+    return "" if function is None else f"{function.__module__}.{function.__name__}"
+
+
 def backward_function(node: Any) -> Callable[..., Any] | None:
     """The backward function of a ``torch.autograd.Function``, from its node.
 
@@ -218,9 +227,9 @@ def backward_function(node: Any) -> Callable[..., Any] | None:
 
 _HANDING_ON = frozenset(
     {
-        ("torch.nn.modules._functions", "BackwardHookFunction"),
-        ("torch.nn.parallel.distributed", "_DDPSink"),
-        ("torch.distributed.fsdp._fully_shard._fsdp_param_group", "RegisterPostBackwardFunction"),
+        "torch.nn.modules._functions.BackwardHookFunction",
+        "torch.nn.parallel.distributed._DDPSink",
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group.RegisterPostBackwardFunction",
     }
 )
 
@@ -231,8 +240,7 @@ def hands_gradients_on(node: Any) -> bool:
     Modules with backward hooks, ``DistributedDataParallel`` and ``fully_shard`` put them into the
     graph, for what they do when backward comes there.
     """
-    function = getattr(type(node), "_forward_cls", None)
-    return function is not None and (function.__module__, function.__name__) in _HANDING_ON
+    return function_name(type(node)) in _HANDING_ON
 
 
 DispatchMode: TypeAlias = TorchDispatchMode

@@ -22,6 +22,7 @@ from gradlens.graph.checkpoints import read_saved
 from gradlens.graph.graph import Edge, Graph, is_python_function
 from gradlens.graph.kinds import (
     LEAF,
+    AxisRule,
     Node,
     Step,
     from_the_right,
@@ -165,10 +166,10 @@ class Structure:
             return torch.full([1] * len(below), only)
         if hands_gradients_on(self._graph.nodes[node]):
             return labels if output == place else torch.full([1] * len(below), NO_SAMPLE)
-        if is_python_function(self._graph.nodes[node]):
-            return None  # it may do anything
         name = self._graph.kinds[node].rstrip(digits).removesuffix("Backward")
         kind = kind_of(name)
+        if kind.axes is None and is_python_function(self._graph.nodes[node]):
+            return None  # it may do anything
         if kind.axes is from_the_right and above == below:
             return labels
         if kind.in_order:
@@ -184,7 +185,7 @@ class Structure:
             if kind.axes is None:
                 return None
             mixed = self._samples + 1 if name in _ADDING else None
-            return _moved(step, labels, below, mixed)
+            return _moved(kind.axes, step, labels, below, mixed)
         except UnavailableError:  # of tensors that can't be read now
             return None
 
@@ -270,14 +271,14 @@ def _joined(labels: Tensor, axes: Sequence[int], mixed: int | None = None) -> Te
     return most.masked_fill(several.any(axes[0], keepdim=True), mixed)
 
 
-def _moved(step: Step, labels: Tensor, below: Sequence[int], mixed: int | None) -> Tensor | None:
-    """Labels of an input by the axes that the node's kind hands on.
+def _moved(
+    rule: AxisRule, step: Step, labels: Tensor, below: Sequence[int], mixed: int | None
+) -> Tensor | None:
+    """Labels of an input by the axes that the rule of the node's kind hands on.
 
     Along others, entries of several samples are added up, which get the label ``mixed`` if it is
     certain that they are; otherwise, there are no labels.
     """
-    rule = kind_of(type(step.node).__name__).axes
-    assert rule is not None
     places: dict[int, int] = {}
     for axis in range(labels.dim()):
         if labels.shape[axis] == 1:

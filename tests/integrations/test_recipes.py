@@ -133,11 +133,11 @@ def run(name: str, names: Names, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     return names
 
 
-def covered(history: gradlens.History, samples: int) -> None:
-    """Per-sample gradients of all parameters, and no messages but those that are expected."""
+def covered(history: gradlens.History, samples: int, missing: frozenset[str] = frozenset()) -> None:
+    """Per-sample gradients of all other parameters, and no messages but those that are expected."""
     (coverage,) = {id(each): each for each in history.coverages.values()}.values()
     assert coverage.samples == samples
-    assert not coverage.missing
+    assert coverage.missing.keys() == missing
 
 
 @pytest.mark.slow
@@ -174,10 +174,14 @@ def test_accelerate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:gradlens, step 0. Alpha can't be found:UserWarning")
+@pytest.mark.filterwarnings(  # the embedding shares the weights of the fused kernel
+    r"ignore:gradlens, step 0. per-sample gradients cover 95.* Missing are transformer.wte.weight. "
+    ":UserWarning"
+)
 def test_trl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run("trl", for_trl(), monkeypatch, tmp_path)
     history = gradlens.load_run(tmp_path / "run.jsonl")
-    covered(history, 2)
+    covered(history, 2, frozenset({"transformer.wte.weight"}))
     assert "ChunkedLogProbFunction" in history["Alpha"][0].reason
 
 
