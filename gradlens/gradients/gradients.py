@@ -31,7 +31,7 @@ from gradlens.samples.batchnorm import (
     frozen,
     in_front_of,
 )
-from gradlens.samples.candidates import BatchEvidence
+from gradlens.samples.count import BatchEvidence
 from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import plan_of
 
@@ -277,7 +277,6 @@ def evidence_of(
         _length(info.get("individual_losses")),
         tuple(call.shapes for call in calls),
         _has_positions_first(graph, model, unsharded),
-        any(len(given.shape) > 1 + given.is_real for call in calls for given in call.inputs),
     )
 
 

@@ -186,16 +186,18 @@ class Graph:
         return found
 
     @cached_property
+    def by_sequence_number(self) -> dict[int, int]:
+        """The numbers of nodes by torch's sequence numbers, which leaves don't have."""
+        pairs = zip(self.nodes, self.kinds, strict=True)
+        return {sequence_number(n): i for i, (n, kind_) in enumerate(pairs) if kind_ != LEAF}
+
+    @cached_property
     def ruled_calls(self) -> tuple[RuledCall, ...]:
         """Calls of layers that have a rule, whose output is all that is used of its node."""
         calls = layer_calls(self.nodes)
         if not calls:
             return ()
-        numbers = {
-            sequence_number(node): number
-            for number, node in enumerate(self.nodes)
-            if self.kinds[number] != LEAF
-        }
+        numbers = self.by_sequence_number
         return tuple(
             RuledCall(
                 number,

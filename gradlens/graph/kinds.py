@@ -129,8 +129,15 @@ class Kind:
 
 @cache
 def kind_of(name: str) -> Kind:
-    """What is known of a kind of node, whatever number is at the end of its name."""
-    return _KINDS.get(name.rstrip(digits).removesuffix("Backward"), _UNKNOWN)
+    """What is known of a kind of node, whatever number is at the end of its name.
+
+    The derivative of what computes each element from one element does that, too.
+    """
+    known = _KINDS.get(name.rstrip(digits).removesuffix("Backward"))
+    if known is None and name.rstrip(digits).endswith("BackwardBackward"):
+        of = kind_of(name.rstrip(digits).removesuffix("Backward"))
+        return Kind(axes=from_the_right) if of.axes is from_the_right else _UNKNOWN
+    return known or _UNKNOWN
 
 
 # How axes go on ---------------------------------------------------------------------------------
@@ -221,6 +228,13 @@ def _classes_behind_samples(step: Step, axis: int) -> int | None:
     return axis + (axis > 0)
 
 
+def _pairs(step: Step, axis: int) -> int | None:
+    """``[*B, P, R]`` from vectors ``[*B, P, D]`` and ``[*B, R, D]``."""
+    if axis == step.outputs - 2 + step.place:
+        return step.inputs - 2
+    return from_the_right(step, axis) if axis < step.outputs - 2 else None
+
+
 def _recurrent(step: Step, axis: int) -> int | None:
     """Sequences ``[T, N, D]`` and states ``[N, H]`` of one layer."""
     return step.inputs - 2 if axis == step.outputs - 2 and step.place in (0, 5, 6) else None
@@ -293,6 +307,7 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     ("Bmm", {"axes": _by_input({0: {0: 0, 1: 1}, 1: {0: 0, 2: 2}})}),
     ("Baddbmm", {"axes": _with_bias({1: {0: 0, 1: 1}, 2: {0: 0, 2: 2}})}),
     ("Mv", {"axes": _by_input({0: {0: 0}})}),
+    ("Cdist", {"axes": _pairs}),
     ("MkldnnRnnLayer", {"axes": _recurrent}),
     # Log-probabilities [R] and entropies [R] of rows [R, F], by tiles of the logits.
     ("trl.kernels.chunked_logprob.ChunkedLogProbFunction", {"axes": _by_input({0: {0: 0}})}),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from gradlens.graph.hooks import HookOwner, is_traced, takes_hooks
-from gradlens.graph.kinds import Node, kind, kind_of
+from gradlens.graph.kinds import LEAF, Node, kind, kind_of
 from gradlens.graph.layer_rules import forget_layer_calls, record_layer_calls
 from gradlens.graph.torch_private import (
     UnscriptedHook,
@@ -33,7 +33,8 @@ MAX_CALLS = 2**12
 class Given:
     """A tensor that a module was called with: where it is in memory, and a weak reference.
 
-    A tensor that a layer has saved is the same one if it is in the same place in memory.
+    A tensor that a layer has saved is the same one if it is in the same place in memory. If a
+    node has ``made`` it, that is its sequence number, and the number of its output.
     """
 
     shape: tuple[int, ...]
@@ -42,6 +43,7 @@ class Given:
     strides: tuple[int, ...]
     contiguous: bool
     is_real: bool
+    made: tuple[int, int] | None
     reference: weakref.ref[Tensor]
 
     @classmethod
@@ -55,6 +57,7 @@ class Given:
             tensor.stride(),
             tensor.is_contiguous(),
             tensor.is_floating_point(),
+            _made(tensor),
             weakref.ref(tensor),
         )
 
@@ -107,9 +110,18 @@ class ModelCalls(HookOwner, UnscriptedHook):
     def __reduce__(self) -> tuple[type[ModelCalls], tuple[()]]:
         return ModelCalls, ()
 
-    def with_outputs(self, numbers: Set[int]) -> list[ModelCall]:
-        """The calls whose outputs were computed by nodes with some of these sequence numbers."""
-        return [call for call in self._latest if call.outputs & numbers]
+    def behind(self, numbers: Set[int], leaves: Set[int]) -> list[ModelCall]:
+        """The calls whose outputs were computed by nodes with some of these sequence numbers.
+
+        And those with inputs that need a gradient and whose ``id`` is in ``leaves``: a loss
+        of derivatives by the inputs needn't depend on the outputs themselves.
+        """
+        return [
+            call
+            for call in self._latest
+            if call.outputs & numbers
+            or (leaves and any(id(given.reference()) in leaves for given in call.inputs))
+        ]
 
 
 def _is_computed(argument: Any) -> bool:
@@ -121,16 +133,22 @@ def _is_computed(argument: Any) -> bool:
 
 def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCall:
     # Most calls have tensors alone, and tree_leaves takes 20 microseconds.
-    outputs = [output] if isinstance(output, Tensor) else tensors_of(output)
+    outputs = [output] if isinstance(output, Tensor) else [*tensors_of(output)]
     plain = not kwargs and all(isinstance(argument, Tensor) for argument in args)
     leaves = args if plain else tree_leaves((args, kwargs), is_leaf=_is_packed)
     given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     tensors = [leaf for leaf in given if leaf.dim() and leaf.layout == torch.strided]
-    nodes = [(tensor.grad_fn, tensor.output_nr) for tensor in outputs]
-    numbers = frozenset(n for node, _ in nodes if node is not None for n in _numbers(node))
-    made = tuple((sequence_number(node), out) for node, out in nodes if node is not None)
+    nodes = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    numbers = frozenset(number for node in nodes for number in _numbers(node))
+    made = tuple(each for each in map(_made, outputs) if each is not None)
     is_first = not any(map(_is_computed, given))
     return ModelCall(tuple(map(Given.of, tensors)), numbers, made, is_first)
+
+
+def _made(tensor: Tensor) -> tuple[int, int] | None:
+    """The sequence number of the node that made a tensor, and the number of its output."""
+    node = tensor.grad_fn
+    return None if node is None else (sequence_number(node), tensor.output_nr)
 
 
 def _is_packed(value: Any) -> bool:
@@ -169,12 +187,15 @@ def calls_behind(nodes: Iterable[Any], model: nn.Module | None) -> list[ModelCal
     """
     if model is None:
         return []
-    numbers = {sequence_number(node) for node in nodes}
-    whole = [call for hook in _hooks_of(model) for call in hook.with_outputs(numbers)]
+    every = [*nodes]
+    variables = [node.variable for node in every if kind(node) == LEAF]
+    leaves = {id(each) for each in variables if not isinstance(each, nn.Parameter)}
+    numbers = {sequence_number(node) for node in every}
+    whole = [call for hook in _hooks_of(model) for call in hook.behind(numbers, leaves)]
     if whole or not all(_hooks_of(part) for part in _parts_of(model)):
         return whole
     hooks = [hook for part in _parts_of(model) for hook in _hooks_of(part)]
-    parts = [call for hook in hooks for call in hook.with_outputs(numbers)]
+    parts = [call for hook in hooks for call in hook.behind(numbers, leaves)]
     return [call for call in parts if call.is_first and call.shapes]
 
 

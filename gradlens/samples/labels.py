@@ -14,7 +14,8 @@ from gradlens.graph.passes import Instead
 from gradlens.graph.torch_private import output_metadata, saved
 from gradlens.samples.powers_of_two import read_labels
 from gradlens.samples.rows import MIXED, LabelledEdge, Source
-from gradlens.samples.structure import Selection, Structure
+from gradlens.samples.selections import Selection
+from gradlens.samples.structure import Structure
 
 
 class Labels:
@@ -44,10 +45,15 @@ class Labels:
     @property
     def selections(self) -> tuple[Selection, ...]:
         """The indices that the labels depend on."""
-        return tuple(self._structure.selections)
+        return self._structure.selections
 
-    def of(self, edges: Iterable[LabelledEdge]) -> dict[LabelledEdge, Tensor]:
-        """Labels ``[*S]`` of the rows at edges: below N, or one of the negative constants."""
+    def of(
+        self, edges: Iterable[LabelledEdge], by_passes: bool = True
+    ) -> dict[LabelledEdge, Tensor]:
+        """Labels ``[*S]`` of the rows at edges: below N, or one of the negative constants.
+
+        Without ``by_passes``, only at the edges where the structure says them.
+        """
         unique = dict.fromkeys(edges)
         proven = {edge: self._structure.rows(edge) for edge in unique}
         labels = {
@@ -56,6 +62,8 @@ class Labels:
             if found is not None
         }
         self.proven |= labels.keys()
+        if not by_passes:
+            return labels
         rest = [edge for edge in unique if edge not in labels]
         self.are_read = self.are_read or bool(rest)
         if rest:

@@ -36,7 +36,7 @@ def term_nodes(graph: Graph) -> list[int]:
         number = edge[0]
         if _name(graph, number) in KINDS and _has_rows(graph, number):
             found.append(number)
-        elif _is_linear(graph, number):
+        elif is_linear(graph, number):
             waiting += graph.descend(edge)
         elif hands_gradients_on(graph.nodes[number]):
             waiting += [each for each in [graph.children[number][edge[1]]] if each is not None]
@@ -87,7 +87,7 @@ def _has_rows(graph: Graph, number: int) -> bool:
     return KINDS[_name(graph, number)].reduces or bool(graph.shape((number, 0)))
 
 
-def _is_linear(graph: Graph, number: int) -> bool:
+def is_linear(graph: Graph, number: int) -> bool:
     """Whether a node's output is linear in those of its inputs that depend on the parameters."""
     name, edges = _name(graph, number), graph.children[number]
     known = [edge is not None for edge in edges]

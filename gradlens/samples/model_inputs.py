@@ -1,45 +1,39 @@
-"""Whether labels agree with what the model was called with.
-
-Where an axis of positions has as many entries as there are samples, or as many positions as samples
-were selected by chance, the loss's rows are ambiguous. Layers that compute with the model's input
-itself decide it, since the sample of each of its rows is known.
-"""
+"""Which rows of a graph are those of what the model was called with, or has returned."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import lgamma, log, prod
+from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradlens.graph.checkpoints import read_saved, why_not_to_read
-from gradlens.graph.graph import Graph, Use
-from gradlens.graph.kinds import LEAF, kind_of
+from gradlens.graph.graph import Edge, Graph, Use
+from gradlens.graph.kinds import kind_of
 from gradlens.graph.model_calls import Given, ModelCall
-from gradlens.graph.torch_private import sequence_number
-from gradlens.samples.rows import NO_SAMPLE, LabelledEdge
+from gradlens.samples.rows import NO_SAMPLE
 
 MAX_ELEMENTS = 2**22
 """Larger tensors, of 16 MiB in single precision, aren't searched for the model's input."""
 
 CHANCE = 1e4
-"""How many other orders or choices of rows there must be for one to be taken for the inputs'."""
+"""How many other orders of rows there must be for one to be taken for the inputs'."""
 
 
 @dataclass(frozen=True)
-class Anchor:
-    """Rows of a node that computes with the model's inputs, and the sample of each, ``[*S]``.
+class Named:
+    """The samples of elements, -1 where they aren't known; an axis of length 1 has the same ones.
 
-    A sample is negative where it isn't known. ``shows_order`` is false where there is a row for
-    each sample, but whether that is in the order of the samples isn't certain.
+    ``in_order`` says that they are in the order of what the model was called with, and
+    ``by_order`` that they are taken for rows of that only since there are as many.
     """
 
-    rows: LabelledEdge
-    samples: Tensor
-    shows_order: bool = True
+    names: Tensor
+    in_order: bool = True
+    by_order: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,63 +41,50 @@ class ModelInputs:
     """The tensors that a model was called with for ``samples``, and the axis that counts these.
 
     They are those of several ``calls``. If the calls are ``in_turn``, each of them got other
-    samples, in the order of the calls. ``either`` means that another axis may count them.
+    samples, in the order of the calls; as many calls as there are samples got one each.
     """
 
     calls: Sequence[ModelCall]
     axis: int
     samples: int
-    either: bool = False
     in_turn: bool = False
 
-    def anchors(self, graph: Graph, alone: Sequence[bool]) -> list[Anchor]:
-        """Where the graph computes with the inputs themselves, and with parameters ``alone``."""
-        found: list[Anchor] = []
+    def named(self, graph: Graph, alone: Sequence[bool]) -> dict[Edge, Named]:
+        """The samples at the edges where the inputs are, or where the graph computes with them.
+
+        Nodes that are ``alone`` compute with parameters alone.
+        """
+        found: dict[Edge, Named] = {}
+        for given, own in self._of_samples:
+            edge = _edge(graph, given)
+            if edge is not None and not alone[edge[0]] and graph.shape(edge) == given.shape:
+                found[edge] = Named(_along(given.shape, own, self.axis))
+        reading, by_order = nodes_reading_data(graph, alone), dict[Edge, Tensor]()
         for number in first_nodes(graph, alone):
-            kind = kind_of(graph.kinds[number])
-            if not kind.data:
-                continue
-            whole = graph.shape((number, 0))
+            kind, whole = kind_of(graph.kinds[number]), graph.shape((number, 0))
             features = kind.feature_axes(kind.weights[-1] if kind.weights else 0, len(whole))
-            rows = LabelledEdge((number, 0), features)
-            shape = [length for axis, length in enumerate(whole) if axis not in features]
-            samples, shows_order = self._samples_read(graph, number, prod(shape))
-            if samples is not None:
-                found.append(Anchor(rows, samples.reshape(shape), shows_order))
+            rows = [1 if axis in features else length for axis, length in enumerate(whole)]
+            read = self._read(graph, number, prod(rows)) if kind.data else None
+            if read is not None:
+                found[number, 0] = replace(read, names=read.names.reshape(rows))
+            elif kind.data and number in reading and rows.count(self.samples) == 1:
+                by_order[number, 0] = _along(whole, range(self.samples), rows.index(self.samples))
+        if not found and self._is_one_axis:
+            found = {edge: Named(names, by_order=True) for edge, names in by_order.items()}
         return found
 
-    def pairs(
-        self, anchors: Sequence[Anchor], labels: Mapping[LabelledEdge, Tensor]
-    ) -> list[Tensor]:
-        """Samples of the inputs and labels of the same rows, ``[2, R]``, by anchor."""
-        found: list[Tensor] = []
-        for anchor in anchors:
-            of_rows = labels[anchor.rows].flatten().cpu()
-            each = torch.stack([anchor.samples.flatten(), of_rows])
-            found.append(each[:, (each >= 0).all(0)])
-        return [each for each in found if each.numel()]
-
-    def order(self, pairs: Sequence[Tensor]) -> Tensor | None:
-        """The sample of each label, ``[N]``, -1 where none is known; ``None`` if they contradict.
-
-        An axis that doesn't count the samples has rows of several samples with one label.
-        """
-        together = torch.cat([*pairs], dim=1) if pairs else torch.empty(2, 0, dtype=torch.long)
-        if not are_one_to_one(together):
-            return None
-        found = torch.full((self.samples,), NO_SAMPLE)
-        found[together[1]] = together[0]
+    def returned(self, graph: Graph, alone: Sequence[bool]) -> dict[Edge, Tensor]:
+        """What the model has returned, whose rows are taken for those of its inputs."""
+        found: dict[Edge, Tensor] = {}
+        for call, own in zip(self.calls, self._samples_of_calls, strict=True):
+            for made, output in call.made:
+                edge = (graph.by_sequence_number.get(made, -1), output)
+                shape = graph.shape(edge) if edge[0] >= 0 and not alone[edge[0]] else ()
+                axis = self.axis if _has_rows(shape, own, self.axis) else 0
+                is_one_axis = shape[:-1].count(len(own)) < 2 or len(own) == 1
+                if _has_rows(shape, own, axis) and is_one_axis:
+                    found[edge] = _along(shape, own, axis)
         return found
-
-    def is_proof(self, pairs: Sequence[Tensor]) -> bool:
-        """Whether samples and labels of the same rows, one to one, aren't so by chance.
-
-        A row for each sample, chosen from both axes, may happen to be one for each position, too.
-        """
-        together = torch.cat([*pairs], dim=1) if pairs else torch.empty(2, 0)
-        if not self.either or together.shape[1] > self.samples * max(len(pairs), 1):
-            return _seen(together) > 1
-        return self.samples * log(self.samples) - lgamma(self.samples + 1) > log(CHANCE)
 
     def are_shared(self, graph: Graph, uses: Sequence[Use]) -> bool:
         """Whether a node that all samples should share computes with the inputs of each."""
@@ -116,9 +97,15 @@ class ModelInputs:
         storage = None if read is None else read.untyped_storage().data_ptr()
         return any(given.storage == storage for given, _ in self._of_samples)
 
-    @cached_property
-    def _given(self) -> list[Given]:
-        return [given for call in self.calls for given in call.inputs]
+    @property
+    def _is_one_axis(self) -> bool:
+        """Whether no other axis of what the model was called with has N entries.
+
+        The last one of real numbers is that of features.
+        """
+        given = [given for call in self.calls for given in call.inputs]
+        shapes = [each.shape[:-1] if each.is_real else each.shape for each in given]
+        return not self.in_turn and all(shape.count(self.samples) < 2 for shape in shapes)
 
     @cached_property
     def _of_samples(self) -> list[tuple[Given, range]]:
@@ -127,13 +114,15 @@ class ModelInputs:
             (given, own)
             for call, own in zip(self.calls, self._samples_of_calls, strict=True)
             for given in call.inputs
-            if len(given.shape) > self.axis and given.shape[self.axis] == len(own)
+            if _has_rows(given.shape, own, self.axis)
         ]
 
     @cached_property
     def _samples_of_calls(self) -> list[range]:
         if not self.in_turn:
             return [range(self.samples)] * len(self.calls)
+        if len(self.calls) == self.samples:
+            return [range(n, n + 1) for n in range(self.samples)]
         found: list[range] = []
         for call in self.calls:
             lengths = [each.shape[self.axis] for each in call.inputs if len(each.shape) > 1]
@@ -141,53 +130,40 @@ class ModelInputs:
             found.append(range(start, start + (lengths or [1])[0]))
         return found
 
-    def returned(self, graph: Graph) -> list[Anchor]:
-        """What the model has returned, whose rows are those of its inputs.
-
-        A model that returns them in another order is found out where its inputs are known.
-        """
-        numbers = {
-            sequence_number(node): number
-            for number, node in enumerate(graph.nodes)
-            if graph.kinds[number] != LEAF
-        }
-        found: list[Anchor] = []
-        for call, own in zip(self.calls, self._samples_of_calls, strict=True):
-            for made, output in call.made:
-                edge = (numbers.get(made, -1), output)
-                shape = graph.shape(edge) if edge[0] >= 0 else ()
-                if len(shape) > self.axis and shape[self.axis] == len(own):
-                    rest = tuple(axis for axis in range(len(shape)) if axis != self.axis)
-                    samples = torch.arange(own.start, own.stop)
-                    found.append(Anchor(LabelledEdge(edge, rest), samples))
-        return found
-
-    def _samples_read(self, graph: Graph, number: int, rows: int) -> tuple[Tensor | None, bool]:
-        """The input's sample of each row that a node computes with, -1 where that isn't known.
-
-        And whether these rows are in the samples' order for certain.
-        """
+    def _read(self, graph: Graph, number: int, rows: int) -> Named | None:
+        """The samples of the rows ``[R]`` that a node computes with."""
         read = _read_by(graph, number)
         if read is None:
-            return None, False
+            return None
         for given, own in self._of_samples:
             samples = self._samples_of(given.shape, rows, own)
             if samples is not None and _is_whole(read, given):
-                return samples.flatten(), True
+                return Named(samples.flatten())
         if read.requires_grad or read.is_complex() or read.numel() > MAX_ELEMENTS:
-            return None, False
+            return None
         if not rows or read.numel() % rows:
-            return None, False
-        if any(given.reference() is None for given in self._given):
-            return None, False  # it may be the one that was read
-        compared = [self._compared(read.reshape(rows, -1), *each) for each in self._of_samples]
-        known = [each for each in compared if each is not None]
-        if known:
-            return known[0], True
-        return self._one_row_each(read.reshape(rows, -1)), False
+            return None
+        for given, own in self._of_samples:
+            found = _by_memory(read, given, _along(given.shape, own, self.axis))
+            rows_of = None if found is None else found.reshape(rows, -1)
+            if rows_of is not None and bool((rows_of == rows_of[:, :1]).all()):
+                return Named(rows_of[:, 0])
+        if any(given.reference() is None for call in self.calls for given in call.inputs):
+            return None  # it may be the one that was read
+        for given, own in self._of_samples:
+            compared = self._compared(read.reshape(rows, -1), given, own)
+            if compared is not None:
+                samples = self._samples_of(given.shape, rows, own)
+                known = compared >= 0
+                if samples is not None and torch.equal(samples.flatten()[known], compared[known]):
+                    return Named(samples.flatten(), by_order=not bool(known.all()))
+                return Named(compared, in_order=False)
+        return None
 
     def _samples_of(self, shape: tuple[int, ...], rows: int, own: range) -> Tensor | None:
         """The sample of each row, if the rows are those of the leading axes."""
+        if len(own) == 1:
+            return torch.full([rows], own.start)
         fitting = range(self.axis + 1, len(shape) + 1)
         axes = next((n for n in fitting if prod(shape[:n]) == rows), None)
         if axes is None:
@@ -206,19 +182,11 @@ class ModelInputs:
         if found is not None and bool((found >= 0).all()):
             return found
         samples = self._samples_of(given.shape, len(rows), own)
-        if samples is None:
+        if samples is None or tensor.numel() % len(rows):
             return found
         before = tensor.detach().reshape(len(rows), -1)
         in_order = _in_same_order(_sizes(rows), _sizes(before).reshape(samples.shape), samples)
         return found if in_order is None else in_order
-
-    def _one_row_each(self, rows: Tensor) -> Tensor | None:
-        """The samples, if there is a row for each, of as many elements as an input has."""
-        for given, own in self._of_samples:
-            is_one = given.shape.count(len(own)) == 1 and rows.numel() == prod(given.shape)
-            if is_one and len(rows) == len(own) and given.reference() is not None:
-                return torch.arange(own.start, own.stop)
-        return None
 
     def _matched(self, rows: Tensor, given: Tensor, own: range) -> Tensor | None:
         """Samples of rows that a tensor has, too; -1 where it has the same row several times."""
@@ -237,6 +205,21 @@ def first_nodes(graph: Graph, alone: Sequence[bool]) -> list[int]:
         for number, edges in enumerate(graph.children)
         if edges and not alone[number] and all(edge is None or alone[edge[0]] for edge in edges)
     ]
+
+
+def nodes_reading_data(graph: Graph, alone: Sequence[bool]) -> set[int]:
+    """Those of the first nodes that compute with data, which may be different for each sample."""
+    found = set()
+    for number in first_nodes(graph, alone):
+        kind = kind_of(graph.kinds[number])
+        if None in graph.children[number] or kind.data or kind.selects:
+            found.add(number)
+    return {number for number in found if not _are_alike(_read_by(graph, number))}
+
+
+def _are_alike(data: Tensor | None) -> bool:
+    """Whether all rows are the same, as in the first state of a recurrent network."""
+    return data is not None and data.dim() > 1 and bool((data == data[:1]).all())
 
 
 def reads_data(graph: Graph, model_inputs: Sequence[Given]) -> list[bool]:
@@ -285,6 +268,32 @@ def _is_whole(read: Tensor, given: Given) -> bool:
         return False
     same = (tuple(read.shape), read.stride()) == (given.shape, given.strides)
     return same or (read.is_contiguous() and given.contiguous)
+
+
+def _by_memory(read: Tensor, given: Given, samples: Tensor) -> Tensor | None:
+    """Samples of elements that are in the memory of another tensor; ``None`` if some aren't.
+
+    A model may compute with views of its inputs, such as slices, or their transpose.
+    """
+    if read.untyped_storage().data_ptr() != given.storage or prod(given.shape) > MAX_ELEMENTS:
+        return None
+    places = _offsets(given.shape, given.strides).flatten()
+    shift, rest = divmod(read.data_ptr() - given.address, read.element_size())
+    wanted = _offsets(tuple(read.shape), read.stride()).flatten() + shift
+    order = places.argsort()
+    found = torch.searchsorted(places[order], wanted).clamp(max=max(len(places) - 1, 0))
+    if rest or not torch.equal(places[order][found], wanted):
+        return None
+    return samples.expand(given.shape).flatten()[order][found].reshape(read.shape)
+
+
+def _offsets(shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """Where the elements of a tensor are, counted from the first one."""
+    found = torch.zeros([1] * len(shape), dtype=torch.long)
+    for axis, (length, stride) in enumerate(zip(shape, strides, strict=True)):
+        along = [length if each == axis else 1 for each in range(len(shape))]
+        found = found + (torch.arange(length) * stride).reshape(along)
+    return found
 
 
 def _matched(rows: Tensor, given: Tensor, samples: Tensor) -> Tensor | None:
@@ -337,21 +346,22 @@ def _bytes_of_rows(tensor: Tensor) -> list[bytes]:
     return [row.tobytes() for row in rows.view(torch.uint8).numpy()]
 
 
-def are_one_to_one(pairs: Tensor) -> bool:
-    """Whether each sample has one label, and each label one sample, in pairs ``[2, R]``."""
-    samples, labels = pairs
-    return _is_function(samples, labels) and _is_function(labels, samples)
+def _edge(graph: Graph, given: Given) -> Edge | None:
+    """Where a tensor is in a graph, if it is there: a leaf, or what a node has made."""
+    tensor = given.reference()
+    leaf = None if tensor is None else graph.leaves.get(id(tensor))
+    if leaf is not None:
+        return None if isinstance(tensor, nn.Parameter) else (leaf, 0)
+    number = None if given.made is None else graph.by_sequence_number.get(given.made[0])
+    return None if given.made is None or number is None else (number, given.made[1])
 
 
-def _is_function(arguments: Tensor, values: Tensor) -> bool:
-    """Whether equal arguments ``[R]``, integers from 0 on, have equal values."""
-    if not len(arguments):
-        return True
-    found = values.new_zeros(int(arguments.amax()) + 1)
-    found[arguments] = values
-    return torch.equal(found[arguments], values)
+def _along(shape: Sequence[int], own: range, axis: int) -> Tensor:
+    """The samples along an axis; other axes have length 1."""
+    samples = torch.arange(own.start, own.stop)
+    return samples.reshape([len(own) if each == axis else 1 for each in range(len(shape))])
 
 
-def _seen(pairs: Tensor) -> int:
-    """How many samples there are in pairs ``[2, R]``."""
-    return len(pairs[0].unique())
+def _has_rows(shape: Sequence[int], own: range, axis: int) -> bool:
+    """Whether a tensor has a row for each of some samples, or belongs to the only one."""
+    return bool(shape) and (len(own) == 1 or (len(shape) > axis and shape[axis] == len(own)))

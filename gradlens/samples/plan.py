@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradlens.graph.graph import Graph, Use
 from gradlens.samples.rows import NO_SAMPLE, RowIndex
-from gradlens.samples.structure import Selection
+from gradlens.samples.selections import Selection
 
 
 @dataclass(frozen=True)

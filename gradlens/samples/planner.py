@@ -1,7 +1,7 @@
-"""Finds the plan of a loss's graph by labelled backward passes.
+"""Finds the plan of a loss's graph: N, and the nodes at which the gradients of samples are apart.
 
-The passes (``gradlens.samples.labels``) give, for each parameter, the nodes at which
-the gradients of samples are still apart, and the sample of each of their rows.
+The labels (``gradlens.samples.labels``) give, for each parameter, the nodes at which the gradients
+of samples are still apart, and the sample of each of their rows.
 """
 
 from __future__ import annotations
@@ -9,46 +9,46 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from gradlens.graph.graph import Graph, Use
+from gradlens.graph.graph import Edge, Graph, Use
 from gradlens.graph.kinds import COMPILED, HIDING, LEAF, REENTRANT_CHECKPOINT, SYNCHRONISED
 from gradlens.graph.model_calls import ModelCall
 from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.history.coverage import FEW, few
 from gradlens.numerics.unavailable import UnavailableError, first_line
-from gradlens.samples.batch_order import batch_order
 from gradlens.samples.batchnorm import frozen, in_front_of, normalising
-from gradlens.samples.candidates import (
-    BY_LOSS,
+from gradlens.samples.count import (
+    AMBIGUOUS,
     CALLED,
-    OTHER_AXIS,
+    EITHER_AXIS,
+    OUTPUTS,
     PASSED,
+    SEVERAL,
+    SEVERAL_LENGTHS,
+    TOGETHER,
     BatchEvidence,
-    Candidate,
-    LossInputs,
-    candidates_of,
-    loss_inputs,
-    second_axis_fits_better,
-    second_axis_may_count,
+    LossRows,
+    Reading,
+    loss_edges,
+    loss_rows,
+    readings,
 )
 from gradlens.samples.labels import Labels
-from gradlens.samples.loss_labels import LabelledInputs, labelled_inputs
 from gradlens.samples.loss_terms import rows_of, term_nodes
-from gradlens.samples.model_inputs import reads_data
+from gradlens.samples.model_inputs import ModelInputs, Named, first_nodes, reads_data
+from gradlens.samples.names import Names
 from gradlens.samples.plan import LabelledUse, LossTerm, Plan
 from gradlens.samples.rows import NO_SAMPLE, UNREADABLE, LabelledEdge, RowIndex, Source
 from gradlens.samples.rule_checks import disagreements
+from gradlens.samples.structure import Structure
 from gradlens.samples.uses import Finder, Ways
 
 MAX_ROUNDS = 3
 """Rounds of labelled passes for one plan: the first one is for the outputs of layers, further ones
 are for computations with parameters that all samples share."""
-
-_Labels: TypeAlias = tuple[tuple[Any, ...] | None, ...]
 
 
 @dataclass(frozen=True)
@@ -71,40 +71,43 @@ class _LossGraph:
         return self.graph.of_parameters_alone()
 
     @cached_property
-    def inputs(self) -> LossInputs:
-        """The edges at which the loss is computed from tensors with axes."""
-        return loss_inputs(self.graph, self.alone, self.evidence.single_samples)
-
-    @cached_property
     def reads_data(self) -> list[bool]:
         """Whether a node computes with what the model was called with, by number."""
         given = [each for call in self.calls for each in call.inputs]
         return reads_data(self.graph, given)
 
+    def model_inputs(self, reading: Reading) -> ModelInputs:
+        """What the model was called with, by a reading of the batch."""
+        return ModelInputs(self.calls, reading.axis, reading.samples, reading.in_turn)
+
+    def names(self, reading: Reading, rows: LossRows | None = None) -> Names:
+        """The names of rows, by a reading of the batch, and by the loss's rows as far as known."""
+        inputs = self.model_inputs(reading)
+        known = inputs.named(self.graph, self.alone)
+        if rows is not None:
+            sources = [source for source in rows.sources if source.labels is not None]
+            known = self._of_data(Structure(self.graph, sources, reading.samples)) | known
+        return Names(self.graph, self.alone, known, inputs.returned(self.graph, self.alone))
+
+    def _of_data(self, structure: Structure) -> dict[Edge, Named]:
+        """The samples at the edges where the graph begins with data."""
+        leaves = [n for n in self.graph.leaves.values() if not self.alone[n]]
+        edges = [(number, 0) for number in (*leaves, *first_nodes(self.graph, self.alone))]
+        labels = {edge: structure.labels(edge) for edge in edges}
+        return {
+            edge: Named(found.masked_fill(found >= structure.samples, NO_SAMPLE))
+            for edge, found in labels.items()
+            if found is not None
+        }
+
 
 @dataclass(frozen=True)
 class _Attempt:
-    """The plan for a candidate, and whether it agrees with what the model was called with.
+    """The plan for a reading of the batch, and the loss's rows."""
 
-    That isn't known if ``agrees`` is ``None``. ``inputs`` are the loss's, with their labels.
-    """
-
-    candidate: Candidate
+    reading: Reading
+    rows: LossRows
     plan: Plan
-    agrees: bool | None
-    inputs: LabelledInputs
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether no other candidate can be right."""
-        one_axis = len(self.candidate.input_axes) == 1 and not self.candidate.needs_proof
-        doubtful = self.candidate.is_rival or self.are_views
-        return bool(self.agrees) and not doubtful and (one_axis or not self.plan.mixed)
-
-    @property
-    def are_views(self) -> bool:
-        """Whether rows that the model was called with may be views of fewer samples."""
-        return self.candidate.known_by == CALLED and self.inputs.are_views
 
 
 def plan_of(
@@ -134,169 +137,117 @@ def _plan_of(loss: _LossGraph) -> Plan:
     graph, parameters = loss.graph, loss.parameters
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
-    if loss.inputs.edges and not any(loss.inputs.rows):
-        return replace(_nothing(parameters, EMPTY), samples=0, known_by=BY_LOSS)
+    shapes = [graph.shape(edge) for edge in loss_edges(graph, loss.alone)]
+    if shapes and all(shape and not shape[0] for shape in shapes):
+        return replace(_nothing(parameters, EMPTY), samples=0, known_by=OF_LOSS)
     try:
-        return _chosen(loss, candidates_of(loss.inputs, loss.evidence))
+        return _chosen(loss, readings(loss.evidence))
     except UnavailableError as reason:
         return _nothing(parameters, str(reason))
 
 
-def _chosen(loss: _LossGraph, candidates: Sequence[Candidate]) -> Plan:
-    """The plan of the only candidate that can be right; ``UnavailableError`` if there are more."""
+def _chosen(loss: _LossGraph, every: Sequence[Reading]) -> Plan:
+    """The plan of the only reading that can be right; ``UnavailableError`` if there are more."""
+    if every[0].known_by == TOGETHER:
+        every = _of_several_calls(loss, every)
+    if len(every) > 1 and any(each.samples == 1 for each in every):
+        raise UnavailableError(_uncertain(every))  # all rows may belong to one sample
+    attempts, reasons = _attempts(loss, every)
+    if not attempts:
+        raise reasons[0]
+    if len(attempts) == 1 and attempts[0].plan.mixed and not attempts[0].reading.is_given:
+        # Samples may seem to meet if they are along the second axis.
+        second = [each for shapes in loss.evidence.calls for each in shapes if len(each) > 1]
+        others = [Reading(n, CALLED, axis=1) for n in dict.fromkeys(s[1] for s in second)]
+        others = [each for each in others if attempts[0].reading.axis == 0]
+        attempts += [each for each in _attempts(loss, others)[0] if not each.plan.mixed]
+        if len(attempts) > 1:
+            raise UnavailableError(_uncertain([each.reading for each in attempts]))
+    # Under the right reading, samples don't meet, and the loss may have a row for each.
+    for is_likelier in (lambda each: not each.plan.mixed, lambda each: each.rows.has_row_for_each):
+        attempts = [each for each in attempts if is_likelier(each)] or attempts
+    if len(attempts) == 1:
+        return attempts[0].plan
+    raise UnavailableError(_uncertain([each.reading for each in attempts]))
+
+
+def _attempts(
+    loss: _LossGraph, every: Sequence[Reading]
+) -> tuple[list[_Attempt], list[UnavailableError]]:
+    """The readings that the graph allows, and the reasons against others."""
     attempts: list[_Attempt] = []
-    tried: set[_Labels] = set()
-    reasons: dict[Candidate, UnavailableError] = {}
-    for candidate in candidates:
-        if candidate.samples == 1 and attempts:
-            continue  # a single sample has all rows, whatever they are
+    reasons: list[UnavailableError] = []
+    for reading in every:
         try:
-            attempt = _attempt(candidate, loss, tried)
+            attempt = _attempt(loss, reading)
+            if not any(map(attempt.rows.are_those_of, (each.rows for each in attempts))):
+                attempts.append(attempt)
         except UnavailableError as reason:
-            reasons[candidate] = reason
-            continue
+            reasons.append(reason)
         except Exception as error:  # of a graph that allows no pass besides the user's own
             text = FREED if FREED_GRAPH in str(error) else NO_PASS
-            reasons[candidate] = UnavailableError(text.format(error=first_line(error)))
-            continue
-        if attempt is not None and attempt.is_certain:
-            return _unrivalled(attempt, candidates, loss).plan
-        attempts += [] if attempt is None else [attempt]
-    if candidates[0] in reasons and not any(each.plan.uses for each in attempts):
-        raise reasons[candidates[0]]  # that of the likeliest one
-    return _unrivalled(_likeliest(attempts, loss), candidates, loss).plan
+            reasons.append(UnavailableError(text.format(error=first_line(error))))
+    return attempts, reasons
 
 
-def _unrivalled(attempt: _Attempt, candidates: Sequence[Candidate], loss: _LossGraph) -> _Attempt:
-    """The attempt, if no other reading of the batch is as likely.
+def _uncertain(every: Sequence[Reading]) -> str:
+    """Why none of several readings is taken."""
+    numbers = {each.samples: each.known_by for each in every}
+    if len(numbers) == 1:
+        return EITHER_AXIS.format(samples=next(iter(numbers)))
+    listed = " or ".join(f"{n}, by {known_by}" for n, known_by in numbers.items())
+    return AMBIGUOUS.format(numbers=listed)
 
-    ``UnavailableError`` if all rows may belong to a single sample, as in a last batch of one, or if
-    the loss has the model's second axis, but not its leading one, in full. The same if N is the
-    length of the leading axis of the model's inputs alone, while some layers have positions first
-    and some parameters have no per-sample gradients.
+
+def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Reading]:
+    """Calls on parts of the batch whose outputs are put together, or each of them on all samples.
+
+    In the second case, the loss combines rows of several calls, or has those of one alone.
     """
-    candidate = attempt.candidate
-    single = [each for each in candidates if each.samples == 1]
-    if single and candidate.samples > 1:
-        raise UnavailableError(_uncertain([single[0], candidate]))
-    if candidate.samples > 1 and second_axis_fits_better(candidate, loss.inputs, loss.evidence):
-        reason = OTHER_AXIS if candidate.known_by == PASSED else SECOND_AXIS
-        raise UnavailableError(reason.format(samples=candidate.samples))
-    by_call = candidate.known_by == CALLED and candidate.input_axes[:1] == (0,)
-    if by_call and loss.evidence.positions_first and attempt.plan.unavailable:
-        raise UnavailableError(MAY_BE_OTHER.format(samples=candidate.samples))
-    return attempt
+    names = loss.names(every[0])
+    edges = loss_edges(loss.graph, loss.alone, names.name)
+    if any(loss.graph.shape(edge)[:1] == (every[0].samples,) for edge in edges):
+        return [every[0]]
+    found = {name for edge in edges for name in names.at(edge).unique().tolist()}
+    rows_of_one = every[-1].samples
+    of_calls = {name // rows_of_one for name in found if name >= 0}
+    if len(every) > 1 and (len(of_calls) == 1 or any(map(names.meet_behind, edges))):
+        return [*every[1:]]
+    rows = " and ".join(map(str, dict.fromkeys(loss.evidence.rows_of_calls)))
+    raise UnavailableError(SEVERAL.format(count=len(loss.evidence.calls), rows=rows))
 
 
-def _likeliest(attempts: Sequence[_Attempt], loss: _LossGraph) -> _Attempt:
-    """The attempt that agrees with the model's inputs, or under which no samples meet."""
-    agreeing = [each for each in attempts if each.agrees] or list(attempts)
-    if agreeing[0].are_views:
-        agreeing = list(attempts)
-    possible = [each for each in agreeing if not each.plan.mixed] or agreeing
-    best = possible[0]
-    if not any(each.plan.uses for each in attempts):
-        return best  # everything has a reason of its own
-    if best.candidate.is_rival:
-        raise UnavailableError(ONE_CALL_EACH.format(samples=best.candidate.samples))
-    others = len(attempts) > 1
-    needed = others or best.inputs.is_square
-    unproven = needed if best.candidate.needs_proof else best.inputs.is_unsure and not others
-    unproven = unproven or best.inputs.may_be_one_each
-    if len(possible) > 1 or (unproven and not best.agrees):
-        raise UnavailableError(_uncertain([each.candidate for each in possible], best.plan.mixed))
-    if best.agrees:
-        return best
-    is_deep = best.inputs.is_deep and not loss.evidence.calls
-    if best.plan.mixed and (best.inputs.is_square or is_deep):
-        raise UnavailableError(_uncertain([best.candidate], mixed=True))
-    if not loss.evidence.calls and _may_be_summed_over(best, loss):
-        raise UnavailableError(OTHER_AXIS.format(samples=best.candidate.samples))
-    if best.plan.mixed and best.candidate.axis == 1 and not loss.evidence.positions_first:
-        raise UnavailableError(MEETING_ON_SECOND_AXIS.format(samples=best.candidate.samples))
-    # Samples may seem not to meet if most of their rows have no share in the loss by chance.
-    by_chance = loss.evidence.positions_first and not best.plan.is_balanced
-    if (best.plan.mixed or (by_chance and best.candidate.input_axes == (0,))) and (
-        second_axis_may_count(best.candidate, loss.inputs, loss.evidence)
-    ):
-        raise UnavailableError(MAY_BE_OTHER.format(samples=best.candidate.samples))
-    return best
-
-
-def _may_be_summed_over(attempt: _Attempt, loss: _LossGraph) -> bool:
-    """Whether the axis of samples may be one that was summed over, with one of N entries left.
-
-    That can't be excluded without calls, if there are N losses of N rows, or rows of N entries.
-    """
-    samples, inputs = attempt.candidate.samples, loss.inputs
-    if samples == 1:
-        return False
-    as_many = len(inputs.edges) >= samples and inputs.rows == (samples,)
-    return as_many or (attempt.inputs.is_square and all(len(each) == 1 for each in inputs.shapes))
-
-
-def _uncertain(candidates: Sequence[Candidate], mixed: bool = False) -> str:
-    """Why none of the candidates is taken; ``mixed`` if samples meet whichever it is."""
-    numbers = dict.fromkeys(f"{each.samples}, by {each.known_by}" for each in candidates)
-    if len({each.samples for each in candidates}) == 1:
-        reason = MEETING_OR_OTHER_AXIS if mixed else OTHER_AXIS
-        return reason.format(samples=candidates[0].samples)
-    return AMBIGUOUS.format(numbers=" or ".join(numbers))
-
-
-def _attempt(candidate: Candidate, loss: _LossGraph, tried: set[_Labels]) -> _Attempt | None:
-    """The plan for one number of samples; ``None`` if another candidate has the same labels.
-
-    ``UnavailableError`` if the candidate contradicts what the model was called with.
-    """
-    found = labelled_inputs(loss.graph, loss.inputs, loss.alone, candidate)
-    labels = tuple(_as_key(source.labels) for source in found.sources)
-    if labels in tried:
-        return None
-    tried.add(labels)
-    order = batch_order(loss.graph, loss.alone, loss.calls, found.sources, candidate, loss.evidence)
-    planner = _Planner(loss, candidate, order.sources)
+def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
+    """The plan for a reading; ``UnavailableError`` if the graph contradicts it."""
+    names = loss.names(reading)
+    rows = loss_rows(loss.graph, loss.alone, names, reading, loss.evidence)
+    if not rows.are_known:
+        names = loss.names(reading, rows)
+        rows = loss_rows(loss.graph, loss.alone, names, reading, loss.evidence)
+    by_order = rows.by_place or names.by_order
+    if by_order and reading.needs_names:
+        raise UnavailableError(SEVERAL_LENGTHS.format(samples=reading.samples))
+    if by_order and not rows.are_in_order:
+        raise UnavailableError(UNKNOWN_ORDER)
+    planner = _Planner(loss, reading, rows.sources)
     plan = planner.plan()
+    second = {shape[1] for call in loss.evidence.calls for shape in call if len(shape) > 1}
+    by_second = reading.axis == 1 and reading.samples in second
+    if plan.mixed and by_second and not loss.evidence.positions_first:
+        raise UnavailableError(ON_SECOND_AXIS.format(samples=reading.samples))
     if loss.needs_losses:
         plan = planner.with_terms(plan)
-    if candidate.rows_together > 1 and (plan.mixed or not plan.is_balanced):
-        raise UnavailableError(NOT_TOGETHER.format(samples=candidate.samples))
-    # Only of as many calls can each row of the loss come from one.
-    as_many = 1 < candidate.samples <= len(loss.evidence.calls)
-    if as_many and candidate.in_each_call and any(map(_are_of_one_each, plan.uses.values())):
-        reason = OTHER_AXIS if candidate.known_by == PASSED else ONE_CALL_EACH
-        raise UnavailableError(reason.format(samples=candidate.samples))
+    inputs = loss.model_inputs(reading)
     shared = [each.use for uses in plan.uses.values() for each in uses]
-    if order.inputs is not None and order.inputs.are_shared(loss.graph, shared):
-        raise UnavailableError(OTHER_AXIS.format(samples=candidate.samples))
-    if not order.is_known:
-        plan = plan.without(dict.fromkeys(plan.uses, UNKNOWN_ORDER))
-        plan = replace(plan, terms=(), without_losses=UNKNOWN_ORDER)
-    labelled = [planner.labels, *found.tracing, *order.labels]
-    any_read = any(each.are_read for each in (*found.tracing, *order.labels))
-    plan = replace(
-        plan,
-        holds=plan.holds and (not plan.uses or not (order.is_other or any_read)),
-        selections=tuple(selection for each in labelled for selection in each.selections),
-    )
-    agrees = order.agrees
-    return _Attempt(candidate, plan, agrees, found)
-
-
-def _as_key(labels: Tensor | None) -> tuple[Any, ...] | None:
-    """Labels without the axes along which they are the same."""
-    if labels is None:
-        return None
-    for axis in range(labels.dim()):
-        first = labels.narrow(axis, 0, min(1, labels.shape[axis]))
-        labels = first if bool((labels == first).all()) else labels
-    return (labels.shape, *labels.flatten().tolist())
-
-
-def _are_of_one_each(uses: Sequence[LabelledUse]) -> bool:
-    """Whether the rows of each use belong to one sample, but not all to the same."""
-    found = [{*use.rows[0].labels.unique().tolist()} - {NO_SAMPLE} for use in uses if 0 in use.rows]
-    return all(len(each) <= 1 for each in found) and len(set().union(*found)) > 1
+    if inputs.are_shared(loss.graph, shared):
+        raise UnavailableError(SHARED_INPUTS.format(samples=reading.samples))
+    if planner.contradicts(names.known, by_passes=by_order):
+        raise UnavailableError(UNKNOWN_ORDER)
+    every = (*plan.selections, *names.selections)
+    selections = {(each.node, each.name, each.place): each for each in every}
+    holds = plan.holds and names.are_in_order
+    plan = replace(plan, selections=tuple(selections.values()), holds=holds)
+    return _Attempt(reading, rows, plan)
 
 
 def _nothing(parameters: Iterable[str], reason: str) -> Plan:
@@ -319,28 +270,41 @@ def plan_of_rows(
     shape[axis] = samples * together
     labels = torch.arange(samples).repeat_interleave(together)
     source = Source(graph.root, labels.reshape(shape))
-    candidate = Candidate(samples, axis, "the rows of the outputs")
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
-    return _Planner(_LossGraph(graph, parameters), candidate, [source]).plan()
+    return _Planner(_LossGraph(graph, parameters), Reading(samples, OUTPUTS), [source]).plan()
 
 
 class _Planner:
-    """Finds the plan for one candidate number of samples."""
+    """Finds the plan for one reading of the batch."""
 
-    def __init__(self, loss: _LossGraph, candidate: Candidate, sources: Sequence[Source]) -> None:
+    def __init__(self, loss: _LossGraph, reading: Reading, sources: Sequence[Source]) -> None:
         graph = self._graph = loss.graph
         self._parameters = loss.parameters
-        self._candidate = candidate
+        self._reading = reading
         self._sources = sources
         self._inside = {
             n: p for n, p in loss.parameters.items() if p in graph and not p.is_complex()
         }
         edges = [source.edge for source in sources]
-        self._finder = Finder(graph, loss.alone, edges, candidate.samples, loss.reads_data)
+        self._finder = Finder(graph, loss.alone, edges, reading.samples, loss.reads_data)
         self._hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind in HIDING)
-        self._normalising = normalising(graph, candidate.samples)
-        self.labels = Labels(graph, sources, candidate.samples, frozen(graph, self._normalising))
+        self._normalising = normalising(graph, reading.samples)
+        self.labels = Labels(graph, sources, reading.samples, frozen(graph, self._normalising))
+
+    def contradicts(self, names: Mapping[Edge, Named], by_passes: bool) -> bool:
+        """Whether rows that are the model's inputs' belong to other samples by their labels.
+
+        The labels are those by the structure alone, or also ``by_passes``.
+        """
+        rows = {_row_by_row(self._graph, edge, each): each.names for edge, each in names.items()}
+        seen = [edge for edge in rows if edge.edge[0] not in self._hidden]
+        labels = self.labels.of(seen, by_passes)
+        for edge, found in labels.items():
+            named = edge.rows(rows[edge])[..., 0].to(found.device)
+            if bool(((found >= 0) & (named >= 0) & (found != named)).any()):
+                return True
+        return False
 
     def plan(self) -> Plan:
         """The plan, from as many labelled passes as it takes."""
@@ -357,9 +321,7 @@ class _Planner:
             ways = {name: self._finder.ways(p, labels) for name, p in self._inside.items()}
             new = [edge for way in ways.values() if way.mixed for edge in way.unlabelled]
         coupling = [
-            edge.edge[0]
-            for edge in normalised
-            if _couples(labels.get(edge), self._candidate.samples)
+            edge.edge[0] for edge in normalised if _couples(labels.get(edge), self._reading.samples)
         ]
         plan = self._without_unknown_rows(self._settled(ways, labels, coupling))
         return self._with_checked_rules(plan)
@@ -380,8 +342,8 @@ class _Planner:
         unread = (HIDDEN, RAN_COMPILED, NOT_READABLE, *self.labels.refused.values())
         reasons = {n: self._reason(n, ways.get(n), behind, unreadable) for n in self._parameters}
         return Plan(
-            self._candidate.samples,
-            self._candidate.known_by,
+            self._reading.samples,
+            self._reading.known_by,
             {
                 name: tuple(self._labelled(use, labels, indices) for use in ways[name].uses)
                 for name, reason in reasons.items()
@@ -449,7 +411,7 @@ class _Planner:
             known = labels[first]
             same = all(torch.equal(labels[each], known) for each in others)
             if same and not bool((known < NO_SAMPLE).any()):
-                rows = RowIndex(known, self._candidate.samples)
+                rows = RowIndex(known, self._reading.samples)
                 use = Use(first.edge[0], 0, (), ())
                 output = first.edge[1]
                 return LossTerm(node, LabelledUse(use, {output: rows}, {output: first.features}))
@@ -461,7 +423,7 @@ class _Planner:
         edges = self._finder.labelled(use, labels)
         for edge in edges:
             if edge not in indices:
-                found = RowIndex(labels[edge], self._candidate.samples)
+                found = RowIndex(labels[edge], self._reading.samples)
                 # In front of statistics that are held fixed, rows without gradient may get one.
                 indices[edge] = found.filled(some=bool(self._normalising))
         fine = edges != self._finder.edges_at(use)
@@ -497,9 +459,9 @@ class _Planner:
             return ACROSS_PROCESSES
         unknown = [self._graph.shape(s.edge) for s in self._sources if s.labels is None]
         if unknown:
-            return UNKNOWN_TERM.format(shape=list(unknown[0]), samples=self._candidate.samples)
+            return UNKNOWN_TERM.format(shape=list(unknown[0]), samples=self._reading.samples)
         behind = names_behind[way.mixed[0]]
-        samples, is_passed = self._candidate.samples, self._candidate.known_by == PASSED
+        samples, is_passed = self._reading.samples, self._reading.known_by == PASSED
         where = WHERE.format(behind=few(behind) or "the loss", samples=samples)
         return MEETING + where + ("" if is_passed else OTHER_N.format(samples=samples))
 
@@ -527,6 +489,12 @@ class _Planner:
         return found
 
 
+def _row_by_row(graph: Graph, edge: Edge, named: Named) -> LabelledEdge:
+    """An edge with a row for each name."""
+    axes = zip(graph.shape(edge), named.names.shape, strict=True)
+    return LabelledEdge(edge, tuple(n for n, (whole, own) in enumerate(axes) if own < whole))
+
+
 def _by_channel(graph: Graph, number: int) -> LabelledEdge:
     """The output of a normalisation of channels, with a row for each image and channel."""
     return LabelledEdge((number, 0), tuple(range(2, len(graph.shape((number, 0))))))
@@ -539,40 +507,6 @@ def _couples(labels: Tensor | None, samples: int) -> bool:
     return bool((labels < NO_SAMPLE).any() | (labels.amax(0) != labels.amin(0)).any())
 
 
-AMBIGUOUS = (
-    "the number of samples isn't certain, since more than one agrees with the network ({numbers}): "
-    "pass batch_size=... to the context"
-)
-MAY_BE_OTHER = (
-    "it isn't certain that there are {samples} samples, the rows along the leading axis, since the "
-    "second axis may count the samples, too, and under the first one samples meet or some layers "
-    "have positions first: pass the number of samples as batch_size=... to the context"
-)
-MEETING_OR_OTHER_AXIS = (
-    "more than one axis has {samples} entries in the tensors that the loss is computed from, and "
-    "samples meet whichever of them counts the samples, as they do in a loss of pairs: if yours "
-    "don't meet, use a batch of another size"
-)
-MEETING_ON_SECOND_AXIS = (
-    "only the second axis has {samples} entries, and samples meet if it counts them: if the "
-    "leading one has several rows of each sample, use a batch of another size, or compute the loss "
-    "from a tensor with one row for each sample"
-)
-SECOND_AXIS = (
-    "the model was called with {samples} rows, but the loss is computed from tensors that have the "
-    "model's second axis in full, and not this one, so that either may count the samples: pass the "
-    "number of samples as batch_size=... to the context"
-)
-ONE_CALL_EACH = (
-    "the model was called several times with {samples} rows, and the loss is computed from as many "
-    "rows, but some of these come from one call each: pass the number of samples as "
-    "batch_size=... to the context"
-)
-NOT_TOGETHER = (
-    "the loss is computed from {samples} rows, of which the model was called with a multiple, but "
-    "not all of them come from as many rows each: pass the number of samples as batch_size=... to "
-    "the context"
-)
 UNKNOWN_ORDER = (
     "the loss has the samples in another order than the batch, and it isn't known of all of its "
     "rows which samples these are: compute the loss in the order of the batch"
@@ -581,6 +515,17 @@ NO_PASS = "no backward pass besides the user's own is possible ({error})"
 FREED_GRAPH = "backward through the graph a second time"
 """Part of torch's message where a backward pass has freed the graph already."""
 FREED = "backward has run already when the context was entered: call it inside the context"
+OF_LOSS = "the rows of the loss"
+SHARED_INPUTS = (
+    "a tensor that all of the {samples} samples share is one that the model was called with for "
+    "each of them, so that N may be wrong: pass the number of samples as batch_size=... to the "
+    "context"
+)
+ON_SECOND_AXIS = (
+    "only the second axis of what the model was called with has {samples} entries, and samples "
+    "meet if it counts them: if the leading one has several rows of each sample, use a batch of "
+    "another size, or compute the loss from a tensor with one row for each sample"
+)
 COMPLEX = "it is complex"
 NO_LABEL = (
     "it is in front of a normalisation over the batch, and some of its rows get their gradient "

@@ -311,7 +311,7 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     ),
     "of all samples": (
         lambda o, y: o.logsumexp(0).sum(),
-        "3 rows, and which sample each of these belongs to",
+        "tensors of shape [3], and it can't be followed which sample",
     ),
     "centred": (
         lambda o, y: (functional.cross_entropy(o, y, reduction="none") - WEIGHTS.mean()).mean(),

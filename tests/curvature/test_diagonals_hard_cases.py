@@ -428,7 +428,9 @@ def test_all_matrices_of_a_sum_loss_have_one_n(
 def test_a_batch_size_that_the_loss_contradicts_is_refused() -> None:
     y, loss = labels(), cross_entropy(reduction="sum")
     problem = plain(perceptron(), lambda o: loss(o, y))
-    match = "sum loss is divided by the number of samples: N = 60 by batch_size=, .* of 6 rows"
+    match = (
+        "sum loss is divided by the number of samples: N = 60 by batch_size=, .* of shape .6, 3."
+    )
     found = problem.track(quantities.HessTrace(), reduction="sum", batch_size=60)
     assert re.search(match, found.history["HessTrace"][0]["trace"].reason)
 

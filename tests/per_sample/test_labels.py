@@ -116,9 +116,9 @@ def test_the_ledger_says_how_many_samples_there_are() -> None:
     coverage = cockpit.history.coverage("NormTest", 0)
     assert (coverage.samples, coverage.known_by) == (
         5,
-        "the rows of the loss's inputs and of the model's",
+        "the rows that the model was called with",
     )
-    assert "N = 5, by the rows of the loss's inputs" in str(cockpit.coverage())
+    assert "N = 5, by the rows that the model was called with" in str(cockpit.coverage())
 
 
 def test_a_part_of_one_sample_is_its_own() -> None:

@@ -326,7 +326,7 @@ def test_a_network_that_is_refused_altogether_does_not_stop_the_training() -> No
                 loss.backward()
             optimizer.step()
     for name in ("NormTest", "InnerTest", "GradHist1d", "GradHist2d", "Alpha"):
-        assert "samples meet between it and the loss" in cockpit.history[name][0].reason
+        assert "samples meet in the loss" in cockpit.history[name][0].reason
     assert isinstance(cockpit.history["GradNorm"][2]["0.weight"], float)
     assert len(cockpit.history.coverage("NormTest", 0).missing) == 4
     plotter = gradlens.CockpitPlotter(secondary_screen=True)

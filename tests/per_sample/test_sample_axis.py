@@ -12,13 +12,20 @@ from torch.testing import assert_close
 
 import gradlens
 from gradlens.graph.graph import Graph
-from gradlens.samples.candidates import BatchEvidence
+from gradlens.samples.count import BatchEvidence
 from gradlens.samples.planner import plan_of
 from tests.cases.changing_cases import ROUTES, STEPS, ChangingCase
 from tests.cases.references import per_sample_gradients_of_losses
 from tests.cases.row_cases import Batch, Net
 
 N = 4
+
+
+UNCERTAIN = (
+    "permutation by a sparse product", "largest of the batch",
+    "graphs by block-diagonal matrices", "packed texts",
+)  # fmt: skip
+"""Routes after which nothing says whose rows the loss is computed from, or N isn't certain."""
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
@@ -40,7 +47,7 @@ def test_routes_that_change(name: str) -> None:
         most = max(most, len(gradients))
         for parameter in gradients:
             assert_close(gradients[parameter].dense(), expected[parameter][order])
-    assert most
+    assert bool(most) == (name not in UNCERTAIN)
 
 
 def order_of(case: ChangingCase, model: Any, batch: Batch) -> Tensor:
@@ -179,7 +186,8 @@ def test_a_plan_does_not_hold_for_other_indices() -> None:
     plan = plan_of(graphs[0], parameters, BatchEvidence(batch_size=N))
     assert [plan.holds_for(graph) for graph in graphs] == [True, True, False]
     other = plan_of(graphs[2], parameters, BatchEvidence(batch_size=N))
-    assert [other.holds_for(graph) for graph in graphs] == [False, False, True]
+    assert not other.uses
+    assert "in another order" in other.known_by
 
 
 def test_parts_without_elements() -> None:

@@ -63,6 +63,9 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "with itself": lambda x: torch.cat([x, x.tanh()]),
     "beside itself": lambda x: torch.cat([x, x.exp()], -1),
     "added to its mean": lambda x: x + x.mean(0, keepdim=True),
+    "distances": lambda x: torch.cdist(x, x.tanh()),
+    "distances to others": lambda x: torch.cdist(x.detach() + 1, x),
+    "masked_scatter": lambda x: torch.zeros_like(x).masked_scatter(torch.rand(x.shape) < 0.7, x),
     "times its reverse": lambda x: x * x.flip(0),
 }
 

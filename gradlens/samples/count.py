@@ -1,0 +1,385 @@
+"""How many samples a batch has, and which rows of the loss are theirs.
+
+N is the first of these that there is: the number that the user passes, that of per-sample losses,
+the rows of what the model was called with. The rows of the model's inputs are followed up to the
+loss (``gradlens.samples.names``), which confirms or contradicts that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from operator import index
+from typing import SupportsIndex, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.kinds import LEAF, kind_of
+from gradlens.graph.torch_private import sequence_number
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.samples.loss_terms import is_linear
+from gradlens.samples.names import Names
+from gradlens.samples.rows import NO_SAMPLE, Source
+
+Shape: TypeAlias = tuple[int, ...]
+
+PASSED = "batch_size="
+LOSSES = "the per-sample losses"
+CALLED = "the rows that the model was called with"
+TOGETHER = "the rows of all calls of the model together"
+OF_EACH_CALL = "the rows of each call of the model"
+OUTPUTS = "the rows of the outputs"
+
+
+@dataclass(frozen=True)
+class BatchEvidence:
+    """What is known of a batch besides the loss's graph.
+
+    ``batch_size`` is the number that the user has passed, ``losses`` the number of per-sample
+    losses. ``calls`` are the shapes of the tensors that the model was called with, by call.
+    ``positions_first`` means that some of the model's layers count samples along the second axis.
+    """
+
+    batch_size: SupportsIndex | None = None
+    losses: int | None = None
+    calls: tuple[tuple[Shape, ...], ...] = ()
+    positions_first: bool = False
+
+    @property
+    def rows_of_calls(self) -> list[int]:
+        """The number of rows in each call; a vector of real numbers is one."""
+        return [(_lengths([shapes], 0) or [1])[0] for shapes in self.calls]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A number of samples, how it is known, and the axis of the model's inputs that counts them.
+
+    ``in_turn`` says that each call of the model got other samples. N ``is_given`` by the user, or
+    follows from the model's inputs alone; it ``needs_names`` of the loss's rows if it is the length
+    of just some of them.
+    """
+
+    samples: int
+    known_by: str
+    axis: int = 0
+    in_turn: bool = False
+    needs_names: bool = False
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the user says what N is."""
+        return self.known_by in (PASSED, LOSSES)
+
+
+def readings(evidence: BatchEvidence) -> list[Reading]:
+    """What the number of samples may be; the graph decides which of them it is.
+
+    ``UnavailableError`` if there is no evidence, or if it contradicts itself.
+    """
+    axes = (0, 1) if evidence.positions_first else (0,)
+    several = len(evidence.calls) > 1
+    samples = _given(evidence)
+    if samples is not None:
+        known_by = LOSSES if evidence.batch_size is None else PASSED
+        fitting = [axis for axis in (0, 1) if samples in _lengths(evidence.calls, axis)]
+        fitting = fitting if evidence.positions_first else fitting[:1]
+        found = [Reading(samples, known_by, axis) for axis in fitting]
+        as_many = samples in (sum(evidence.rows_of_calls), len(evidence.calls))
+        if several and as_many and (evidence.positions_first or 0 not in fitting):
+            in_turn = Reading(samples, known_by, in_turn=True)
+            found = [*found, in_turn] if evidence.positions_first else [in_turn]
+        return found or [Reading(samples, known_by, axis=1)]  # whichever axis of the loss has N
+    if not evidence.calls:
+        raise UnavailableError(NO_CALLS)
+    if several:
+        found = [Reading(sum(evidence.rows_of_calls), TOGETHER, in_turn=True)]
+        for axis in axes:
+            of_calls = [_lengths([shapes], axis)[:1] for shapes in evidence.calls]
+            if of_calls[0] and all(each == of_calls[0] for each in of_calls):
+                found.append(Reading(of_calls[0][0], OF_EACH_CALL, axis))
+        return found
+    found = []
+    for axis in axes:
+        lengths = _lengths(evidence.calls, axis)
+        # A tensor of one row behind others is the same for all samples.
+        rows = [shape[0] for shapes in evidence.calls for shape in shapes]
+        others = [n for n in (rows if lengths[:1] == [1] else lengths[1:]) if n != 1]
+        every = dict.fromkeys([*lengths[:1], *others])
+        doubtful = len(every) > 1 and any(len(s) > 1 for shapes in evidence.calls for s in shapes)
+        found += [Reading(n, CALLED, axis, needs_names=doubtful) for n in every]
+    if not found:
+        raise UnavailableError(NO_ROWS)
+    return found
+
+
+def _given(evidence: BatchEvidence) -> int | None:
+    """The number of samples that the user has passed, or that of the losses."""
+    if evidence.batch_size is None:
+        return evidence.losses
+    try:
+        samples = index(evidence.batch_size)
+    except TypeError:
+        samples = 0
+    if samples < 1:
+        raise UnavailableError(
+            f"batch_size={evidence.batch_size!r} was passed: pass the number of samples as an int"
+        )
+    if evidence.losses not in (None, samples):
+        raise UnavailableError(
+            f"batch_size={samples} was passed, but there are {evidence.losses} per-sample losses: "
+            "pass the number of samples in the batch"
+        )
+    return samples
+
+
+def _lengths(calls: Sequence[Sequence[Shape]], axis: int) -> list[int]:
+    """The lengths of an axis of the tensors of calls, each once.
+
+    Vectors count only if there is nothing else: they may be the elements of all samples in a list.
+    """
+    shapes = [shape for shapes in calls for shape in shapes]
+    tensors = [shape for shape in shapes if len(shape) > 1] or shapes
+    return list(dict.fromkeys(shape[axis] for shape in tensors if len(shape) > axis))
+
+
+# The rows of the loss ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LossRows:
+    """Where the loss is computed from rows of samples, with the samples of these.
+
+    ``by_place`` says that some were found by their places alone, and ``has_row_for_each`` that a
+    tensor has as many rows as there are samples.
+    """
+
+    sources: tuple[Source, ...]
+    by_place: bool
+    has_row_for_each: bool
+
+    @property
+    def are_in_order(self) -> bool:
+        """Whether the samples come one after the other, in the order of their numbers."""
+        known = [source.labels.flatten() for source in self.sources if source.labels is not None]
+        first = [[*dict.fromkeys(each[each >= 0].tolist())] for each in known]
+        return all(each == sorted(each) for each in first)
+
+    def are_those_of(self, other: LossRows) -> bool:
+        """Whether the same rows have the same samples."""
+        pairs = [*zip(self.sources, other.sources, strict=False)]
+        return len(self.sources) == len(other.sources) and all(_are_same(*pair) for pair in pairs)
+
+    @property
+    def are_known(self) -> bool:
+        """Whether all rows have a sample."""
+        return all(source.labels is not None for source in self.sources)
+
+
+def _are_same(one: Source, other: Source) -> bool:
+    if one.labels is None or other.labels is None:
+        return one.edge == other.edge and one.labels is other.labels
+    return one.edge == other.edge and torch.equal(
+        *torch.broadcast_tensors(one.labels, other.labels)
+    )
+
+
+def loss_edges(
+    graph: Graph, alone: Sequence[bool], are_rows: Callable[[Edge], bool] = lambda edge: False
+) -> list[Edge]:
+    """The first edges, from the loss down, at which it is computed from rows.
+
+    Numbers are passed that aren't a sample's own, and what is linear in rows of samples. Terms of
+    parameters alone, or of these and constants, are left out. The edges are in the order in which
+    the user's code has computed them.
+    """
+    found: list[Edge] = []
+    visited: set[Edge] = set()
+    waiting = [graph.root]
+    while waiting:
+        edge = waiting.pop()
+        if edge in visited or alone[edge[0]] or graph.kinds[edge[0]] == LEAF:
+            continue
+        visited.add(edge)
+        below = list(graph.descend(edge))
+        is_number, is_row = prod(graph.shape(edge)) == 1, are_rows(edge)
+        is_passed = is_linear(graph, edge[0]) if is_number == is_row else is_number
+        if below and is_passed:
+            waiting += below
+        else:
+            found.append(edge)
+    found = [edge for edge in found if not _is_of_weights(graph, edge, alone)] or found
+    found.sort(key=lambda edge: (sequence_number(graph.nodes[edge[0]]), edge[1]))
+    return found
+
+
+def _is_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> bool:
+    """Whether a term compares weights with constants, as a penalty on their change does.
+
+    No layer computes with such weights, and they are repeated for no sample.
+    """
+    passed: set[Edge] = set()
+    weights: set[Edge] = set()
+    waiting = [edge]
+    while waiting:
+        above = waiting.pop()
+        kind = graph.kinds[above[0]]
+        if alone[above[0]]:
+            weights.add(above)
+        elif kind == LEAF or kind_of(kind).is_layer or kind_of(kind).brings_data:
+            return False
+        elif above not in passed:
+            passed.add(above)
+            waiting += graph.descend(above)
+    most = max((prod(graph.shape(each)) for each in weights), default=0)
+    return all(prod(graph.shape(each)) <= most for each in passed)
+
+
+def loss_rows(
+    graph: Graph, alone: Sequence[bool], names: Names, reading: Reading, evidence: BatchEvidence
+) -> LossRows:
+    """The rows of the loss with their samples; ``UnavailableError`` if the reading isn't certain.
+
+    Nodes that are ``alone`` compute with parameters alone.
+    """
+    found: dict[Edge, Tensor | None] = {}
+
+    def are_rows(edge: Edge) -> bool:
+        found[edge] = _labels(graph.shape(edge), names.at(edge), reading)
+        if found[edge] is None and names.may_be_in_order(edge):
+            found[edge] = _by_place(graph.shape(edge), reading)
+        return found[edge] is not None
+
+    edges = loss_edges(graph, alone, are_rows)
+    if not edges:
+        raise UnavailableError("the loss isn't computed from any rows of samples")
+    labels = {edge: found[edge] for edge in edges}
+    unnamed = [e for e, each in labels.items() if each is None and not names.are_behind(e)]
+    known, samples = [each for each in labels.values() if each is not None], reading.samples
+    if not known or (unnamed and not reading.is_given):
+        raise UnavailableError(_not_followed(graph, unnamed or edges, names, reading))
+    own = {sample for each in known for sample in each.unique().tolist()} - {NO_SAMPLE}
+    if len(own) < reading.samples:
+        _check_left_out(reading, evidence, len(own), names, [graph.shape(edge) for edge in edges])
+    as_many = any(graph.shape(edge)[:1] == (reading.samples,) for edge in edges)
+    by_place = [e for e, each in labels.items() if each is not None and not names.name(e)]
+    if len(by_place) >= reading.samples > 1:  # these may be of one sample each
+        raise UnavailableError(_not_followed(graph, by_place, names, reading))
+    if reading.known_by == CALLED and not names.selections and _are_equal_parts(known, samples):
+        raise UnavailableError(EQUAL_PARTS.format(samples=samples))
+    sources = tuple(Source(edge, each) for edge, each in labels.items())
+    return LossRows(sources, bool(by_place) and reading.samples > 1, as_many)
+
+
+def _labels(shape: Shape, names: Tensor, reading: Reading) -> Tensor | None:
+    """Samples of the rows at an edge by their names, if all have one."""
+    if reading.samples == 1:
+        return torch.zeros([1] * len(shape), dtype=torch.long)
+    return names if bool((names >= 0).all()) else None
+
+
+def _by_place(shape: Shape, reading: Reading) -> Tensor | None:
+    """Samples 0 to N - 1 along the only axis with N entries, if it may be the one of samples."""
+    if shape.count(reading.samples) != 1:
+        return None
+    axis = shape.index(reading.samples)
+    along = [-1 if each == axis else 1 for each in range(len(shape))]
+    return torch.arange(reading.samples).reshape(along) if axis <= reading.axis else None
+
+
+def _are_equal_parts(labels: Sequence[Tensor], samples: int) -> bool:
+    """Whether as many other samples each are those of several tensors, or of rows of one."""
+    if any(sum(length > 1 for length in each.shape) > 1 for each in labels):
+        return len(labels) == 1 and labels[0].numel() == len(labels[0].unique()) == samples
+    own = [{*each.unique().tolist()} for each in labels]
+    sizes = {len(each) for each in own}
+    together = set().union(*own)
+    apart = sum(map(len, own)) == len(together) == samples > len(own)
+    return len(own) > 1 and len(sizes) == 1 and apart
+
+
+def _check_left_out(
+    reading: Reading,
+    evidence: BatchEvidence,
+    rows: int,
+    names: Names,
+    shapes: Sequence[Shape],
+) -> None:
+    """``UnavailableError`` if the rows that the loss leaves out may be positions."""
+    samples = reading.samples
+    called_with = [shape for shapes in evidence.calls for shape in shapes]
+    if reading.is_given:
+        square = reading.axis == 1 or any(shape.count(samples) > 1 for shape in called_with)
+        if square and not names.selections:
+            raise UnavailableError(EITHER_AXIS.format(samples=samples))
+        return
+    second = {shape[1] for shape in called_with if len(shape) > 2} - {samples}
+    if not names.selections or any(shape[:1] and shape[0] in second for shape in shapes):
+        raise UnavailableError(LEFT_OUT.format(samples=samples, rows=rows))
+
+
+def _not_followed(graph: Graph, edges: Sequence[Edge], names: Names, reading: Reading) -> str:
+    """Why none of the loss's rows has a sample."""
+    meeting = [edge for edge in edges if names.meet_behind(edge)]
+    square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
+    reason = MEET if meeting else TWO_AXES if square else NOT_FOLLOWED
+    shapes = " and ".join(str([*graph.shape(edge)]) for edge in (meeting or square or edges)[:2])
+    remedy = ONE_ROW_EACH if reading.is_given else PASS
+    return reason.format(
+        shapes=shapes, samples=reading.samples, known_by=reading.known_by, remedy=remedy
+    )
+
+
+PASS = "pass the number of samples as batch_size=... to the context"
+ONE_ROW_EACH = "compute the loss from a tensor with one row for each sample"
+NO_CALLS = (
+    "no recorded call of the model has led to this loss, so that the number of samples isn't known "
+    "(calls are recorded after gradlens.extend, but not those of compiled models or inside "
+    "torch.func's transforms): " + PASS
+)
+NO_ROWS = (
+    "the model was called without a tensor that has a row for each sample, so that their number "
+    "isn't known: " + PASS
+)
+NOT_FOLLOWED = (
+    "N = {samples} by {known_by}, but the loss is computed from tensors of shape {shapes}, and it "
+    "can't be followed which sample each of their rows belongs to: {remedy}"
+)
+TWO_AXES = (
+    "more than one axis has {samples} entries in the tensor of shape {shapes} that the loss is "
+    "computed from, so that it isn't certain which of them are the samples: use a batch of another "
+    "size, or compute the loss from a tensor with one row for each sample"
+)
+MEET = (
+    "samples meet in the loss, which is computed from a tensor of shape {shapes} with entries of "
+    "several of the {samples} samples, as a loss of pairs is; if N = {samples} is wrong, pass "
+    "batch_size=... to the context"
+)
+LEFT_OUT = (
+    "the model was called with {samples} rows, but the loss is computed from {rows} of them, so "
+    "that these may be no samples: " + PASS
+)
+AMBIGUOUS = (
+    "the number of samples isn't certain, since more than one agrees with the network ({numbers}): "
+    + PASS
+)
+EQUAL_PARTS = (
+    "the model was called with {samples} rows, and the loss is computed from equal parts of them, "
+    "which may be views of the same samples: " + PASS
+)
+SEVERAL_LENGTHS = (
+    "the model was called with tensors of different lengths, and it can't be followed that the "
+    "loss's rows are those of the {samples} of one of them: " + PASS
+)
+EITHER_AXIS = (
+    "the model was called with a tensor of which two axes have {samples} entries, and either may "
+    "count the samples: use a batch of another size"
+)
+SEVERAL = (
+    "the model was called {count} times, with {rows} rows each, and the loss neither has all of "
+    "these in one tensor nor combines those of each call, so that they may be parts of the batch "
+    "or the same samples: " + PASS
+)

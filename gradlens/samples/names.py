@@ -1,0 +1,292 @@
+"""After which sample each row of a graph is named: labels carried from the model's inputs upwards.
+
+The rows of what the model was called with are the samples. Each node hands their names on by the
+rules of its kind, as it hands gradients on in the other direction (``gradlens.samples.structure``).
+A row that is computed from rows of one name, and from data without a name such as statistics of the
+batch, has this name; a row that is computed from rows of several names is mixed, and one behind a
+kind of node that isn't known is unknown. A name doesn't say that no other sample has a share in a
+row. The labels that start at the loss decide that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from math import prod
+from string import digits
+
+import torch
+from torch import Tensor
+
+from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.kinds import AxisRule, Step, from_the_right, kind_of
+from gradlens.graph.torch_private import hands_gradients_on, saved
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.samples.model_inputs import Named, nodes_reading_data
+from gradlens.samples.picks import OVERWRITING, PICKING, PUTTING, Shape, keeps_rows
+from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE
+from gradlens.samples.selections import Selection, Selections
+from gradlens.samples.structure import reshaped
+
+
+class Names:
+    """The names of the elements at the edges of a graph, from those that are ``known``.
+
+    The rows that a model has ``returned`` are named in the order of its inputs' rows, if nothing
+    else is known of them: some are named ``by_order`` then. Names have as many axes as the tensors;
+    an axis of length 1 has the same names for all entries. ``NO_SAMPLE`` is no name, and
+    ``UNREADABLE`` an unknown one.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        alone: Sequence[bool],
+        known: Mapping[Edge, Named],
+        returned: Mapping[Edge, Tensor],
+    ) -> None:
+        """Nodes that are ``alone`` compute with parameters alone."""
+        self._graph = graph
+        self._alone = alone
+        self._reading_data = nodes_reading_data(graph, alone)
+        self.known = known
+        self.by_order = False
+        self._selections = Selections(graph)
+        self._names: dict[Edge, Tensor] = {}
+        for number in range(len(graph)):
+            for output in graph.outputs_of(number):
+                edge = (number, output)
+                given = known.get(edge)
+                names = self._above(number, output)
+                if given is not None:
+                    self.by_order |= given.by_order
+                    names = given.names.masked_fill(given.names == NO_SAMPLE, UNREADABLE)
+                if names is not None and bool((names != NO_SAMPLE).any()):
+                    self._names[edge] = names
+                if edge in returned and (self.may_be_in_order(edge) or self._may_meet(edge)):
+                    self._names[edge] = returned[edge]
+                    self.by_order = True
+
+    @property
+    def selections(self) -> tuple[Selection, ...]:
+        """The indices that the names depend on."""
+        return self._selections.found
+
+    @property
+    def are_in_order(self) -> bool:
+        """Whether all known rows are in the order of what the model was called with."""
+        return all(each.in_order for each in self.known.values())
+
+    def at(self, edge: Edge) -> Tensor:
+        """The names of the elements at an edge."""
+        unnamed = torch.full([1] * len(self._graph.shape(edge)), NO_SAMPLE)
+        return self._names.get(edge, unnamed)
+
+    def name(self, edge: Edge) -> bool:
+        """Whether all elements at an edge have a name."""
+        return bool((self.at(edge) >= 0).all())
+
+    def meet_behind(self, edge: Edge) -> bool:
+        """Whether rows of several names come together at an edge, or behind it."""
+        return any(bool((names == MIXED).any()) for names in self._behind(edge))
+
+    def may_be_in_order(self, edge: Edge) -> bool:
+        """Whether rows without known names may have those of their places.
+
+        The number of rows that were selected may be N by chance.
+        """
+        names = self.at(edge)
+        is_unknown = bool((names == UNREADABLE).any()) or not self.are_behind(edge)
+        if bool((names >= 0).any()) or not is_unknown:
+            return False
+        rows = self._graph.shape(edge)[:1]
+        visited: set[Edge] = set()
+        waiting = [edge]
+        while waiting:
+            above = waiting.pop()
+            if above in visited or self._alone[above[0]]:
+                continue
+            visited.add(above)
+            for below in self._graph.descend(above):
+                has_rows = self._graph.shape(below)[:1] == rows
+                if self._selects(above, below) and not (has_rows and self._keeps_rows(above)):
+                    return False
+                waiting += [below] if has_rows else []
+        return True
+
+    def _selects(self, above: Edge, below: Edge) -> bool:
+        """Whether a node selects rows, rather than entries of rows."""
+        shapes = self._graph.shape(above), self._graph.shape(below)
+        changed = shapes[0][:1] != shapes[1][:1] or len(shapes[1]) > len(shapes[0])
+        return changed and kind_of(self._graph.kinds[above[0]]).selects
+
+    def _keeps_rows(self, above: Edge) -> bool:
+        number, output = above
+        edge = self._graph.children[number][0]
+        if not self._graph.kinds[number].startswith("IndexBackward") or edge is None:
+            return False
+        try:
+            return keeps_rows(self._selections.between(number, output, edge, 0))
+        except UnavailableError:
+            return False
+
+    def _may_meet(self, edge: Edge) -> bool:
+        """Whether rows that have no names may be of a sample each, since samples meet behind them.
+
+        The labels at known rows tell.
+        """
+        exact = any(not each.by_order for each in self.known.values())
+        unnamed = not bool((self.at(edge) >= 0).any())
+        return exact and unnamed and len(self._graph.shape(edge)) > 1
+
+    def are_behind(self, edge: Edge) -> bool:
+        """Whether there are names at an edge, or behind it."""
+        return bool(self._behind(edge))
+
+    def _behind(self, edge: Edge) -> list[Tensor]:
+        behind = self._graph.below([edge[0]])
+        return [names for (number, _), names in self._names.items() if number in behind]
+
+    def _above(self, number: int, output: int) -> Tensor | None:
+        """The names of a node's output, from those of its inputs.
+
+        One number has a name only if all that it is computed from has this name.
+        """
+        shape = self._graph.shape((number, output))
+        if number in self._reading_data:
+            return torch.full([1] * len(shape), UNREADABLE)
+        named: dict[int, Tensor] = {}
+        unknown: dict[int, Tensor] = {}
+        changed = False
+        for place, edge in enumerate(self._graph.children[number]):
+            if edge is None or self._alone[edge[0]]:
+                continue
+            before = self._names.get(edge)
+            names = None
+            if before is not None:
+                names = self._through(number, output, place, edge, before)
+            if prod(shape) == 1 and (names is None or bool((names == NO_SAMPLE).any())):
+                return None
+            if names is not None:
+                (unknown if bool((names == UNREADABLE).any()) else named)[place] = names
+            changed = changed or names is not before
+        if len(named) == 1 and not unknown and not changed:
+            return next(iter(named.values()))
+        found = reduce(_together, named.values()) if named else None
+        for place, names in unknown.items():
+            if found is None or not bool((found != NO_SAMPLE).any()):
+                found = names
+            elif not any(self._covers(number, output, each, place) for each in named):
+                found = _together(found, names)
+        return None if found is None else _compact(found)
+
+    def _covers(self, number: int, output: int, place: int, other: int) -> bool:
+        """Whether an input has the rows of another one itself, and isn't repeated for them."""
+        one, two = (self._sizes(number, output, each) for each in (place, other))
+        return all(own > 1 or length == 1 for own, length in zip(one, two, strict=True))
+
+    def _sizes(self, number: int, output: int, place: int) -> list[int]:
+        """The lengths of an input along the axes of an output, 1 where it is repeated."""
+        rule, edge = kind_of(self._graph.kinds[number]).axes, self._graph.children[number][place]
+        axes = len(self._graph.shape((number, output)))
+        if rule is None or edge is None:
+            return [*self._graph.shape((number, output))]
+        shape = self._graph.shape(edge)
+        step = Step(self._graph.nodes[number], place, output, axes, len(shape))
+        along = [rule(step, axis) for axis in range(axes)]
+        return [1 if axis is None or axis < 0 else shape[axis] for axis in along]
+
+    def _through(
+        self, node: int, output: int, place: int, edge: Edge, names: Tensor
+    ) -> Tensor | None:
+        above, below = self._graph.shape((node, output)), self._graph.shape(edge)
+        if not prod(above) or not prod(below):
+            return None
+        if hands_gradients_on(self._graph.nodes[node]):
+            return names if output == place else None
+        name = self._graph.kinds[node].rstrip(digits).removesuffix("Backward")
+        kind = kind_of(name)
+        if kind.axes is from_the_right and above == below:
+            return names
+        if kind.in_order:
+            return reshaped(names, below, above)
+        between = self._selections.between(node, output, edge, place)
+        unknown = torch.full([1] * len(above), UNREADABLE)
+        try:
+            if name in PICKING:
+                pick = PICKING[name](between)
+                return unknown if pick is None else pick.pulled(names, len(above))
+            if name in PUTTING:
+                pick = PUTTING[name](between)
+                found = pick.put(names, above, pick.axes)
+                if found is None:  # several are added up
+                    return unknown if bool((names == UNREADABLE).any()) else None
+                return self._not_overwritten(node, output, found) if place == 0 else found
+        except UnavailableError:  # of indices that can't be read now
+            return unknown
+        is_grouped = name == "Convolution" and saved(self._graph.nodes[node], "groups") > 1
+        if kind.axes is None or (is_grouped and names.shape[1 - place] > 1):
+            return unknown
+        return _moved(kind.axes, between.step, names, above, below)
+
+    def _not_overwritten(self, node: int, output: int, names: Tensor) -> Tensor:
+        """Names without those of entries that another input takes the place of."""
+        name = self._graph.kinds[node].rstrip(digits).removesuffix("Backward")
+        other = self._graph.children[node][1]
+        if other is None or name not in OVERWRITING or other not in self._names:
+            return names
+        between = self._selections.between(node, output, other, 1)
+        shape = self._graph.shape((node, output))
+        taken = PUTTING[name](between).apply(torch.arange(prod(shape)).reshape(shape))
+        found = names.expand(shape).flatten().clone()
+        found[taken[taken >= 0]] = NO_SAMPLE
+        return found.reshape(shape)
+
+
+def _moved(rule: AxisRule, step: Step, names: Tensor, above: Shape, below: Shape) -> Tensor | None:
+    """Names of an output by the axes that the node's kind hands on; others are reduced."""
+    places: dict[int, int] = {}
+    for axis in range(len(above)):
+        along = rule(step, axis)
+        if along is not None and 0 <= along < len(below) and along not in places:
+            places[along] = axis
+    for axis in range(names.dim()):
+        if axis not in places and names.shape[axis] > 1:
+            names = _reduced(names, axis)
+    shape = [1] * len(above)
+    order = sorted(places, key=places.__getitem__)
+    for axis in order:
+        shape[places[axis]] = names.shape[axis]
+    rest = [axis for axis in range(names.dim()) if axis not in places]
+    moved = names.permute([*order, *rest]).reshape(shape)
+    for axis, (length, whole) in enumerate(zip(shape, above, strict=True)):
+        if length not in (1, whole):  # an input that is repeated
+            if whole % length:
+                return None
+            times = [whole // length if each == axis else 1 for each in range(len(shape))]
+            moved = moved.repeat(times)
+    return moved
+
+
+def _reduced(names: Tensor, axis: int) -> Tensor:
+    """Names of what is computed from all entries along an axis: none if they are of several."""
+    most = names.amax(axis, keepdim=True)
+    several = (names != NO_SAMPLE) & (names != most)
+    unknown = (names == UNREADABLE).any(axis, keepdim=True)
+    most = most.masked_fill(several.any(axis, keepdim=True), NO_SAMPLE)
+    return most.masked_fill(unknown, UNREADABLE)
+
+
+def _together(one: Tensor, other: Tensor) -> Tensor:
+    """Names of what is computed from two tensors, entry by entry."""
+    several = (one != NO_SAMPLE) & (other != NO_SAMPLE) & (one != other)
+    found = torch.where(one == NO_SAMPLE, other, one).masked_fill(several, MIXED)
+    return found.masked_fill((one == UNREADABLE) | (other == UNREADABLE), UNREADABLE)
+
+
+def _compact(names: Tensor) -> Tensor:
+    for axis, length in enumerate(names.shape):
+        first = names.narrow(axis, 0, 1)
+        if length > 1 and bool((names == first).all()):
+            names = first
+    return names

@@ -1,0 +1,459 @@
+"""Kinds of nodes that cut tensors, pick entries of them, or put them together.
+
+What such a node does to a tensor's entries it does to their labels. So each kind is described by
+one function of a tensor, which follows labels up the graph; down the graph it is applied to the
+numbers of entries, which tells where the labels belong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gradlens.graph.kinds import Step, positive
+from gradlens.graph.torch_private import saved, signed
+from gradlens.numerics.unavailable import UnavailableError
+from gradlens.samples.rows import NO_SAMPLE
+
+MOST_LABELS = 2**24
+"""Labels of a tensor that are written out: 128 MiB. Most axes have one label for all entries."""
+
+_UNSET = -(2**62)
+"""Smaller than all labels."""
+
+Shape: TypeAlias = tuple[int, ...]
+Saved: TypeAlias = Sequence[Tensor | None]
+"""What a node has saved under a name: one tensor, or several."""
+
+
+@dataclass(frozen=True)
+class Between:
+    """What is between an input of a node, of shape ``below``, and an output of shape ``above``.
+
+    ``sizes`` are the shapes of all inputs, ``None`` of those that need no gradient. ``seen`` gives
+    the indices that it has saved under a name, and ``read`` the one at a place, on which the labels
+    depend from then on.
+    """
+
+    step: Step
+    above: Shape
+    below: Shape
+    sizes: Sequence[Shape | None]
+    seen: Callable[[str], Saved]
+    read: Callable[[str, int], Tensor]
+
+    @property
+    def dim(self) -> int:
+        """The axis, in the tensor with more axes."""
+        return positive(saved(self.step.node, "dim"), max(len(self.above), len(self.below)))[0]
+
+    def saved(self, name: str) -> int:
+        """An integer that the node has saved."""
+        return signed(int(saved(self.step.node, name)))
+
+
+@dataclass(frozen=True)
+class Pick:
+    """Which entries of a tensor those of another one are, as a function of the first.
+
+    ``apply`` may get a tensor with an axis of length 1 where all entries are the same, and may
+    return one; -1 is an entry of neither. ``axes`` are those along which entries are picked;
+    ``kept`` has the other ones, with their places in what is returned. If entries are picked
+    ``one_by_one``, they depend on all axes. ``fills`` says that what is returned has entries that
+    come from elsewhere, and ``apart`` that each of the axes has an index of its own.
+    """
+
+    apply: Callable[[Tensor], Tensor]
+    axes: tuple[int, ...]
+    kept: dict[int, int]
+    one_by_one: bool = False
+    fills: bool = False
+    apart: bool = False
+
+    def pulled(self, labels: Tensor, dims: int) -> Tensor:
+        """Labels of what is returned, of ``dims`` axes, by those of what is given."""
+        if not self.fills and all(labels.shape[axis] == 1 for axis in self.axes):
+            return _at(labels, self.kept, dims)
+        return self.apply(labels)
+
+    def put(self, labels: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor | None:
+        """Labels of what is given, by those of what is returned, picked along some of the axes.
+
+        ``None`` if an entry would get several labels, or there would be too many.
+        """
+        places = {place: axis for axis, place in self.kept.items()}
+        along = {places[place] for place in places if labels.shape[place] > 1}
+        full = range(len(shape)) if self.one_by_one else {*axes, *along}
+        own = [length if axis in full else 1 for axis, length in enumerate(shape)]
+        if prod(own) > MOST_LABELS:
+            return None
+        numbers = self.apply(torch.arange(prod(own)).reshape(own))
+        pairs = [*zip(numbers.shape, labels.shape, strict=False)]
+        if numbers.dim() != labels.dim() or any(n != m and 1 not in (n, m) for n, m in pairs):
+            return None
+        sizes = torch.broadcast_shapes(numbers.shape, labels.shape)
+        if prod(sizes) > MOST_LABELS:
+            return None
+        numbers, values = numbers.expand(sizes).flatten(), labels.expand(sizes).flatten()
+        numbers, values = numbers[numbers >= 0], values[numbers >= 0]
+        found = torch.full([prod(own)], _UNSET)
+        found.scatter_reduce_(0, numbers, values, "amax")
+        if bool(((found[numbers] != values) & (values != NO_SAMPLE)).any()):
+            return None
+        return found.masked_fill(found == _UNSET, NO_SAMPLE).reshape(own)
+
+
+def _at(labels: Tensor, places: dict[int, int], dims: int) -> Tensor:
+    """Labels with their axes at other places; others have length 1."""
+    order = sorted(places, key=places.__getitem__)
+    shape = [1] * dims
+    for axis in order:
+        shape[places[axis]] = labels.shape[axis]
+    rest = [axis for axis in range(labels.dim()) if axis not in places]
+    return labels.permute([*order, *rest]).reshape(shape)
+
+
+def unpicked(pick: Pick, labels: Tensor, dims: int) -> Tensor:
+    """Labels of what is given, of ``dims`` axes, by those that don't vary along picked axes."""
+    return _at(labels, {place: axis for axis, place in pick.kept.items()}, dims)
+
+
+# Along one axis ---------------------------------------------------------------------------------
+
+
+def _kept(of: Between, dim: int) -> dict[int, int]:
+    """The other axes of the input, with their places in the output."""
+    shift = len(of.above) - len(of.below)
+    if shift > 0:  # the output has one more
+        return {axis: axis + (axis >= dim) for axis in range(len(of.below))}
+    others = [axis for axis in range(len(of.below)) if axis != dim]
+    return {axis: axis - (axis > dim) if shift else axis for axis in others}
+
+
+def _along(of: Between, places: Tensor | slice) -> Pick:
+    """Entries at these places of the input's axis; -1 for what comes from another input."""
+    dim = of.dim
+    joined = len(of.above) > len(of.below)
+    length = 1 if joined else of.below[dim]
+    index = torch.arange(length)[places] if isinstance(places, slice) else places
+    fills = bool((index < 0).any())
+
+    def apply(given: Tensor) -> Tensor:
+        x = given.unsqueeze(dim) if joined else given
+        if x.shape[dim] > 1 or length == 1:
+            x = x.index_select(dim, index.clamp(min=0))
+        elif fills:
+            x = x.expand(*x.shape[:dim], len(index), *x.shape[dim + 1 :])
+        if fills:
+            behind = [1] * (x.dim() - dim - 1)
+            x = x.masked_fill((index < 0).reshape(-1, *behind), NO_SAMPLE)
+        return x.squeeze(dim) if len(of.above) < len(of.below) else x
+
+    return Pick(apply, () if joined else (dim,), _kept(of, dim), fills=fills)
+
+
+def _end(number: int, length: int) -> int:
+    """An end of a slice from 0 on."""
+    return max(number + length, 0) if number < 0 else min(number, length)
+
+
+def _slice(of: Between) -> Pick:
+    start, end = (_end(of.saved(name), of.below[of.dim]) for name in ("start", "end"))
+    return _along(of, slice(start, end, of.saved("step")))
+
+
+def _select(of: Between) -> Pick:
+    return _along(of, torch.tensor([_end(of.saved("index"), of.below[of.dim])]))
+
+
+def _unbind(of: Between) -> Pick:
+    return _along(of, torch.tensor([of.step.output]))
+
+
+def _split(of: Between) -> Pick:
+    size = of.saved("split_size")
+    return _along(of, slice(of.step.output * size, (of.step.output + 1) * size))
+
+
+def _split_with_sizes(of: Between) -> Pick:
+    sizes = saved(of.step.node, "split_sizes")
+    start = sum(sizes[: of.step.output])
+    return _along(of, slice(start, start + sizes[of.step.output]))
+
+
+def _index_select(of: Between) -> Pick:
+    def apply(x: Tensor) -> Tensor:
+        return _along(of, of.read("index", 0).reshape(-1)).apply(x)
+
+    return Pick(apply, (of.dim,), _kept(of, of.dim))
+
+
+def _by_indices(of: Between, name: str) -> Pick:
+    """Each entry is picked by an index of its own."""
+    dim = of.dim
+
+    def apply(x: Tensor) -> Tensor:
+        index = of.read(name, 0)
+        removed = index.dim() < len(of.below)
+        index = index.unsqueeze(dim) if removed else index
+        for axis, length in enumerate(index.shape):
+            if axis != dim:
+                sizes = [length if each == axis else -1 for each in range(x.dim())]
+                x = x.expand(sizes) if x.shape[axis] == 1 else x.narrow(axis, 0, length)
+        x = x.expand([of.below[dim] if axis == dim else -1 for axis in range(x.dim())])
+        found = x.gather(dim, index)
+        return found.squeeze(dim) if len(of.above) < len(of.below) else found
+
+    return Pick(apply, (dim,), _kept(of, dim), one_by_one=True)
+
+
+def _sorted(of: Between) -> Pick:
+    return _by_indices(of, "indices")
+
+
+def _gather(of: Between) -> Pick | None:
+    return _by_indices(of, "index") if of.step.place == 0 else None
+
+
+def _cat(of: Between) -> Pick | None:
+    """The part of the output that is one of the inputs, if the lengths of others are known."""
+    dim = of.dim
+    front, behind = of.sizes[: of.step.place], of.sizes[of.step.place + 1 :]
+    if all(size is not None for size in front):
+        start = sum(size[dim] if len(size) > dim else 0 for size in front if size is not None)
+    elif all(size is not None for size in behind):
+        rest = sum(size[dim] if len(size) > dim else 0 for size in behind if size is not None)
+        start = of.above[dim] - rest - of.below[dim]
+    else:
+        return None
+    places = torch.full([of.above[dim]], NO_SAMPLE)
+    places[start : start + of.below[dim]] = torch.arange(of.below[dim])
+    return _along(of, places)
+
+
+def _stack(of: Between) -> Pick:
+    places = torch.full([of.above[of.dim]], NO_SAMPLE)
+    places[of.step.place] = 0
+    return _along(of, places)
+
+
+# Along several axes -----------------------------------------------------------------------------
+
+
+def _turned(of: Between, turn: Callable[[Tensor, Sequence[int]], Tensor]) -> Pick:
+    dims = positive(saved(of.step.node, "dims"), len(of.below))
+    axes = tuple(dims or range(len(of.below)))
+    kept = {axis: axis for axis in range(len(of.below)) if axis not in axes}
+    return Pick(lambda x: turn(x, dims), axes, kept)
+
+
+def _flip(of: Between) -> Pick:
+    return _turned(of, lambda x, dims: x.flip(*dims))
+
+
+def _roll(of: Between) -> Pick:
+    shifts = [signed(shift) for shift in saved(of.step.node, "shifts")]
+
+    def roll(x: Tensor, dims: Sequence[int]) -> Tensor:
+        return x.roll(shifts, [*dims]) if dims else x.expand(of.below).roll(shifts)
+
+    return _turned(of, roll)
+
+
+class _Indices:
+    """The indices of ``x[rows, places]``, which are read where they are needed.
+
+    A mask has one for each of its axes.
+    """
+
+    def __init__(self, of: Between) -> None:
+        self._of = of
+        self._given = of.seen("indices")
+        self._places: dict[int, tuple[int, int]] = {}
+        axis = 0
+        for place, each in enumerate(self._given):
+            is_mask = each is not None and each.dtype in (torch.bool, torch.uint8)
+            dims = each.dim() if each is not None and is_mask else 1
+            if each is not None:
+                self._places |= {axis + own: (place, own if is_mask else -1) for own in range(dims)}
+            axis += dims
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes along which entries are picked: first those whose index counts from 0 on."""
+        return tuple(sorted(self._places, key=lambda axis: not self._counts(axis)))
+
+    @property
+    def are_rows_in_order(self) -> bool:
+        """Whether the first axis is whole, or its index counts from 0 on."""
+        return 0 not in self._places or self._counts(0)
+
+    def _counts(self, axis: int) -> bool:
+        index = self._given[self._places[axis][0]]
+        assert index is not None
+        return torch.equal(index.flatten().cpu(), torch.arange(index.numel()))
+
+    @property
+    def dims(self) -> int:
+        """The number of axes that they have together."""
+        given = [self._given[place] for place, _ in self._places.values()]
+        masks = [own >= 0 for _, own in self._places.values()]
+        pairs = zip(given, masks, strict=True)
+        return max(1 if is_mask else each.dim() for each, is_mask in pairs if each is not None)
+
+    def of_axis(self, axis: int) -> Tensor:
+        """The index along an axis."""
+        place, own = self._places[axis]
+        read = self._of.read("indices", place)
+        return read if own < 0 else read.nonzero()[:, own]
+
+    def select(self, x: Tensor, shape: Shape) -> Tensor:
+        """Entries of a tensor of this shape, some of whose axes may have length 1."""
+        zero = torch.zeros([1] * self.dims, dtype=torch.long)
+        index = {
+            axis: self.of_axis(axis) if x.shape[axis] > 1 or shape[axis] == 1 else zero
+            for axis in self._places
+        }
+        return x[tuple(index.get(axis, slice(None)) for axis in range(x.dim()))]
+
+    def kept(self, dims: int) -> dict[int, int]:
+        """The other axes of a tensor, with their places in what is selected."""
+        first, last = min(self._places), max(self._places)
+        adjacent = last - first + 1 == len(self._places)
+        front = first if adjacent else 0
+        free = [axis for axis in range(dims) if axis not in self._places]
+        return {axis: n + (self.dims if n >= front else 0) for n, axis in enumerate(free)}
+
+
+def _index(of: Between) -> Pick:
+    """Rows that are selected by tensors of indices or masks, as ``x[rows, places]``."""
+    indices = _Indices(of)
+
+    def apply(x: Tensor) -> Tensor:
+        return indices.select(x, of.below)
+
+    return Pick(apply, indices.axes, indices.kept(len(of.below)), apart=True)
+
+
+def keeps_rows(of: Between) -> bool:
+    """Whether ``x[rows, places]`` has the rows of the first axis in their order, each once."""
+    return _Indices(of).are_rows_in_order
+
+
+def _masked_select(of: Between) -> Pick:
+    def apply(x: Tensor) -> Tensor:
+        return x.expand(of.below)[of.read("mask", 0).expand(of.below)]
+
+    return Pick(apply, tuple(range(len(of.below))), {}, one_by_one=True)
+
+
+def _take(of: Between) -> Pick:
+    def apply(x: Tensor) -> Tensor:
+        return x.expand(of.below).flatten()[of.read("index", 0)]
+
+    return Pick(apply, tuple(range(len(of.below))), {}, one_by_one=True)
+
+
+# Kinds that put entries of an input into the output: picks of the output ------------------------
+
+
+def _all(of: Between) -> Pick:
+    """What others are put into or added to, entry by entry."""
+    return Pick(lambda x: x, (), {axis: axis for axis in range(len(of.above))})
+
+
+def _index_add(of: Between) -> Pick:
+    if of.step.place == 0:
+        return _all(of)
+    dim = of.dim
+
+    def apply(x: Tensor) -> Tensor:
+        return x if x.shape[dim] == 1 else x.index_select(dim, of.read("index", 0).reshape(-1))
+
+    kept = {axis: axis for axis in range(len(of.above)) if axis != dim}
+    return Pick(apply, (dim,), kept)
+
+
+def _scatter_add(of: Between) -> Pick:
+    if of.step.place == 0:
+        return _all(of)
+    dim = of.dim
+
+    def apply(x: Tensor) -> Tensor:
+        index = of.read("index", 0)
+        if tuple(index.shape) != of.below:
+            raise UnavailableError("some entries of what is scattered are left out")
+        return x.expand(of.above).gather(dim, index)
+
+    kept = {axis: axis for axis in range(len(of.above)) if axis != dim}
+    return Pick(apply, (dim,), kept, one_by_one=True)
+
+
+def _index_put(of: Between) -> Pick:
+    if of.step.place == 0:
+        return _all(of)
+    indices = _Indices(of)
+
+    def apply(x: Tensor) -> Tensor:
+        return indices.select(x, of.above)
+
+    kept = indices.kept(len(of.above))
+    if len(kept) + indices.dims == len(of.below):
+        return Pick(apply, indices.axes, kept)
+
+    def without_axes(x: Tensor) -> Tensor:
+        found = apply(x.expand(of.above))
+        if found.numel() != prod(of.below):
+            raise UnavailableError("what is put is repeated")
+        return found.reshape(of.below)
+
+    return Pick(without_axes, tuple(range(len(of.above))), {}, one_by_one=True)
+
+
+def _masked_scatter(of: Between) -> Pick:
+    if of.step.place == 0:
+        return _all(of)
+
+    def apply(x: Tensor) -> Tensor:
+        taken = x.expand(of.above)[of.read("mask", 0).expand(of.above)]
+        found = torch.full([prod(of.below)], NO_SAMPLE)
+        found[: len(taken)] = taken
+        return found.reshape(of.below)
+
+    return Pick(apply, tuple(range(len(of.above))), {}, one_by_one=True)
+
+
+PICKING: dict[str, Callable[[Between], Pick | None]] = {
+    "Slice": _slice,
+    "Select": _select,
+    "Unbind": _unbind,
+    **dict.fromkeys(("Split", "UnsafeSplit"), _split),
+    **dict.fromkeys(("SplitWithSizes", "UnsafeSplitWithSizes"), _split_with_sizes),
+    "Flip": _flip,
+    "Roll": _roll,
+    "IndexSelect": _index_select,
+    **dict.fromkeys(("Sort", "Topk", "Kthvalue", "Mode"), _sorted),
+    "Gather": _gather,
+    "Cat": _cat,
+    "Stack": _stack,
+    "Index": _index,
+    "MaskedSelect": _masked_select,
+    "Take": _take,
+}
+"""Kinds whose output has entries of their inputs, picked by what they have saved."""
+
+PUTTING: dict[str, Callable[[Between], Pick]] = {
+    **dict.fromkeys(("IndexAdd", "IndexCopy"), _index_add),
+    **dict.fromkeys(("ScatterAdd", "Scatter"), _scatter_add),
+    "IndexPut": _index_put,
+    "MaskedScatter": _masked_scatter,
+}
+"""Kinds whose inputs have entries of their output, as far as gradients go."""
+
+OVERWRITING = frozenset({"IndexCopy", "Scatter", "MaskedScatter", "IndexPut"})
+"""Those of them whose second input takes the place of entries of the first one."""
