@@ -7,7 +7,7 @@ loss (``gradlens.samples.names``), which confirms or contradicts that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import index
@@ -257,6 +257,9 @@ def loss_rows(
     if not edges:
         raise UnavailableError("the loss isn't computed from any rows of samples")
     labels = {edge: found[edge] for edge in edges}
+    meeting = meeting_edges(graph, {e: each for e, each in labels.items() if each is not None})
+    if meeting and reading.samples > 1:
+        raise UnavailableError(_not_followed(graph, meeting, names, reading, meet=True))
     unnamed = [e for e, each in labels.items() if each is None and not names.are_behind(e)]
     known, samples = [each for each in labels.values() if each is not None], reading.samples
     if not known or (unnamed and not reading.is_given):
@@ -272,6 +275,25 @@ def loss_rows(
         raise UnavailableError(EQUAL_PARTS.format(samples=samples))
     sources = tuple(Source(edge, each) for edge, each in labels.items())
     return LossRows(sources, bool(by_place) and reading.samples > 1, as_many)
+
+
+def meeting_edges(graph: Graph, labels: Mapping[Edge, Tensor]) -> list[Edge]:
+    """The edges of which one node combines rows of different samples, as squared errors do."""
+    for number in {consumer for edge in labels for consumer, _, _ in graph.consumers[edge[0]]}:
+        both = [edge for edge in graph.descend((number, 0)) if edge in labels]
+        if len(both) > 1 and not is_linear(graph, number):
+            first, *others = (labels[edge] for edge in both)
+            if any(not _agree(first, other) for other in others):
+                return both
+    return []
+
+
+def _agree(one: Tensor, other: Tensor) -> bool:
+    """Whether rows that are combined have the same samples, where both have one."""
+    pairs = zip(reversed(one.shape), reversed(other.shape), strict=False)
+    if any(n != m and 1 not in (n, m) for n, m in pairs):
+        return False
+    return bool(((one == other) | (one < 0) | (other < 0)).all())
 
 
 def _labels(shape: Shape, names: Tensor, reading: Reading) -> Tensor | None:
@@ -321,9 +343,11 @@ def _check_left_out(
         raise UnavailableError(LEFT_OUT.format(samples=samples, rows=rows))
 
 
-def _not_followed(graph: Graph, edges: Sequence[Edge], names: Names, reading: Reading) -> str:
-    """Why none of the loss's rows has a sample."""
-    meeting = [edge for edge in edges if names.meet_behind(edge)]
+def _not_followed(
+    graph: Graph, edges: Sequence[Edge], names: Names, reading: Reading, meet: bool = False
+) -> str:
+    """Why none of the loss's rows has a sample of its own; ``meet`` if samples meet there."""
+    meeting = [edge for edge in edges if meet or names.meet_behind(edge)]
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
     reason = MEET if meeting else TWO_AXES if square else NOT_FOLLOWED
     shapes = " and ".join(str([*graph.shape(edge)]) for edge in (meeting or square or edges)[:2])

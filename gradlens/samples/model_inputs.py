@@ -155,8 +155,9 @@ class ModelInputs:
             if compared is not None:
                 samples = self._samples_of(given.shape, rows, own)
                 known = compared >= 0
-                if samples is not None and torch.equal(samples.flatten()[known], compared[known]):
-                    return Named(samples.flatten(), by_order=not bool(known.all()))
+                for order in () if samples is None else (samples, _transposed(samples)):
+                    if torch.equal(order.flatten()[known], compared[known]):
+                        return Named(order.flatten(), by_order=not bool(known.all()))
                 return Named(compared, in_order=False)
         return None
 

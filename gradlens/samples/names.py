@@ -96,8 +96,9 @@ class Names:
         The number of rows that were selected may be N by chance.
         """
         names = self.at(edge)
-        is_unknown = bool((names == UNREADABLE).any()) or not self.are_behind(edge)
-        if bool((names >= 0).any()) or not is_unknown:
+        if bool((names >= 0).any()):
+            return False
+        if not bool((names == UNREADABLE).any()) and self.are_behind(edge):
             return False
         rows = self._graph.shape(edge)[:1]
         visited: set[Edge] = set()

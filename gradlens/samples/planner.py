@@ -34,6 +34,7 @@ from gradlens.samples.count import (
     Reading,
     loss_edges,
     loss_rows,
+    meeting_edges,
     readings,
 )
 from gradlens.samples.labels import Labels
@@ -211,7 +212,9 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
     found = {name for edge in edges for name in names.at(edge).unique().tolist()}
     rows_of_one = every[-1].samples
     of_calls = {name // rows_of_one for name in found if name >= 0}
-    if len(every) > 1 and (len(of_calls) == 1 or any(map(names.meet_behind, edges))):
+    combined = meeting_edges(loss.graph, {e: names.at(e) for e in edges if names.name(e)})
+    combined += filter(names.meet_behind, edges)
+    if len(every) > 1 and (len(of_calls) == 1 or combined):
         return [*every[1:]]
     rows = " and ".join(map(str, dict.fromkeys(loss.evidence.rows_of_calls)))
     raise UnavailableError(SEVERAL.format(count=len(loss.evidence.calls), rows=rows))
