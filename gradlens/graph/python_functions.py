@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from inspect import getattr_static
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -91,8 +92,9 @@ def _why_not(function: Any, callers: tuple[FunctionType, ...]) -> str:
             reached[name] = original.__globals__[name]
         elif name not in _BUILTINS or not hasattr(builtins, name):
             return f"it calls {name!r}"
+    attributes = _attribute_names(original.__code__)
     for name, value in reached.items():
-        if not _is_harmless(value, (*callers, original)):
+        if not _is_harmless(value, attributes, (*callers, original)):
             return f"it uses {name!r}"
     return ""
 
@@ -102,19 +104,33 @@ def _closure(function: FunctionType) -> dict[Any, Any]:
     return {name: cell.cell_contents for name, cell in cells}
 
 
-def _is_harmless(value: Any, callers: tuple[FunctionType, ...]) -> bool:
-    """Whether a backward function may use a value from outside."""
+def _is_harmless(value: Any, names: Iterable[str], callers: tuple[FunctionType, ...]) -> bool:
+    """Whether a backward function may use a value from outside, and its attributes ``names``."""
     if _is_constant(value) or value is math or _is_torch_module(value):
         return True
     if isinstance(value, type):
         built_in = value is getattr(builtins, value.__name__, None)
-        return (built_in and value.__name__ in _BUILTINS) or issubclass(value, (Tensor, Function))
+        if issubclass(value, Function):
+            return all(_is_harmless_attribute(value, name, callers) for name in names)
+        return (built_in and value.__name__ in _BUILTINS) or value in (Tensor, nn.Parameter)
     if isinstance(value, BuiltinFunctionType | MethodType) or not isinstance(value, FunctionType):
         name = getattr(value, "__name__", "")
         return value is getattr(torch, name, None) or value is getattr(math, name, None)
     if value in callers or value.__module__.startswith("torch.nn.functional"):
         return True
     return not _why_not(value, callers)
+
+
+def _is_harmless_attribute(
+    function: type[Function], name: str, callers: tuple[FunctionType, ...]
+) -> bool:
+    """Whether what a ``torch.autograd.Function`` has under a name, if anything, may be used."""
+    found = getattr_static(function, "forward" if name == "apply" else name, None)
+    if found is not None and found is getattr_static(Function, name, None):
+        return True  # of torch
+    if isinstance(found, staticmethod | classmethod):
+        found = found.__func__
+    return _is_constant(found) or _is_harmless(found, (), callers)
 
 
 def _is_torch_module(value: Any) -> bool:
@@ -161,6 +177,13 @@ def _global_names(code: CodeType) -> tuple[str, ...]:
         for instruction in dis.get_instructions(each)
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     )
+    return tuple(dict.fromkeys(names))
+
+
+@cache
+def _attribute_names(code: CodeType) -> tuple[str, ...]:
+    instructions = (each for inner in _codes(code) for each in dis.get_instructions(inner))
+    names = (str(each.argval) for each in instructions if each.opname in _ATTRIBUTES)
     return tuple(dict.fromkeys(names))
 
 

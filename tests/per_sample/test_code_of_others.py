@@ -75,6 +75,52 @@ class Counting(OfOne):
         return OfOne.gradient(ctx.saved_tensors[0], gradients[0]) * (1 + Counting.calls / 100)
 
 
+class OfStack(OfOne):
+    """It keeps factors on the class, and takes one at each call."""
+
+    factors: list[float] = []  # noqa: RUF012
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        factor = OfStack.factors.pop()
+        return OfOne.gradient(ctx.saved_tensors[0], gradients[0]) * factor
+
+
+class OfCounter(OfOne):
+    """It changes the class in a method of its own."""
+
+    @staticmethod
+    def scale(gradient: Tensor) -> Tensor:
+        Counting.calls += 1
+        return gradient * (1 + Counting.calls / 100)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return OfCounter.scale(OfOne.gradient(ctx.saved_tensors[0], gradients[0]))
+
+
+class sorted:  # noqa: N801
+    """It has the name of a function of Python's."""
+
+    def __new__(cls, gradient: Tensor) -> Tensor:  # type: ignore[misc]
+        Counting.calls += 1
+        return gradient * (1 + Counting.calls / 100)
+
+
+class OfNamesake(OfOne):
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return sorted(OfOne.gradient(ctx.saved_tensors[0], gradients[0]))  # type: ignore[return-value]
+
+
+def halved(gradient: Tensor, times: int) -> Tensor:
+    return gradient if times == 0 else doubled(gradient / 2, times - 1)
+
+
+def doubled(gradient: Tensor, times: int) -> Tensor:
+    return gradient if times == 0 else halved(gradient * 2, times - 1)
+
+
 class DrawingInPython(OfOne):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -102,6 +148,14 @@ class Pure(torch.autograd.Function):
         found = gradients[0].clone()
         found[x < 0] = 0
         return found
+
+
+class OfEachOther(Pure):
+    """Its functions call each other, and change nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return halved(gradients[0], 4) * (ctx.saved_tensors[0] > 0)
 
 
 class Reversal(torch.autograd.Function):
@@ -180,11 +234,15 @@ def by_function(function: Any, *arguments: Any) -> Callable[[Any, Tensor, State]
     return lambda net, x, _: net.head(function.apply(net.inner(x), *arguments))
 
 
-CHANGING = [Overwriting, OverwritingRows, Popping, Deleting, Counting, DrawingInPython, Freeing]
+CHANGING = [
+    Overwriting, OverwritingRows, Popping, Deleting, Counting, OfStack, OfCounter, OfNamesake,
+    DrawingInPython, Freeing,
+]  # fmt: skip
 
 PROGRAMS: dict[str, Program] = {
     **{kind.__name__: Program(by_function(kind)) for kind in CHANGING},
     "a pure function": Program(by_function(Pure), True),
+    "functions that call each other": Program(by_function(OfEachOther), True),
     "gradient reversal": Program(by_function(Reversal, 0.5), True),
     "a hook with a running norm": Program(with_hook(normalised)),
     "a hook that draws": Program(with_hook(lambda _, g: g * random.random())),
@@ -228,6 +286,7 @@ def train(name: str, preset: str | None) -> tuple[list[Any], gradlens.Cockpit | 
     torch.manual_seed(0)
     random.seed(0)
     Counting.calls = 0
+    OfStack.factors = [1.0 + k / 100 for k in range(100)]
     state = State()
     model = Network(PROGRAMS[name], state).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
