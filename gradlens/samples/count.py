@@ -239,17 +239,23 @@ def _is_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> bool:
 
 
 def loss_rows(
-    graph: Graph, alone: Sequence[bool], names: Names, reading: Reading, evidence: BatchEvidence
+    names: Names,
+    reading: Reading,
+    graph: Graph,
+    alone: Sequence[bool],
+    evidence: BatchEvidence,
+    is_one_axis: bool,
 ) -> LossRows:
     """The rows of the loss with their samples; ``UnavailableError`` if the reading isn't certain.
 
-    Nodes that are ``alone`` compute with parameters alone.
+    Nodes that are ``alone`` compute with parameters alone. ``is_one_axis`` says that no other axis
+    of the model's inputs has N entries.
     """
     found: dict[Edge, Tensor | None] = {}
 
     def are_rows(edge: Edge) -> bool:
         found[edge] = _labels(graph.shape(edge), names.at(edge), reading)
-        if found[edge] is None and names.may_be_in_order(edge):
+        if found[edge] is None and is_one_axis and names.may_be_in_order(edge):
             found[edge] = _by_place(graph.shape(edge), reading)
         return found[edge] is not None
 
@@ -305,9 +311,10 @@ def _labels(shape: Shape, names: Tensor, reading: Reading) -> Tensor | None:
 
 def _by_place(shape: Shape, reading: Reading) -> Tensor | None:
     """Samples 0 to N - 1 along the only axis with N entries, if it may be the one of samples."""
-    if shape.count(reading.samples) != 1:
+    axes = shape[:1] if len(shape) == 4 else shape
+    if axes.count(reading.samples) != 1:
         return None
-    axis = shape.index(reading.samples)
+    axis = axes.index(reading.samples)
     along = [-1 if each == axis else 1 for each in range(len(shape))]
     return torch.arange(reading.samples).reshape(along) if axis <= reading.axis else None
 
@@ -352,6 +359,7 @@ def _not_followed(
     reason = MEET if meeting else TWO_AXES if square else NOT_FOLLOWED
     shapes = " and ".join(str([*graph.shape(edge)]) for edge in (meeting or square or edges)[:2])
     remedy = ONE_ROW_EACH if reading.is_given else PASS
+    reason += "" if reading.is_given or not meeting else OTHER_N
     return reason.format(
         shapes=shapes, samples=reading.samples, known_by=reading.known_by, remedy=remedy
     )
@@ -379,9 +387,9 @@ TWO_AXES = (
 )
 MEET = (
     "samples meet in the loss, which is computed from a tensor of shape {shapes} with entries of "
-    "several of the {samples} samples, as a loss of pairs is; if N = {samples} is wrong, pass "
-    "batch_size=... to the context"
+    "several of the {samples} samples, as a loss of pairs is"
 )
+OTHER_N = "; if N = {samples} is wrong, pass batch_size=... to the context"
 LEFT_OUT = (
     "the model was called with {samples} rows, but the loss is computed from {rows} of them, so "
     "that these may be no samples: " + PASS

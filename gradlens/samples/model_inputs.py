@@ -69,7 +69,7 @@ class ModelInputs:
                 found[number, 0] = replace(read, names=read.names.reshape(rows))
             elif kind.data and number in reading and rows.count(self.samples) == 1:
                 by_order[number, 0] = _along(whole, range(self.samples), rows.index(self.samples))
-        if not found and self._is_one_axis:
+        if not found and self.is_one_axis and not self.in_turn:
             found = {edge: Named(names, by_order=True) for edge, names in by_order.items()}
         return found
 
@@ -81,7 +81,7 @@ class ModelInputs:
                 edge = (graph.by_sequence_number.get(made, -1), output)
                 shape = graph.shape(edge) if edge[0] >= 0 and not alone[edge[0]] else ()
                 axis = self.axis if _has_rows(shape, own, self.axis) else 0
-                is_one_axis = shape[:-1].count(len(own)) < 2 or len(own) == 1
+                is_one_axis = counting_axes(shape).count(len(own)) < 2 or len(own) == 1
                 if _has_rows(shape, own, axis) and is_one_axis:
                     found[edge] = _along(shape, own, axis)
         return found
@@ -98,14 +98,11 @@ class ModelInputs:
         return any(given.storage == storage for given, _ in self._of_samples)
 
     @property
-    def _is_one_axis(self) -> bool:
-        """Whether no other axis of what the model was called with has N entries.
-
-        The last one of real numbers is that of features.
-        """
+    def is_one_axis(self) -> bool:
+        """Whether no other axis of what the model was called with may have N entries, too."""
         given = [given for call in self.calls for given in call.inputs]
-        shapes = [each.shape[:-1] if each.is_real else each.shape for each in given]
-        return not self.in_turn and all(shape.count(self.samples) < 2 for shape in shapes)
+        shapes = [counting_axes(each.shape, each.is_real) for each in given]
+        return all(shape.count(self.samples) < 2 for shape in shapes)
 
     @cached_property
     def _of_samples(self) -> list[tuple[Given, range]]:
@@ -197,6 +194,16 @@ class ModelInputs:
             return None
         samples = self._samples_of(tuple(given.shape), given.numel() // features, own)
         return None if samples is None else _matched(rows, given, samples.flatten())
+
+
+def counting_axes(shape: tuple[int, ...], is_real: bool = True) -> tuple[int, ...]:
+    """The lengths of the axes that may count samples.
+
+    The last one of real numbers is that of features, and images have channels along the second.
+    """
+    if len(shape) == 4:
+        return shape[:1]
+    return shape[:-1] if is_real and len(shape) > 1 else shape
 
 
 def first_nodes(graph: Graph, alone: Sequence[bool]) -> list[int]:

@@ -105,10 +105,12 @@ class Names:
         waiting = [edge]
         while waiting:
             above = waiting.pop()
-            if above in visited or self._alone[above[0]]:
+            if above in visited:
                 continue
             visited.add(above)
             for below in self._graph.descend(above):
+                if self._alone[below[0]]:
+                    continue
                 has_rows = self._graph.shape(below)[:1] == rows
                 if self._selects(above, below) and not (has_rows and self._keeps_rows(above)):
                     return False

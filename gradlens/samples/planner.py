@@ -24,6 +24,7 @@ from gradlens.samples.count import (
     AMBIGUOUS,
     CALLED,
     EITHER_AXIS,
+    OTHER_N,
     OUTPUTS,
     PASSED,
     SEVERAL,
@@ -151,8 +152,7 @@ def _chosen(loss: _LossGraph, every: Sequence[Reading]) -> Plan:
     """The plan of the only reading that can be right; ``UnavailableError`` if there are more."""
     if every[0].known_by == TOGETHER:
         every = _of_several_calls(loss, every)
-    if len(every) > 1 and any(each.samples == 1 for each in every):
-        raise UnavailableError(_uncertain(every))  # all rows may belong to one sample
+    every = _with_one_sample(loss, every)
     attempts, reasons = _attempts(loss, every)
     if not attempts:
         raise reasons[0]
@@ -200,6 +200,20 @@ def _uncertain(every: Sequence[Reading]) -> str:
     return AMBIGUOUS.format(numbers=listed)
 
 
+def _with_one_sample(loss: _LossGraph, every: Sequence[Reading]) -> Sequence[Reading]:
+    """One sample if that is possible, and the loss has one row; else the other readings.
+
+    ``UnavailableError`` if there are others and the loss has more rows, which may be of one sample.
+    """
+    single = [each for each in every if each.samples == 1]
+    if not single or len(single) == len(every):
+        return every
+    shapes = [loss.graph.shape(edge) for edge in loss_edges(loss.graph, loss.alone)]
+    if any(shape[:1] != (1,) for shape in shapes):
+        raise UnavailableError(_uncertain(every))
+    return single
+
+
 def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Reading]:
     """Calls on parts of the batch whose outputs are put together, or each of them on all samples.
 
@@ -222,11 +236,13 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
 
 def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     """The plan for a reading; ``UnavailableError`` if the graph contradicts it."""
+    inputs = loss.model_inputs(reading)
+    known = loss.graph, loss.alone, loss.evidence, inputs.is_one_axis
     names = loss.names(reading)
-    rows = loss_rows(loss.graph, loss.alone, names, reading, loss.evidence)
+    rows = loss_rows(names, reading, *known)
     if not rows.are_known:
         names = loss.names(reading, rows)
-        rows = loss_rows(loss.graph, loss.alone, names, reading, loss.evidence)
+        rows = loss_rows(names, reading, *known)
     by_order = rows.by_place or names.by_order
     if by_order and reading.needs_names:
         raise UnavailableError(SEVERAL_LENGTHS.format(samples=reading.samples))
@@ -240,7 +256,6 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         raise UnavailableError(ON_SECOND_AXIS.format(samples=reading.samples))
     if loss.needs_losses:
         plan = planner.with_terms(plan)
-    inputs = loss.model_inputs(reading)
     shared = [each.use for uses in plan.uses.values() for each in uses]
     if inputs.are_shared(loss.graph, shared):
         raise UnavailableError(SHARED_INPUTS.format(samples=reading.samples))
@@ -565,7 +580,6 @@ WHERE = (
     "the {samples} samples depend on (they are normalised together, compared with each other, or "
     "attend to each other, say)"
 )
-OTHER_N = "; if N = {samples} is wrong, pass batch_size=... to the context"
 MEETING_IN_LOSS = (
     "samples meet in the loss, whose values are computed by {kind}, so that single samples have no "
     "losses of their own"

@@ -579,6 +579,8 @@ AXES = {
         lambda: (randn(N, N, D), randn(N, N, C)),
         of_sequences,
         batch_size=N,
+        refused=("",),
+        reason="can't be followed which sample",
     ),
     "alignments": RowCase(
         lambda: Net(log_probabilities, layer=nn.GRU(D, H, batch_first=True), head=nn.Linear(H, 4)),

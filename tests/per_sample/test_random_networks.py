@@ -37,8 +37,9 @@ def test_random_network(recipe: Recipe) -> None:
 
 @pytest.mark.parametrize("first", [0, 1000])
 def test_most_is_covered(first: int) -> None:
-    """Where samples meet, N may be uncertain unless it is passed."""
+    """Where samples meet or two axes have N entries, N may be uncertain."""
     recipes = [recipe_of(seed) for seed in range(first, first + 40)]
-    found = [examine(recipe) for recipe in recipes if not recipe.coupled]
+    certain = [each for each in recipes if not each.coupled and each.samples != each.positions]
+    found = [examine(recipe) for recipe in certain]
     covered = sum(findings.covered for findings in found)
     assert covered >= COVERED * sum(findings.elements for findings in found)
