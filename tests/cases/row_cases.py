@@ -580,7 +580,7 @@ AXES = {
         of_sequences,
         batch_size=N,
         refused=("",),
-        reason="can't be followed which sample",
+        reason="more than one axis has 4 entries",
     ),
     "alignments": RowCase(
         lambda: Net(log_probabilities, layer=nn.GRU(D, H, batch_first=True), head=nn.Linear(H, 4)),
