@@ -18,10 +18,9 @@ from gradlens.backpack_adapter.layer_calls import (
     stored_inputs,
 )
 from gradlens.curvature.hessian import check_loss
-from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import LEAF
-from gradlens.graph.passes import Gradients, run_backward, why_not_to_pass
-from gradlens.graph.torch_private import LossModule, hands_gradients_on, sequence_number
+from gradlens.graph.graph import Graph
+from gradlens.graph.passes import gradients_at, why_not_to_pass
+from gradlens.graph.torch_private import LossModule, hands_gradients_on
 from gradlens.graph.undisturbed import hooks_muted
 from gradlens.numerics.unavailable import UnavailableError
 
@@ -53,23 +52,14 @@ def calls_behind(
     """
     check_loss(loss)
     graph = Graph(loss)
-    numbers = {
-        sequence_number(node): number
-        for number, node in enumerate(graph.nodes)
-        if graph.kinds[number] != LEAF
-    }
+    numbers = graph.by_sequence_number
     kept = [
         (call, [(numbers.get(made, -1), output) for made, output in places])
         for node in reversed(graph.nodes)
         for call, places in kept_calls(node)
     ]
-    found: dict[Edge, Tensor | None] = {}
-
-    def take(number: int, gradients: Gradients) -> None:
-        found.update({(number, output): each for output, each in enumerate(gradients)})
-
-    wanted = {number for _, edges in kept for number, _ in edges if number >= 0}
-    run_backward(graph, [(graph.root, torch.ones_like(loss))], wanted, take)
+    places = [edge for _, edges in kept for edge in edges]
+    found = gradients_at(graph, [(graph.root, torch.ones_like(loss))], places)
     of: dict[nn.Module, list[LayerCall]] = {}
     of_losses: list[LossCall] = []
     for pending, edges in kept:
