@@ -227,7 +227,9 @@ def nodes_reading_data(graph: Graph, alone: Sequence[bool]) -> set[int]:
 
 def _are_alike(data: Tensor | None) -> bool:
     """Whether all rows are the same, as in the first state of a recurrent network."""
-    return data is not None and data.dim() > 1 and bool((data == data[:1]).all())
+    if data is None or data.dim() < 2 or data.numel() > MAX_ELEMENTS:
+        return False
+    return bool((data == data[:1]).all())
 
 
 def reads_data(graph: Graph, model_inputs: Sequence[Given]) -> list[bool]:
