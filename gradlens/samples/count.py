@@ -311,7 +311,7 @@ def _labels(shape: Shape, names: Tensor, reading: Reading) -> Tensor | None:
 
 def _by_place(shape: Shape, reading: Reading) -> Tensor | None:
     """Samples 0 to N - 1 along the only axis with N entries, if it may be the one of samples."""
-    axes = shape[:1] if len(shape) == 4 else shape
+    axes = shape[:1] if len(shape) >= 4 else shape
     if axes.count(reading.samples) != 1:
         return None
     axis = axes.index(reading.samples)

@@ -201,7 +201,7 @@ def counting_axes(shape: tuple[int, ...], is_real: bool = True) -> tuple[int, ..
 
     The last one of real numbers is that of features, and images have channels along the second.
     """
-    if len(shape) == 4:
+    if len(shape) >= 4:
         return shape[:1]
     return shape[:-1] if is_real and len(shape) > 1 else shape
 
