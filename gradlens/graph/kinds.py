@@ -324,7 +324,7 @@ _PROPERTIES: Sequence[tuple[str, dict[str, Any]]] = (
     ("Embedding EmbeddingBag", {"weights": (0,), "data": "indices"}),
     ("NativeLayerNorm", {"weights": (1, 2), "data": "input"}),
     ("NativeGroupNorm NativeBatchNorm", {"weights": (1, 2)}),
-    ("MkldnnRnnLayer", {"data": "input"}),
+    ("MkldnnRnnLayer CudnnRnn", {"data": "input"}),
     ("MkldnnRnnLayer CudnnRnn", {"is_recurrent": True}),
     ("Mul", {"data": "self"}),
     ("Embedding", {"is_table": True}),

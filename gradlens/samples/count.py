@@ -22,7 +22,7 @@ from gradlens.graph.torch_private import sequence_number
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.loss_terms import is_linear
 from gradlens.samples.names import Names
-from gradlens.samples.rows import NO_SAMPLE, Source
+from gradlens.samples.rows import NO_SAMPLE, UNREADABLE, Source
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -59,8 +59,8 @@ class Reading:
     """A number of samples, how it is known, and the axis of the model's inputs that counts them.
 
     ``in_turn`` says that each call of the model got other samples. N ``is_given`` by the user, or
-    follows from the model's inputs alone; it ``needs_names`` of the loss's rows if it is the length
-    of just some of them.
+    follows from the model's inputs alone; it ``needs_names`` of the loss's rows if these have other
+    lengths or another axis that may count the samples.
     """
 
     samples: int
@@ -109,7 +109,8 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
         rows = [shape[0] for shapes in evidence.calls for shape in shapes]
         others = [n for n in (rows if lengths[:1] == [1] else lengths[1:]) if n != 1]
         every = dict.fromkeys([*lengths[:1], *others])
-        doubtful = len(every) > 1 and any(len(s) > 1 for shapes in evidence.calls for s in shapes)
+        has_tensors = any(len(shape) > 1 for shapes in evidence.calls for shape in shapes)
+        doubtful = (len(every) > 1 or len(axes) > 1) and has_tensors
         found += [Reading(n, CALLED, axis, needs_names=doubtful) for n in every]
     if not found:
         raise UnavailableError(NO_ROWS)
@@ -144,6 +145,10 @@ def _lengths(calls: Sequence[Sequence[Shape]], axis: int) -> list[int]:
     shapes = [shape for shapes in calls for shape in shapes]
     tensors = [shape for shape in shapes if len(shape) > 1] or shapes
     return list(dict.fromkeys(shape[axis] for shape in tensors if len(shape) > axis))
+
+
+class NotFollowedError(UnavailableError):
+    """The rows of the loss come from what isn't known, which doesn't contradict a reading."""
 
 
 # The rows of the loss ---------------------------------------------------------------------------
@@ -269,7 +274,9 @@ def loss_rows(
     unnamed = [e for e, each in labels.items() if each is None and not names.are_behind(e)]
     known, samples = [each for each in labels.values() if each is not None], reading.samples
     if not known or (unnamed and not reading.is_given):
-        raise UnavailableError(_not_followed(graph, unnamed or edges, names, reading))
+        reason = _not_followed(graph, unnamed or edges, names, reading)
+        is_unknown = any(bool((names.at(edge) == UNREADABLE).any()) for edge in edges)
+        raise NotFollowedError(reason) if is_unknown else UnavailableError(reason)
     own = {sample for each in known for sample in each.unique().tolist()} - {NO_SAMPLE}
     if len(own) < reading.samples:
         _check_left_out(reading, evidence, len(own), names, [graph.shape(edge) for edge in edges])
@@ -340,13 +347,15 @@ def _check_left_out(
     """``UnavailableError`` if the rows that the loss leaves out may be positions."""
     samples = reading.samples
     called_with = [shape for shapes in evidence.calls for shape in shapes]
+    square = any(shape[:2] == (samples, samples) for shape in called_with)
+    by_second = reading.is_given and reading.axis == 1 and not names.selections
+    if by_second or (square and not (reading.is_given and names.selections)):
+        raise UnavailableError(EITHER_AXIS.format(samples=samples))
     if reading.is_given:
-        square = reading.axis == 1 or any(shape.count(samples) > 1 for shape in called_with)
-        if square and not names.selections:
-            raise UnavailableError(EITHER_AXIS.format(samples=samples))
         return
     second = {shape[1] for shape in called_with if len(shape) > 2} - {samples}
-    if not names.selections or any(shape[:1] and shape[0] in second for shape in shapes):
+    doubtful = any(prod(shape) == 1 or shape[0] in second for shape in shapes)
+    if doubtful or not names.selections:
         raise UnavailableError(LEFT_OUT.format(samples=samples, rows=rows))
 
 
@@ -402,9 +411,9 @@ EQUAL_PARTS = (
     "the model was called with {samples} rows, and the loss is computed from equal parts of them, "
     "which may be views of the same samples: " + PASS
 )
-SEVERAL_LENGTHS = (
-    "the model was called with tensors of different lengths, and it can't be followed that the "
-    "loss's rows are those of the {samples} of one of them: " + PASS
+NOT_ALL_FOLLOWED = (
+    "it can't be followed that the loss's rows are those of the {samples} that the model was "
+    "called with: " + PASS
 )
 EITHER_AXIS = (
     "the model was called with a tensor of which two axes have {samples} entries, and either may "

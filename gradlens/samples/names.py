@@ -63,7 +63,10 @@ class Names:
                     names = given.names.masked_fill(given.names == NO_SAMPLE, UNREADABLE)
                 if names is not None and bool((names != NO_SAMPLE).any()):
                     self._names[edge] = names
-                if edge in returned and (self.may_be_in_order(edge) or self._may_meet(edge)):
+                if edge in returned and (
+                    self.may_be_in_order(edge)
+                    or (self._may_meet(edge) and self._rows_are_kept(edge))
+                ):
                     self._names[edge] = returned[edge]
                     self.by_order = True
 
@@ -100,6 +103,10 @@ class Names:
             return False
         if not bool((names == UNREADABLE).any()) and self.are_behind(edge):
             return False
+        return self._rows_are_kept(edge)
+
+    def _rows_are_kept(self, edge: Edge) -> bool:
+        """Whether no rows are selected on the way to a tensor that has as many."""
         rows = self._graph.shape(edge)[:1]
         visited: set[Edge] = set()
         waiting = [edge]
@@ -168,8 +175,10 @@ class Names:
             names = None
             if before is not None:
                 names = self._through(number, output, place, edge, before)
-            if prod(shape) == 1 and (names is None or bool((names == NO_SAMPLE).any())):
-                return None
+            whole = names if self._picks(number) else before
+            if prod(shape) == 1 and (names is None or whole is None or bool((whole < 0).any())):
+                is_unknown = names is not None and bool((names == UNREADABLE).any())
+                return names if is_unknown else None
             if names is not None:
                 (unknown if bool((names == UNREADABLE).any()) else named)[place] = names
             changed = changed or names is not before
@@ -182,6 +191,9 @@ class Names:
             elif not any(self._covers(number, output, each, place) for each in named):
                 found = _together(found, names)
         return None if found is None else _compact(found)
+
+    def _picks(self, number: int) -> bool:
+        return self._graph.kinds[number].rstrip(digits).removesuffix("Backward") in PICKING
 
     def _covers(self, number: int, output: int, place: int, other: int) -> bool:
         """Whether an input has the rows of another one itself, and isn't repeated for them."""

@@ -24,14 +24,15 @@ from gradlens.samples.count import (
     AMBIGUOUS,
     CALLED,
     EITHER_AXIS,
+    NOT_ALL_FOLLOWED,
     OTHER_N,
     OUTPUTS,
     PASSED,
     SEVERAL,
-    SEVERAL_LENGTHS,
     TOGETHER,
     BatchEvidence,
     LossRows,
+    NotFollowedError,
     Reading,
     loss_edges,
     loss_rows,
@@ -156,6 +157,8 @@ def _chosen(loss: _LossGraph, every: Sequence[Reading]) -> Plan:
     attempts, reasons = _attempts(loss, every)
     if not attempts:
         raise reasons[0]
+    if not every[0].is_given and any(isinstance(each, NotFollowedError) for each in reasons):
+        raise UnavailableError(_uncertain(every))
     if len(attempts) == 1 and attempts[0].plan.mixed and not attempts[0].reading.is_given:
         # Samples may seem to meet if they are along the second axis.
         second = [each for shapes in loss.evidence.calls for each in shapes if len(each) > 1]
@@ -245,7 +248,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         rows = loss_rows(names, reading, *known)
     by_order = rows.by_place or names.by_order
     if by_order and reading.needs_names:
-        raise UnavailableError(SEVERAL_LENGTHS.format(samples=reading.samples))
+        raise NotFollowedError(NOT_ALL_FOLLOWED.format(samples=reading.samples))
     if by_order and not rows.are_in_order:
         raise UnavailableError(UNKNOWN_ORDER)
     planner = _Planner(loss, reading, rows.sources)
