@@ -22,7 +22,7 @@ from gradlens.graph.torch_private import sequence_number
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.loss_terms import is_linear
 from gradlens.samples.names import Names
-from gradlens.samples.rows import NO_SAMPLE, UNREADABLE, Source
+from gradlens.samples.rows import NO_SAMPLE, Source
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -59,8 +59,8 @@ class Reading:
     """A number of samples, how it is known, and the axis of the model's inputs that counts them.
 
     ``in_turn`` says that each call of the model got other samples. N ``is_given`` by the user, or
-    follows from the model's inputs alone; it ``needs_names`` of the loss's rows if these have other
-    lengths or another axis that may count the samples.
+    follows from the model's inputs alone; it ``needs_names`` of the loss's rows if the inputs have
+    other lengths, too.
     """
 
     samples: int
@@ -110,7 +110,7 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
         others = [n for n in (rows if lengths[:1] == [1] else lengths[1:]) if n != 1]
         every = dict.fromkeys([*lengths[:1], *others])
         has_tensors = any(len(shape) > 1 for shapes in evidence.calls for shape in shapes)
-        doubtful = (len(every) > 1 or len(axes) > 1) and has_tensors
+        doubtful = len(every) > 1 and has_tensors
         found += [Reading(n, CALLED, axis, needs_names=doubtful) for n in every]
     if not found:
         raise UnavailableError(NO_ROWS)
@@ -145,10 +145,6 @@ def _lengths(calls: Sequence[Sequence[Shape]], axis: int) -> list[int]:
     shapes = [shape for shapes in calls for shape in shapes]
     tensors = [shape for shape in shapes if len(shape) > 1] or shapes
     return list(dict.fromkeys(shape[axis] for shape in tensors if len(shape) > axis))
-
-
-class NotFollowedError(UnavailableError):
-    """The rows of the loss come from what isn't known, which doesn't contradict a reading."""
 
 
 # The rows of the loss ---------------------------------------------------------------------------
@@ -274,9 +270,7 @@ def loss_rows(
     unnamed = [e for e, each in labels.items() if each is None and not names.are_behind(e)]
     known, samples = [each for each in labels.values() if each is not None], reading.samples
     if not known or (unnamed and not reading.is_given):
-        reason = _not_followed(graph, unnamed or edges, names, reading)
-        is_unknown = any(bool((names.at(edge) == UNREADABLE).any()) for edge in edges)
-        raise NotFollowedError(reason) if is_unknown else UnavailableError(reason)
+        raise UnavailableError(_not_followed(graph, unnamed or edges, names, reading))
     own = {sample for each in known for sample in each.unique().tolist()} - {NO_SAMPLE}
     if len(own) < reading.samples:
         _check_left_out(reading, evidence, len(own), names, [graph.shape(edge) for edge in edges])
@@ -349,7 +343,7 @@ def _check_left_out(
     called_with = [shape for shapes in evidence.calls for shape in shapes]
     square = any(shape[:2] == (samples, samples) for shape in called_with)
     by_second = reading.is_given and reading.axis == 1 and not names.selections
-    if by_second or (square and not (reading.is_given and names.selections)):
+    if by_second or (square and reading.is_given != bool(names.selections)):
         raise UnavailableError(EITHER_AXIS.format(samples=samples))
     if reading.is_given:
         return

@@ -32,7 +32,6 @@ from gradlens.samples.count import (
     TOGETHER,
     BatchEvidence,
     LossRows,
-    NotFollowedError,
     Reading,
     loss_edges,
     loss_rows,
@@ -106,11 +105,15 @@ class _LossGraph:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """The plan for a reading of the batch, and the loss's rows."""
+    """The plan for a reading of the batch, and the loss's rows.
+
+    Some of these may be known by their order alone.
+    """
 
     reading: Reading
     rows: LossRows
     plan: Plan
+    by_order: bool
 
 
 def plan_of(
@@ -157,7 +160,8 @@ def _chosen(loss: _LossGraph, every: Sequence[Reading]) -> Plan:
     attempts, reasons = _attempts(loss, every)
     if not attempts:
         raise reasons[0]
-    if not every[0].is_given and any(isinstance(each, NotFollowedError) for each in reasons):
+    doubtful = len(every) > 1 and all(each.by_order and each.plan.mixed for each in attempts)
+    if doubtful and not every[0].is_given:
         raise UnavailableError(_uncertain(every))
     if len(attempts) == 1 and attempts[0].plan.mixed and not attempts[0].reading.is_given:
         # Samples may seem to meet if they are along the second axis.
@@ -248,7 +252,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         rows = loss_rows(names, reading, *known)
     by_order = rows.by_place or names.by_order
     if by_order and reading.needs_names:
-        raise NotFollowedError(NOT_ALL_FOLLOWED.format(samples=reading.samples))
+        raise UnavailableError(NOT_ALL_FOLLOWED.format(samples=reading.samples))
     if by_order and not rows.are_in_order:
         raise UnavailableError(UNKNOWN_ORDER)
     planner = _Planner(loss, reading, rows.sources)
@@ -268,7 +272,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     selections = {(each.node, each.name, each.place): each for each in every}
     holds = plan.holds and names.are_in_order
     plan = replace(plan, selections=tuple(selections.values()), holds=holds)
-    return _Attempt(reading, rows, plan)
+    return _Attempt(reading, rows, plan, by_order)
 
 
 def _nothing(parameters: Iterable[str], reason: str) -> Plan:

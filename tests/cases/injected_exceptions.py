@@ -159,6 +159,10 @@ OUTERMOST = {
         "TrackedStep._check_user_hooks",
         "Run.has_recorded",
     ),
+    # Hooks on nodes, which contain what they call.
+    *("GraphLosses._reach", "ChangingHooks._hand_on", "ChangingHooks._arrive"),
+    # What a context is made of before anything can be contained.
+    *("GradientScale.__init__", "unscaled_optimizers", "unscaled_optimizers.<locals>.<setcomp>"),
     # Modes of the process, read before anything can be contained.
     *("GlobalState.__init__", "GlobalState.__init__.<locals>.<listcomp>", "function_mode_depth"),
     *("GlobalState.keep_gradients", "GlobalState.keep_gradients.<locals>.<listcomp>"),
