@@ -66,7 +66,7 @@ class ChangingHooks:
         try:
             with torch.no_grad():
                 gradients = as_engine(self._graph, number, wanted)
-        except RuntimeError:  # such as a nested tensor, which can't be compared
+        except Exception:  # such as of a nested tensor, which can't be compared
             for edge, gradient in zip(children, wanted, strict=True):
                 if edge is not None and gradient is not None:
                     self._found(edge[0])
@@ -84,10 +84,10 @@ class ChangingHooks:
 
 
 def _is_surely_sum(gradient: Tensor | None, handed: list[_Handed]) -> bool:
-    """Whether a gradient is what was handed on; False also where torch can't compare them."""
+    """Whether a gradient is what was handed on; False also where they can't be compared."""
     try:
         return _is_sum(gradient, handed)
-    except RuntimeError:
+    except Exception:  # the user's backward pass goes on
         return False
 
 

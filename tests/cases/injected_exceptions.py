@@ -160,7 +160,13 @@ OUTERMOST = {
         "Run.has_recorded",
     ),
     # Hooks on nodes, which contain what they call.
-    *("GraphLosses._reach", "ChangingHooks._hand_on", "ChangingHooks._arrive"),
+    *("GraphLosses._reach", "ChangingHooks._hand_on", "ChangingHooks._arrive", "_is_surely_sum"),
+    *("LayerHook._await_gradient.<locals>.<lambda>", "LayerHook._run_extensions"),
+    *("OwnedHook.__call__", "OwnedHook.owner", "is_traced", "in_transform", "_is_computed"),
+    *("ModelOutputs.__call__", "BackwardCall.__torch_function__"),
+    # What is looked up before a step, or to see that nothing has changed.
+    *("needs_layer_hooks", "_is_bool", "_bits", "_sum_of_bits", "sums_of_bits"),
+    "sums_of_bits.<locals>.<dictcomp>",
     # What a context is made of before anything can be contained.
     *("GradientScale.__init__", "unscaled_optimizers", "unscaled_optimizers.<locals>.<setcomp>"),
     # Modes of the process, read before anything can be contained.
