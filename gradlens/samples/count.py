@@ -21,6 +21,7 @@ from gradlens.graph.kinds import LEAF, kind_of
 from gradlens.graph.torch_private import sequence_number
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.loss_terms import is_linear
+from gradlens.samples.model_inputs import counting_axes, lengths_of, rows_of
 from gradlens.samples.names import Names
 from gradlens.samples.rows import NO_SAMPLE, Source
 
@@ -50,8 +51,8 @@ class BatchEvidence:
 
     @property
     def rows_of_calls(self) -> list[int]:
-        """The number of rows in each call; a vector of real numbers is one."""
-        return [(_lengths([shapes], 0) or [1])[0] for shapes in self.calls]
+        """The number of rows in each call."""
+        return [rows_of(shapes) for shapes in self.calls]
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
     samples = _given(evidence)
     if samples is not None:
         known_by = LOSSES if evidence.batch_size is None else PASSED
-        fitting = [axis for axis in (0, 1) if samples in _lengths(evidence.calls, axis)]
+        fitting = [axis for axis in (0, 1) if samples in lengths_of(evidence.calls, axis)]
         fitting = fitting if evidence.positions_first else fitting[:1]
         found = [Reading(samples, known_by, axis) for axis in fitting]
         as_many = samples in (sum(evidence.rows_of_calls), len(evidence.calls))
@@ -98,13 +99,13 @@ def readings(evidence: BatchEvidence) -> list[Reading]:
     if several:
         found = [Reading(sum(evidence.rows_of_calls), TOGETHER, in_turn=True)]
         for axis in axes:
-            of_calls = [_lengths([shapes], axis)[:1] for shapes in evidence.calls]
+            of_calls = [lengths_of([shapes], axis)[:1] for shapes in evidence.calls]
             if of_calls[0] and all(each == of_calls[0] for each in of_calls):
                 found.append(Reading(of_calls[0][0], OF_EACH_CALL, axis))
         return found
     found = []
     for axis in axes:
-        lengths = _lengths(evidence.calls, axis)
+        lengths = lengths_of(evidence.calls, axis)
         # A tensor of one row behind others is the same for all samples.
         rows = [shape[0] for shapes in evidence.calls for shape in shapes]
         others = [n for n in (rows if lengths[:1] == [1] else lengths[1:]) if n != 1]
@@ -135,16 +136,6 @@ def _given(evidence: BatchEvidence) -> int | None:
             "pass the number of samples in the batch"
         )
     return samples
-
-
-def _lengths(calls: Sequence[Sequence[Shape]], axis: int) -> list[int]:
-    """The lengths of an axis of the tensors of calls, each once.
-
-    Vectors count only if there is nothing else: they may be the elements of all samples in a list.
-    """
-    shapes = [shape for shapes in calls for shape in shapes]
-    tensors = [shape for shape in shapes if len(shape) > 1] or shapes
-    return list(dict.fromkeys(shape[axis] for shape in tensors if len(shape) > axis))
 
 
 # The rows of the loss ---------------------------------------------------------------------------
@@ -275,7 +266,7 @@ def loss_rows(
     if len(own) < reading.samples:
         _check_left_out(reading, evidence, len(own), names, [graph.shape(edge) for edge in edges])
     as_many = any(graph.shape(edge)[:1] == (reading.samples,) for edge in edges)
-    by_place = [e for e, each in labels.items() if each is not None and not names.name(e)]
+    by_place = [e for e, each in labels.items() if each is not None and not names.are_all_known(e)]
     if len(by_place) >= reading.samples > 1:  # these may be of one sample each
         raise UnavailableError(_not_followed(graph, by_place, names, reading))
     if reading.known_by == CALLED and not names.selections and _are_equal_parts(known, samples):
@@ -312,7 +303,7 @@ def _labels(shape: Shape, names: Tensor, reading: Reading) -> Tensor | None:
 
 def _by_place(shape: Shape, reading: Reading) -> Tensor | None:
     """Samples 0 to N - 1 along the only axis with N entries, if it may be the one of samples."""
-    axes = shape[:1] if len(shape) >= 4 else shape
+    axes = counting_axes(shape, is_real=False)
     if axes.count(reading.samples) != 1:
         return None
     axis = axes.index(reading.samples)

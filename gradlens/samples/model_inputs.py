@@ -49,17 +49,19 @@ class ModelInputs:
     samples: int
     in_turn: bool = False
 
-    def named(self, graph: Graph, alone: Sequence[bool]) -> dict[Edge, Named]:
+    def named(
+        self, graph: Graph, alone: Sequence[bool], reading_data: Set[int]
+    ) -> dict[Edge, Named]:
         """The samples at the edges where the inputs are, or where the graph computes with them.
 
-        Nodes that are ``alone`` compute with parameters alone.
+        Nodes that are ``alone`` compute with parameters alone, and others are ``reading_data``.
         """
         found: dict[Edge, Named] = {}
         for given, own in self._of_samples:
             edge = _edge(graph, given)
             if edge is not None and not alone[edge[0]] and graph.shape(edge) == given.shape:
                 found[edge] = Named(_along(given.shape, own, self.axis))
-        reading, by_order = nodes_reading_data(graph, alone), dict[Edge, Tensor]()
+        by_order: dict[Edge, Tensor] = {}
         for number in first_nodes(graph, alone):
             kind, whole = kind_of(graph.kinds[number]), graph.shape((number, 0))
             features = kind.feature_axes(kind.weights[-1] if kind.weights else 0, len(whole))
@@ -67,7 +69,7 @@ class ModelInputs:
             read = self._read(graph, number, prod(rows)) if kind.data else None
             if read is not None:
                 found[number, 0] = replace(read, names=read.names.reshape(rows))
-            elif kind.data and number in reading and rows.count(self.samples) == 1:
+            elif kind.data and number in reading_data and rows.count(self.samples) == 1:
                 by_order[number, 0] = _along(whole, range(self.samples), rows.index(self.samples))
         if not found and self.is_one_axis and not self.in_turn:
             found = {edge: Named(names, by_order=True) for edge, names in by_order.items()}
@@ -122,9 +124,8 @@ class ModelInputs:
             return [range(n, n + 1) for n in range(self.samples)]
         found: list[range] = []
         for call in self.calls:
-            lengths = [each.shape[self.axis] for each in call.inputs if len(each.shape) > 1]
             start = found[-1].stop if found else 0
-            found.append(range(start, start + (lengths or [1])[0]))
+            found.append(range(start, start + rows_of(call.shapes)))
         return found
 
     def _read(self, graph: Graph, number: int, rows: int) -> Named | None:
@@ -196,6 +197,21 @@ class ModelInputs:
             return None
         samples = self._samples_of(tuple(given.shape), given.numel() // features, own)
         return None if samples is None else _matched(rows, given, samples.flatten())
+
+
+def lengths_of(calls: Sequence[Sequence[tuple[int, ...]]], axis: int) -> list[int]:
+    """The lengths of an axis of the tensors of calls, each once.
+
+    Vectors count only if there is nothing else: they may be the elements of all samples in a list.
+    """
+    shapes = [shape for shapes in calls for shape in shapes]
+    tensors = [shape for shape in shapes if len(shape) > 1] or shapes
+    return list(dict.fromkeys(shape[axis] for shape in tensors if len(shape) > axis))
+
+
+def rows_of(shapes: Sequence[tuple[int, ...]]) -> int:
+    """The number of rows of a call with these shapes; a vector of real numbers is one row."""
+    return (lengths_of([shapes], 0) or [1])[0]
 
 
 def counting_axes(shape: tuple[int, ...], is_real: bool = True) -> tuple[int, ...]:

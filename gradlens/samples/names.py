@@ -10,7 +10,7 @@ row. The labels that start at the loss decide that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import reduce
 from math import prod
 from string import digits
@@ -22,11 +22,11 @@ from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import AxisRule, Step, from_the_right, kind_of
 from gradlens.graph.torch_private import hands_gradients_on, saved
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.samples.model_inputs import Named, nodes_reading_data
-from gradlens.samples.picks import OVERWRITING, PICKING, PUTTING, Shape, keeps_rows
+from gradlens.samples.model_inputs import Named
+from gradlens.samples.picks import OVERWRITING, PICKING, PUTTING, Shape, at_places, keeps_rows
 from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE
 from gradlens.samples.selections import Selection, Selections
-from gradlens.samples.structure import reshaped
+from gradlens.samples.structure import compact, reshaped
 
 
 class Names:
@@ -42,13 +42,14 @@ class Names:
         self,
         graph: Graph,
         alone: Sequence[bool],
+        reading_data: Set[int],
         known: Mapping[Edge, Named],
         returned: Mapping[Edge, Tensor],
     ) -> None:
-        """Nodes that are ``alone`` compute with parameters alone."""
+        """Nodes that are ``alone`` compute with parameters alone; others are ``reading_data``."""
         self._graph = graph
         self._alone = alone
-        self._reading_data = nodes_reading_data(graph, alone)
+        self._reading_data = reading_data
         self.known = known
         self.by_order = False
         self._selections = Selections(graph)
@@ -85,7 +86,7 @@ class Names:
         unnamed = torch.full([1] * len(self._graph.shape(edge)), NO_SAMPLE)
         return self._names.get(edge, unnamed)
 
-    def name(self, edge: Edge) -> bool:
+    def are_all_known(self, edge: Edge) -> bool:
         """Whether all elements at an edge have a name."""
         return bool((self.at(edge) >= 0).all())
 
@@ -190,7 +191,7 @@ class Names:
                 found = names
             elif not any(self._covers(number, output, each, place) for each in named):
                 found = _together(found, names)
-        return None if found is None else _compact(found)
+        return None if found is None else compact(found)
 
     def _picks(self, number: int) -> bool:
         return self._graph.kinds[number].rstrip(digits).removesuffix("Backward") in PICKING
@@ -268,17 +269,12 @@ def _moved(rule: AxisRule, step: Step, names: Tensor, above: Shape, below: Shape
     for axis in range(names.dim()):
         if axis not in places and names.shape[axis] > 1:
             names = _reduced(names, axis)
-    shape = [1] * len(above)
-    order = sorted(places, key=places.__getitem__)
-    for axis in order:
-        shape[places[axis]] = names.shape[axis]
-    rest = [axis for axis in range(names.dim()) if axis not in places]
-    moved = names.permute([*order, *rest]).reshape(shape)
-    for axis, (length, whole) in enumerate(zip(shape, above, strict=True)):
+    moved = at_places(names, places, len(above))
+    for axis, (length, whole) in enumerate(zip(moved.shape, above, strict=True)):
         if length not in (1, whole):  # an input that is repeated
             if whole % length:
                 return None
-            times = [whole // length if each == axis else 1 for each in range(len(shape))]
+            times = [whole // length if each == axis else 1 for each in range(len(above))]
             moved = moved.repeat(times)
     return moved
 
@@ -297,11 +293,3 @@ def _together(one: Tensor, other: Tensor) -> Tensor:
     several = (one != NO_SAMPLE) & (other != NO_SAMPLE) & (one != other)
     found = torch.where(one == NO_SAMPLE, other, one).masked_fill(several, MIXED)
     return found.masked_fill((one == UNREADABLE) | (other == UNREADABLE), UNREADABLE)
-
-
-def _compact(names: Tensor) -> Tensor:
-    for axis, length in enumerate(names.shape):
-        first = names.narrow(axis, 0, 1)
-        if length > 1 and bool((names == first).all()):
-            names = first
-    return names

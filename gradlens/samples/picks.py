@@ -78,7 +78,7 @@ class Pick:
     def pulled(self, labels: Tensor, dims: int) -> Tensor:
         """Labels of what is returned, of ``dims`` axes, by those of what is given."""
         if not self.fills and all(labels.shape[axis] == 1 for axis in self.axes):
-            return _at(labels, self.kept, dims)
+            return at_places(labels, self.kept, dims)
         return self.apply(labels)
 
     def put(self, labels: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor | None:
@@ -108,7 +108,7 @@ class Pick:
         return found.masked_fill(found == _UNSET, NO_SAMPLE).reshape(own)
 
 
-def _at(labels: Tensor, places: dict[int, int], dims: int) -> Tensor:
+def at_places(labels: Tensor, places: dict[int, int], dims: int) -> Tensor:
     """Labels with their axes at other places; others have length 1."""
     order = sorted(places, key=places.__getitem__)
     shape = [1] * dims
@@ -120,7 +120,7 @@ def _at(labels: Tensor, places: dict[int, int], dims: int) -> Tensor:
 
 def unpicked(pick: Pick, labels: Tensor, dims: int) -> Tensor:
     """Labels of what is given, of ``dims`` axes, by those that don't vary along picked axes."""
-    return _at(labels, {place: axis for axis, place in pick.kept.items()}, dims)
+    return at_places(labels, {place: axis for axis, place in pick.kept.items()}, dims)
 
 
 # Along one axis ---------------------------------------------------------------------------------

@@ -40,7 +40,13 @@ from gradlens.samples.count import (
 )
 from gradlens.samples.labels import Labels
 from gradlens.samples.loss_terms import rows_of, term_nodes
-from gradlens.samples.model_inputs import ModelInputs, Named, first_nodes, reads_data
+from gradlens.samples.model_inputs import (
+    ModelInputs,
+    Named,
+    first_nodes,
+    nodes_reading_data,
+    reads_data,
+)
 from gradlens.samples.names import Names
 from gradlens.samples.plan import LabelledUse, LossTerm, Plan
 from gradlens.samples.rows import NO_SAMPLE, UNREADABLE, LabelledEdge, RowIndex, Source
@@ -78,6 +84,11 @@ class _LossGraph:
         given = [each for call in self.calls for each in call.inputs]
         return reads_data(self.graph, given)
 
+    @cached_property
+    def reading_data(self) -> set[int]:
+        """The first nodes that compute with data, by number."""
+        return nodes_reading_data(self.graph, self.alone)
+
     def model_inputs(self, reading: Reading) -> ModelInputs:
         """What the model was called with, by a reading of the batch."""
         return ModelInputs(self.calls, reading.axis, reading.samples, reading.in_turn)
@@ -85,11 +96,12 @@ class _LossGraph:
     def names(self, reading: Reading, rows: LossRows | None = None) -> Names:
         """The names of rows, by a reading of the batch, and by the loss's rows as far as known."""
         inputs = self.model_inputs(reading)
-        known = inputs.named(self.graph, self.alone)
+        known = inputs.named(self.graph, self.alone, self.reading_data)
         if rows is not None:
             sources = [source for source in rows.sources if source.labels is not None]
             known = self._of_data(Structure(self.graph, sources, reading.samples)) | known
-        return Names(self.graph, self.alone, known, inputs.returned(self.graph, self.alone))
+        returned = inputs.returned(self.graph, self.alone)
+        return Names(self.graph, self.alone, self.reading_data, known, returned)
 
     def _of_data(self, structure: Structure) -> dict[Edge, Named]:
         """The samples at the edges where the graph begins with data."""
@@ -227,13 +239,16 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
     In the second case, the loss combines rows of several calls, or has those of one alone.
     """
     names = loss.names(every[0])
-    edges = loss_edges(loss.graph, loss.alone, names.name)
-    if any(loss.graph.shape(edge)[:1] == (every[0].samples,) for edge in edges):
-        return [every[0]]
+    edges = loss_edges(loss.graph, loss.alone, names.are_all_known)
+    together = every[0].samples
+    for edge in edges:
+        has_all = not names.are_all_known(edge) or len(names.at(edge).unique()) == together
+        if has_all and loss.graph.shape(edge)[:1] == (together,):
+            return [every[0]]
     found = {name for edge in edges for name in names.at(edge).unique().tolist()}
     rows_of_one = every[-1].samples
     of_calls = {name // rows_of_one for name in found if name >= 0}
-    combined = meeting_edges(loss.graph, {e: names.at(e) for e in edges if names.name(e)})
+    combined = meeting_edges(loss.graph, {e: names.at(e) for e in edges if names.are_all_known(e)})
     combined += filter(names.meet_behind, edges)
     if len(every) > 1 and (len(of_calls) == 1 or combined):
         return [*every[1:]]

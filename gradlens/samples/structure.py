@@ -21,7 +21,7 @@ from gradlens.graph.graph import Edge, Graph, is_python_function
 from gradlens.graph.kinds import LEAF, AxisRule, Step, from_the_right, kind_of
 from gradlens.graph.torch_private import hands_gradients_on
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.samples.picks import MOST_LABELS, PICKING, PUTTING, Pick, Shape, unpicked
+from gradlens.samples.picks import MOST_LABELS, PICKING, PUTTING, Pick, Shape, at_places, unpicked
 from gradlens.samples.rows import MIXED, NO_SAMPLE, LabelledEdge, Source
 from gradlens.samples.selections import Selection, Selections
 
@@ -109,10 +109,7 @@ class Structure:
         self._incomplete.discard(edge)
 
     def _compact(self, labels: Tensor) -> Tensor:
-        for axis, length in enumerate(labels.shape):
-            first = labels.narrow(axis, 0, min(1, length))
-            if length > 1 and bool((labels == first).all()):
-                labels = first
+        labels = compact(labels)
         # Entries that no source depends on have the labels of others beside them, if there is just
         # one axis along which these are all samples.
         if bool((labels == NO_SAMPLE).any()):
@@ -186,6 +183,15 @@ class Structure:
         return pick.put(labels, below, pick.axes)
 
 
+def compact(labels: Tensor) -> Tensor:
+    """Labels with one entry along each axis along which they are the same."""
+    for axis, length in enumerate(labels.shape):
+        first = labels.narrow(axis, 0, min(1, length))
+        if length > 1 and bool((labels == first).all()):
+            labels = first
+    return labels
+
+
 def reshaped(labels: Tensor, given: Shape, shape: Shape) -> Tensor:
     """Labels of the same elements in the same order, in another shape."""
     if labels.numel() == 1 or given == shape:
@@ -254,14 +260,8 @@ def _moved(
             labels = joined
         else:
             places[axis] = along
-    order = sorted(places, key=places.__getitem__)
-    rest = [axis for axis in range(labels.dim()) if axis not in places]
-    moved = labels.permute([*order, *rest]).reshape([labels.shape[axis] for axis in order])
-    shape = [1] * len(below)
-    for axis in order:
-        shape[places[axis]] = labels.shape[axis]
-    moved = moved.reshape(shape)
-    for axis, (length, whole) in enumerate(zip(shape, below, strict=True)):
+    moved = at_places(labels, places, len(below))
+    for axis, (length, whole) in enumerate(zip(moved.shape, below, strict=True)):
         if length in (1, whole):
             continue
         if not whole or length % whole:
