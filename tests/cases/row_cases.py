@@ -1115,6 +1115,19 @@ COUNTED = {
         refused=("",),
         reason="can't be followed which sample",
     ),
+    "calls on vectors of words": RowCase(
+        lambda: nn.Sequential(nn.Embedding(7, D), nn.Linear(D, C)),
+        lambda: (tokens(N), classes(N)),
+        lambda model, b: F.cross_entropy(torch.cat([model(b[0][:1]), model(b[0][1:])]), b[1]),
+        of_all,
+    ),
+    "two calls, each with as many words as both have texts": RowCase(
+        lambda: nn.Sequential(nn.Embedding(7, D), nn.Linear(D, C)),
+        lambda: (tokens(N, 2), tokens(N, 2)),
+        lambda model, b: sum(model(x).flatten(0, 1).square().sum(1).mean() for x in b),
+        refused=("",),
+        reason="called 2 times, with 4 rows.*batch_size=",
+    ),
     "some of the losses [N, T]": RowCase(mlp, scored, of_scored, of_one_scored),
 }
 
