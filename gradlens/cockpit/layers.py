@@ -16,7 +16,7 @@ from gradlens.cockpit.forecast import Forecast, may_hold
 from gradlens.graph.uncompiled import uncompiled_calls
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
-from gradlens.signals.capture import SignalCapture
+from gradlens.signals.capture import FindAxes, SignalCapture
 from gradlens.signals.layer_signals import LayerSignals
 from gradlens.signals.recorded_calls import Requests
 from gradlens.signals.signal import Request
@@ -68,10 +68,10 @@ class LayerTracking:
         if self._capture is not None:
             self._capture.suspend()
 
-    def begin(self, global_step: int, scale: float) -> None:
-        """A step's context is entered; backward's gradients are ``scale`` times those captured."""
+    def begin(self, global_step: int, scale: float, find_axes: FindAxes) -> None:
+        """A step's context is entered, as in ``SignalCapture.begin``."""
         if self._capture is not None:
-            self._capture.begin(self._wanted_at(global_step), scale)
+            self._capture.begin(self._wanted_at(global_step), scale, find_axes)
 
     def finish(self, global_step: int) -> LayerSignals:
         """The signals captured at a step, after its backward pass."""

@@ -32,6 +32,7 @@ from gradlens.cockpit.updates import WaitingQuantity
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.loss_curvature import LossCurvature
 from gradlens.curvature.probe import Probe
+from gradlens.gradients.gradients import sample_axes
 from gradlens.gradients.loss_factor import (
     BackwardCall,
     LossFactor,
@@ -52,6 +53,7 @@ from gradlens.parts.kept import KeptGradients
 from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import NEW_COCKPIT, REMOVED, Step
 from gradlens.reductions import Reduction
+from gradlens.signals.recorded_calls import Made
 
 
 @dataclass
@@ -185,7 +187,16 @@ class TrackedStep:
                 self._start = updates.start_point(optimizer)
             self._enter_contexts(stack, self._extensions)
             self._contexts = stack.pop_all()
-        self._tracking.layers.begin(step, self._gradient_scale.of_backward)
+        scale = self._gradient_scale.of_backward
+        self._tracking.layers.begin(step, scale, self._sample_axes)
+
+    def _sample_axes(self, made: Mapping[Made, tuple[int, ...]]) -> Mapping[Made, int]:
+        """The axes that count the samples of tensors that nodes have made, if they are known."""
+        setting, loss, found = self._tracking.setting, self._info.get("loss"), dict[Made, int]()
+        with self._tracking.boundary.contain("finding the samples of layers' outputs"):
+            if loss is not None:
+                found = sample_axes(setting, loss, self._info, made)
+        return found
 
     def __exit__(
         self,

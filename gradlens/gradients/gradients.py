@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -31,7 +31,7 @@ from gradlens.samples.batchnorm import (
     frozen,
     in_front_of,
 )
-from gradlens.samples.count import BatchEvidence
+from gradlens.samples.count import BatchEvidence, readings
 from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import plan_of
 
@@ -218,16 +218,20 @@ class Gradients:
 
 
 def find_plan(
-    setting: Setting, graph: Graph, info: Mapping[str, Any], needs_losses: bool
+    setting: Setting,
+    graph: Graph,
+    info: Mapping[str, Any],
+    needs_losses: bool,
+    edges: tuple[Edge, ...] = (),
 ) -> tuple[Plan, bool]:
-    """The plan of a loss's graph, and whether it was found anew."""
+    """The plan of a loss's graph, and whether it was found anew; with labels at some edges."""
     evidence = evidence_of(graph, setting.model, info, setting.unsharded)
-    key = hash((graph.key(setting.names), evidence, needs_losses))
+    key = hash((graph.key(setting.names), evidence, needs_losses, edges))
     known = setting.plans.of(graph, key)
     if known is not None:
         return known, False
     calls = calls_behind(graph.nodes, setting.model)
-    plan = plan_of(graph, setting.leaves, evidence, calls, needs_losses)
+    plan = plan_of(graph, setting.leaves, evidence, calls, needs_losses, edges)
     setting.plans.store(key, plan)
     return plan, True
 
@@ -251,6 +255,38 @@ def samples_of_losses(setting: Setting, loss: Tensor, info: Mapping[str, Any]) -
     if not labels.numel() or bool((labels != labels[:, :1]).any()):
         return None
     return labels[:, 0]
+
+
+def sample_axes(
+    setting: Setting,
+    loss: Tensor,
+    info: Mapping[str, Any],
+    made: Mapping[tuple[int, int], tuple[int, ...]],
+) -> dict[tuple[int, int], int]:
+    """The axis that counts the samples of tensors that nodes have ``made``, as far as it is known.
+
+    Nodes are given by their sequence numbers, with the number of their output, and tensors by the
+    lengths of the axes that may count samples. The labels decide, or else the numbers of samples
+    that the model may have been called with.
+    """
+    if not loss.requires_grad:
+        return {}
+    graph = Graph(loss, prepare=setting.prepare())
+    inside = graph.by_sequence_number
+    edges = {(inside[each[0]], each[1]): each for each in made if each[0] in inside}
+    if not edges or _no_passes(setting, graph):
+        return {}
+    with setting.own_passes():
+        plan, _ = find_plan(setting, graph, info, False, tuple(sorted(edges)))
+    labelled = {edges[edge]: rows.filled().axis for edge, rows in plan.edges.items()}
+    found = {each: axis for each, axis in labelled.items() if axis is not None}
+    with suppress(UnavailableError):
+        evidence = evidence_of(graph, setting.model, info, setting.unsharded)
+        samples = {reading.samples for reading in readings(evidence)}
+        for each in made.keys() - found.keys():
+            fitting = [axis for axis, length in enumerate(made[each]) if length in samples]
+            found |= {each: fitting[0]} if len(fitting) == 1 else {}
+    return found
 
 
 def _no_passes(setting: Setting, graph: Graph) -> str:

@@ -57,7 +57,7 @@ class Given:
             tensor.stride(),
             tensor.is_contiguous(),
             tensor.is_floating_point(),
-            _made(tensor),
+            made_by(tensor),
             weakref.ref(tensor),
         )
 
@@ -140,12 +140,12 @@ def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCa
     tensors = [leaf for leaf in given if leaf.dim() and leaf.layout == torch.strided]
     nodes = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     numbers = frozenset(number for node in nodes for number in _numbers(node))
-    made = tuple(each for each in map(_made, outputs) if each is not None)
+    made = tuple(each for each in map(made_by, outputs) if each is not None)
     is_first = not any(map(_is_computed, given))
     return ModelCall(tuple(map(Given.of, tensors)), numbers, made, is_first)
 
 
-def _made(tensor: Tensor) -> tuple[int, int] | None:
+def made_by(tensor: Tensor) -> tuple[int, int] | None:
     """The sequence number of the node that made a tensor, and the number of its output."""
     node = tensor.grad_fn
     return None if node is None else (sequence_number(node), tensor.output_nr)

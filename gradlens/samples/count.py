@@ -262,6 +262,11 @@ def loss_rows(
     known, samples = [each for each in labels.values() if each is not None], reading.samples
     if not known or (unnamed and not reading.is_given):
         raise UnavailableError(_not_followed(graph, unnamed or edges, names, reading))
+    # Rows of one name may be those of all samples that depend on one row, as by a masked mean.
+    alike = [e for e, each in labels.items() if each is not None and each.numel() == 1]
+    alike = [edge for edge in alike if graph.shape(edge)[:1] == (samples,)]
+    if alike and samples > 1:
+        raise UnavailableError(_not_followed(graph, alike, names, reading))
     own = {sample for each in known for sample in each.unique().tolist()} - {NO_SAMPLE}
     if len(own) < reading.samples:
         _check_left_out(reading, evidence, len(own), names, [graph.shape(edge) for edge in edges])

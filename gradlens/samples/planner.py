@@ -63,8 +63,8 @@ are for computations with parameters that all samples share."""
 class _LossGraph:
     """A loss's graph, the model's parameters, and what is known of the batch.
 
-    ``calls`` are those of the model that have led to it, and ``needs_losses`` says whether the
-    losses of single samples are needed.
+    ``calls`` are those of the model that have led to it. The losses of single samples may be needed
+    (``needs_losses``), and the samples of the elements at other ``edges``.
     """
 
     graph: Graph
@@ -72,6 +72,7 @@ class _LossGraph:
     evidence: BatchEvidence = field(default_factory=BatchEvidence)
     calls: Sequence[ModelCall] = ()
     needs_losses: bool = False
+    edges: tuple[Edge, ...] = ()
 
     @cached_property
     def alone(self) -> list[bool]:
@@ -134,13 +135,16 @@ def plan_of(
     evidence: BatchEvidence,
     calls: Sequence[ModelCall] = (),
     needs_losses: bool = False,
+    edges: tuple[Edge, ...] = (),
 ) -> Plan:
     """The plan of a loss's graph, with the terms of the loss if it ``needs_losses``.
+
+    The samples at other ``edges`` may be needed, too.
 
     The ``calls`` of the model decide where two axes have N entries, and which sample is which.
     Gradients of parameters stay as they are.
     """
-    plan = _plan_of(_LossGraph(graph, parameters, evidence, calls, needs_losses))
+    plan = _plan_of(_LossGraph(graph, parameters, evidence, calls, needs_losses, edges))
     hidden = _behind_compiled_code(graph)
     return plan.without({n: RAN_COMPILED for n in plan.unavailable if id(parameters[n]) in hidden})
 
@@ -278,6 +282,8 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
         raise UnavailableError(ON_SECOND_AXIS.format(samples=reading.samples))
     if loss.needs_losses:
         plan = planner.with_terms(plan)
+    if loss.edges:
+        plan = planner.with_edges(plan, loss.edges)
     shared = [each.use for uses in plan.uses.values() for each in uses]
     if inputs.are_shared(loss.graph, shared):
         raise UnavailableError(SHARED_INPUTS.format(samples=reading.samples))
@@ -439,6 +445,13 @@ class _Planner:
         except UnavailableError as reason:
             return replace(plan, without_losses=str(reason))
         return replace(plan, terms=found, holds=plan.holds and edges <= self.labels.proven)
+
+    def with_edges(self, plan: Plan, edges: Iterable[Edge]) -> Plan:
+        """The plan with the samples at other edges, where each element is of one."""
+        labels = self.labels.of(LabelledEdge(edge, ()) for edge in edges)
+        found = {e.edge: each for e, each in labels.items() if not bool((each < NO_SAMPLE).any())}
+        rows = {edge: RowIndex(each, self._reading.samples) for edge, each in found.items()}
+        return replace(plan, edges=rows, holds=plan.holds and labels.keys() <= self.labels.proven)
 
     def _term(
         self,

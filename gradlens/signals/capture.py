@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import HookOwner, OwnedHook, on_gradient, removal
+from gradlens.graph.model_calls import made_by
 from gradlens.graph.torch_private import (
     add_forward_hook,
     add_forward_pre_hook,
@@ -22,8 +23,20 @@ from gradlens.graph.torch_private import (
 )
 from gradlens.signals.axes import find_axes
 from gradlens.signals.layer_signals import LayerSignals
-from gradlens.signals.recorded_calls import RecordedCall, Requests, counted, signals_of
+from gradlens.signals.recorded_calls import (
+    Made,
+    RecordedCall,
+    Requests,
+    counted,
+    needs_sample_axis,
+    signals_of,
+)
 from gradlens.signals.signal import Request, first_tensor
+
+FindAxes = Callable[[Mapping[Made, tuple[int, ...]]], Mapping[Made, int]]
+"""Finds the axes that count the samples of tensors that nodes have made, as far as they are known.
+
+The tensors are given by the lengths of the axes that may do so."""
 
 Report = Callable[[str, Exception, Callable[[str], None]], None]
 """Notes an exception of some work, or raises it; calls a function with the reason."""
@@ -93,6 +106,7 @@ class SignalCapture(HookOwner):
         self._inside_model = False
         self._in_backward = False
         self._scale = 1.0
+        self._sample_axes: dict[Made, int] = {}
         self._evaluating = False
         handles = list(self._register(model, wanted))
         self._remove_hooks = removal(self, handles)
@@ -120,6 +134,7 @@ class SignalCapture(HookOwner):
         self._discard(self._calls)
         self._calls, self._open_calls, self._without_gradients = [], {}, set()
         self._over = set()
+        self._sample_axes = {}
         self._in_backward = self._inside_model = False
         self._recorded_requests = dict(wanted)
         self._wanted = wanted
@@ -155,11 +170,16 @@ class SignalCapture(HookOwner):
         identities = {id(call) for call in dropped}
         self._calls = [call for call in self._calls if id(call) not in identities]
 
-    def begin(self, wanted: Requests, scale: float = 1.0) -> None:
+    def begin(self, wanted: Requests, scale: float, find_axes: FindAxes) -> None:
         """Record what a step needs, from now on: its context is entered.
 
-        Gradients of the backward pass are ``scale`` times those to be recorded.
+        Gradients of the backward pass are ``scale`` times those to be recorded. ``find_axes`` is
+        called where two axes of outputs may count the samples.
         """
+        made = {c.made: c.lengths for c in self._calls if c.by_axis and c.made is not None}
+        unknown = {each: made[each] for each in made.keys() - self._sample_axes.keys()}
+        if unknown:
+            self._sample_axes |= find_axes(unknown)
         self._wanted = wanted
         self._in_backward, self._scale = True, scale
 
@@ -173,14 +193,19 @@ class SignalCapture(HookOwner):
         self._in_backward = False
         if self._failure:
             every = {layer: dict.fromkeys(each, self._failure) for layer, each in wanted.items()}
-            return signals_of([], wanted, self.modules, every)
+            return signals_of([], wanted, self.modules, every, {})
         calls, reasons = counted(self._calls), dict[str, dict[Request, str]]()
         not_recorded = NOT_RECORDED.format(step=global_step)
         for layer, requests in wanted.items():
             late = requests - self._recorded_requests.get(layer, frozenset())
             reasons[layer] = self._why_uncounted(layer, requests, calls)
             reasons[layer] |= dict.fromkeys(late, not_recorded)
-        return self._noted(signals_of(calls, wanted, self.modules, reasons), self._no_call)
+        for call in calls:
+            if call.made is not None and call.made in self._sample_axes:
+                axis = self._sample_axes[call.made]
+                self._axes[call.layer] = replace(self._axes[call.layer], batch=axis)
+        signals = signals_of(calls, wanted, self.modules, reasons, self._sample_axes)
+        return self._noted(signals, self._no_call)
 
     @contextmanager
     def evaluating(self, wanted: Requests) -> Iterator[list[LayerSignals]]:
@@ -192,7 +217,7 @@ class SignalCapture(HookOwner):
         found: list[LayerSignals] = []
         try:
             yield found
-            signals = signals_of(self._calls, wanted, self.modules, {})
+            signals = signals_of(self._calls, wanted, self.modules, {}, {})
             found.append(self._noted(signals, NOTHING_EVALUATED))
         finally:
             self._wanted, self._calls, self._open_calls, self._without_gradients = before
@@ -226,6 +251,7 @@ class SignalCapture(HookOwner):
         for call in calls:
             # The graph refers to its calls, and a user may keep the graph.
             call.values.clear()
+            call.by_axis.clear()
             call.is_over = True
 
     # Called by hooks.
@@ -263,7 +289,10 @@ class SignalCapture(HookOwner):
         self._calls.append(call)
         tensor, axes = first_tensor(output), self._axes[layer]
         if tensor is not None and tensor.dim() > 1 and not axes.is_single(tensor):
-            call.samples, call.axis_known = tensor.shape[axes.axis_of(tensor)], axes.known
+            call.axis = axes.axis_of(tensor)
+            is_open = tensor.dim() == 3 and not axes.known
+            call.lengths = tuple(tensor.shape[:2]) if is_open else (tensor.shape[call.axis],)
+            call.axis_known, call.made = axes.known, made_by(tensor)
         alone = not (self._inside_model or in_backward_pass())
         call.standalone = alone and tensor is not None and not tensor.requires_grad
         self._record(call, tensor, of_input=False)
@@ -331,8 +360,13 @@ class SignalCapture(HookOwner):
         tensor = tensor.float() if tensor.dtype.itemsize == 1 else tensor
         if request.channel_last is not None:
             axes = replace(axes, channel_last=request.channel_last)
+        reduce, tensor = request.reduction.reduce, tensor.detach()
         with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
-            call.add(request, request.reduction.reduce(axes.samples(tensor.detach())))
+            if len(call.lengths) > 1 and needs_sample_axis(request):
+                first, second = (replace(axes, batch=axis).samples(tensor) for axis in (0, 1))
+                call.by_axis[request] = reduce(first), reduce(second)
+            else:
+                call.add(request, reduce(axes.samples(tensor)))
 
 
 # Hooks on modules.

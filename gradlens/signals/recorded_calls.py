@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
@@ -24,9 +24,16 @@ SEVERAL = (
     "several backward passes went through one call of the layer, whose gradient is their sum: "
     "call backward once, on the sum of the losses"
 )
+Made: TypeAlias = tuple[int, int]
+"""The sequence number of the node that has made a tensor, and the number of its output."""
+
 MISPLACED = (
-    "it isn't certain which axis of its output counts the samples: the one that does in the layers "
-    "next to it has another length than there are samples in layers that define their axis"
+    "it isn't certain which axis of its output counts the samples: none that may do so has as many "
+    "entries as there are samples in the layers that define their axis"
+)
+EITHER_AXIS = (
+    "two axes of its output have {length} entries, and it can't be followed which of them counts "
+    "the samples: use a batch of another size"
 )
 
 
@@ -38,9 +45,10 @@ class RecordedCall:
     of the step has gone through the call. ``standalone``: the layer was called outside the model,
     and its output needs no gradient, so that no backward pass can reach it. ``create_graph``: a
     backward pass with ``create_graph=True`` has gone through it, perhaps only to make the loss.
-    ``samples`` is the length of the output's axis that is taken for that of the samples;
-    ``axis_known`` if the layer itself defines it. ``is_over``: it was discarded, and
-    counts no more.
+    ``lengths`` are those of the output's axes that may count samples, of which the layer itself
+    defines one if ``axis_known``; if there are two, ``by_axis`` has what depends on them for each,
+    and ``axis`` is the one that counts samples in the layers next to it. ``made`` says which node
+    has made the output. ``is_over``: the call was discarded, and counts no more.
     """
 
     layer: str
@@ -50,8 +58,11 @@ class RecordedCall:
     reached: bool = False
     standalone: bool = False
     create_graph: bool = False
-    samples: int | None = None
+    lengths: tuple[int, ...] = ()
     axis_known: bool = False
+    axis: int = 0
+    by_axis: dict[Request, tuple[Any, Any]] = field(default_factory=dict)
+    made: Made | None = None
     is_over: bool = False
 
     def add(self, request: Request, value: Any) -> None:
@@ -82,19 +93,20 @@ def signals_of(
     wanted: Requests,
     modules: Mapping[str, nn.Module],
     reasons: Mapping[str, Mapping[Request, str]],
+    axes: Mapping[Made, int],
 ) -> LayerSignals:
-    """One value for each layer and request; ``reasons`` are for those without any."""
+    """One value for each layer and request; ``reasons`` are for those without any.
+
+    ``axes`` count the samples of outputs two axes of which may do so.
+    """
     by_layer: dict[str, list[RecordedCall]] = {layer: [] for layer in modules}
-    for call in _with_small_values_on_host(calls):
+    for call in _with_small_values_on_host(_placed(calls, axes)):
         by_layer[call.layer].append(call)
     values: dict[str, dict[Request, Any]] = {}
     uncalled, empty = [], []
-    misplaced = _misplaced(calls)
     for layer, found in by_layer.items():
         requests, known = wanted.get(layer, frozenset()), reasons.get(layer, {})
         every = {request: _value(request, found, known.get(request, "")) for request in requests}
-        if layer in misplaced:
-            every |= {r: Undefined(MISPLACED) for r in requests if _needs_sample_axis(r)}
         values[layer] = {request: v for request, v in every.items() if v is not None}
         missing = {request.signal.value for request in requests - values[layer].keys()}
         if missing and not found:
@@ -134,18 +146,42 @@ def _precise(value: Any) -> Any:
     return value
 
 
-def _needs_sample_axis(request: Request) -> bool:
+def needs_sample_axis(request: Request) -> bool:
     """Whether a value depends on which axis of the output counts the samples."""
     return request.signal is Signal.OUTPUT and request.reduction.by_sample
 
 
-def _misplaced(calls: Iterable[RecordedCall]) -> set[str]:
-    """Layers with another number of samples than those whose sample axis is known."""
-    found = [call for call in calls if call.samples is not None]
-    known = {(call.forward_pass, call.samples) for call in found if call.axis_known}
-    passes = {forward_pass for forward_pass, _ in known}
-    assumed = [call for call in found if call.forward_pass in passes]
-    return {call.layer for call in assumed if (call.forward_pass, call.samples) not in known}
+def _placed(calls: Sequence[RecordedCall], axes: Mapping[Made, int]) -> list[RecordedCall]:
+    """The calls with the values that depend on the axis of samples, or the reason against them."""
+    known: dict[ForwardPass, set[int]] = {}
+    for call in calls:
+        if call.axis_known:
+            known.setdefault(call.forward_pass, set()).update(call.lengths)
+    return [_with_axis(call, known.get(call.forward_pass, set()), axes) for call in calls]
+
+
+def _with_axis(call: RecordedCall, known: Set[int], axes: Mapping[Made, int]) -> RecordedCall:
+    """A call's values by the axis that counts the samples, ``known`` numbers of which there are."""
+    if not call.lengths:  # a single sample
+        return call
+    axis = _sample_axis(call, known, axes)
+    if axis is not None:
+        chosen = {request: values[axis] for request, values in call.by_axis.items()}
+        return replace(call, values=call.values | chosen) if chosen else call
+    square = len(call.lengths) == 2 and len({*call.lengths}) == 1
+    reason = EITHER_AXIS.format(length=call.lengths[0]) if square else MISPLACED
+    depending = [*call.by_axis, *filter(needs_sample_axis, call.values)]
+    return replace(call, values=call.values | dict.fromkeys(depending, Undefined(reason)))
+
+
+def _sample_axis(call: RecordedCall, known: Set[int], axes: Mapping[Made, int]) -> int | None:
+    """The place of the axis that counts the samples; ``None`` if it isn't certain."""
+    fitting = [axis for axis, length in enumerate(call.lengths) if not known or length in known]
+    if len(fitting) < 2:
+        return fitting[0] if fitting else None
+    if call.made is not None and call.made in axes:
+        return axes[call.made]
+    return None if known or len({*call.lengths}) == 1 else call.axis
 
 
 def _notes(uncalled: Sequence[str], empty: Sequence[str]) -> Iterator[str]:

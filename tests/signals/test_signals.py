@@ -327,20 +327,55 @@ class Turning(nn.Module):
         return found
 
 
-@pytest.mark.parametrize(
-    ("build", "shape"),
-    [(lambda: TimeFirst(transposed=True), (7, 5, 4)), (Turning, (5, 4, 7))],
-    ids=["behind", "in front"],
-)
-def test_norms_of_samples_that_are_elsewhere_are_refused(
-    build: Callable[[], nn.Module], shape: tuple[int, ...]
+class TurningInside(nn.Module):
+    """No layer defines its axis of samples, which is first or second in what the model computes."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.head, self.activation, self.out = nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 3)
+        self.axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.activation(self.head(x.transpose(0, self.axis)))
+        return self.out(states.mean(1 - self.axis))
+
+
+PLACES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[int, ...]], int]] = {
+    "behind time first": (lambda: TimeFirst(transposed=True), lambda n: (7, n, 4), 0),
+    "in front of time first": (Turning, lambda n: (n, 4, 7), 1),
+    "positions first inside": (lambda: TurningInside(1), lambda n: (n, 7, 4), 1),
+    "samples first": (lambda: TurningInside(0), lambda n: (n, 7, 4), 0),
+}
+
+
+@pytest.mark.parametrize("samples", [5, 7], ids=["5 of 7 positions", "as many as positions"])
+@pytest.mark.parametrize(("build", "shape", "axis"), PLACES.values(), ids=PLACES)
+def test_norms_are_of_samples_wherever_these_are(
+    build: Callable[[], nn.Module], shape: Callable[[int], tuple[int, ...]], axis: int, samples: int
 ) -> None:
-    cockpit = Cockpit(build(), [OutputNorm(), InputNorm()])
-    step(cockpit, 0, torch.randn(shape))
-    found = norms(cockpit.history, 0)
-    assert "isn't certain which axis" in found.pop("head").reason
-    others = [*found.values(), *norms(cockpit.history, 0, "InputNorm").values()]
-    assert all(math.isfinite(value) for value in others)
+    torch.manual_seed(0)
+    model = build()
+    outputs: list[Tensor] = []
+    model.head.register_forward_hook(lambda module, args, output: outputs.append(output.detach()))
+    cockpit = Cockpit(model, [OutputNorm()])
+    step(cockpit, 0, torch.randn(shape(samples)))
+    found = norms(cockpit.history, 0)["head"]
+    assert found == pytest.approx(mean_norm(outputs[0].movedim(axis, 0)))
+
+
+def test_norms_in_an_evaluation_are_of_the_axis_that_the_last_step_had() -> None:
+    model = TurningInside(1)
+    cockpit = Cockpit(model, [OutputNorm()])
+    step(cockpit, 0, torch.randn(5, 7, 4))
+    for number, samples in enumerate((4, 7)):
+        with cockpit.evaluation(number, "validation"):
+            model(inputs := torch.randn(samples, 7, 4))
+        found = norms(cockpit.history, number, "OutputNorm (validation)")["head"]
+        if samples == 7:  # no graph tells the two axes apart
+            assert "two axes" in found.reason
+        else:
+            output = model.head(inputs.transpose(0, 1))
+            assert found == pytest.approx(mean_norm(output.movedim(1, 0)))
 
 
 def test_channel_last_is_what_the_user_says() -> None:
