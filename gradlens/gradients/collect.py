@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,11 +96,10 @@ class BackwardPass:
 
     def _take_all(self, number: int, gradients: tuple[Tensor | None, ...], known: Tensor) -> None:
         backward_pass = backward_pass_id()
-        saved: dict[str, Tensor | None] = {}
-        by_rule: dict[str, Tensor] = {}
+        shared: dict[Hashable, Any] = {}
         with torch.no_grad(), autocast_off(known):
             for name, labelled in self._at.get(number, ()):
-                self._take(name, labelled, gradients, backward_pass, saved, by_rule)
+                self._take(name, labelled, gradients, backward_pass, shared)
 
     def _take(
         self,
@@ -107,8 +107,7 @@ class BackwardPass:
         labelled: LabelledUse,
         gradients: Sequence[Tensor | None],
         backward_pass: int,
-        saved: dict[str, Tensor | None],
-        by_rule: dict[str, Tensor],
+        shared: dict[Hashable, Any],
     ) -> None:
         found = NodeGradient(
             self._graph,
@@ -118,8 +117,7 @@ class BackwardPass:
             labelled.features,
             self.batch.scale,
             labelled.fine,
-            saved,
-            by_rule,
+            shared,
         )
         try:
             operator = operator_of(found)

@@ -9,10 +9,10 @@ function is linear in the gradient, so it is run with the gradient of one sample
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from string import digits
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -44,8 +44,8 @@ class NodeGradient:
 
     ``rows`` are the samples of each output's rows, and ``features`` the axes that belong to a row.
     ``fine`` means that each element is a row of its own, although the kind's rule has larger ones.
-    ``known`` keeps what the node has saved, and ``by_rule`` the result of a layer's rule, for all
-    parameters at the node.
+    ``known`` keeps, for all parameters at the node, what the node has saved, the result of a
+    layer's rule, and gradients on the way from the node to parameters.
     """
 
     graph: Graph
@@ -55,8 +55,7 @@ class NodeGradient:
     features: Mapping[int, tuple[int, ...]]
     scale: float
     fine: bool = False
-    known: dict[str, Tensor | None] = field(default_factory=dict)
-    by_rule: dict[str, Tensor] = field(default_factory=dict)
+    known: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def node(self) -> Node:
@@ -85,7 +84,8 @@ class NodeGradient:
         if name not in self.known:
             tensor = read_saved(self.node, name)
             self.known[name] = None if tensor is None else tensor.detach()
-        return self.known[name]
+        found: Tensor | None = self.known[name]
+        return found
 
 
 Rule: TypeAlias = Callable[[NodeGradient], GradientOperator]
@@ -104,13 +104,52 @@ def operator_of(found: NodeGradient) -> GradientOperator | None:
     _check_unlabelled_rows(found)
     if found.use.own_name:
         return _by_layer_rule(found)
-    rule = _RULES.get((found.graph.kinds[found.use.node], found.use.index), one_by_one)
-    if found.fine or found.gradients[0] is None or found.gradients[0].is_complex():
-        rule = one_by_one
-    operator = rule(found)
+    links = [link for link in found.use.chain if found.graph.kinds[link.node] not in CASTS]
+    if any(found.graph.kinds[link.node] != TRANSPOSE for link in links):
+        operator: GradientOperator = _behind_links(found)
+    elif len(links) % 2:
+        operator = _transposed(_at_node(found))
+    else:
+        operator = _at_node(found)
     # Autograd makes a gradient without other references a parameter's grad, which users change.
     operator.hold(found.gradients)
     return operator
+
+
+def _at_node(found: NodeGradient) -> GradientOperator:
+    """Per-sample gradients at the node's input."""
+    rule = _RULES.get((found.graph.kinds[found.use.node], found.use.index), one_by_one)
+    if found.fine or found.gradients[0] is None or found.gradients[0].is_complex():
+        rule = one_by_one
+    return rule(found)
+
+
+def _transposed(operator: GradientOperator) -> GradientOperator:
+    if isinstance(operator, OuterProduct | SumOfOuterProducts):
+        return operator.transposed()
+    whole = operator.dense()
+    return Dense(whole.mT if whole.dim() == 3 else whole, eps=operator.eps)
+
+
+def _behind_links(found: NodeGradient) -> Dense:
+    """Per-sample gradients of the parameter, by the nodes between it and the use.
+
+    Parameters that are stacked, say, have parts of the same gradient.
+    """
+    use = found.use
+    way: tuple[Any, ...] = (use.index, use.shape, found.fine)
+    if way not in found.known:
+        _check_memory(found, use.shape)
+        operator = _at_node(replace(found, scale=1.0))
+        found.known[way] = [operator.dense()], operator.eps
+    gradients, eps = found.known[way]
+    place = 0
+    for link in use.chain:
+        way = (*way, place, link.node, link.output)
+        if way not in found.known:
+            found.known[way] = _handed_on_by(found, link, gradients[place])
+        gradients, place = found.known[way], link.input
+    return Dense(gradients[place], found.scale, eps)
 
 
 def _by_layer_rule(found: NodeGradient) -> Dense:
@@ -120,9 +159,9 @@ def _by_layer_rule(found: NodeGradient) -> Dense:
     assert gradient is not None
     rows_of_sample = -(-len(gradient) // found.samples)
     _check_memory(found, (max(1, rows_of_sample), *found.use.shape))
-    if not found.by_rule:
-        found.by_rule.update(call.row_gradients(gradient))
-    rows = call.checked(found.use.own_name, found.by_rule, gradient)
+    if "by rule" not in found.known:
+        found.known["by rule"] = dict(call.row_gradients(gradient))
+    rows = call.checked(found.use.own_name, found.known["by rule"], gradient)
     return Dense(index.sum(rows), found.scale)
 
 
@@ -145,25 +184,13 @@ UNLABELLED_ROWS = (
 
 
 def _product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) -> GradientOperator:
-    """Σ δ xᵀ over the rows of a sample, for a use of shape ``[I, O]`` or, flipped, ``[O, I]``."""
+    """Σ x δᵀ over the rows of a sample, for a use of shape ``[I, O]``."""
     if inputs is None or inputs.layout != torch.strided:
         return one_by_one(found)
     index = found.index
     if storage_number(inputs) in found.graph.storages:
         inputs = inputs.clone()  # the optimizer changes parameters before updates are projected on
-    kinds = [found.graph.kinds[link.node] for link in found.use.chain]
-    if not set(kinds) <= CASTS | {TRANSPOSE}:
-        _check_memory(found, found.use.shape)
-        key = f"product of input {found.use.index}"
-        if key not in found.known:  # parameters that are stacked have parts of one product
-            left, right = accumulable(index.split(inputs)), accumulable(index.split(delta))
-            found.known[key] = left.mT @ right.to(left.dtype)
-        whole = found.known[key]
-        assert whole is not None
-        return _down(found, whole)
-    flipped = kinds.count(TRANSPOSE) % 2 == 1
-    first, second = (delta, inputs) if flipped else (inputs, delta)
-    left, right = index.split(first), index.split(second)
+    left, right = index.split(inputs), index.split(delta)
     if left.shape[1] == 1:
         return OuterProduct(left[:, 0], right[:, 0], found.scale)
     return SumOfOuterProducts(left, right, found.scale)
@@ -179,7 +206,7 @@ def _batched_product(found: NodeGradient, delta: Tensor, inputs: Tensor | None) 
         index = RowIndex(found.index.labels[number], found.samples)
         x, d = accumulable(index.split(left)), accumulable(index.split(right))
         matrices.append(x.mT @ d.to(x.dtype))
-    return _down(found, torch.stack(matrices, dim=1))
+    return _dense(found, torch.stack(matrices, dim=1))
 
 
 def _right_factor(product: _Product, name: str) -> Rule:
@@ -234,7 +261,7 @@ def _expanded(found: NodeGradient) -> GradientOperator:
 
 def _convolution(found: NodeGradient) -> GradientOperator:
     node, inputs = found.node, found.saved("input")
-    if inputs is None or not _is_cast(found):
+    if inputs is None:
         return one_by_one(found)
     sides = [side for p in reversed(saved(node, "padding")) for side in (p, p)]
     kernel = tuple(found.use.shape[2:])
@@ -254,19 +281,14 @@ def _convolution(found: NodeGradient) -> GradientOperator:
     return Grouped(by_image, together)
 
 
-def _is_cast(found: NodeGradient) -> bool:
-    kinds = {found.graph.kinds[link.node] for link in found.use.chain}
-    return kinds <= CASTS
-
-
 def _convolution_bias(found: NodeGradient) -> GradientOperator:
     gradient = accumulable(found.gradient).flatten(2).sum(2)
-    return _down(found, found.index.sum(gradient))
+    return _dense(found, found.index.sum(gradient))
 
 
 def _embedding(found: NodeGradient) -> GradientOperator:
     node, indices = found.node, found.saved("indices")
-    if indices is None or found.use.chain:
+    if indices is None:
         return one_by_one(found)
     delta = accumulable(found.gradient)
     if saved(node, "scale_grad_by_freq"):
@@ -291,7 +313,7 @@ def _embedding_bag(found: NodeGradient) -> GradientOperator:
     node = found.node
     indices, offsets = found.saved("indices"), found.saved("offsets")
     bag_of, sizes = found.saved("result1"), found.saved("result2")
-    unusual = saved(node, "scale_grad_by_freq") or saved(node, "mode") > 1 or found.use.chain
+    unusual = saved(node, "scale_grad_by_freq") or saved(node, "mode") > 1
     if unusual or indices is None or offsets is None or bag_of is None or sizes is None:
         return one_by_one(found)
     bags = torch.bucketize(torch.arange(len(indices), device=indices.device), offsets, right=True)
@@ -323,7 +345,7 @@ def _group_norm(found: NodeGradient) -> GradientOperator:
     """Weight and bias ``[C]`` of a normalisation of groups of channels of each image."""
     gradient = accumulable(found.gradient).reshape(*found.gradient.shape[:2], -1)
     if found.use.index == 2:
-        return _down(found, found.index.sum(gradient.sum(2)))
+        return _dense(found, found.index.sum(gradient.sum(2)))
     inputs, mean, inverse = (found.saved(name) for name in ("input", "result1", "result2"))
     if inputs is None or mean is None or inverse is None:
         return one_by_one(found)
@@ -332,7 +354,7 @@ def _group_norm(found: NodeGradient) -> GradientOperator:
     shape = (len(gradient), groups, 1)
     normalized = (grouped - mean.reshape(shape)) * inverse.reshape(shape)
     product = gradient * normalized.reshape(gradient.shape)
-    return _down(found, found.index.sum(product.sum(2)))
+    return _dense(found, found.index.sum(product.sum(2)))
 
 
 def _batch_norm(found: NodeGradient) -> GradientOperator:
@@ -363,7 +385,7 @@ def _times_vector(found: NodeGradient) -> GradientOperator:
     matrix = found.saved("self")
     if matrix is None:
         return one_by_one(found)
-    return _down(found, found.index.sum(accumulable(found.gradient)[:, None] * matrix))
+    return _dense(found, found.index.sum(accumulable(found.gradient)[:, None] * matrix))
 
 
 def one_by_one(found: NodeGradient) -> GradientOperator:
@@ -374,7 +396,7 @@ def one_by_one(found: NodeGradient) -> GradientOperator:
     if is_python_function(found.node):
         _check_linear(found, list(results.values()))
     zero = torch.zeros_like(next(iter(results.values())))
-    return _down(found, torch.stack([results.get(n, zero) for n in range(found.samples)]))
+    return _dense(found, torch.stack([results.get(n, zero) for n in range(found.samples)]))
 
 
 def _handed_on(found: NodeGradient, gradients: Sequence[Tensor | None]) -> Tensor:
@@ -409,35 +431,33 @@ def _check_linear(found: NodeGradient, parts: Sequence[Tensor]) -> None:
         raise UnavailableError(f"backward of {kind} isn't linear in the gradient that comes in")
 
 
-def _down(found: NodeGradient, contributions: Tensor) -> Dense:
-    """From gradients of the use's input ``[N, ...]`` along the chain to those of the parameter."""
-    parts = contributions.reshape(found.samples, *found.use.shape)
-    for link in found.use.chain:
-        parts = _run_link(found, link, parts)
-    return Dense(parts, found.scale)
+def _dense(found: NodeGradient, gradients: Tensor) -> Dense:
+    """Gradients ``[N, ...]`` of the use's input."""
+    return Dense(gradients.reshape(found.samples, *found.use.shape), found.scale)
 
 
-def _run_link(found: NodeGradient, link: Link, parts: Tensor) -> Tensor:
-    """Gradients ``[N, ...]`` at a link's input, from those at its output."""
+def _handed_on_by(found: NodeGradient, link: Link, gradients: Tensor) -> Sequence[Tensor]:
+    """Gradients ``[N, ...]`` at a link's inputs, from those at its output."""
     graph, number = found.graph, link.node
     name = graph.kinds[number].rstrip(digits).removesuffix("Backward")
-    edge = graph.children[number][link.input]
-    assert edge is not None
-    shape = graph.shape(edge)
+    shapes = [() if edge is None else graph.shape(edge) for edge in graph.children[number]]
     if name == "Stack":
-        dim = positive(saved(graph.nodes[number], "dim"), parts.dim() - 1)[0]
-        return parts.select(dim + 1, link.input)
+        dim = positive(saved(graph.nodes[number], "dim"), gradients.dim() - 1)[0]
+        return gradients.unbind(dim + 1)
     if name == "T":
-        return parts.mT if len(shape) == 2 else parts
+        return [gradients.mT if len(shapes[0]) == 2 else gradients]
     if kind_of(name).in_order:
-        return parts.reshape(found.samples, *shape)
-    handed: list[Tensor] = []
-    for part in parts:
-        given: list[Tensor | None] = [None] * outputs_of(graph, number)
-        given[link.output] = part
-        result = call(graph, number, given)[link.input]
-        handed.append(part.new_zeros(shape) if result is None else result)
-    return torch.stack(handed)
+        return [gradients.reshape(found.samples, *shapes[0])]
+    given: list[Tensor | None] = [None] * outputs_of(graph, number)
+    parts: list[list[Tensor]] = [[] for _ in shapes]
+    for gradient in gradients:
+        given[link.output] = gradient
+        for handed, part in zip(parts, call(graph, number, given), strict=True):
+            handed += [] if part is None else [part]
+    return [
+        torch.stack(handed) if handed else gradients.new_zeros(len(gradients), *shape)
+        for handed, shape in zip(parts, shapes, strict=True)
+    ]
 
 
 def _unbroadcast(found: NodeGradient, gradient: Tensor) -> GradientOperator:
@@ -457,11 +477,11 @@ def _unbroadcast_rows(
     axis, n = found.index.axis, found.samples
     if all(size == 1 for size in own[:-1]):
         total = found.index.sum(gradient)
-        return _down(found, total.sum(-1, keepdim=True) if own[-1] == 1 else total)
+        return _dense(found, total.sum(-1, keepdim=True) if own[-1] == 1 else total)
     if axis is not None and own[axis] == 1 and gradient.shape[axis] == n:
         others = [a for a, size in enumerate(own) if size == 1 and a != axis]
         summed = gradient.sum(others, keepdim=True) if others else gradient
-        return _down(found, summed.movedim(axis, 0))
+        return _dense(found, summed.movedim(axis, 0))
     _check_memory(found, own)
     if own[-1] == 1:
         gradient = gradient.sum(-1, keepdim=True)
@@ -471,7 +491,7 @@ def _unbroadcast_rows(
     cells = (labels * math.prod(own[:-1]) + places).flatten()[known]
     total = gradient.new_zeros(n * math.prod(own[:-1]), own[-1])
     total.index_add_(0, cells, gradient.reshape(labels.numel(), own[-1])[known])
-    return _down(found, total)
+    return _dense(found, total)
 
 
 def _check_memory(found: NodeGradient, shape: Sequence[int]) -> None:

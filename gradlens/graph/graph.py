@@ -13,6 +13,7 @@ from torch.autograd.function import BackwardCFunction
 
 from gradlens.graph.kinds import LEAF, Node, kind, kind_of
 from gradlens.graph.layer_rules import layer_calls
+from gradlens.graph.python_functions import constants_of
 from gradlens.graph.torch_private import (
     output_metadata,
     saved,
@@ -287,6 +288,8 @@ def is_python_function(node: Node) -> bool:
 
 def integers_of(node: Node) -> tuple[Any, ...]:
     """The values besides tensors that a node has saved: axes, offsets, sizes."""
+    if is_python_function(node):
+        return (constants_of(node),)
     type_: Any = type(node)
     values = (saved(node, name) for name in saved_names(type_)[0])
     return tuple(value for value in values if isinstance(value, (int, tuple, bool)))

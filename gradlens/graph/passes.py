@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -20,7 +20,12 @@ from gradlens.graph.checkpoints import read_again, recomputing, why_not_to_read
 from gradlens.graph.graph import Edge, Graph, is_complex, is_python_function
 from gradlens.graph.kinds import HIDING, LEAF, Node, kind
 from gradlens.graph.python_functions import existing_tensors_kept, why_not_to_run
-from gradlens.graph.torch_private import hands_gradients_on, in_backward_pass, output_metadata
+from gradlens.graph.torch_private import (
+    hands_gradients_on,
+    in_backward_pass,
+    is_saved_elsewhere,
+    output_metadata,
+)
 from gradlens.numerics.unavailable import UnavailableError, first_line
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
@@ -74,8 +79,10 @@ def run_backward(
             visit(number, gradients)
         if number not in above:
             continue
-        own = instead.get(number) or partial(call, graph, number, create_graph=create_graph)
-        found = own(gradients)
+        if number in instead:
+            found = instead[number](gradients)
+        else:
+            found = call(graph, number, gradients, create_graph)
         for below, handed_on in zip(graph.children[number], found, strict=True):
             needed = below is not None and (below[0] in wanted or below[0] in above)
             if below is not None and needed and handed_on is not None:
@@ -181,7 +188,7 @@ def call(
         for gradient, metadata in zip(gradients, output_metadata(node), strict=True)
     ]
     if is_python_function(node):
-        return _call_function(graph, number, given, create_graph)
+        return _call_function(graph, number, given, create_graph)[0]
     found = _call_node(node, given, create_graph)
     if in_backward_pass() and any(
         each is None and edge is not None
@@ -202,15 +209,25 @@ def _call_node(
     create_graph: bool,
     stream: torch.cuda.Stream | None = None,
 ) -> Gradients:
-    with torch.set_grad_enabled(create_graph), torch.cuda.stream(stream), read_again(node):
+    # Contexts that change nothing would take as long as most nodes.
+    with ExitStack() as stack:
+        if torch.is_grad_enabled() != create_graph:
+            stack.enter_context(torch.set_grad_enabled(create_graph))
+        if stream is not None:
+            stack.enter_context(torch.cuda.stream(stream))
+        if is_saved_elsewhere(node):
+            stack.enter_context(read_again(node))
         found = node(*given)
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
 
 def _call_function(
     graph: Graph, number: int, given: Sequence[Tensor | None], create_graph: bool
-) -> Gradients:
-    """Call a backward function in Python, which returns a value for each argument of forward."""
+) -> tuple[Gradients, bool]:
+    """Call a backward function in Python, which returns a value for each argument of forward.
+
+    Also returned is whether it has computed each element from elements at the same place.
+    """
     node = graph.nodes[number]
     metadata = output_metadata(node)
     zeros = [
@@ -218,7 +235,11 @@ def _call_function(
         for g, m in zip(given, metadata, strict=True)
     ]
     try:
-        with torch.set_grad_enabled(create_graph), read_again(node), existing_tensors_kept(zeros):
+        with (
+            torch.set_grad_enabled(create_graph),
+            read_again(node),
+            existing_tensors_kept(zeros) as watched,
+        ):
             found = node.apply(*zeros)
     except Exception as error:
         what = str(error) if isinstance(error, UnavailableError) else f"raised {first_line(error)}"
@@ -229,9 +250,34 @@ def _call_function(
     edges = graph.children[number]
     places = [place for place, edge in enumerate(edges) if edge is not None]
     by_place = dict(zip(places, needed, strict=True))
-    return as_engine(
-        graph, number, [values[by_place[p]] if p in by_place else None for p in range(len(edges))]
-    )
+    by_edge = [values[by_place[p]] if p in by_place else None for p in range(len(edges))]
+    return as_engine(graph, number, by_edge), watched.is_elementwise
+
+
+def is_elementwise(graph: Graph, number: int) -> bool:
+    """Whether a function in Python hands on a multiple of each element, at the same place.
+
+    Its operations must be those that compute each element from elements at the same place, and its
+    results change by the powers of two that the gradients are multiplied by.
+    """
+    node = graph.nodes[number]
+    first, *others = output_metadata(node)
+    shape, where = tuple(first.shape), {"device": first.device, "dtype": first.dtype}
+    alike = all((tuple(each.shape), each.dtype) == (shape, first.dtype) for each in others)
+    if not alike or not first.dtype.is_floating_point or reason_not_to_run(node):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.rand(shape, generator=generator).to(**where) + 0.5 for _ in (0, *others)]
+    exponents = torch.randint(-2, 3, shape, generator=generator)
+    factors = (exponents.exp2() * (exponents % 2 * 2 - 1)).to(**where)
+    try:
+        plain, *known = _call_function(graph, number, gradients, False)
+        scaled, *again = _call_function(graph, number, [g * factors for g in gradients], False)
+    except RefusedNodeError:
+        return False
+    pairs = [(one, other) for one, other in zip(plain, scaled, strict=True) if one is not None]
+    same = all(o is not None and torch.equal(p * factors, o) for p, o in pairs if p.shape == shape)
+    return all((*known, *again)) and same
 
 
 def as_engine(graph: Graph, number: int, found: Sequence[Tensor | None]) -> Gradients:
@@ -247,5 +293,6 @@ def as_engine(graph: Graph, number: int, found: Sequence[Tensor | None]) -> Grad
         dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
         if dense.is_complex() and not is_complex(graph.nodes[edge[0]], edge[1]):
             dense = dense.real
-        handed.append(dense.sum_to_size(graph.shape(edge)))
+        shape = graph.shape(edge)
+        handed.append(dense if dense.shape == shape else dense.sum_to_size(shape))
     return tuple(handed)

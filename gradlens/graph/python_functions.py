@@ -58,6 +58,23 @@ _REACHING_OUT = frozenset((
 _CHANGING = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"})
 """Instructions that change what outlives the call, or may."""
 
+_ALIKE = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        "detach",
+        "lift_fresh",
+        "_to_copy",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+    )  # fmt: skip
+)
+"""Operations that make a tensor of the same elements, or of constants for each of them."""
+
+_SETTING = frozenset({torch.ops.aten.index_put, torch.ops.aten.index_put_})
+"""Operations that set elements where a mask says so."""
+
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 """Instructions that read an attribute."""
 
@@ -85,23 +102,56 @@ def _why_not(function: Any, callers: tuple[FunctionType, ...]) -> str:
     reason = _why_not_code(original.__code__)
     if reason:
         return reason
-    defaults = (*(original.__defaults__ or ()), *(original.__kwdefaults__ or {}).values())
-    reached = {**_closure(original), **dict(enumerate(defaults))}
     for name in _global_names(original.__code__):
-        if name in original.__globals__:
-            reached[name] = original.__globals__[name]
-        elif name not in _BUILTINS or not hasattr(builtins, name):
+        is_built_in = name in _BUILTINS and hasattr(builtins, name)
+        if name not in original.__globals__ and not is_built_in:
             return f"it calls {name!r}"
     attributes = _attribute_names(original.__code__)
-    for name, value in reached.items():
+    for name, value in _reached(original).items():
         if not _is_harmless(value, attributes, (*callers, original)):
             return f"it uses {name!r}"
     return ""
 
 
-def _closure(function: FunctionType) -> dict[Any, Any]:
+def _reached(function: FunctionType) -> dict[Any, Any]:
+    """What a function uses from outside: variables, defaults and globals, by their names."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return {name: cell.cell_contents for name, cell in cells}
+    closure = {name: cell.cell_contents for name, cell in cells}
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    names, known = _global_names(function.__code__), function.__globals__
+    return closure | dict(enumerate(defaults)) | {n: known[n] for n in names if n in known}
+
+
+def constants_of(node: Node) -> str:
+    """The numbers and texts that a harmless backward function depends on, wherever they are."""
+    found = [f"{name}={value!r}" for name, value in vars(node).items() if _is_number(value)]
+    waiting: list[Any] = [backward_function(node)]
+    visited: set[int] = set()
+    while waiting:
+        function = waiting.pop()
+        while hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        if not isinstance(function, FunctionType) or id(function) in visited:
+            continue
+        visited.add(id(function))
+        attributes = _attribute_names(function.__code__)
+        for name, value in _reached(function).items():
+            if isinstance(value, type) and issubclass(value, Function):
+                own = {n: getattr_static(value, n, None) for n in attributes}
+                found += [f"{n}={each!r}" for n, each in own.items() if _is_number(each)]
+                waiting += [getattr(each, "__func__", each) for each in own.values()]
+            elif _is_number(value):
+                found.append(f"{name}={value!r}")
+            elif not getattr(value, "__module__", "torch").startswith("torch"):
+                waiting.append(value)
+    return " ".join(found)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a constant without tensors."""
+    if type(value) in (tuple, frozenset):
+        return all(map(_is_number, value))
+    return isinstance(value, _CONSTANTS)
 
 
 def _is_harmless(value: Any, names: Iterable[str], callers: tuple[FunctionType, ...]) -> bool:
@@ -188,22 +238,26 @@ def _attribute_names(code: CodeType) -> tuple[str, ...]:
 
 
 @contextmanager
-def existing_tensors_kept(own: Iterable[Tensor]) -> Iterator[None]:
+def existing_tensors_kept(own: Iterable[Tensor]) -> Iterator[Watched]:
     """Refuse operations that change tensors from before the context, but for ``own`` ones.
 
     The same for operations that draw random numbers. ``UnavailableError`` comes in place of either,
     before anything is changed.
     """
-    with _Kept(map(storage_number, own)):
-        yield
+    with Watched(map(storage_number, own)) as watched:
+        yield watched
 
 
-class _Kept(DispatchMode):
-    """Lets operations change only memory that was made in the context, and what it was given."""
+class Watched(DispatchMode):
+    """Lets operations change only memory that was made in the context, and what it was given.
+
+    ``is_elementwise`` says that all of them have computed elements from those at the same place.
+    """
 
     def __init__(self, storages: Iterable[int]) -> None:
         super().__init__()
         self._own = set(storages)
+        self.is_elementwise = True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -211,14 +265,24 @@ class _Kept(DispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise UnavailableError("it draws random numbers")
-        given = [*map(storage_number, _tensors((args, kwargs)))]
+        given = [*_tensors((args, kwargs))]
         for place, name in written_arguments(func):
             value = args[place] if place < len(args) else kwargs.get(name)
             if any(storage_number(each) not in self._own for each in _tensors(value)):
                 raise UnavailableError("it overwrites a tensor")
-        found = func(*args, **kwargs)
-        self._own |= {storage_number(each) for each in _tensors(found)} - set(given)
-        return found
+        result = func(*args, **kwargs)
+        found = [*_tensors(result)]
+        self._own |= {*map(storage_number, found)} - {*map(storage_number, given)}
+        self.is_elementwise = self.is_elementwise and _is_elementwise(func, args)
+        return result
+
+
+def _is_elementwise(operation: Any, args: Any) -> bool:
+    """Whether an operation computes each element from elements at the same place."""
+    if operation.overloadpacket in _SETTING:  # as gradient[x < 0] = 0 does
+        tensor, (mask, *others), value, *_ = args
+        return not others and mask.dtype == torch.bool and mask.dim() == tensor.dim() > value.dim()
+    return torch.Tag.pointwise in operation.tags or operation.overloadpacket in _ALIKE
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -73,6 +73,10 @@ class OuterProduct(GradientOperator):
         """δ and x, ``[N, 1, R]`` and ``[N, 1, K]``."""
         return self._delta[:, None], self._inputs[:, None]
 
+    def transposed(self) -> OuterProduct:
+        """The operator of gₙᵀ."""
+        return OuterProduct(self._inputs, self._delta, self.scale)
+
     @property
     def elementwise(self) -> bool:
         return False
@@ -282,6 +286,10 @@ class SumOfOuterProducts(GradientOperator):
     def factors(self) -> tuple[Tensor, Tensor]:
         """δ and x, ``[N, S, R]`` and ``[N, S, K]``."""
         return self._delta, self._inputs
+
+    def transposed(self) -> SumOfOuterProducts:
+        """The operator of gₙᵀ."""
+        return SumOfOuterProducts(self._inputs, self._delta, self.scale)
 
     @property
     def elementwise(self) -> bool:

@@ -247,8 +247,9 @@ def loss_rows(
 
     def are_rows(edge: Edge) -> bool:
         found[edge] = _labels(graph.shape(edge), names.at(edge), reading)
-        if found[edge] is None and is_one_axis and names.may_be_in_order(edge):
-            found[edge] = _by_place(graph.shape(edge), reading)
+        places = _by_place(graph.shape(edge), reading) if is_one_axis else None
+        if found[edge] is None and places is not None and names.may_be_in_order(edge, places):
+            found[edge] = places
         return found[edge] is not None
 
     edges = loss_edges(graph, alone, are_rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from types import MappingProxyType
 
 import torch
@@ -21,9 +21,10 @@ from gradlens.samples.structure import Structure
 class Labels:
     """The labels of rows at edges of a graph, from those of its loss's inputs.
 
-    Those at ``proven`` edges are the same in all graphs of the same structure with the same
-    ``selections``. Others are read off numbers, by backward passes that compute something else
-    ``instead`` of some nodes. ``refused`` are the reasons why nodes weren't run.
+    Some are read off numbers, by backward passes that compute something else ``instead`` of some
+    nodes. Those at ``lasting`` edges are the same in all graphs of the same structure with the same
+    ``selections``. ``refused`` are the reasons why nodes weren't run, and functions in Python that
+    are ``elementwise`` don't move rows.
     """
 
     def __init__(
@@ -32,14 +33,16 @@ class Labels:
         sources: Sequence[Source],
         samples: int,
         instead: Instead = MappingProxyType({}),
+        elementwise: Set[int] = frozenset(),
     ) -> None:
         self._graph = graph
         self._sources = sources
         self._samples = samples
         self._instead = instead
-        self._structure = Structure(graph, sources, samples)
-        self.are_read = False
-        self.proven: set[LabelledEdge] = set()
+        self._structure = Structure(graph, sources, samples, elementwise)
+        self.are_read = bool(elementwise)  # their code may have changed at later steps
+        self.lasting: set[LabelledEdge] = set()
+        self._known: dict[LabelledEdge, Tensor] = {}
         self.refused: dict[int, str] = {}
 
     @property
@@ -55,22 +58,28 @@ class Labels:
         Without ``by_passes``, only at the edges where the structure says them.
         """
         unique = dict.fromkeys(edges)
-        proven = {edge: self._structure.rows(edge) for edge in unique}
-        labels = {
-            edge: found.to(_device(self._graph, edge))
-            for edge, found in proven.items()
-            if found is not None
-        }
-        self.proven |= labels.keys()
-        if not by_passes:
-            return labels
-        rest = [edge for edge in unique if edge not in labels]
-        self.are_read = self.are_read or bool(rest)
-        if rest:
-            found = read_labels(self._graph, self._sources, rest, self._samples, self._instead)
-            self.refused |= found.refused
-            labels |= found.labels
-        return {edge: self._of_sequences(edge, each) for edge, each in labels.items()}
+        for edge in unique:
+            found = None if edge in self._known else self._structure.rows(edge)
+            if found is not None:
+                found = found.to(_device(self._graph, edge))
+                self._known[edge] = self._of_sequences(edge, found)
+                self.lasting.add(edge)
+        rest = [edge for edge in unique if edge not in self._known]
+        if rest and by_passes:
+            self._read(rest)
+        return {edge: self._known[edge] for edge in unique if edge in self._known}
+
+    def _read(self, edges: Sequence[LabelledEdge]) -> None:
+        self.are_read = True
+        found = read_labels(self._graph, self._sources, edges, self._samples, self._instead)
+        self.refused |= found.refused
+        behind = self._graph.below(
+            e[0] for n in found.refused for e in self._graph.children[n] if e
+        )
+        for edge, labels in found.labels.items():
+            self._known[edge] = self._of_sequences(edge, labels)
+            if edge.edge[0] in behind:
+                self.lasting.add(edge)
 
     def _of_sequences(self, labelled: LabelledEdge, labels: Tensor) -> Tensor:
         """The same, but mixed where one recurrent node computes with steps of several samples.

@@ -23,7 +23,15 @@ from gradlens.graph.kinds import AxisRule, Step, from_the_right, kind_of
 from gradlens.graph.torch_private import hands_gradients_on, saved
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.model_inputs import Named
-from gradlens.samples.picks import OVERWRITING, PICKING, PUTTING, Shape, at_places, keeps_rows
+from gradlens.samples.picks import (
+    OVERWRITING,
+    PICKING,
+    PUTTING,
+    Shape,
+    at_places,
+    keeps_rows,
+    unpicked,
+)
 from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE
 from gradlens.samples.selections import Selection, Selections
 from gradlens.samples.structure import compact, reshaped
@@ -45,11 +53,16 @@ class Names:
         reading_data: Set[int],
         known: Mapping[Edge, Named],
         returned: Mapping[Edge, Tensor],
+        elementwise: Set[int],
     ) -> None:
-        """Nodes that are ``alone`` compute with parameters alone; others are ``reading_data``."""
+        """Nodes that are ``alone`` compute with parameters alone; others are ``reading_data``.
+
+        Functions in Python that are ``elementwise`` don't move rows.
+        """
         self._graph = graph
         self._alone = alone
         self._reading_data = reading_data
+        self._elementwise = elementwise
         self.known = known
         self.by_order = False
         self._selections = Selections(graph)
@@ -65,7 +78,7 @@ class Names:
                 if names is not None and bool((names != NO_SAMPLE).any()):
                     self._names[edge] = names
                 if edge in returned and (
-                    self.may_be_in_order(edge)
+                    self.may_be_in_order(edge, returned[edge])
                     or (self._may_meet(edge) and self._rows_are_kept(edge))
                 ):
                     self._names[edge] = returned[edge]
@@ -94,14 +107,16 @@ class Names:
         """Whether rows of several names come together at an edge, or behind it."""
         return any(bool((names == MIXED).any()) for names in self._behind(edge))
 
-    def may_be_in_order(self, edge: Edge) -> bool:
+    def may_be_in_order(self, edge: Edge, places: Tensor) -> bool:
         """Whether rows without known names may have those of their places.
 
-        The number of rows that were selected may be N by chance.
+        The number of rows that were selected may be N by chance. Where some rows have a name, it is
+        that of their place, and they were put into a tensor that has a row for each place.
         """
         names = self.at(edge)
         if bool((names >= 0).any()):
-            return False
+            contradict = (names != NO_SAMPLE) & (names != places)
+            return not bool(contradict.any()) and self._are_put(edge)
         if not bool((names == UNREADABLE).any()) and self.are_behind(edge):
             return False
         return self._rows_are_kept(edge)
@@ -124,6 +139,31 @@ class Names:
                     return False
                 waiting += [below] if has_rows else []
         return True
+
+    def _are_put(self, edge: Edge) -> bool:
+        """Whether a tensor has its rows from one that some rows were put into."""
+        rows = self._graph.shape(edge)[:1]
+        visited: set[Edge] = set()
+        waiting = [edge]
+        found = False
+        while waiting:
+            above = waiting.pop()
+            if above in visited:
+                continue
+            visited.add(above)
+            is_put = self._name(above[0]) in PUTTING
+            found |= is_put
+            for place, below in enumerate(self._graph.children[above[0]]):
+                if below is None or self._alone[below[0]] or (is_put and place > 0):
+                    continue
+                if self._graph.shape(below)[:1] == rows:
+                    waiting.append(below)
+                elif self._name(above[0]) in PICKING:
+                    return False
+        return found
+
+    def _name(self, number: int) -> str:
+        return self._graph.kinds[number].rstrip(digits).removesuffix("Backward")
 
     def _selects(self, above: Edge, below: Edge) -> bool:
         """Whether a node selects rows, rather than entries of rows."""
@@ -194,7 +234,7 @@ class Names:
         return None if found is None else compact(found)
 
     def _picks(self, number: int) -> bool:
-        return self._graph.kinds[number].rstrip(digits).removesuffix("Backward") in PICKING
+        return self._name(number) in PICKING
 
     def _covers(self, number: int, output: int, place: int, other: int) -> bool:
         """Whether an input has the rows of another one itself, and isn't repeated for them."""
@@ -220,9 +260,9 @@ class Names:
             return None
         if hands_gradients_on(self._graph.nodes[node]):
             return names if output == place else None
-        name = self._graph.kinds[node].rstrip(digits).removesuffix("Backward")
+        name = self._name(node)
         kind = kind_of(name)
-        if kind.axes is from_the_right and above == below:
+        if (kind.axes is from_the_right or node in self._elementwise) and above == below:
             return names
         if kind.in_order:
             return reshaped(names, below, above)
@@ -234,6 +274,8 @@ class Names:
                 return unknown if pick is None else pick.pulled(names, len(above))
             if name in PUTTING:
                 pick = PUTTING[name](between)
+                if names.numel() > 1 and pick.are_beside(names, above):
+                    return unpicked(pick, names, len(above))
                 found = pick.put(names, above, pick.axes)
                 if found is None:  # several are added up
                     return unknown if bool((names == UNREADABLE).any()) else None
@@ -247,13 +289,15 @@ class Names:
 
     def _not_overwritten(self, node: int, output: int, names: Tensor) -> Tensor:
         """Names without those of entries that another input takes the place of."""
-        name = self._graph.kinds[node].rstrip(digits).removesuffix("Backward")
+        name = self._name(node)
         other = self._graph.children[node][1]
         if other is None or name not in OVERWRITING or other not in self._names:
             return names
-        between = self._selections.between(node, output, other, 1)
         shape = self._graph.shape((node, output))
-        taken = PUTTING[name](between).apply(torch.arange(prod(shape)).reshape(shape))
+        pick = PUTTING[name](self._selections.between(node, output, other, 1))
+        if self._names[other].numel() > 1 and pick.are_beside(self._names[other], shape):
+            return names
+        taken = pick.apply(torch.arange(prod(shape)).reshape(shape))
         found = names.expand(shape).flatten().clone()
         found[taken[taken >= 0]] = NO_SAMPLE
         return found.reshape(shape)

@@ -81,6 +81,14 @@ class Pick:
             return at_places(labels, self.kept, dims)
         return self.apply(labels)
 
+    def are_beside(self, labels: Tensor, shape: Shape) -> bool:
+        """Whether labels of what is returned vary only along axes that are kept whole.
+
+        They are then those of what is given, too, of this shape, whichever entries are picked.
+        """
+        given = {place: shape[axis] for axis, place in self.kept.items()}
+        return all(n in (1, given.get(place)) for place, n in enumerate(labels.shape))
+
     def put(self, labels: Tensor, shape: Shape, axes: Sequence[int]) -> Tensor | None:
         """Labels of what is given, by those of what is returned, picked along some of the axes.
 

@@ -9,13 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
-from gradlens.graph.graph import Edge, Graph, Use
-from gradlens.graph.kinds import COMPILED, HIDING, LEAF, REENTRANT_CHECKPOINT, SYNCHRONISED
+from gradlens.graph.graph import Edge, Graph, Use, is_python_function
+from gradlens.graph.kinds import (
+    COMPILED,
+    HIDING,
+    LEAF,
+    REENTRANT_CHECKPOINT,
+    SYNCHRONISED,
+    kind_of,
+)
 from gradlens.graph.model_calls import ModelCall
+from gradlens.graph.passes import is_elementwise
+from gradlens.graph.torch_private import hands_gradients_on
 from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.history.coverage import FEW, few
 from gradlens.numerics.unavailable import UnavailableError, first_line
@@ -90,6 +100,18 @@ class _LossGraph:
         """The first nodes that compute with data, by number."""
         return nodes_reading_data(self.graph, self.alone)
 
+    @cached_property
+    def elementwise(self) -> frozenset[int]:
+        """The functions in Python that don't move rows, by number."""
+        pairs = zip(self.graph.nodes, self.graph.kinds, strict=True)
+        unknown = [
+            number
+            for number, (node, kind) in enumerate(pairs)
+            if is_python_function(node) and not hands_gradients_on(node)
+            if kind_of(kind).axes is None and kind not in (*HIDING, COMPILED)
+        ]
+        return frozenset(n for n in unknown if is_elementwise(self.graph, n))
+
     def model_inputs(self, reading: Reading) -> ModelInputs:
         """What the model was called with, by a reading of the batch."""
         return ModelInputs(self.calls, reading.axis, reading.samples, reading.in_turn)
@@ -100,9 +122,13 @@ class _LossGraph:
         known = inputs.named(self.graph, self.alone, self.reading_data)
         if rows is not None:
             sources = [source for source in rows.sources if source.labels is not None]
-            known = self._of_data(Structure(self.graph, sources, reading.samples)) | known
+            known = (
+                self._of_data(Structure(self.graph, sources, reading.samples, self.elementwise))
+                | known
+            )
         returned = inputs.returned(self.graph, self.alone)
-        return Names(self.graph, self.alone, self.reading_data, known, returned)
+        reading_data, elementwise = self.reading_data, self.elementwise
+        return Names(self.graph, self.alone, reading_data, known, returned, elementwise)
 
     def _of_data(self, structure: Structure) -> dict[Edge, Named]:
         """The samples at the edges where the graph begins with data."""
@@ -275,7 +301,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     if by_order and not rows.are_in_order:
         raise UnavailableError(UNKNOWN_ORDER)
     planner = _Planner(loss, reading, rows.sources)
-    plan = planner.plan()
+    plan = planner.plan(names.known if by_order else {})
     second = {shape[1] for call in loss.evidence.calls for shape in call if len(shape) > 1}
     by_second = reading.axis == 1 and reading.samples in second
     if plan.mixed and by_second and not loss.evidence.positions_first:
@@ -334,29 +360,44 @@ class _Planner:
         }
         edges = [source.edge for source in sources]
         self._finder = Finder(graph, loss.alone, edges, reading.samples, loss.reads_data)
+        self._kinds = {*graph.kinds}
         self._hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind in HIDING)
         self._normalising = normalising(graph, reading.samples)
-        self.labels = Labels(graph, sources, reading.samples, frozen(graph, self._normalising))
+        self.labels = Labels(
+            graph,
+            sources,
+            reading.samples,
+            frozen(graph, self._normalising),
+            loss.elementwise,
+        )
 
     def contradicts(self, names: Mapping[Edge, Named], by_passes: bool) -> bool:
         """Whether rows that are the model's inputs' belong to other samples by their labels.
 
         The labels are those by the structure alone, or also ``by_passes``.
         """
-        rows = {_row_by_row(self._graph, edge, each): each.names for edge, each in names.items()}
-        seen = [edge for edge in rows if edge.edge[0] not in self._hidden]
-        labels = self.labels.of(seen, by_passes)
+        rows = self._rows_of(names)
+        labels = self.labels.of(rows, by_passes)
         for edge, found in labels.items():
             named = edge.rows(rows[edge])[..., 0].to(found.device)
             if bool(((found >= 0) & (named >= 0) & (found != named)).any()):
                 return True
         return False
 
-    def plan(self) -> Plan:
-        """The plan, from as many labelled passes as it takes."""
+    def _rows_of(self, names: Mapping[Edge, Named]) -> dict[LabelledEdge, Tensor]:
+        """The names of rows, at the edges that can be seen."""
+        seen = {edge: each for edge, each in names.items() if edge[0] not in self._hidden}
+        return {_row_by_row(self._graph, edge, each): each.names for edge, each in seen.items()}
+
+    def plan(self, compared: Mapping[Edge, Named] = MappingProxyType({})) -> Plan:
+        """The plan, from as many labelled passes as it takes.
+
+        Names will be ``compared`` with labels by passes, which the first ones for the plan give.
+        """
         normalised = [_by_channel(self._graph, number) for number in self._normalising]
-        ways = {name: self._finder.ways(p) for name, p in self._inside.items()}
-        new = [*normalised, *(edge for way in ways.values() for edge in way.unlabelled)]
+        ways = self._finder.all_ways(self._inside)
+        new = [*normalised, *self._rows_of(compared)]
+        new += (edge for way in ways.values() for edge in way.unlabelled)
         labels: dict[LabelledEdge, Tensor] = {}
         for _ in range(MAX_ROUNDS):
             unique = [edge for edge in dict.fromkeys(new) if edge not in labels]
@@ -364,7 +405,7 @@ class _Planner:
             if not new:
                 break
             labels |= self.labels.of(new)
-            ways = {name: self._finder.ways(p, labels) for name, p in self._inside.items()}
+            ways = self._finder.all_ways(self._inside, labels)
             new = [edge for way in ways.values() if way.mixed for edge in way.unlabelled]
         coupling = [
             edge.edge[0] for edge in normalised if _couples(labels.get(edge), self._reading.samples)
@@ -381,9 +422,8 @@ class _Planner:
         indices: dict[LabelledEdge, RowIndex] = {}
         unmixed = [(name, way) for name, way in ways.items() if not way.mixed]
         apart = {use.node: name for name, way in unmixed for use in way.uses}
-        unreadable = {
-            edge.edge[0] for edge, each in labels.items() if bool((each == UNREADABLE).any())
-        }
+        unread_edges = {e for e, each in labels.items() if bool((each == UNREADABLE).any())}
+        unreadable = {edge.edge[0] for edge in unread_edges}
         behind = self._names_behind(apart)
         unread = (HIDDEN, RAN_COMPILED, NOT_READABLE, *self.labels.refused.values())
         reasons = {n: self._reason(n, ways.get(n), behind, unreadable) for n in self._parameters}
@@ -399,7 +439,7 @@ class _Planner:
             tuple(name for name, way in ways.items() if way.beside),
             tuple(coupling),
             mixed=any(way.mixed and reasons[n] not in unread for n, way in ways.items()),
-            holds=indices.keys() <= self.labels.proven and not unreadable,
+            holds=indices.keys() | unread_edges <= self.labels.lasting,
             read=self.labels.are_read,
             selections=self.labels.selections,
         )
@@ -444,14 +484,14 @@ class _Planner:
             found = tuple(self._term(node, sizes, labels) for node, sizes in terms)
         except UnavailableError as reason:
             return replace(plan, without_losses=str(reason))
-        return replace(plan, terms=found, holds=plan.holds and edges <= self.labels.proven)
+        return replace(plan, terms=found, holds=plan.holds and edges <= self.labels.lasting)
 
     def with_edges(self, plan: Plan, edges: Iterable[Edge]) -> Plan:
         """The plan with the samples at other edges, where each element is of one."""
         labels = self.labels.of(LabelledEdge(edge, ()) for edge in edges)
         found = {e.edge: each for e, each in labels.items() if not bool((each < NO_SAMPLE).any())}
         rows = {edge: RowIndex(each, self._reading.samples) for edge, each in found.items()}
-        return replace(plan, edges=rows, holds=plan.holds and labels.keys() <= self.labels.proven)
+        return replace(plan, edges=rows, holds=plan.holds and labels.keys() <= self.labels.lasting)
 
     def _term(
         self,
@@ -497,9 +537,9 @@ class _Planner:
         """Why a parameter has no per-sample gradients; empty if it has."""
         if self._parameters[name].is_complex():
             return COMPLEX
-        hidden = HIDDEN if REENTRANT_CHECKPOINT in self._graph.kinds else RAN_COMPILED
+        hidden = HIDDEN if REENTRANT_CHECKPOINT in self._kinds else RAN_COMPILED
         if way is None:
-            return UNUSED if set(HIDING).isdisjoint(self._graph.kinds) else hidden
+            return UNUSED if self._kinds.isdisjoint(HIDING) else hidden
         if self._hidden & {*way.mixed, *(use.node for use in way.uses)}:
             return hidden
         if not way.mixed:
@@ -508,7 +548,7 @@ class _Planner:
             return self._why_not_read(way.mixed)
         if way.reason:
             return way.reason
-        if SYNCHRONISED in self._graph.kinds:
+        if SYNCHRONISED in self._kinds:
             return ACROSS_PROCESSES
         unknown = [self._graph.shape(s.edge) for s in self._sources if s.labels is None]
         if unknown:

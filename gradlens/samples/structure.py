@@ -10,7 +10,7 @@ the same structure and the same indices, whatever the other numbers are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from math import prod
 from string import digits
 
@@ -30,11 +30,18 @@ class Structure:
     """The samples of the elements at all edges below some sources, by the structure of the graph.
 
     Labels have as many axes as their edge's tensor; an axis of length 1 has the same labels for all
-    entries.
+    entries. Functions in Python that are ``elementwise`` don't move rows.
     """
 
-    def __init__(self, graph: Graph, sources: Sequence[Source], samples: int) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        sources: Sequence[Source],
+        samples: int,
+        elementwise: Set[int] = frozenset(),
+    ) -> None:
         self._graph = graph
+        self._elementwise = elementwise
         self.samples = samples
         self._next = len(graph) - 1
         self._labels: dict[Edge, Tensor | None] = {}
@@ -141,7 +148,8 @@ class Structure:
         name = self._graph.kinds[node].rstrip(digits).removesuffix("Backward")
         kind = kind_of(name)
         if kind.axes is None and is_python_function(self._graph.nodes[node]):
-            return None  # it may do anything
+            # It may do anything.
+            return labels if node in self._elementwise and above == below else None
         if kind.axes is from_the_right and above == below:
             return labels
         if kind.in_order:
@@ -172,8 +180,7 @@ class Structure:
         Where other axes tell all samples apart, entries beside the picked ones belong to the same
         sample. So do those along an axis of which each index picks entries of one sample.
         """
-        beside = all(n == 1 or axis in pick.kept.values() for axis, n in enumerate(labels.shape))
-        if beside and self._is_whole(labels):
+        if pick.are_beside(labels, below) and self._is_whole(labels):
             return unpicked(pick, labels, len(below))
         if pick.apart and len(pick.axes) > 1:
             for axis in pick.axes:

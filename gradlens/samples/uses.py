@@ -67,6 +67,8 @@ class Ways:
     ``uses`` are nodes whose rows belong to one sample each, ``mixed`` those at which samples have
     met already, for a ``reason`` if it is known, and ``unlabelled`` the edges that need labels.
     ``beside`` means that the loss depends on the parameter beside the samples, as by a regulariser.
+    ``uses_of_met`` says that some of the uses are behind nodes at which samples have met, and
+    ``is_cut`` that some path was too long to be followed to its end.
     """
 
     uses: list[Use] = field(default_factory=list)
@@ -74,6 +76,8 @@ class Ways:
     unlabelled: list[LabelledEdge] = field(default_factory=list)
     beside: bool = False
     reason: str = ""
+    uses_of_met: bool = False
+    is_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Finder:
         self._reads_data = reads_data
         self._samples = samples
         self._apart: dict[LabelledEdge, bool] = {}
+        self._futile: dict[int, int] = {}
         below = graph.below(edge[0] for edge in sources)
         self._above = set(range(len(graph))) - below
         inside = {call: graph.inside(call) for call in graph.ruled_calls if call.node in below}
@@ -119,16 +124,36 @@ class Finder:
             if not any(uses_statistics(graph.nodes[number]) for number in inner)
         }
 
-    def ways(self, parameter: Tensor, labels: Mapping[LabelledEdge, Tensor] | None = None) -> Ways:
-        """All paths of a parameter; without ``labels``, the edges that need labels first."""
+    def all_ways(
+        self,
+        parameters: Mapping[str, Tensor],
+        labels: Mapping[LabelledEdge, Tensor] | None = None,
+    ) -> dict[str, Ways]:
+        """All paths of parameters; without ``labels``, the edges that need labels first.
+
+        Those next to the loss come first, and what they have found to be futile isn't tried again.
+        """
+        self._futile = {}
+        leaves = self._graph.leaves
+        numbers = {name: leaves[id(parameter)] for name, parameter in parameters.items()}
+        first = sorted(numbers, key=lambda name: self._graph.consumers[numbers[name]], reverse=True)
+        found = {name: self._ways(numbers[name], labels) for name in first}
+        return {name: found[name] for name in parameters}
+
+    def _ways(self, leaf: int, labels: Mapping[LabelledEdge, Tensor] | None) -> Ways:
         found = Ways()
-        leaf = self._graph.leaves[id(parameter)]
         ruled = self._follow_in_ruled_calls(leaf, labels, found)
         stack = [_Step(leaf)]
         passed = 0
+        tried: dict[int, int] = {}
         while stack:
             step = stack.pop()
             passed += 1
+            if step.met is not None and labels is not None:
+                if step.largest >= self._futile.get(step.node, math.inf):
+                    found.mixed.append(step.met)
+                    continue
+                tried[step.node] = min(step.largest, tried.get(step.node, step.largest))
             for consumer, place, output in self._graph.consumers[step.node]:
                 if step.node == leaf and consumer in ruled:
                     continue
@@ -140,11 +165,13 @@ class Finder:
                 if following is not None:
                     stack.append(following)
             if found.mixed and passed > MIXED_NODES:
-                break
+                return found
             if passed > MAX_NODES:
                 found.mixed.append(step.node)
                 found.reason = TOO_MANY
-                break
+                return found
+        if not found.uses_of_met and not found.is_cut:
+            self._futile |= tried
         return found
 
     def _follow_in_ruled_calls(
@@ -233,10 +260,12 @@ class Finder:
                 return None
             if edges:
                 found.uses.append(use)
+                found.uses_of_met |= step.met is not None
                 return None
             found.unlabelled += [e for e in self._all_edges_at(use) if e not in labels]
         if len(use.chain) < MAX_CHAIN:
             return onward
+        found.is_cut = True
         found.mixed.append(onward.met or use.node)
         return None
 

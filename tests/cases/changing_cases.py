@@ -147,6 +147,102 @@ class Rolled(torch.autograd.Function):
         return gradients[0].roll(-ctx.shift, 0), None
 
 
+class Elementwise(torch.autograd.Function):
+    """Its backward computes each element from one element, unless a flag says otherwise."""
+
+    flips = False
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, flips: bool) -> Tensor:
+        ctx.flips = flips
+        ctx.save_for_backward(x)
+        return (x.flip(0) if flips else x).clamp(min=-0.5)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        if ctx.flips:
+            return (gradients[0] * (x.flip(0) > -0.5)).flip(0), None
+        return gradients[0] * (x > -0.5), None
+
+
+class ByClass(Elementwise):
+    """The same by a flag on the class."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, flips: bool) -> Tensor:
+        ByClass.flips = flips
+        ctx.save_for_backward(x)
+        return (x.flip(0) if flips else x).clamp(min=-0.5)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        if ByClass.flips:
+            return (gradients[0] * (x.flip(0) > -0.5)).flip(0), None
+        return gradients[0] * (x > -0.5), None
+
+
+class FlippingByNumbers(Elementwise):
+    """The same by a tensor."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        if torch.full((), float(ctx.flips)) > 0.5:
+            return (gradients[0] * (x.flip(0) > -0.5)).flip(0), None
+        return gradients[0] * (x > -0.5), None
+
+
+class Where(Elementwise):
+    """Rows come from here or there by a mask."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
+        ctx.save_for_backward(mask)
+        return torch.where(mask, x.flip(0), x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (mask,), zero = ctx.saved_tensors, torch.zeros_like(gradients[0])
+        there = torch.where(mask, gradients[0], zero).flip(0)
+        return torch.where(mask, zero, gradients[0]) + there, None
+
+
+def by_function(function: Any) -> Callable[..., Tensor]:
+    def compute(net: Any, x: Tensor, flag: Tensor) -> Tensor:
+        return net.head(net.middle(function.apply(net.inner(x).tanh(), bool(flag))).tanh())
+
+    return compute
+
+
+def flipped_where(net: Any, x: Tensor, mask: Tensor) -> Tensor:
+    return net.head(net.middle(Where.apply(net.inner(x).tanh(), mask[:, None])).tanh())
+
+
+def masked_residual(net: Any, x: Tensor, mask: Tensor) -> Tensor:
+    """Some rows are computed, and added where they belong."""
+    for layer in (net.inner, net.middle):
+        found = torch.zeros_like(x)
+        found[mask] = layer(x[mask]).tanh()
+        x, mask = x + found, x[:, 0] > 0
+    return net.head(x)
+
+
+def scattered_columns(net: Any, x: Tensor, _: Tensor) -> Tensor:
+    values, places = net.inner(x).topk(2, 1)
+    return net.head(net.middle(torch.zeros(N, H).to(x).scatter(1, places, values)).tanh())
+
+
+def squares() -> nn.Module:
+    return Net(masked_residual, inner=nn.Linear(H, H), middle=nn.Linear(H, H),
+               head=nn.Linear(H, C)).double()  # fmt: skip
+
+
+def with_mask(width: int) -> Callable[[int], Batch]:
+    return lambda _: (randn(N, width), torch.rand(N) < 0.6, classes(N))
+
+
 def rolled(net: Any, x: Tensor, shift: Tensor) -> Tensor:
     return net.head(Rolled.apply(net.inner(x).tanh(), int(shift)))
 
@@ -210,6 +306,15 @@ ROUTES: dict[str, ChangingCase] = {
         lambda _: (randn(N, D), torch.randint(N, ()), classes(N)),
         cross_entropy,
     ),
+    **{
+        f"function {kind.__name__}": ChangingCase(
+            layers(by_function(kind)), with_number([0, 0, 1, 0, 1, 1, 0]), cross_entropy
+        )
+        for kind in (Elementwise, ByClass, FlippingByNumbers)
+    },
+    "function Where": ChangingCase(layers(flipped_where), with_mask(D), cross_entropy),
+    "rows where a mask says so": ChangingCase(squares, with_mask(H), cross_entropy),
+    "columns by their sizes": ChangingCase(layers(scattered_columns), with_mask(D), cross_entropy),
     "indices at a parameter": ChangingCase(
         prompts, lambda _: (randn(N, D), torch.randperm(N), classes(N)), cross_entropy
     ),

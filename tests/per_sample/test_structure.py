@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Graph
+from gradlens.graph.passes import is_elementwise
 from gradlens.samples.powers_of_two import read_labels
 from gradlens.samples.rows import NO_SAMPLE, LabelledEdge, Source
 from gradlens.samples.structure import Structure
@@ -117,3 +119,48 @@ def test_most_is_proven() -> None:
         "largest of the first", "added to its mean", "times its reverse", "interleaved",
         "with itself", "gathered",
     }  # fmt: skip
+
+
+class Activation(torch.autograd.Function):
+    """As those of memory-saving kernels and of tutorials."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return x.clamp(min=0) * y.sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        gate = y.sigmoid()
+        of_x = gradients[0] * gate
+        of_x[x < 0] = 0
+        return of_x, gradients[0] * x.clamp(min=0) * gate * (1 - gate)
+
+
+class Clipping(Activation):
+    """It isn't linear in the gradient."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0].clamp(-0.1, 0.1), gradients[0]
+
+
+class Centring(Activation):
+    """It computes with all rows together."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] - gradients[0].mean(0), gradients[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"), [(Activation, True), (Clipping, False), (Centring, False)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_functions_in_python_that_keep_rows(
+    function: Any, expected: bool, dtype: torch.dtype
+) -> None:
+    x, y = torch.randn(2, N, T, D).to(dtype).unbind()
+    graph = Graph(function.apply(x.requires_grad_(), y.requires_grad_()))
+    assert is_elementwise(graph, graph.root[0]) == expected
