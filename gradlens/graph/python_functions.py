@@ -60,15 +60,7 @@ _CHANGING = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOB
 
 _ALIKE = frozenset(
     getattr(torch.ops.aten, name)
-    for name in (
-        "detach",
-        "lift_fresh",
-        "_to_copy",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "empty_like",
-    )  # fmt: skip
+    for name in "detach lift_fresh _to_copy zeros_like ones_like full_like empty_like".split()
 )
 """Operations that make a tensor of the same elements, or of constants for each of them."""
 
