@@ -58,10 +58,11 @@ _REACHING_OUT = frozenset((
 _CHANGING = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"})
 """Instructions that change what outlives the call, or may."""
 
-_ALIKE = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in "detach lift_fresh _to_copy zeros_like ones_like full_like empty_like".split()
-)
+_ALIKE = frozenset((
+    torch.ops.aten.detach, torch.ops.aten.lift_fresh, torch.ops.aten._to_copy,
+    torch.ops.aten.zeros_like, torch.ops.aten.ones_like, torch.ops.aten.full_like,
+    torch.ops.aten.empty_like,
+))  # fmt: skip
 """Operations that make a tensor of the same elements, or of constants for each of them."""
 
 _SETTING = frozenset({torch.ops.aten.index_put, torch.ops.aten.index_put_})
