@@ -263,22 +263,20 @@ def loss_rows(
     known, samples = [each for each in labels.values() if each is not None], reading.samples
     if not known or (unnamed and not reading.is_given):
         raise UnavailableError(_not_followed(graph, unnamed or edges, names, reading))
-    # Rows of one name may be those of all samples that depend on one row, as by a masked mean.
-    alike = [e for e, each in labels.items() if each is not None and each.numel() == 1]
-    alike = [edge for edge in alike if graph.shape(edge)[:1] == (samples,)]
-    if alike and samples > 1:
-        raise UnavailableError(_not_followed(graph, alike, names, reading))
     own = {sample for each in known for sample in each.unique().tolist()} - {NO_SAMPLE}
+    as_many = [edge for edge in edges if graph.shape(edge)[:1] == (samples,)]
+    if len(own) == 1 < samples and as_many:
+        # They may be of all samples, and depend on one row, as by the mean of a masked batch.
+        raise UnavailableError(_not_followed(graph, as_many, names, reading))
     if len(own) < reading.samples:
         _check_left_out(reading, evidence, len(own), names, [graph.shape(edge) for edge in edges])
-    as_many = any(graph.shape(edge)[:1] == (reading.samples,) for edge in edges)
     by_place = [e for e, each in labels.items() if each is not None and not names.are_all_known(e)]
     if len(by_place) >= reading.samples > 1:  # these may be of one sample each
         raise UnavailableError(_not_followed(graph, by_place, names, reading))
     if reading.known_by == CALLED and not names.selections and _are_equal_parts(known, samples):
         raise UnavailableError(EQUAL_PARTS.format(samples=samples))
     sources = tuple(Source(edge, each) for edge, each in labels.items())
-    return LossRows(sources, bool(by_place) and reading.samples > 1, as_many)
+    return LossRows(sources, bool(by_place) and reading.samples > 1, bool(as_many))
 
 
 def meeting_edges(graph: Graph, labels: Mapping[Edge, Tensor]) -> list[Edge]:
