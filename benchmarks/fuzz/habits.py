@@ -129,6 +129,7 @@ HABITS: dict[str, Callable[[Loop], None]] = {
     "saved tensors on hooks": nothing,
     "double precision by default": nothing,
     "random numbers everywhere": nothing,
+    "unscaling inside": nothing,
 }
 """The names without a change of the network are those of contexts, or are read by the loop."""
 
@@ -264,6 +265,13 @@ def other_training(loop: Loop) -> None:
     loop.remember("other", other.weight.grad)
 
 
+def scripted(loop: Loop) -> None:
+    """The tracked head is compiled by TorchScript, as for a deployment."""
+    loop.remember(
+        "of a script", torch.jit.script(loop.model.head)(torch.ones(1, parts.WIDTH).to(loop.dtype))
+    )
+
+
 def resumed(loop: Loop) -> None:
     loop.watch.resume(loop)
 
@@ -310,6 +318,7 @@ BETWEEN: dict[str, Callable[[Loop], None]] = {
     "frozen later": frozen_later,
     "thawed": thawed,
     "other training": other_training,
+    "scripted": scripted,
     "resumed": resumed,
     "epoch": epoch,
     "reparametrised": reparametrised,

@@ -142,6 +142,16 @@ class Loop:
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward(**options)
+        if self.scaler is not None and "unscaling inside" in self.recipe.habits:
+            self._unscale()
+
+    def _unscale(self) -> None:
+        """Once for each optimizer and update, as before clipping inside the context."""
+        assert self.scaler is not None
+        for optimizer in self.optimizers:
+            state = self.scaler._per_optimizer_states[id(optimizer)]
+            if state["stage"].name == "READY":
+                self.scaler.unscale_(optimizer)
 
     def update(self, closure: Callable[[], Tensor] | None = None) -> None:
         if self.recipe.optimizer == "lbfgs" and closure is None:

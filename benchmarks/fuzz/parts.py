@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 from torch.nn.utils import parametrizations
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from tests.cases.random_layers import COUPLINGS, VECTOR_LAYERS, WAYS, Called, Sizes, Written
 
@@ -92,6 +93,55 @@ class Reversed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         return -gradients[0]
+
+
+class Overwriting(torch.autograd.Function):
+    """A gated unit whose backward puts its results into what it has saved, uncounted."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
+        ctx.save_for_backward(x, gate)
+        return x * gate.sigmoid()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, gate = ctx.saved_tensors
+        open_share = gate.sigmoid()
+        of_gate = gradients[0] * x * open_share * (1 - open_share)
+        x.data.copy_(gradients[0] * open_share)
+        gate.data.copy_(of_gate)
+        return x, gate
+
+
+class Popping(torch.autograd.Function):
+    """It takes what it needs out of a list."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.stash = [x.detach().tanh()]
+        return x.tanh()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * (1 - ctx.stash.pop().square())
+
+
+class Masking(torch.autograd.Function):
+    """A rectified unit as tutorials have it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        found = gradients[0].clone()
+        found[x < 0] = 0
+        return found
 
 
 class Complex(nn.Module):
@@ -200,6 +250,42 @@ def hooked(x: Tensor, inner: nn.Module) -> Tensor:
     return found
 
 
+def changed_on_the_way(x: Tensor, inner: nn.Module, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """The user's own hook on an activation changes its gradient."""
+    found = inner(x)
+    if found.requires_grad:
+        found.register_hook(change)
+    return found
+
+
+class Averaging(nn.Module):
+    """A hook divides a gradient by a running mean of its norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linear()
+        self.norm = 1.0
+
+    def divided(self, gradient: Tensor) -> Tensor:
+        self.norm = 0.9 * self.norm + 0.1 * float(gradient.detach().norm())
+        return gradient / self.norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return changed_on_the_way(x, self.inner, self.divided)
+
+
+def selective(x: Tensor, inner: nn.Module) -> Tensor:
+    """A checkpoint that stores the results of matrix products."""
+    products = [torch.ops.aten.addmm.default, torch.ops.aten.mm.default]
+    contexts = partial(create_selective_checkpoint_contexts, products)
+    found: Tensor = checkpoint(inner, x, use_reentrant=False, context_fn=contexts)
+    return found
+
+
+def scripted() -> nn.Module:
+    return torch.jit.script(nn.Sequential(linear(), nn.Tanh()))
+
+
 def state_kept(x: Tensor, cell: nn.Module) -> Tensor:
     """A recurrence of two steps."""
     rows = x.reshape(-1, WIDTH)
@@ -263,6 +349,17 @@ LAYERS: dict[str, Make] = {
     "distances": lambda: Written(distances, (WIDTH, WIDTH)),
     "reentrant checkpoint": lambda: Written(reentrant, linear()),
     "hooked": lambda: Written(hooked, linear()),
+    "hook that draws": lambda: Written(
+        lambda x, inner: changed_on_the_way(x, inner, lambda g: g * (1 + random.random())),
+        linear(),
+    ),
+    "hook with a running norm": Averaging,
+    "selective checkpoint": lambda: Written(selective, linear()),
+    "overwriting function": lambda: Written(
+        lambda x, gate, inner: Overwriting.apply(inner(x), gate(x)), linear(), linear()
+    ),
+    "function with a list": lambda: Written(lambda x, inner: Popping.apply(inner(x)), linear()),
+    "function with a mask": lambda: Written(lambda x, inner: Masking.apply(inner(x)), linear()),
     "cell": lambda: Written(state_kept, nn.GRUCell(WIDTH, WIDTH)),
     "renormalised": lambda: Written(renormalised, (WIDTH, WIDTH)),
     "noise": lambda: Written(lambda x, w: x * w + 0.1 * torch.randn_like(x), (WIDTH,)),
@@ -280,11 +377,12 @@ LAYERS: dict[str, Make] = {
     "detached": lambda: Written(lambda x, inner: inner(x).detach() + x, linear()),
     "identity": nn.Identity,
     "traced": traced,
+    "scripted": scripted,
     "compiled by eager": lambda: compiled("eager"),
     "compiled by aot_eager": lambda: compiled("aot_eager"),
 }
 
-RARE = {"compiled by eager", "compiled by aot_eager", "traced", "orthogonal"}
+RARE = {"compiled by eager", "compiled by aot_eager", "traced", "scripted", "orthogonal"}
 """Layers that take long."""
 
 COUPLED = {"batch norm without statistics", "batch norm of all batches", "jagged", *COUPLINGS}

@@ -136,6 +136,35 @@ def smoothed(logits: Tensor, batch: Batch, divisors: Divisors) -> Tensor:
     return reduced(F.cross_entropy, logits, labels, divisors=divisors, label_smoothing=0.1)
 
 
+def unreduced(logits: Tensor, batch: Batch) -> Tensor:
+    return F.cross_entropy(logits, batch["labels"], reduction="none")
+
+
+def sorted_losses(logits: Tensor, batch: Batch, divisors: Divisors) -> Tensor:
+    return averaged(unreduced(logits, batch).sort().values, divisors)
+
+
+def ranked_losses(logits: Tensor, batch: Batch, divisors: Divisors) -> Tensor:
+    """In another order, which has weights."""
+    order = batch["weights"].argsort()
+    return averaged(unreduced(logits, batch)[order] * batch["weights"][order], divisors)
+
+
+def heavy(batch: Batch) -> Tensor:
+    """Samples of a large weight."""
+    return batch["weights"] > 0.7
+
+
+def count_heavy(batch: Batch) -> tuple[float, ...]:
+    return (max(float(heavy(batch).sum()), 1.0),)
+
+
+def trimmed_losses(logits: Tensor, batch: Batch, divisors: Divisors) -> Tensor:
+    """Of some samples alone, in reverse."""
+    losses = unreduced(logits, batch)[heavy(batch)].flip(0)
+    return losses.sum() / (divisors or count_heavy(batch))[0]
+
+
 CLASS_WEIGHTS = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
 
 
@@ -284,6 +313,9 @@ LOSSES: dict[str, Loss] = {
         class_weighted, lambda batch: (float(CLASS_WEIGHTS[batch["labels"]].sum()),), LABELS
     ),
     "sample weights": Loss(sample_weighted, count, ("labels", "weights")),
+    "sorted losses": Loss(sorted_losses, count, LABELS),
+    "ranked losses": Loss(ranked_losses, count, ("labels", "weights")),
+    "trimmed losses": Loss(trimmed_losses, count_heavy, ("labels", "weights")),
     "soft labels": Loss(soft_labels, count, VECTORS),
     "squared error": Loss(squared_error, OF_VECTORS, VECTORS),
     "huber": Loss(huber, OF_VECTORS, VECTORS),
