@@ -70,7 +70,8 @@ class References(Watch):
         yield
         if facts is not None:
             facts.parameters = self._values()
-            scale = 1.0 if loop.scaler is None else loop.scaler.get_scale()
+            unscaled = loop.scaler is None or "unscaling inside" in loop.recipe.habits
+            scale = 1.0 if unscaled else loop.scaler.get_scale()
             for name, parameter in self.parameters.items():
                 gradient = parameter.grad
                 exact = None if gradient is None else double(gradient.to_dense()) / scale

@@ -44,13 +44,6 @@ def with_extensions(
             context.__exit__(None, None, None)
 
 
-@contextmanager
-def with_extension_alone(extension: BackpropExtension) -> Iterator[None]:
-    """A context in which one extension is active, and the graph stays."""
-    with CONTEXT_LOCK, backpack(extension, retain_graph=True):
-        yield
-
-
 def extended_by_backpack(model: nn.Module) -> bool:
     """Whether BackPACK's own hooks are on every layer."""
     return all(

@@ -187,11 +187,7 @@ class Cockpit:
         device = next(iter(self.parameters.values())).device
         processes = Processes(process_group_of(setting.replicas, sharding), device)
         check_budget(budget, processes.count)
-        self.budget = (
-            Budget(budget, self.quantities, device)
-            if budget is not None and self.quantities
-            else None
-        )
+        self.budget = Budget(budget, self.quantities, device, facts) if budget is not None else None
         is_due = is_scheduled if self.budget is None else self.budget.is_due
         forecast = Forecast(self.quantities, is_due)
         self._run = Run(

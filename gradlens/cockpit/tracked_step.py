@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -222,7 +222,7 @@ class TrackedStep:
     def _exit(self, error: BaseException | None) -> None:
         tracking, boundary = self._tracking, self._tracking.boundary
         if tracking.budget is not None:
-            tracking.budget.end_backward(bool(self._active))
+            tracking.budget.end_backward(self._active)
         with boundary.contain("the end of a backward pass", self._refuse_all):
             self._contexts.close()
         if error is not None:
@@ -586,12 +586,7 @@ class TrackedStep:
                 projections = None if gradients is None else gradients.start_projections
                 tracking.updates.end_interval(step, projections)
             for quantity in self._active:
-                with (
-                    boundary.contain(quantity.name, self._refusing(quantity)),
-                    nullcontext()
-                    if tracking.budget is None
-                    else tracking.budget.timed(quantity.name),
-                ):
+                with boundary.contain(quantity.name, self._refusing(quantity)):
                     self._after_backward(quantity, step)
             self._await_update(step)
 

@@ -75,9 +75,10 @@ class Tracking:
     def begin_step(self, global_step: int, info: Mapping[str, Any]) -> None:
         """A step's context is entered: what waited for the update is over."""
         if self.budget is not None:
-            self.budget.begin_step(global_step)
-            if self.budget.is_settled:
+            if self.budget.begin_step(global_step):
                 self._record_spending(self.budget)
+            if self.budget.pays_for_none:
+                self.run.note(global_step, self.budget.pays_for_none)
         new = [quantity for quantity in self.quantities if not quantity.has_started]
         for quantity in new:
             with self.boundary.contain(f"starting {quantity.name}"):
@@ -100,7 +101,13 @@ class Tracking:
             self.run.note(global_step, left_over)
         if self.facts is not None:
             with self.boundary.contain("recording the facts of a step"):
-                self.facts.begin(global_step, info)
+                if self._watches(global_step):
+                    self.facts.begin(global_step, info)
+                else:
+                    self.facts.skip()
+
+    def _watches(self, global_step: int) -> bool:
+        return self.budget is None or self.budget.watches(global_step)
 
     def _compare_processes(self) -> None:
         if self.assembly.is_compared or self.may_end_alone:
@@ -154,6 +161,8 @@ class Tracking:
         Without any, it is unknown which step comes next, and hooks are installed.
         """
         self.forecast.keep(steps)
+        if self.facts is not None:
+            self.facts.expect(not steps or any(map(self._watches, steps)))
         needed = self.forecast.needs_layer_hooks(steps)
         next_step = self.updates.needs_next_step
         self.eager_calls.run_if(self.forecast.needs_graph(steps) or next_step)

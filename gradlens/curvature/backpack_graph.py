@@ -17,10 +17,9 @@ import torch
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
-from gradlens.backpack_adapter.context import extended_by_backpack, with_extension_alone
 from gradlens.backpack_adapter.layer_calls import LayerCall, own_parameters, trainable_parameters
 from gradlens.curvature.agreement import same_matrix
-from gradlens.curvature.calls import Calls, LossCall, run_engine
+from gradlens.curvature.calls import Calls, LossCall
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.operator import CurvatureOperator
@@ -71,39 +70,14 @@ def check_graph(graph: BackpackGraph, matrix: CurvatureOperator, seed: int) -> N
 
 
 def backpack_graph(
-    loss: Tensor, parameters: Mapping[str, nn.Parameter], model: nn.Module | None, calls: Calls
+    parameters: Mapping[str, nn.Parameter], model: nn.Module | None, calls: Calls
 ) -> BackpackGraph:
     """The graph behind ``loss``; ``UnavailableError`` where BackPACK's rules don't hold."""
     call = _the_loss_call(calls)
     with _explained():
-        if extended_by_backpack(call.module) and (model is None or extended_by_backpack(model)):
-            return _Extended(loss, parameters, call)
         if model is not None:
             return _Chain(parameters, model, calls, call)
-    raise UnavailableError(
-        "pass the model to the cockpit, or extend model and loss module by BackPACK's extend"
-    )
-
-
-@final
-class _Extended(BackpackGraph):
-    """A graph of modules that BackPACK itself has extended."""
-
-    def __init__(
-        self, loss: Tensor, parameters: Mapping[str, nn.Parameter], call: LossCall
-    ) -> None:
-        with torch.enable_grad():
-            self.loss = without_hooks(call.module).forward(*call.inputs)
-        self.outputs = call.inputs[0]
-        self._users_loss = loss
-        self._parameters = list(parameters.values())
-
-    def run(self, extension: BackpropExtension) -> None:
-        with with_extension_alone(extension), _explained():
-            run_engine(self._users_loss, self._parameters)
-
-    def bytes_for(self, exact: bool, hessian: bool) -> int:
-        return 0
+    raise UnavailableError("pass the model to the cockpit, instead of its parameters alone")
 
 
 @final

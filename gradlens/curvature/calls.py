@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,20 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradlens.backpack_adapter.context import extended_by_backpack, with_extension_alone
+from gradlens.backpack_adapter.context import extended_by_backpack
 from gradlens.backpack_adapter.layer_calls import (
     LayerCall,
-    LossExtension,
     in_order,
     kept_calls,
     stored_inputs,
 )
 from gradlens.curvature.hessian import check_loss
 from gradlens.graph.graph import Graph
-from gradlens.graph.passes import gradients_at, why_not_to_pass
-from gradlens.graph.torch_private import LossModule, hands_gradients_on
-from gradlens.graph.undisturbed import hooks_muted
-from gradlens.numerics.unavailable import UnavailableError
+from gradlens.graph.passes import gradients_at
+from gradlens.graph.torch_private import LossModule
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,10 @@ class Calls:
     of_losses: Sequence[LossCall] = ()
 
 
-def calls_behind(
-    loss: Tensor, parameters: Mapping[str, nn.Parameter], model: nn.Module | None
-) -> Calls:
+def calls_behind(loss: Tensor, model: nn.Module | None) -> Calls:
     """The calls that the graph of a loss keeps, with the gradients at their outputs.
 
-    A loss module that BackPACK itself has extended keeps none there; if the model was extended so,
-    too, a backward pass by autograd's engine finds its calls.
+    A loss module that BackPACK itself has extended keeps none there, but stores its own.
     """
     check_loss(loss)
     graph = Graph(loss)
@@ -68,13 +63,32 @@ def calls_behind(
         gradient = call.grad_outputs[0]
         if isinstance(call.module, LossModule) and gradient is not None:
             of_losses.append(LossCall(call.module, in_order(call), gradient.detach()))
-    has_module_hooks = any(map(hands_gradients_on, graph.nodes))
-    if not of_losses and (has_module_hooks if model is None else extended_by_backpack(model)):
-        recorder = _LossCalls()
-        with with_extension_alone(recorder):
-            run_engine(loss, list(parameters.values()))
-        of_losses = recorder.found
+    if not of_losses and (model is None or extended_by_backpack(model)):
+        of_losses = _of_extended_losses(graph, loss)
     return Calls(of, of_losses)
+
+
+def _of_extended_losses(graph: Graph, loss: Tensor) -> list[LossCall]:
+    """The calls of loss modules that BackPACK has extended, on which it has stored the output.
+
+    Nothing leads from a graph to these modules but a backward pass in which others' hooks would
+    run, too, so that they are looked for among all objects.
+    """
+    modules = [each for each in gc.get_objects() if issubclass(type(each), LossModule)]
+    outputs = {module: vars(module).get("output") for module in modules}
+    edges = {
+        module: (graph.number_of(output), output.output_nr)
+        for module, output in outputs.items()
+        if isinstance(output, Tensor) and output.grad_fn is not None
+    }
+    edges = {module: edge for module, edge in edges.items() if edge[0] >= 0}
+    found = gradients_at(graph, [(graph.root, torch.ones_like(loss))], edges.values())
+    gradients = {module: found.get(edge) for module, edge in edges.items()}
+    return [
+        LossCall(module, stored_inputs(module), gradient.detach())
+        for module, gradient in gradients.items()
+        if gradient is not None
+    ]
 
 
 def loss_calls_at(loss: Tensor) -> list[LossCall]:
@@ -87,28 +101,3 @@ def loss_calls_at(loss: Tensor) -> list[LossCall]:
         for call in calls
         if isinstance(call.module, LossModule)
     ]
-
-
-def run_engine(loss: Tensor, inputs: Sequence[Tensor]) -> None:
-    """A backward pass by autograd's engine, in which BackPACK's own hooks run its extensions.
-
-    ``UnavailableError`` if it would run code that may leave a trace.
-    """
-    reason = why_not_to_pass(loss)
-    if reason:
-        raise UnavailableError(reason)
-    with hooks_muted(inputs):
-        torch.autograd.grad(loss, inputs, retain_graph=True, allow_unused=True)
-
-
-class _LossCalls(LossExtension):
-    """Records the calls of loss modules that BackPACK has extended."""
-
-    def __init__(self) -> None:
-        super().__init__("calls")
-        self.found: list[LossCall] = []
-
-    def __call__(self, module: nn.Module, g_inp: Any, g_out: tuple[Tensor | None, ...]) -> None:
-        """Called by BackPACK when the gradient at the module's output is known."""
-        if isinstance(module, LossModule) and g_out[0] is not None:
-            self.found.append(LossCall(module, stored_inputs(module), g_out[0].detach()))

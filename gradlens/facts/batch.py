@@ -47,11 +47,12 @@ class Rows:
 class BatchRows(HookOwner):
     """Reduces each row of a model's input to three numbers, by a hook after its forward pass.
 
-    A hook before it would be in the way of other tools.
+    A hook before it would be in the way of other tools. It does nothing unless the rows are wanted.
     """
 
     def __init__(self, model: nn.Module | None) -> None:
         self._latest: Rows | None = None
+        self.is_wanted = True
         handles: list[RemovableHandle] = []
         if model is not None:
             hook = OwnedHook(self, BatchRows._read)
@@ -61,7 +62,9 @@ class BatchRows(HookOwner):
     def _read(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        rows = _rows(args, kwargs) if torch.is_grad_enabled() else None
+        if not (self.is_wanted and torch.is_grad_enabled()):
+            return
+        rows = _rows(args, kwargs)
         if rows is not None:
             elements = rows.numel() // len(rows)
             self._latest = Rows(row_numbers(rows), elements, rows.is_floating_point())

@@ -103,6 +103,14 @@ class FactRecorder:
         if self._present.of_layers is not None and not self._goes_on:
             self._read_network(self._present, loss, node, info)
 
+    def skip(self) -> None:
+        """A step's context is entered whose facts aren't recorded: the last update is over."""
+        self._end_last_step()
+
+    def expect(self, wanted: bool) -> None:
+        """Whether the facts of the next step may be recorded, whose forward pass comes first."""
+        self._batch.is_wanted = wanted
+
     def _read_batch(self, facts: StepFacts) -> None:
         rows = self._batch.take()
         if rows is not None:

@@ -22,6 +22,7 @@ from gradlens.graph.torch_private import (
     forward_pre_hooks,
     hook_tables,
     in_transform,
+    outside_selective_checkpoint,
     remove_hook,
 )
 
@@ -96,7 +97,8 @@ class OwnedHook(UnscriptedHook, Generic[Owner]):
         if owner is None or self._function is None or owner._paused:
             return
         try:
-            self._function(owner, *arguments)
+            with outside_selective_checkpoint():
+                self._function(owner, *arguments)
         except Exception as error:
             owner.failed(error)
 

@@ -24,6 +24,7 @@ from torch.autograd.function import Function
 
 from gradlens.graph.kinds import Node
 from gradlens.graph.torch_private import (
+    ALIKE,
     DispatchMode,
     backward_function,
     storage_number,
@@ -57,13 +58,6 @@ _REACHING_OUT = frozenset((
 
 _CHANGING = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME"})
 """Instructions that change what outlives the call, or may."""
-
-_ALIKE = frozenset((
-    torch.ops.aten.detach, torch.ops.aten.lift_fresh, torch.ops.aten._to_copy,
-    torch.ops.aten.zeros_like, torch.ops.aten.ones_like, torch.ops.aten.full_like,
-    torch.ops.aten.empty_like,
-))  # fmt: skip
-"""Operations that make a tensor of the same elements, or of constants for each of them."""
 
 _SETTING = frozenset({torch.ops.aten.index_put, torch.ops.aten.index_put_})
 """Operations that set elements where a mask says so."""
@@ -275,7 +269,7 @@ def _is_elementwise(operation: Any, args: Any) -> bool:
     if operation.overloadpacket in _SETTING:  # as gradient[x < 0] = 0 does
         tensor, (mask, *others), value, *_ = args
         return not others and mask.dtype == torch.bool and mask.dim() == tensor.dim() > value.dim()
-    return torch.Tag.pointwise in operation.tags or operation.overloadpacket in _ALIKE
+    return torch.Tag.pointwise in operation.tags or operation.overloadpacket in ALIKE
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -34,7 +34,7 @@ from torch.nn.modules.pooling import (
     _AvgPoolNd,
     _MaxPoolNd,
 )
-from torch.utils import checkpoint
+from torch.utils import _python_dispatch, checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 from torch.utils.hooks import RemovableHandle
@@ -245,6 +245,30 @@ def hands_gradients_on(node: Any) -> bool:
 
 DispatchMode: TypeAlias = TorchDispatchMode
 """Base class of contexts that see each operation; its module is private, but in torch's notes."""
+
+
+def outside_selective_checkpoint() -> AbstractContextManager[Any]:
+    """A context in which a selective checkpoint sees no operation.
+
+    It counts the operations of its region, which must be the same when it computes that again.
+    There is no public way to leave it for a while.
+    """
+    if torch._C._len_torch_dispatch_stack():
+        modes = _python_dispatch._get_current_dispatch_mode_stack()
+        if any(isinstance(mode, _SELECTING) for mode in modes):
+            return _python_dispatch._disable_current_modes()
+    return nullcontext()
+
+
+_SELECTING = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)
+
+
+ALIKE = frozenset((
+    torch.ops.aten.detach, torch.ops.aten.lift_fresh, torch.ops.aten._to_copy,
+    torch.ops.aten.zeros_like, torch.ops.aten.ones_like, torch.ops.aten.full_like,
+    torch.ops.aten.empty_like,
+))  # fmt: skip
+"""Operations that make a tensor of the same elements, or of constants for each of them."""
 
 
 def written_arguments(operation: Any) -> list[tuple[int, str]]:
