@@ -1,9 +1,10 @@
-"""Whether a budget is kept: the share of the training time that tracking takes.
+"""Whether a budget is kept: by how much tracking makes training longer.
 
 ``python -m benchmarks.budget [PROBLEM ...] [--share S] [--steps K] [--runs R] [--preset P]``
-trains a network within a budget, several times, and prints by how much its steps took longer than
-steps of the same network without gradlens, which come in between, a few at a time. These are no
-part of the training that the budget knows of: its clock stands still.
+trains a network within a budget, several times, and prints by how much its steps took more of the
+processor's time than steps of the same network without gradlens, which come in between, a few at a
+time, and how often each quantity was tracked. The steps in between are no part of the training that
+the budget knows of: its clock stands still.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ class Clock:
         return time.perf_counter() - self.left_out
 
 
-def share(problem: str, budget: float, steps: int, preset: str, device: str) -> float:
-    """What tracking has taken."""
+def share(
+    problem: str, budget: float, steps: int, preset: str, device: str
+) -> tuple[float, dict[str, int]]:
+    """What tracking has taken, and how often each quantity was tracked."""
     setting = Setting(PROBLEMS[problem], PROBLEMS[problem].batch_size, torch.device(device))
     training, clock = Training(setting, gradlens.configuration(preset), budget), Clock()
     assert training.cockpit.budget is not None
@@ -44,11 +47,18 @@ def share(problem: str, budget: float, steps: int, preset: str, device: str) -> 
         training.plain()
     plain, tracked = 0.0, 0.0
     for _ in range(steps // TOGETHER):
-        start = time.perf_counter()
-        plain += sum(training.plain() for _ in range(TOGETHER))
+        start, begun = time.perf_counter(), time.process_time()
+        for _ in range(TOGETHER):
+            training.plain()
         clock.left_out += time.perf_counter() - start
-        tracked += sum(training() for _ in range(TOGETHER))
-    return 1 - plain / tracked
+        between = time.process_time()
+        for _ in range(TOGETHER):
+            training()
+        plain, tracked = plain + between - begun, tracked + time.process_time() - between
+    training.cockpit.close()
+    spending = training.cockpit.history.spending
+    assert spending is not None
+    return tracked / plain - 1, {name: turns.count for name, turns in spending.turns.items()}
 
 
 def main() -> None:
@@ -67,8 +77,10 @@ def main() -> None:
             share(problem, options.share, options.steps, options.preset, options.device)
             for _ in range(options.runs)
         ]
-        each = ", ".join(f"{100 * one:.1f}" for one in sorted(found))
-        print(f"{problem}: {100 * median(found):.1f} % of {100 * options.share:g} % ({each})")
+        each = ", ".join(f"{100 * taken:.1f}" for taken, _ in found)
+        taken = median(taken for taken, _ in found)
+        print(f"{problem}: {100 * taken:.1f} % of {100 * options.share:g} % ({each})")
+        print(f"  {found[-1][1]}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -28,8 +28,8 @@ SETTLING = 5
 """Steps after a look whose extra time is charged to it. In ``benchmarks.budget``, caches and the
 allocator need up to five steps until they are as before."""
 AT_MOST = 2.0
-"""Time between contexts above this many plain steps isn't charged to tracking: a step and its data
-take less, a validation takes more."""
+"""Time between contexts of more than this many plain steps isn't charged to tracking: a step and
+its data take less, a validation takes more."""
 SAVINGS = 2.0
 """Means are saved up to this many times the cost of what they are for; more would be spent at once
 after a long time without a scheduled step."""
@@ -41,9 +41,13 @@ SAID_AFTER = 50
 TOO_RARE = 1000
 """Steps in which a share must pay for one look at least, or it pays for none."""
 
+OVERTAKEN = 2
+"""Looks of others after which a quantity has one at the next step of its schedule, on credit: looks
+come at intervals that a rare schedule may never meet."""
+
 LOOK, LIGHT = "look", "light"
 """A step with all that is scheduled; or with facts and what is computed in the context alone."""
-OF_LOOKS = 0.75
+OF_LOOKS = 0.85
 """The part of the share that is for looks, of which there is more to be seen."""
 
 
@@ -93,11 +97,15 @@ class Budget:
         self._means = dict.fromkeys(self._parts, 0.0)
         self._costs: dict[str, float] = {}
         self._plain: deque[float] = deque(maxlen=RECENT)
+        self._outside: deque[float] = deque(maxlen=RECENT)
         self._bill: _Bill | None = None
         self._decided: dict[int, str] = {}
         self._tracked: dict[int, str] = {}
         self._turns: Counter[str] = Counter()
         self._scheduled: set[str] = set()
+        self._looked: dict[str, int] = {}
+        self._idle: frozenset[int] = frozenset()
+        self._looks = 0
         self._context = math.nan
         self._spent = self._passed = 0.0
         self._steps = self._measured = 0
@@ -132,11 +140,15 @@ class Budget:
         The answer is no at most steps, so that must be quick.
         """
         decision, name = self._decide(global_step), quantity.name
-        if not decision and name in self._scheduled:
+        is_overtaken = self._looks - self._looked.get(name, self._looks) >= OVERTAKEN
+        if not decision and name in self._scheduled and not is_overtaken:
             return False
         if not quantity.is_active(global_step):
             return False
         self._scheduled.add(name)
+        self._looked.setdefault(name, self._looks)
+        if is_overtaken and self._means[LOOK] > -self._costs.get(LOOK, 0.0):
+            decision = self._decided[global_step] = LOOK
         if decision not in (LOOK, self._kinds[name]):
             return False
         if self._tracked.get(global_step) != LOOK:
@@ -149,6 +161,25 @@ class Budget:
         if watched:
             self._tracked.setdefault(global_step, LIGHT)
         return watched
+
+    def expects_idle(self, steps: Sequence[int]) -> bool:
+        """Whether nothing will be tracked at the steps that come next, without asking schedules.
+
+        ``is_idle`` holds for them then.
+        """
+        overtaken = self._looks - min(self._looked.values(), default=self._looks) >= OVERTAKEN
+        is_known = len(self._scheduled) == len(self._kinds) and not overtaken
+        idle = bool(steps) and is_known and not any(map(self._decide, steps))
+        self._idle = frozenset(steps) if idle else frozenset()
+        return idle
+
+    def expect_work(self) -> None:
+        """The steps that come next have something to do."""
+        self._idle = frozenset()
+
+    def is_idle(self, global_step: int) -> bool:
+        """Whether nothing is to be done at a step that was expected."""
+        return global_step in self._idle
 
     def _decide(self, global_step: int) -> str:
         """What a step has the means for; decided once for each step that may come next."""
@@ -191,6 +222,9 @@ class Budget:
         """A context is about to be left, in which some quantities are computed."""
         names = [quantity.name for quantity in active]
         self._turns.update(names)
+        if names and self._tracked.get(self.latest_step) == LOOK:
+            self._looks += 1
+            self._looked |= dict.fromkeys(names, self._looks)
         if names and self._accelerator is not None:
             # Values wait for the backward pass, whose time is that of the step.
             torch.accelerator.synchronize(self._accelerator)
@@ -210,17 +244,20 @@ class Budget:
         kind = self._tracked.get(self.latest_step, "")
         if self._bill is None and not kind:
             self._plain.append(inside + outside - own)
+            self._outside.append(outside)
             self._context = own if math.isnan(self._context) else min(self._context, own)
             self._earn(inside + outside, own)
             return False
         plain = self._plain_time
-        excess = inside + min(outside, AT_MOST * plain) - plain
+        between = outside if outside <= AT_MOST * plain else median(self._outside)
+        excess = inside + between - plain
         self._earn(inside + outside, 0.0)
         if self._bill is None:
             self._bill = _Bill(kind, excess, self._once)
-        else:  # one of the steps after a look
+        else:  # one of the steps after a look, or another look
             self._bill.excess += excess
-            self._bill.settled += 1
+            self._bill.settled = 0 if kind == LOOK else self._bill.settled + 1
+            self._bill.kind = LOOK if kind == LOOK else self._bill.kind
         if self._bill.settled == (SETTLING if self._bill.kind == LOOK else 0):
             self._pay(self._bill)
             self._bill = None
@@ -236,10 +273,11 @@ class Budget:
             self._means[kind], rest = min(means, most), max(means - most, 0.0)
 
     def _pay(self, bill: _Bill) -> None:
-        self._spent += bill.excess
-        self._means[bill.kind] -= bill.excess
         cost = bill.excess - bill.once
         known = self._costs.get(bill.kind, cost)
+        self._spent += bill.excess
+        # What a run does once isn't saved up for.
+        self._means[bill.kind] -= bill.excess if bill.kind in self._costs else cost
         self._costs[bill.kind] = max(known + LEARNING_RATE * (cost - known), 0.0)
 
     # What is said.
@@ -283,12 +321,15 @@ class Budget:
             "means": dict(self._means),
             "costs": dict(self._costs),
             "plain": list(self._plain),
+            "outside": list(self._outside),
             "bill": None if self._bill is None else asdict(self._bill),
             "context": self._context,
             "spent": self._spent,
             "passed": self._passed,
             "turns": dict(self._turns),
             "scheduled": sorted(self._scheduled),
+            "looked": dict(self._looked),
+            "looks": self._looks,
             "steps": self._steps,
         }
 
@@ -301,13 +342,15 @@ class Budget:
             return
         self._means, self._costs = dict(state["means"]), dict(state["costs"])
         self._plain = deque(state["plain"], maxlen=RECENT)
+        self._outside = deque(state["outside"], maxlen=RECENT)
         self._bill = None if state["bill"] is None else _Bill(**state["bill"])
         self._context, self._spent, self._passed = (
             state[name] for name in ("context", "spent", "passed")
         )
         self._turns, self._scheduled = Counter(state["turns"]), {*state["scheduled"]}
+        self._looked, self._looks = dict(state["looked"]), state["looks"]
         self._steps, self._measured, self._latest = state["steps"], 0, None
-        self._decided, self._tracked = {}, {}
+        self._decided, self._tracked, self._idle = {}, {}, frozenset()
 
 
 def _is_light(quantity: Quantity) -> bool:

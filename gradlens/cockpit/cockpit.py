@@ -51,7 +51,7 @@ from gradlens.cockpit.processes import Processes
 from gradlens.cockpit.run import Run
 from gradlens.cockpit.sample_log import SampleLog
 from gradlens.cockpit.stale_gradient import StaleGradient
-from gradlens.cockpit.tracked_step import NOT_ENTERED, Entry, TrackedStep
+from gradlens.cockpit.tracked_step import NOT_ENTERED, Entry, IdleStep, TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.curvature.probed_model import ProbedModels
@@ -277,7 +277,7 @@ class Cockpit:
         accumulating: bool = False,
         info: Mapping[str, Any] | None = None,
         debug: bool = False,
-    ) -> TrackedStep:
+    ) -> TrackedStep | IdleStep:
         """The context for one step.
 
         ``global_step``
@@ -304,6 +304,10 @@ class Cockpit:
             Log what is tracked at this step.
         """
         step = step_number(global_step)
+        has_means = self.budget is None or not self.budget.is_idle(step)
+        if not (has_means or extensions or accumulating):
+            self._note_missed_entry()
+            return IdleStep(self._tracking, step)
         check_extensions(extensions)
         given = {
             "loss": loss,

@@ -71,6 +71,10 @@ class Forecast:
         """Whether the last step has the same number, or a larger one."""
         return bool(self._past) and self._past[-1] >= global_step
 
+    def steps_behind(self, global_step: int) -> tuple[int, ...]:
+        """The steps that may come after one that isn't over yet; empty if that is unknown."""
+        return steps_after((*self._past, global_step)[-3:])
+
     @property
     def next_steps(self) -> tuple[int, ...]:
         """The steps that may come next; empty if that is unknown."""

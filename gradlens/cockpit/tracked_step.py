@@ -64,6 +64,29 @@ class Entry:
     is_entered: bool = False
 
 
+class IdleStep:
+    """The context of a step for which the budget has no means, in which nothing is done.
+
+    It passes a tenth of the functions that another one does: most steps are such.
+    """
+
+    def __init__(self, tracking: Tracking, global_step: int) -> None:
+        self._tracking = tracking
+        self._global_step = global_step
+
+    def __enter__(self) -> None:
+        try:
+            self._tracking.begin_idle_step(self._global_step)
+        except Exception as error:
+            self._tracking.boundary.report("the beginning of a step", error)
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._tracking.end_idle_step(self._global_step)
+        except Exception as error:
+            self._tracking.boundary.report("the end of a step", error)
+
+
 class TrackedStep:
     """One step's context, as ``Cockpit.__call__`` returns it.
 
@@ -116,8 +139,8 @@ class TrackedStep:
         if self.entry.is_entered:
             raise RuntimeError(ENTERED)
         self.entry.is_entered = True
-        self._gradient_scale = GradientScale(self._info.get("scaler"), self._info.get("optimizer"))
         tracking.boundary.begin_step(step)
+        self._gradient_scale = GradientScale(self._info.get("scaler"), self._info.get("optimizer"))
         with tracking.boundary.contain("the beginning of a step", self._refuse_all):
             tracking.begin_step(step, self._info)
             self._active = tracking.forecast.active_at(step, tracking.boundary)

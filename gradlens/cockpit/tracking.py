@@ -13,7 +13,7 @@ from gradlens.cockpit.autopsy import Autopsies
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
-from gradlens.cockpit.forecast import Forecast
+from gradlens.cockpit.forecast import Forecast, may_hold
 from gradlens.cockpit.layers import LayerTracking
 from gradlens.cockpit.model import processes_apart
 from gradlens.cockpit.run import Run
@@ -25,7 +25,7 @@ from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.facts.recorder import FactRecorder
 from gradlens.gradients.gradients import Setting
 from gradlens.graph.data_parallel import may_end_alone
-from gradlens.graph.model_calls import ModelOutputs, forget_calls, keep_calls
+from gradlens.graph.model_calls import ModelOutputs, forget_calls, keep_calls, keeps_calls
 from gradlens.graph.scaler import GradientScale
 from gradlens.graph.uncompiled import EagerCalls, uncompiled_calls
 from gradlens.history.finding import Finding
@@ -72,13 +72,40 @@ class Tracking:
             keep_calls(self.setting.model, user=self.layer_hooks)
         self.expect(())
 
-    def begin_step(self, global_step: int, info: Mapping[str, Any]) -> None:
-        """A step's context is entered: what waited for the update is over."""
+    def begin_idle_step(self, global_step: int) -> None:
+        """The context of a step is entered for which the budget has no means."""
+        self.boundary.begin_step(global_step)
+        self._begin_budget(global_step)
+        self.run.begin_step(global_step)
+        if self.facts is not None:
+            self.facts.skip()
+        if self.budget is not None:
+            self.budget.begin_backward()
+
+    def end_idle_step(self, global_step: int) -> None:
+        """The context of such a step is left."""
+        if self.budget is None:
+            return
+        self.budget.end_backward(())
+        steps = self.forecast.steps_behind(global_step)
+        if self.budget.expects_idle(steps):
+            self.forecast.end_step(global_step)
+        else:
+            self.layers.end(global_step, False)
+            self.expect(steps)
+        self.budget.end_step()
+
+    def _begin_budget(self, global_step: int) -> None:
+        """A step's context is entered: the one before is over, and paid for."""
         if self.budget is not None:
             if self.budget.begin_step(global_step):
                 self._record_spending(self.budget)
             if self.budget.pays_for_none:
                 self.run.note(global_step, self.budget.pays_for_none)
+
+    def begin_step(self, global_step: int, info: Mapping[str, Any]) -> None:
+        """A step's context is entered: what waited for the update is over."""
+        self._begin_budget(global_step)
         new = [quantity for quantity in self.quantities if not quantity.has_started]
         for quantity in new:
             with self.boundary.contain(f"starting {quantity.name}"):
@@ -161,8 +188,8 @@ class Tracking:
         Without any, it is unknown which step comes next, and hooks are installed.
         """
         self.forecast.keep(steps)
-        if self.facts is not None:
-            self.facts.expect(not steps or any(map(self._watches, steps)))
+        if self.budget is not None:
+            self._spare_forward_passes(self.budget, steps)
         needed = self.forecast.needs_layer_hooks(steps)
         next_step = self.updates.needs_next_step
         self.eager_calls.run_if(self.forecast.needs_graph(steps) or next_step)
@@ -170,6 +197,24 @@ class Tracking:
         stay = self.eager_calls.has_modules
         self.layer_hooks.install_if(needed or next_step or stay or not steps)
         self.model_outputs.keep_if(self.forecast.needs_outputs(() if stay else steps))
+
+    def _spare_forward_passes(self, budget: Budget, steps: Sequence[int]) -> None:
+        """Take away the hooks in forward passes of steps for which the budget has no means."""
+        is_active = (may_hold(lambda n: bool(self.forecast.active_at(n)), step) for step in steps)
+        watched = not steps or any(map(self._watches, steps))
+        active = watched or any(is_active)
+        waits = self.updates.is_waiting or self.assembly.has_own_parts
+        started = all(quantity.has_started for quantity in self.quantities)
+        if active or waits or not started or not budget.expects_idle(steps):
+            budget.expect_work()
+        if self.facts is not None:
+            self.facts.expect(watched)
+        model = self.setting.model
+        if model is None or self.eager_calls.has_modules:
+            return
+        needed = active or waits
+        if needed != keeps_calls(model, user=self.layer_hooks):
+            (keep_calls if needed else forget_calls)(model, user=self.layer_hooks)
 
     @contextmanager
     def uncompiled(self, global_step: int) -> Iterator[None]:

@@ -67,6 +67,11 @@ class Updates:
         self.interval: Interval | None = None
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether a quantity waits for an update, or for the step behind one."""
+        return bool(self._loaded) or self._pending is not None or self.interval is not None
+
+    @property
     def needs_next_step(self) -> bool:
         """Whether a quantity needs the next step."""
         waiting = () if self._pending is None else self._pending.waiting

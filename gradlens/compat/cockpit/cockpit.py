@@ -12,7 +12,7 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import nn
 
 from gradlens.cockpit.cockpit import Cockpit as TrackingCockpit
-from gradlens.cockpit.tracked_step import TrackedStep
+from gradlens.cockpit.tracked_step import IdleStep, TrackedStep
 from gradlens.compat.cockpit.output import Output
 from gradlens.compat.cockpit.values import array_as_json, output_of
 from gradlens.history.history import History
@@ -87,7 +87,7 @@ class Cockpit:
         *exts: BackpropExtension,
         info: Mapping[str, Any] | None = None,
         debug: bool = False,
-    ) -> TrackedStep:
+    ) -> TrackedStep | IdleStep:
         """The context for one step's backward pass."""
         return self._tracking(global_step, *exts, info=info, debug=debug)
 
