@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradlens.curvature import hutch_plus_plus, hutchinson, hutchinson_blocks, spectral_density
+from gradlens.curvature import hutchinson, hutchinson_blocks, spectral_density
 from gradlens.curvature.density import gaussian_mixture
 from gradlens.curvature.trace import Estimate, estimates_of_one_draw, positive_estimates
 from gradlens.numerics.formulas import noise_scale
@@ -187,7 +187,6 @@ def _by_spectrum(draw: Callable[[Array, int, int], Interval]) -> dict[str, Any]:
 KINDS: tuple[Kind, ...] = (
     Kind("hutchinson", (2, 3, 4, 10), _by_spectrum(partial(_of_trace, hutchinson))),
     Kind("hutchinson_blocks", (2, 3, 4, 10), _by_spectrum(_of_block)),
-    Kind("hutch_plus_plus", (2, 4, 10), _by_spectrum(partial(_of_trace, hutch_plus_plus))),
     Kind("spectral_density, largest", (1, 2, 4), _by_spectrum(partial(_of_density, 1.0))),
     Kind("spectral_density, median", (1, 2, 4), _by_spectrum(partial(_of_density, 0.5))),
     Kind(

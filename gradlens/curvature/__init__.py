@@ -5,7 +5,7 @@
 parameters, and ``JacobianOperator`` is that of a network's outputs. Each is that of a mini-batch,
 and its ``over_data`` that of all batches of a data set. The functions analyse any symmetric matrix
 by its products with vectors: they find ``eigenpairs``, the trace (``hutchinson``,
-``hutch_plus_plus``, ``xtrace``), the diagonal (``hutchinson_diagonal``, ``xdiag``), the
+``xtrace``), the diagonal (``hutchinson_diagonal``, ``xdiag``), the
 ``frobenius_norm`` and the ``spectral_density``; ``InverseOperator`` multiplies by the inverse.
 ``LowRankGGN`` has all non-zero eigenvalues of a mini-batch's generalised Gauss-Newton matrix, its
 eigenvectors, and each sample's ``DirectionalDerivatives`` along them.
@@ -40,7 +40,7 @@ from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probe import Probe
 from gradlens.curvature.products import SymmetricMatrix
 from gradlens.curvature.sum_over_data import SumOverData
-from gradlens.curvature.trace import Estimate, hutch_plus_plus, hutchinson, hutchinson_blocks
+from gradlens.curvature.trace import Estimate, hutchinson, hutchinson_blocks
 
 __all__ = [
     "BatchLoss",
@@ -71,7 +71,6 @@ __all__ = [
     "directional_derivatives",
     "eigenpairs",
     "frobenius_norm",
-    "hutch_plus_plus",
     "hutchinson",
     "hutchinson_blocks",
     "hutchinson_diagonal",

@@ -59,8 +59,8 @@ def xtrace(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Estimate:
     The mean over i of tr(QᵢᵀHQᵢ) and an estimate of the rest's trace from the i-th probe, where Qᵢ
     spans the products with the other probes. The standard error is that between these estimates,
     which are correlated. Exact where the matrix's rank is below ``samples``, and better than
-    ``hutch_plus_plus`` with as many products. Of a matrix over data, the products take two passes.
-    Memory is that of about 6·``samples`` vectors in float64.
+    ``hutchinson`` with as many products where eigenvalues decay. Of a matrix over data, the
+    products take two passes. Memory is that of about 6·``samples`` vectors in float64.
 
     Raises ``ValueError`` for fewer than two samples.
     """

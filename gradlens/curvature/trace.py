@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import tee
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gradlens.curvature.diagonal import probed_diagonal
 from gradlens.curvature.interval import t_quantile
-from gradlens.curvature.orthogonal import direction, projected_out
-from gradlens.curvature.probes import Seed, gaussian, rademacher
+from gradlens.curvature.probes import Seed
 from gradlens.curvature.products import Products, SymmetricMatrix
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.running_mean import RunningMean
@@ -105,49 +102,6 @@ def hutchinson_blocks(
         return dict.fromkeys(blocks, undefined_estimate(products.count, str(error)))
     traces = hutchinson_estimates(diagonal, blocks.values(), products.count)
     return dict(zip(blocks, traces, strict=True))
-
-
-def hutch_plus_plus(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Estimate:
-    """Trace by Hutch++: exact on a random subspace, Hutchinson's method on the rest.
-
-    tr(QᵀHQ) + mean of zᵀ(I−QQᵀ)H(I−QQᵀ)z over ``samples`` random signs z, where Q spans the
-    products of H with as many random vectors (Meyer et al., 2021, Alg. 1): 3·``samples`` products.
-    The standard error is that of the mean given Q, whose own part is exact. Better than
-    ``hutchinson`` with as many products where few eigenvalues hold most of the trace.
-
-    Raises ``ValueError`` for fewer than one sample.
-    """
-    products = Products(matrix)
-    generator = _generator(samples, seed)
-    diagonal = RunningMean()
-    try:
-        basis = _range(products, samples, generator)
-        exact = sum(float(row @ image) for row, image in products.each(basis))
-        probes, others = tee(rademacher(products, generator) for _ in range(samples))
-        rest = products.each(projected_out(probe, basis) for probe in others)
-        for probe, (_, image) in zip(probes, rest, strict=True):
-            diagonal.add(probe * projected_out(image, basis))
-    except UnavailableError as error:
-        return undefined_estimate(products.count, str(error))
-    (left,) = hutchinson_estimates(diagonal, [slice(None)], products.count)
-    return replace(left, value=exact + left.value)
-
-
-def _range(products: Products, samples: int, generator: np.random.Generator) -> Tensor:
-    """Orthonormal rows ``[at most samples, D]`` that span products with random vectors."""
-    basis = torch.empty(0, products.size, dtype=torch.float64, device=products.device)
-    draws = (gaussian(products, generator) for _ in range(min(samples, products.size)))
-    for _, image in products.each(draws):
-        unit = direction(image, basis)
-        if unit is not None:
-            basis = torch.cat([basis, unit[None]])
-    return basis
-
-
-def _generator(samples: int, seed: Seed) -> np.random.Generator:
-    if samples < 1:
-        raise ValueError(f"{samples} samples: take one at least, two for a standard error")
-    return np.random.default_rng(seed)
 
 
 def hutchinson_estimates(

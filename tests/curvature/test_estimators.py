@@ -16,7 +16,6 @@ from gradlens.curvature import (
     GGNOperator,
     InverseOperator,
     frobenius_norm,
-    hutch_plus_plus,
     hutchinson,
     hutchinson_diagonal,
     xdiag,
@@ -121,12 +120,11 @@ def _errors(estimate: Callable[[int], float], truth: float) -> float:
     return float(np.sqrt(np.mean([(estimate(seed) - truth) ** 2 for seed in range(50)])))
 
 
-def test_xtrace_is_the_best_of_the_three_where_eigenvalues_decay() -> None:
+def test_xtrace_is_better_where_eigenvalues_decay() -> None:
     truth = np.trace(DECAYING)
     x = _errors(lambda seed: xtrace(DECAYING, 9, seed).value, truth)
-    plus = _errors(lambda seed: hutch_plus_plus(DECAYING, 6, seed).value, truth)
     plain = _errors(lambda seed: hutchinson(DECAYING, 18, seed).value, truth)
-    assert x < plus < plain
+    assert x < 0.5 * plain
 
 
 def test_xdiag_is_better_than_hutchinson_where_eigenvalues_decay() -> None:
