@@ -817,7 +817,7 @@ LOOPS: dict[str, tuple[Program, str]] = {
     ),
     "a budget in a short run": (
         nothing_for_the_budget,
-        r"note: .*step 2: budget=0.1 wasn't enough to track NormTest in 3 steps.*first 13 steps",
+        r"note: .*step 2: budget=0.1 wasn't enough to track NormTest in 3 steps.*first 10 steps",
     ),
     "curvature of micro-batches": (
         curvature_of_micro_batches,

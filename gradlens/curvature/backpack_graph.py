@@ -17,12 +17,14 @@ import torch
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
+from gradlens.backpack_adapter.context import extended_by_backpack
 from gradlens.backpack_adapter.layer_calls import LayerCall, own_parameters, trainable_parameters
 from gradlens.curvature.agreement import same_matrix
-from gradlens.curvature.calls import Calls, LossCall
+from gradlens.curvature.calls import Calls, LossCall, extended_modules
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.operator import CurvatureOperator
+from gradlens.graph.graph import Graph
 from gradlens.graph.hooks import without_hooks
 from gradlens.graph.torch_private import ChannelNorm
 from gradlens.numerics.unavailable import UnavailableError
@@ -70,14 +72,41 @@ def check_graph(graph: BackpackGraph, matrix: CurvatureOperator, seed: int) -> N
 
 
 def backpack_graph(
-    parameters: Mapping[str, nn.Parameter], model: nn.Module | None, calls: Calls
+    loss: Tensor, parameters: Mapping[str, nn.Parameter], model: nn.Module | None, calls: Calls
 ) -> BackpackGraph:
     """The graph behind ``loss``; ``UnavailableError`` where BackPACK's rules don't hold."""
     call = _the_loss_call(calls)
     with _explained():
+        if extended_by_backpack(call.module) and (model is None or extended_by_backpack(model)):
+            return _Extended(loss, call)
         if model is not None:
             return _Chain(parameters, model, calls, call)
-    raise UnavailableError("pass the model to the cockpit, instead of its parameters alone")
+    raise UnavailableError(
+        "pass the model to the cockpit, or extend model and loss module by BackPACK's extend"
+    )
+
+
+@final
+class _Extended(BackpackGraph):
+    """Modules that BackPACK itself has extended, with what it has stored on them."""
+
+    def __init__(self, loss: Tensor, call: LossCall) -> None:
+        with torch.enable_grad():
+            self.loss = without_hooks(call.module).forward(*call.inputs)
+        self.outputs = call.inputs[0]
+        self._modules: list[tuple[Any, Tensor]] = list(extended_modules(Graph(loss), loss))
+
+    def run(self, extension: BackpropExtension) -> None:
+        try:
+            with torch.no_grad(), _explained():
+                for module, gradient in reversed(self._modules):
+                    extension(module, (), (gradient,))  # type: ignore[arg-type]
+        finally:
+            for module, _ in self._modules:  # what is handed on from module to module
+                vars(module.output).pop(extension.savefield, None)
+
+    def bytes_for(self, exact: bool, hessian: bool) -> int:
+        return 0
 
 
 @final

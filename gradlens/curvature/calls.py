@@ -64,31 +64,32 @@ def calls_behind(loss: Tensor, model: nn.Module | None) -> Calls:
         if isinstance(call.module, LossModule) and gradient is not None:
             of_losses.append(LossCall(call.module, in_order(call), gradient.detach()))
     if not of_losses and (model is None or extended_by_backpack(model)):
-        of_losses = _of_extended_losses(graph, loss)
+        of_losses = [
+            LossCall(module, stored_inputs(module), gradient)
+            for module, gradient in extended_modules(graph, loss)
+            if isinstance(module, LossModule)
+        ]
     return Calls(of, of_losses)
 
 
-def _of_extended_losses(graph: Graph, loss: Tensor) -> list[LossCall]:
-    """The calls of loss modules that BackPACK has extended, on which it has stored the output.
+def extended_modules(graph: Graph, loss: Tensor) -> list[tuple[nn.Module, Tensor]]:
+    """The modules that BackPACK has extended, in the order of their calls, and their gradients.
 
-    Nothing leads from a graph to these modules but a backward pass in which others' hooks would
-    run, too, so that they are looked for among all objects.
+    BackPACK stores the output of its latest call on each. Nothing leads from a graph to them but a
+    backward pass in which others' hooks would run, too, so that they are looked for among all
+    objects.
     """
-    modules = [each for each in gc.get_objects() if issubclass(type(each), LossModule)]
-    outputs = {module: vars(module).get("output") for module in modules}
+    every = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
+    modules = [each for each in every if not any(True for _ in each.children())]
+    outputs = [(each, vars(each).get("output")) for each in modules]
     edges = {
-        module: (graph.number_of(output), output.output_nr)
-        for module, output in outputs.items()
-        if isinstance(output, Tensor) and output.grad_fn is not None
+        (graph.number_of(output), output.output_nr): module
+        for module, output in outputs
+        if isinstance(output, Tensor) and graph.number_of(output) >= 0
     }
-    edges = {module: edge for module, edge in edges.items() if edge[0] >= 0}
-    found = gradients_at(graph, [(graph.root, torch.ones_like(loss))], edges.values())
-    gradients = {module: found.get(edge) for module, edge in edges.items()}
-    return [
-        LossCall(module, stored_inputs(module), gradient.detach())
-        for module, gradient in gradients.items()
-        if gradient is not None
-    ]
+    found = gradients_at(graph, [(graph.root, torch.ones_like(loss))], edges)
+    gradients = {edge: found.get(edge) for edge in sorted(edges)}
+    return [(edges[edge], each.detach()) for edge, each in gradients.items() if each is not None]
 
 
 def loss_calls_at(loss: Tensor) -> list[LossCall]:

@@ -229,7 +229,7 @@ class LossCurvature(Curvature):
     def _graph(self) -> BackpackGraph:
         calls = self._calls
         with private_random_numbers(self.loss.device, self.seed):
-            return backpack_graph(self.parameters, self._model, calls)
+            return backpack_graph(self.loss, self.parameters, self._model, calls)
 
     @cached_property
     def _calls(self) -> Calls:
