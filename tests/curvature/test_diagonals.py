@@ -570,3 +570,25 @@ def test_values_repeat_with_the_step() -> None:
         for step in (3, 3, 4)
     )
     assert first["trace"] == second["trace"] != other["trace"]
+
+
+@pytest.mark.filterwarnings(INPUT_WITHOUT_GRADIENT, "ignore:.*is estimated, by Hutchinson")
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_hook_of_others_runs_where_backpack_has_extended_the_model(kind: Any) -> None:
+    """Neither one with a state, nor one that keeps the gradient of an output."""
+    case = Case(WITHIN_BACKPACK["nested sigmoid"], nn.CrossEntropyLoss())
+    gradients: list[torch.Tensor] = []
+    model = backpack.extend(copy.deepcopy(case.model))
+    loss_function = backpack.extend(nn.CrossEntropyLoss())
+    cockpit = Cockpit(model.parameters(), [quantities.HessTrace(curvature=kind)])
+    outputs = model(case.inputs)
+    outputs.retain_grad()
+    outputs.register_hook(gradients.append)
+    loss = loss_function(outputs, case.targets)
+    leaf = outputs.detach().requires_grad_()
+    (expected,) = torch.autograd.grad(nn.functional.cross_entropy(leaf, case.targets), leaf)
+    with cockpit(0, loss=loss):
+        assert not gradients
+        loss.backward()
+    assert len(gradients) == 1
+    torch.testing.assert_close(outputs.grad, expected, rtol=0, atol=0)

@@ -11,13 +11,18 @@ import math
 import pickle
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import gradlens
 from gradlens import Cockpit, History, quantities, schedules
@@ -1250,3 +1255,33 @@ def test_frozen_modules_in_transforms_are_left_alone() -> None:
         step(cockpit, 0, inputs)
     assert norms(cockpit.history, 0)["0"] == pytest.approx(mean_norm(model[0](inputs)))
     assert cockpit.history["NormTest"][0] > 0
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_selective_checkpoints_see_no_operation_of_hooks(every: int) -> None:
+    """They count the operations of a region, which must be the same when it runs again."""
+
+    def train(tracked: bool) -> tuple[list[str], list[Tensor]]:
+        torch.manual_seed(0)
+        seen: list[str] = []
+
+        def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            seen.append(str(operation))
+            return CheckpointPolicy.MUST_SAVE
+
+        contexts = partial(create_selective_checkpoint_contexts, policy)
+        inner, head = nn.Linear(4, 4), nn.Linear(4, 2)
+        model = nn.ModuleList([inner, head])
+        layers = [quantities.InputCovariance(schedules.linear(every)), OutputNorm()]
+        cockpit = Cockpit(model, layers) if tracked else None
+        for number in range(5):
+            x = torch.randn(3, 4, requires_grad=True)
+            inside = checkpoint(inner, x, use_reentrant=False, context_fn=contexts)
+            loss = head(inside.tanh()).square().mean()
+            with contextlib.nullcontext() if cockpit is None else cockpit(number, loss=loss):
+                loss.backward()
+        return seen, [each.grad.clone() for each in model.parameters() if each.grad is not None]
+
+    plain, tracked = train(False), train(True)
+    assert plain[0] == tracked[0]
+    assert all(map(torch.equal, plain[1], tracked[1]))
