@@ -80,7 +80,8 @@ def extended_modules(graph: Graph, loss: Tensor) -> list[tuple[nn.Module, Tensor
     objects.
     """
     every = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
-    modules = [each for each in every if not any(True for _ in each.children())]
+    # Some may not be whole yet, so that no method of theirs is called.
+    modules = [each for each in every if not vars(each).get("_modules")]
     outputs = [(each, vars(each).get("output")) for each in modules]
     edges = {
         (graph.number_of(output), output.output_nr): module
