@@ -54,11 +54,14 @@ class Names:
         known: Mapping[Edge, Named],
         returned: Mapping[Edge, Tensor],
         elementwise: Set[int],
+        read: tuple[Selection, ...],
     ) -> None:
         """Nodes that are ``alone`` compute with parameters alone; others are ``reading_data``.
 
-        Functions in Python that are ``elementwise`` don't move rows.
+        Functions in Python that are ``elementwise`` don't move rows. What is known depends on the
+        indices that were ``read``.
         """
+        self._read = read
         self._graph = graph
         self._alone = alone
         self._reading_data = reading_data
@@ -87,7 +90,7 @@ class Names:
     @property
     def selections(self) -> tuple[Selection, ...]:
         """The indices that the names depend on."""
-        return self._selections.found
+        return (*self._read, *self._selections.found)
 
     @property
     def are_in_order(self) -> bool:

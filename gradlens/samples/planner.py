@@ -61,6 +61,7 @@ from gradlens.samples.names import Names
 from gradlens.samples.plan import LabelledUse, LossTerm, Plan
 from gradlens.samples.rows import NO_SAMPLE, UNREADABLE, LabelledEdge, RowIndex, Source
 from gradlens.samples.rule_checks import disagreements
+from gradlens.samples.selections import Selection
 from gradlens.samples.structure import Structure
 from gradlens.samples.uses import Finder, Ways
 
@@ -120,15 +121,14 @@ class _LossGraph:
         """The names of rows, by a reading of the batch, and by the loss's rows as far as known."""
         inputs = self.model_inputs(reading)
         known = inputs.named(self.graph, self.alone, self.reading_data)
+        read: tuple[Selection, ...] = ()
         if rows is not None:
             sources = [source for source in rows.sources if source.labels is not None]
-            known = (
-                self._of_data(Structure(self.graph, sources, reading.samples, self.elementwise))
-                | known
-            )
+            structure = Structure(self.graph, sources, reading.samples, self.elementwise)
+            known, read = self._of_data(structure) | known, structure.selections
         returned = inputs.returned(self.graph, self.alone)
         reading_data, elementwise = self.reading_data, self.elementwise
-        return Names(self.graph, self.alone, reading_data, known, returned, elementwise)
+        return Names(self.graph, self.alone, reading_data, known, returned, elementwise, read)
 
     def _of_data(self, structure: Structure) -> dict[Edge, Named]:
         """The samples at the edges where the graph begins with data."""
