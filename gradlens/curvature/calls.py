@@ -20,7 +20,7 @@ from gradlens.backpack_adapter.layer_calls import (
 from gradlens.curvature.hessian import check_loss
 from gradlens.graph.graph import Graph
 from gradlens.graph.passes import gradients_at
-from gradlens.graph.torch_private import LossModule
+from gradlens.graph.torch_private import LossModule, has_parts
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,7 @@ def extended_modules(graph: Graph, loss: Tensor) -> list[tuple[nn.Module, Tensor
     objects.
     """
     every = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
-    # Some may not be whole yet, so that no method of theirs is called.
-    modules = [each for each in every if not vars(each).get("_modules")]
+    modules = [each for each in every if not has_parts(each)]
     outputs = [(each, vars(each).get("output")) for each in modules]
     edges = {
         (graph.number_of(output), output.output_nr): module

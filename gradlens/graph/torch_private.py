@@ -247,6 +247,11 @@ DispatchMode: TypeAlias = TorchDispatchMode
 """Base class of contexts that see each operation; its module is private, but in torch's notes."""
 
 
+def has_parts(module: nn.Module) -> bool:
+    """Whether a module consists of others; it may not be whole yet, so that it has no methods."""
+    return bool(vars(module).get("_modules"))
+
+
 def outside_selective_checkpoint() -> AbstractContextManager[Any]:
     """A context in which a selective checkpoint sees no operation.
 
