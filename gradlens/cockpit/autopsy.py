@@ -24,7 +24,7 @@ from gradlens.graph.graph import Graph
 from gradlens.graph.hooks import on_gradient
 from gradlens.graph.loss import loss_node, row_losses
 from gradlens.graph.model_calls import calls_behind
-from gradlens.graph.torch_private import saved, uncompiled_backward
+from gradlens.graph.torch_private import is_saved_elsewhere, saved, uncompiled_backward
 from gradlens.history.history import History
 from gradlens.history.spikes import Origin, SampleId, Spike, Suspect
 from gradlens.numerics.unavailable import Contain
@@ -380,7 +380,8 @@ def _inputs(graph: Graph, setting: Setting, samples: int) -> Tensor | None:
 def _targets(loss: Tensor) -> Tensor | None:
     """What a loss function compares the outputs with, if that is real."""
     node = loss_node(loss)
-    found: Tensor | None = None if node is None else saved(node, "target", None)
+    is_here = node is not None and not is_saved_elsewhere(node)
+    found: Tensor | None = saved(node, "target", None) if is_here else None
     is_real = found is not None and found.is_floating_point() and found.dim()
     return found if is_real else None
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from gradlens.graph.kinds import Node, kind, kind_of
 from gradlens.graph.loss import PASSED, errors_of
-from gradlens.graph.torch_private import saved, signed
+from gradlens.graph.torch_private import is_saved_elsewhere, saved, signed
 from gradlens.numerics.precision import accumulable
 from gradlens.stateful import State
 
@@ -43,7 +43,8 @@ class LossNode:
 def loss_node(loss: Tensor) -> LossNode | None:
     """The node of the loss function that a loss was computed by; ``None`` if it isn't known.
 
-    A loss that is computed by several of them has none.
+    A loss that is computed by several of them has none, nor has one whose tensors hooks store
+    elsewhere or compute again, as in a checkpoint: reading these would run the hooks.
     """
     waiting: list[Node | None] = [loss.grad_fn]
     found: list[LossNode] = []
@@ -54,6 +55,8 @@ def loss_node(loss: Tensor) -> LossNode | None:
             continue
         visited += 1
         name = kind(node).rstrip(digits)
+        if name in LOSSES and is_saved_elsewhere(node):
+            return None
         if name in LOSSES:
             found.append(LossNode(node, name))
         elif name in _PASSED or kind_of(kind(node)).is_view:

@@ -64,6 +64,7 @@ class BackwardPass:
         """Remove the hooks and release the graph."""
         if self._hooks is not None:
             self._hooks.stop()
+            self._hooks = None  # which refers to this object: a graph must not wait for a collector
         for handle in self._handles:
             handle.remove()
         self._handles, self._at, self._graph = [], {}, Graph(torch.zeros(()))

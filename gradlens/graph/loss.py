@@ -157,7 +157,7 @@ def _is_over_samples(node: Node, samples: int) -> bool:
 
 def _divisor(node: Node) -> float:
     """The number that a node divides by; NaN if it is none, or is had by waiting for a device."""
-    other: Tensor | float | None = saved(node, "other", None)
+    other: Tensor | float | None = None if is_saved_elsewhere(node) else saved(node, "other", None)
     if isinstance(other, Tensor):
         is_known = other.is_cpu and other.numel() == 1 and not other.requires_grad
         return abs(other.item()) if is_known else math.nan

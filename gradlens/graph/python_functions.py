@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from inspect import getattr_static
+from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -47,12 +48,13 @@ _BUILTINS = frozenset((
 """Built-in functions that change nothing but what is made inside the function."""
 
 _REACHING_OUT = frozenset((
-    "apply_", "backward", "compile",
-    "cuda", "cudnn", "data_ptr", "distributed", "fork", "get_rng_state", "jit", "library", "load",
-    "manual_seed", "map_", "multiprocessing", "numpy", "ops", "register_hook",
-    "register_forward_hook", "requires_grad_", "retain_grad", "save", "seed", "set_rng_state",
-    "set_default_dtype", "share_memory_", "storage", "to_dlpack", "untyped_storage", "utils",
-    "xpu",
+    "apply_", "autograd", "backward", "batch_norm", "compile", "cuda", "cudnn", "cudnn_batch_norm",
+    "data_ptr", "distributed", "fork", "get_rng_state", "grad", "increment_version",
+    "instance_norm", "jit", "library", "load", "manual_seed", "map_", "metadata",
+    "miopen_batch_norm", "multiprocessing", "native_batch_norm", "next_functions", "numpy", "ops",
+    "register_forward_hook", "register_hook", "register_prehook", "requires_grad_", "retain_grad",
+    "save", "seed", "set_default_dtype", "set_rng_state", "share_memory_", "storage", "to_dlpack",
+    "untyped_storage", "utils", "xpu",
 ))  # fmt: skip
 """Names of what changes more than tensors that torch's dispatcher sees."""
 
@@ -83,6 +85,8 @@ def _why_not(function: Any, callers: tuple[FunctionType, ...]) -> str:
     """
     original = function
     while hasattr(original, "__wrapped__"):  # as by once_differentiable
+        if not _is_of_torch(original):
+            return f"it is wrapped by {getattr(original, '__qualname__', 'something')!r}"
         original = original.__wrapped__
     if not isinstance(original, FunctionType):
         return f"it calls {getattr(original, '__name__', type(original).__name__)!r}"
@@ -153,7 +157,8 @@ def _is_harmless(value: Any, names: Iterable[str], callers: tuple[FunctionType, 
     if isinstance(value, BuiltinFunctionType | MethodType) or not isinstance(value, FunctionType):
         name = getattr(value, "__name__", "")
         return value is getattr(torch, name, None) or value is getattr(math, name, None)
-    if value in callers or value.__module__.startswith("torch.nn.functional"):
+    functional = value.__module__.startswith("torch.nn.functional") and _is_of_torch(value)
+    if value in callers or functional:
         return True
     return not _why_not(value, callers)
 
@@ -162,12 +167,23 @@ def _is_harmless_attribute(
     function: type[Function], name: str, callers: tuple[FunctionType, ...]
 ) -> bool:
     """Whether what a ``torch.autograd.Function`` has under a name, if anything, may be used."""
+    if name == "apply" and function.setup_context is not Function.setup_context:
+        return False
     found = getattr_static(function, "forward" if name == "apply" else name, None)
     if found is not None and found is getattr_static(Function, name, None):
         return True  # of torch
     if isinstance(found, staticmethod | classmethod):
         found = found.__func__
     return _is_constant(found) or _is_harmless(found, (), callers)
+
+
+def _is_of_torch(function: Any) -> bool:
+    """Whether torch has defined a function; what a wrapper says of its module is another's."""
+    code = getattr(function, "__code__", None)
+    return isinstance(code, CodeType) and code.co_filename.startswith(_TORCH)
+
+
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def _is_torch_module(value: Any) -> bool:
@@ -255,11 +271,13 @@ class Watched(DispatchMode):
         given = [*_tensors((args, kwargs))]
         for place, name in written_arguments(func):
             value = args[place] if place < len(args) else kwargs.get(name)
-            if any(storage_number(each) not in self._own for each in _tensors(value)):
+            written = _tensors(value)
+            if _has_others(value) or any(storage_number(t) not in self._own for t in written):
                 raise UnavailableError("it overwrites a tensor")
         result = func(*args, **kwargs)
         found = [*_tensors(result)]
-        self._own |= {*map(storage_number, found)} - {*map(storage_number, given)}
+        if not _has_others((args, kwargs)):  # these may have views that were there before
+            self._own |= {*map(storage_number, found)} - {*map(storage_number, given)}
         self.is_elementwise = self.is_elementwise and _is_elementwise(func, args)
         return result
 
@@ -270,6 +288,12 @@ def _is_elementwise(operation: Any, args: Any) -> bool:
         tensor, (mask, *others), value, *_ = args
         return not others and mask.dtype == torch.bool and mask.dim() == tensor.dim() > value.dim()
     return torch.Tag.pointwise in operation.tags or operation.overloadpacket in ALIKE
+
+
+def _has_others(values: Any) -> bool:
+    """Whether there are tensors that aren't strided, whose memory isn't known."""
+    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
+    return any(leaf.layout != torch.strided for leaf in leaves)
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -128,7 +128,8 @@ def buffers_of(model: nn.Module | None) -> list[Buffer]:
 
 def _restore(buffers: Iterable[Buffer]) -> None:
     for each in buffers:
-        setattr(each.module, each.name, each.buffer)
+        if getattr(each.module, each.name, None) is not each.buffer:
+            setattr(each.module, each.name, each.buffer)
         # Through .data, since the graph may have saved the buffer and checks its version.
         each.buffer.data.copy_(each.values)
 
