@@ -75,7 +75,56 @@ def why_not_to_run(node: Node) -> str:
         if not _is_constant(value):
             return f"it has {type(value).__name__} {name!r} on ctx"
     backward = backward_function(node)
-    return "it isn't written in Python" if backward is None else _why_not(backward, ())
+    if backward is None:
+        return "it isn't written in Python"
+    return _why_not(backward, ()) or _unknown_attribute(backward, {*attributes, *dir(node)})
+
+
+def _unknown_attribute(function: Any, known: set[str]) -> str:
+    """Which attribute a function uses that neither torch nor its ``known`` context has.
+
+    One that others have put on tensors, or on torch, may hold anything.
+    """
+    for each in _with_callees(function):
+        classes = [value for value in _reached(each).values() if isinstance(value, type)]
+        own = known.union(*map(dir, classes))
+        for name in _attribute_names(each.__code__):
+            if name not in own and not any(_is_own(place, name) for place in _PLACES):
+                return f"it uses {name!r}"
+    return ""
+
+
+_PLACES = (
+    Tensor, torch, torch.nn, torch.nn.functional, math, tuple, list, dict, set, str, int, float,
+    complex, bytes, slice, torch.Size, torch.dtype, torch.device, torch.layout, range,
+)  # fmt: skip
+"""Where the attributes are from that a harmless function may use."""
+
+
+def _is_own(place: Any, name: str) -> bool:
+    """Whether an attribute of torch, or of Python, is one that nobody has put there."""
+    found = getattr_static(place, name, None)
+    return found is not None and (_is_number(found) or not _is_of_others(found))
+
+
+def _is_of_others(value: Any) -> bool:
+    function = getattr(value, "__func__", value)
+    if isinstance(function, FunctionType):
+        return not _is_of_torch(function)
+    return isinstance(function, list | dict | set)
+
+
+def _with_callees(function: Any) -> Iterator[FunctionType]:
+    """A function and those of others that it calls."""
+    waiting, visited = [function], set[int]()
+    while waiting:
+        each = waiting.pop()
+        while hasattr(each, "__wrapped__"):
+            each = each.__wrapped__
+        if isinstance(each, FunctionType) and not (id(each) in visited or _is_of_torch(each)):
+            visited.add(id(each))
+            yield each
+            waiting += _reached(each).values()
 
 
 def _why_not(function: Any, callers: tuple[FunctionType, ...]) -> str:
