@@ -149,6 +149,9 @@ class ModelInputs:
         if any(given.reference() is None for call in self.calls for given in call.inputs):
             return None  # it may be the one that was read
         for given, own in self._of_samples:
+            whole = self._whole_rows(read, given, own, rows)
+            if whole is not None:
+                return whole
             compared = self._compared(read.reshape(rows, -1), given, own)
             if compared is not None:
                 samples = self._samples_of(given.shape, rows, own)
@@ -158,6 +161,25 @@ class ModelInputs:
                         return Named(order.flatten(), by_order=not bool(known.all()))
                 return Named(compared, in_order=False)
         return None
+
+    def _whole_rows(self, read: Tensor, given: Given, own: range, rows: int) -> Named | None:
+        """The samples of a tensor that has the rows of one of the same shape, in another order.
+
+        They are unknown where some rows are the same, or may be so by chance.
+        """
+        tensor = given.reference()
+        if self.axis or tensor is None or tuple(read.shape) != given.shape or len(own) < 2:
+            return None
+        if read.dtype != tensor.dtype or rows % len(own):
+            return None
+        one, other = (each.detach().reshape(len(own), -1) for each in (read, tensor))
+        if torch.equal(one, other):
+            return None
+        numbers = torch.arange(own.start, own.stop)
+        found = _matched(one, other, numbers)
+        if found is None or len({*_bytes_of_rows(one)}) != len({*_bytes_of_rows(other)}):
+            return None
+        return Named(found.repeat_interleave(rows // len(own)), in_order=False)
 
     def _samples_of(self, shape: tuple[int, ...], rows: int, own: range) -> Tensor | None:
         """The sample of each row, if the rows are those of the leading axes."""

@@ -97,6 +97,12 @@ class Names:
         """Whether all known rows are in the order of what the model was called with."""
         return all(each.in_order for each in self.known.values())
 
+    @property
+    def _are_shuffled(self) -> bool:
+        """Whether rows of the inputs come in another order, and it isn't known in which."""
+        known = (each for each in self.known.values() if not each.in_order)
+        return any(bool((each.names < 0).any()) for each in known)
+
     def at(self, edge: Edge) -> Tensor:
         """The names of the elements at an edge."""
         unnamed = torch.full([1] * len(self._graph.shape(edge)), NO_SAMPLE)
@@ -116,6 +122,8 @@ class Names:
         The number of rows that were selected may be N by chance. Where some rows have a name, it is
         that of their place, and they were put into a tensor that has a row for each place.
         """
+        if self._are_shuffled:
+            return False
         names = self.at(edge)
         if bool((names >= 0).any()):
             contradict = (names != NO_SAMPLE) & (names != places)
@@ -190,7 +198,7 @@ class Names:
         The labels at known rows tell.
         """
         exact = any(not each.by_order for each in self.known.values())
-        unnamed = not bool((self.at(edge) >= 0).any())
+        unnamed = not bool((self.at(edge) >= 0).any()) and not self._are_shuffled
         return exact and unnamed and len(self._graph.shape(edge)) > 1
 
     def are_behind(self, edge: Edge) -> bool:
