@@ -32,6 +32,7 @@ from gradlens.samples.batchnorm import (
     in_front_of,
 )
 from gradlens.samples.count import BatchEvidence, readings
+from gradlens.samples.model_inputs import places_of_inputs
 from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import plan_of
 
@@ -226,11 +227,12 @@ def find_plan(
 ) -> tuple[Plan, bool]:
     """The plan of a loss's graph, and whether it was found anew; with labels at some edges."""
     evidence = evidence_of(graph, setting.model, info, setting.unsharded)
-    key = hash((graph.key(setting.names), evidence, needs_losses, edges))
+    calls = calls_behind(graph.nodes, setting.model)
+    places = places_of_inputs(graph, calls)
+    key = hash((graph.key(setting.names), evidence, needs_losses, edges, places))
     known = setting.plans.of(graph, key)
     if known is not None:
         return known, False
-    calls = calls_behind(graph.nodes, setting.model)
     plan = plan_of(graph, setting.leaves, evidence, calls, needs_losses, edges)
     setting.plans.store(key, plan)
     return plan, True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Hashable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -219,6 +219,23 @@ class ModelInputs:
             return None
         samples = self._samples_of(tuple(given.shape), given.numel() // features, own)
         return None if samples is None else _matched(rows, given, samples.flatten())
+
+
+def places_of_inputs(graph: Graph, calls: Sequence[ModelCall]) -> Hashable:
+    """Where in a graph the model's inputs are, as they are in memory, and its calls' outputs.
+
+    Graphs of the same structure may differ in that, as where rows are shuffled later on.
+    """
+    addresses = {given.address: n for call in calls for n, given in enumerate(call.inputs)}
+    reading = (
+        number
+        for number, edges in enumerate(graph.children)
+        if None in edges and kind_of(graph.kinds[number]).data
+    )
+    read = ((number, _read_by(graph, number)) for number in reading)
+    inputs = tuple((n, -1 if t is None else addresses.get(t.data_ptr(), -1)) for n, t in read)
+    made = [(graph.by_sequence_number.get(n, -1), o) for call in calls for n, o in call.made]
+    return inputs, tuple(made)
 
 
 def lengths_of(calls: Sequence[Sequence[tuple[int, ...]]], axis: int) -> list[int]:
