@@ -162,20 +162,17 @@ class Budget:
             self._tracked.setdefault(global_step, LIGHT)
         return watched
 
-    def expects_idle(self, steps: Sequence[int]) -> bool:
-        """Whether nothing will be tracked at the steps that come next, without asking schedules.
+    def expect(self, steps: Sequence[int], has_work: bool = False) -> bool:
+        """Find out whether the steps that come next are idle, which ``is_idle`` says of them then.
 
-        ``is_idle`` holds for them then.
+        They are if there is no other work, and nothing is tracked for sure, without asking
+        schedules.
         """
         overtaken = self._looks - min(self._looked.values(), default=self._looks) >= OVERTAKEN
         is_known = len(self._scheduled) == len(self._kinds) and not overtaken
-        idle = bool(steps) and is_known and not any(map(self._decide, steps))
-        self._idle = frozenset(steps) if idle else frozenset()
-        return idle
-
-    def expect_work(self) -> None:
-        """The steps that come next have something to do."""
-        self._idle = frozenset()
+        is_idle = is_known and not has_work and not any(map(self._decide, steps))
+        self._idle = frozenset(steps) if is_idle else frozenset()
+        return bool(self._idle)
 
     def is_idle(self, global_step: int) -> bool:
         """Whether nothing is to be done at a step that was expected."""

@@ -88,7 +88,7 @@ class Tracking:
             return
         self.budget.end_backward(())
         steps = self.forecast.steps_behind(global_step)
-        if self.budget.expects_idle(steps):
+        if self.budget.expect(steps):
             self.forecast.end_step(global_step)
         else:
             self.layers.end(global_step, False)
@@ -205,8 +205,7 @@ class Tracking:
         active = watched or any(is_active)
         waits = self.updates.is_waiting or self.assembly.has_own_parts
         started = all(quantity.has_started for quantity in self.quantities)
-        if active or waits or not started or not budget.expects_idle(steps):
-            budget.expect_work()
+        budget.expect(steps, has_work=active or waits or not started)
         if self.facts is not None:
             self.facts.expect(watched)
         model = self.setting.model

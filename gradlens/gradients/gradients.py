@@ -19,7 +19,7 @@ from gradlens.graph.data_parallel import Replica
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED, Node
 from gradlens.graph.loss import Batch, LossReduction
-from gradlens.graph.model_calls import Given, calls_behind
+from gradlens.graph.model_calls import Given, ModelCall, calls_behind
 from gradlens.graph.torch_private import BatchNorm, without_exchange
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError, first_line
@@ -226,8 +226,8 @@ def find_plan(
     edges: tuple[Edge, ...] = (),
 ) -> tuple[Plan, bool]:
     """The plan of a loss's graph, and whether it was found anew; with labels at some edges."""
-    evidence = evidence_of(graph, setting.model, info, setting.unsharded)
     calls = calls_behind(graph.nodes, setting.model)
+    evidence = evidence_of(graph, setting.model, calls, info, setting.unsharded)
     places = places_of_inputs(graph, calls)
     key = hash((graph.key(setting.names), evidence, needs_losses, edges, places))
     known = setting.plans.of(graph, key)
@@ -283,7 +283,8 @@ def sample_axes(
     labelled = {edges[edge]: rows.filled().axis for edge, rows in plan.edges.items()}
     found = {each: axis for each, axis in labelled.items() if axis is not None}
     with suppress(UnavailableError):
-        evidence = evidence_of(graph, setting.model, info, setting.unsharded)
+        calls = calls_behind(graph.nodes, setting.model)
+        evidence = evidence_of(graph, setting.model, calls, info, setting.unsharded)
         samples = {reading.samples for reading in readings(evidence)}
         for each in made.keys() - found.keys():
             fitting = [axis for axis, length in enumerate(made[each]) if length in samples]
@@ -302,14 +303,14 @@ def _no_passes(setting: Setting, graph: Graph) -> str:
 def evidence_of(
     graph: Graph,
     model: nn.Module | None,
+    calls: Sequence[ModelCall],
     info: Mapping[str, Any],
     unsharded: Mapping[int, nn.Parameter] = MappingProxyType({}),
 ) -> BatchEvidence:
-    """What is known of a loss's batch besides its graph.
+    """What is known of a loss's batch besides its graph: by the ``calls`` of the model, say.
 
     ``unsharded`` are what the graph has for sharded parameters, by the ``id`` of these.
     """
-    calls = calls_behind(graph.nodes, model)
     return BatchEvidence(
         info.get("batch_size"),
         _length(info.get("individual_losses")),

@@ -89,22 +89,27 @@ def _unknown_attribute(function: Any, known: set[str]) -> str:
         classes = [value for value in _reached(each).values() if isinstance(value, type)]
         own = known.union(*map(dir, classes))
         for name in _attribute_names(each.__code__):
-            if name not in own and not any(_is_own(place, name) for place in _PLACES):
+            if name not in own and not _is_own(name):
                 return f"it uses {name!r}"
     return ""
 
 
 _PLACES = (
-    Tensor, torch, torch.nn, torch.nn.functional, math, tuple, list, dict, set, str, int, float,
-    complex, bytes, slice, torch.Size, torch.dtype, torch.device, torch.layout, range,
+    Tensor, torch, torch.nn, torch.nn.functional, torch.fft, torch.linalg, torch.special, math,
+    tuple, list, dict, set, str, int, float, complex, bytes, slice, range, torch.Size, torch.dtype,
+    torch.device, torch.layout, torch.finfo, torch.iinfo,
+    *(each for each in vars(torch.return_types).values() if isinstance(each, type)),
 )  # fmt: skip
-"""Where the attributes are from that a harmless function may use."""
+_NAMES = frozenset(name for place in _PLACES for name in dir(place))
+"""Attributes that a harmless function may use: those of torch, of its results, and of Python."""
 
 
-def _is_own(place: Any, name: str) -> bool:
-    """Whether an attribute of torch, or of Python, is one that nobody has put there."""
-    found = getattr_static(place, name, None)
-    return found is not None and (_is_number(found) or not _is_of_others(found))
+def _is_own(name: str) -> bool:
+    """Whether an attribute is one of torch or of Python, which nobody has put there."""
+    if name not in _NAMES:
+        return False
+    of_modules = (vars(module).get(name) for module in (torch, torch.nn.functional))
+    return not any(map(_is_of_others, (getattr_static(Tensor, name, None), *of_modules)))
 
 
 def _is_of_others(value: Any) -> bool:
@@ -124,7 +129,7 @@ def _with_callees(function: Any) -> Iterator[FunctionType]:
         if isinstance(each, FunctionType) and not (id(each) in visited or _is_of_torch(each)):
             visited.add(id(each))
             yield each
-            waiting += _reached(each).values()
+            waiting += (getattr(value, "__func__", value) for value in _used(each).values())
 
 
 def _why_not(function: Any, callers: tuple[FunctionType, ...]) -> str:
@@ -135,7 +140,8 @@ def _why_not(function: Any, callers: tuple[FunctionType, ...]) -> str:
     original = function
     while hasattr(original, "__wrapped__"):  # as by once_differentiable
         if not _is_of_torch(original):
-            return f"it is wrapped by {getattr(original, '__qualname__', 'something')!r}"
+            code = getattr(original, "__code__", None)  # the name of a wrapper is another's, too
+            return f"it is wrapped by {getattr(code, 'co_name', type(original).__name__)!r}"
         original = original.__wrapped__
     if not isinstance(original, FunctionType):
         return f"it calls {getattr(original, '__name__', type(original).__name__)!r}"
@@ -162,29 +168,25 @@ def _reached(function: FunctionType) -> dict[Any, Any]:
     return closure | dict(enumerate(defaults)) | {n: known[n] for n in names if n in known}
 
 
+def _used(function: FunctionType) -> dict[Any, Any]:
+    """What a function reaches, and what it uses of the ``torch.autograd.Function`` among that."""
+    found = _reached(function)
+    classes = [each for each in found.values() if isinstance(each, type)]
+    attributes = _attribute_names(function.__code__)
+    return found | {
+        f"{each.__qualname__}.{name}": getattr_static(each, name, None)
+        for each in classes
+        if issubclass(each, Function)
+        for name in attributes
+    }
+
+
 def constants_of(node: Node) -> str:
     """The numbers and texts that a harmless backward function depends on, wherever they are."""
-    found = [f"{name}={value!r}" for name, value in vars(node).items() if _is_number(value)]
-    waiting: list[Any] = [backward_function(node)]
-    visited: set[int] = set()
-    while waiting:
-        function = waiting.pop()
-        while hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        if not isinstance(function, FunctionType) or id(function) in visited:
-            continue
-        visited.add(id(function))
-        attributes = _attribute_names(function.__code__)
-        for name, value in _reached(function).items():
-            if isinstance(value, type) and issubclass(value, Function):
-                own = {n: getattr_static(value, n, None) for n in attributes}
-                found += [f"{n}={each!r}" for n, each in own.items() if _is_number(each)]
-                waiting += [getattr(each, "__func__", each) for each in own.values()]
-            elif _is_number(value):
-                found.append(f"{name}={value!r}")
-            elif not getattr(value, "__module__", "torch").startswith("torch"):
-                waiting.append(value)
-    return " ".join(found)
+    found = [*vars(node).items()]
+    for function in _with_callees(backward_function(node)):
+        found += _used(function).items()
+    return " ".join(f"{name}={value!r}" for name, value in found if _is_number(value))
 
 
 def _is_number(value: Any) -> bool:

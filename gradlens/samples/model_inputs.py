@@ -165,7 +165,7 @@ class ModelInputs:
     def _whole_rows(self, read: Tensor, given: Given, own: range, rows: int) -> Named | None:
         """The samples of a tensor that has the rows of one of the same shape, in another order.
 
-        They are unknown where some rows are the same, or may be so by chance.
+        They are unknown where some rows are the same.
         """
         tensor = given.reference()
         if self.axis or tensor is None or tuple(read.shape) != given.shape or len(own) < 2:

@@ -147,6 +147,16 @@ class Rolled(torch.autograd.Function):
         return gradients[0].roll(-ctx.shift, 0), None
 
 
+def clamped(x: Tensor, flips: bool) -> Tensor:
+    return (x.flip(0) if flips else x).clamp(min=-0.5)
+
+
+def through_clamped(gradient: Tensor, x: Tensor, flips: Any) -> Tensor:
+    if flips:
+        return (gradient * (x.flip(0) > -0.5)).flip(0)
+    return gradient * (x > -0.5)
+
+
 class Elementwise(torch.autograd.Function):
     """Its backward computes each element from one element, unless a flag says otherwise."""
 
@@ -156,14 +166,11 @@ class Elementwise(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, flips: bool) -> Tensor:
         ctx.flips = flips
         ctx.save_for_backward(x)
-        return (x.flip(0) if flips else x).clamp(min=-0.5)
+        return clamped(x, flips)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        if ctx.flips:
-            return (gradients[0] * (x.flip(0) > -0.5)).flip(0), None
-        return gradients[0] * (x > -0.5), None
+        return through_clamped(gradients[0], ctx.saved_tensors[0], ctx.flips), None
 
 
 class ByClass(Elementwise):
@@ -172,15 +179,11 @@ class ByClass(Elementwise):
     @staticmethod
     def forward(ctx: Any, x: Tensor, flips: bool) -> Tensor:
         ByClass.flips = flips
-        ctx.save_for_backward(x)
-        return (x.flip(0) if flips else x).clamp(min=-0.5)
+        return Elementwise.forward(ctx, x, flips)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        if ByClass.flips:
-            return (gradients[0] * (x.flip(0) > -0.5)).flip(0), None
-        return gradients[0] * (x > -0.5), None
+        return through_clamped(gradients[0], ctx.saved_tensors[0], ByClass.flips), None
 
 
 class FlippingByNumbers(Elementwise):
@@ -188,10 +191,8 @@ class FlippingByNumbers(Elementwise):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        if torch.full((), float(ctx.flips)) > 0.5:
-            return (gradients[0] * (x.flip(0) > -0.5)).flip(0), None
-        return gradients[0] * (x > -0.5), None
+        flag = torch.full((), float(ctx.flips)) > 0.5
+        return through_clamped(gradients[0], ctx.saved_tensors[0], flag), None
 
 
 class Where(Elementwise):
