@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -158,6 +158,63 @@ class OfEachOther(Pure):
         return halved(gradients[0], 4) * (ctx.saved_tensors[0] > 0)
 
 
+class OfTransforms(Pure):
+    """It uses modules of torch, what they return, and the limits of numbers."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        basis = torch.linalg.qr(torch.eye(x.shape[-1]).to(x)).Q.abs()
+        found = torch.fft.irfft(torch.fft.rfft(gradients[0]), n=x.shape[-1]) @ basis
+        limit = torch.finfo(x.dtype).eps * x.detach().max(-1, keepdim=True).values.abs()
+        return found * torch.special.expit(1e3 * (x - limit)).round()
+
+
+class Wrapped(Pure):
+    """A wrapper, which says that it is what it wraps, has a state."""
+
+    norms: ClassVar[list[float]] = []
+
+    @staticmethod
+    def normalised(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(function)
+        def inner(ctx: Any, *gradients: Tensor) -> Tensor:
+            Wrapped.norms.append(float(gradients[0].norm()))
+            return function(ctx, *gradients) / len(Wrapped.norms)
+
+        return inner
+
+
+class OfWrapper(Pure):
+    backward = staticmethod(Wrapped.normalised(Pure.backward))
+
+
+class OnTensor(Pure):
+    """A tensor has a list of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.weight = torch.ones(())
+        ctx.weight.history = []
+        ctx.save_for_backward(x)
+        return x.relu()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        ctx.weight.history.append(1.0)
+        return gradients[0] * (ctx.saved_tensors[0] > 0) / len(ctx.weight.history)
+
+
+class OfEngine(Pure):
+    """A backward pass inside, which would run hooks."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        with torch.enable_grad():
+            x = ctx.saved_tensors[0].detach().requires_grad_()
+            return torch.autograd.grad(x.relu(), x, gradients[0])[0]
+
+
 class Reversal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
@@ -236,13 +293,14 @@ def by_function(function: Any, *arguments: Any) -> Callable[[Any, Tensor, State]
 
 CHANGING = [
     Overwriting, OverwritingRows, Popping, Deleting, Counting, OfStack, OfCounter, OfNamesake,
-    DrawingInPython, Freeing,
+    DrawingInPython, Freeing, OfWrapper, OnTensor, OfEngine,
 ]  # fmt: skip
 
 PROGRAMS: dict[str, Program] = {
     **{kind.__name__: Program(by_function(kind)) for kind in CHANGING},
     "a pure function": Program(by_function(Pure), True),
     "functions that call each other": Program(by_function(OfEachOther), True),
+    "a function of transforms": Program(by_function(OfTransforms), True),
     "gradient reversal": Program(by_function(Reversal, 0.5), True),
     "a hook with a running norm": Program(with_hook(normalised)),
     "a hook that draws": Program(with_hook(lambda _, g: g * random.random())),
@@ -286,6 +344,7 @@ def train(name: str, preset: str | None) -> tuple[list[Any], gradlens.Cockpit | 
     torch.manual_seed(0)
     random.seed(0)
     Counting.calls = 0
+    Wrapped.norms.clear()
     OfStack.factors = [1.0 + k / 100 for k in range(100)]
     state = State()
     model = Network(PROGRAMS[name], state).double()
@@ -341,3 +400,29 @@ def test_what_is_covered_is_right(name: str) -> None:
     assert gradients.keys() == {n for n in expected if "middle" not in n or "checkpoint" in name}
     for parameter in gradients:
         assert_close(gradients[parameter].dense(), expected[parameter])
+
+
+@pytest.mark.filterwarnings("ignore:gradlens")
+@pytest.mark.parametrize("preset", ["economy", "full"])
+def test_a_loss_in_a_checkpoint_is_computed_as_often_as_without(preset: str) -> None:
+    def calls(tracked: bool) -> int:
+        torch.manual_seed(0)
+        model, count = nn.Linear(D, C), State()
+        quantities = gradlens.configuration(preset)
+        cockpit = gradlens.Cockpit(model, quantities) if tracked else None
+
+        def region(x: Tensor) -> Tensor:
+            count.numbers.append(1.0)
+            return F.cross_entropy(model(x), torch.arange(N) % C)
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            loss = checkpoint(region, torch.randn(N, D), use_reentrant=False)
+            if cockpit is None:
+                loss.backward()
+            else:
+                with cockpit(step, loss=loss, optimizer=optimizer):
+                    loss.backward()
+        return len(count.numbers)
+
+    assert calls(True) == calls(False)
