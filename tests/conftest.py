@@ -51,6 +51,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def no_other_objects() -> None:
+    """Leave what is alive before the test out of ``gc.get_objects``: it may die meanwhile."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_unconfigure() -> None:
     """Let the interpreter free them when it ends, as libraries that look for leaks expect."""
     gc.unfreeze()

@@ -293,7 +293,7 @@ class Evidence:
 
     def sample(self, step: int, index: float) -> tuple[str, ...]:
         """What a sample of a step's batch is called: by the user, or otherwise by its place."""
-        if not index >= 0:
+        if not 0 <= index < np.inf:
             return ()
         at_step = self.steps == step
         own = [

@@ -34,7 +34,7 @@ from gradlens.samples.batchnorm import (
 from gradlens.samples.count import BatchEvidence, readings
 from gradlens.samples.model_inputs import places_of_inputs
 from gradlens.samples.plan import Plan, Plans
-from gradlens.samples.planner import plan_of
+from gradlens.samples.planner import FREED, FREED_GRAPH, plan_of
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ class Gradients:
                 self._attach(loss)
             except Exception as error:  # the user's training goes on
                 self.end()
-                reason = FAILED.format(first_line(error))
+                has_run = FREED_GRAPH in str(error)
+                reason = FREED if has_run else FAILED.format(first_line(error))
                 self.collector.refuse_all(self._setting.parameters, reason)
 
     def _attach(self, loss: Tensor) -> None:

@@ -183,6 +183,7 @@ def tensors_alive() -> int:
     return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
 
 
+@pytest.mark.usefixtures("no_other_objects")
 @pytest.mark.parametrize("scheduled", [True, False])
 def test_a_step_keeps_no_tensor(model: nn.Module, scheduled: bool) -> None:
     chosen = [type(q)(lambda _: scheduled) for q in every_quantity()[:-1]]
@@ -216,10 +217,10 @@ def test_memory_for_elements_is_kept_between_tracked_steps_alone() -> None:
     assert not buffer.nbytes
 
 
+@pytest.mark.usefixtures("no_other_objects")
 @pytest.mark.parametrize("tracked", [True, False])
 def test_inputs_are_freed_by_backward(model: nn.Module, tracked: bool) -> None:
     """Even while the user still holds the loss."""
-    gc.collect()  # what tests before this one have left behind is no concern of it
     cockpit = Cockpit(model, [quantities.NormTest()])
     loss = model(torch.randn(5, 4) + 0).square().mean()
     if tracked:
@@ -233,6 +234,7 @@ def test_inputs_are_freed_by_backward(model: nn.Module, tracked: bool) -> None:
     assert loss.isfinite()
 
 
+@pytest.mark.usefixtures("no_other_objects")
 def test_a_forward_pass_without_backward_is_freed_with_its_graph(model: nn.Module) -> None:
     gradlens.extend(model)
     output = model(torch.randn(5, 4))

@@ -1092,6 +1092,7 @@ def tensors_alive() -> int:
     return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
 
 
+@pytest.mark.usefixtures("no_other_objects")
 def test_a_step_keeps_no_tensor_but_those_for_correlations(model: nn.Sequential) -> None:
     kept = {"OutputGradientGeometry", "InputGradientGeometry", "GradientGeometry",
             "UpdateGeometry", "WeightSignFlips"}  # fmt: skip
@@ -1110,6 +1111,7 @@ def test_a_step_keeps_no_tensor_but_those_for_correlations(model: nn.Sequential)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_other_objects")
 def test_memory_does_not_grow_over_many_steps() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     often = schedules.linear(50)
