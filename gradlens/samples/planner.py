@@ -1,7 +1,7 @@
 """Finds the plan of a loss's graph: N, and the nodes at which the gradients of samples are apart.
 
-The labels (``gradlens.samples.labels``) give, for each parameter, the nodes at which the gradients
-of samples are still apart, and the sample of each of their rows.
+The labels (``gradlens.samples.structure``) give, for each parameter, the nodes at which the
+gradients of samples are still apart, and the sample of each of their rows.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from gradlens.graph.torch_private import hands_gradients_on
 from gradlens.graph.uncompiled import RAN_COMPILED
 from gradlens.history.coverage import FEW, few
 from gradlens.numerics.unavailable import UnavailableError, first_line
-from gradlens.samples.batchnorm import frozen, in_front_of, normalising
+from gradlens.samples.batchnorm import in_front_of, normalising
 from gradlens.samples.count import (
     AMBIGUOUS,
     CALLED,
@@ -48,7 +47,6 @@ from gradlens.samples.count import (
     meeting_edges,
     readings,
 )
-from gradlens.samples.labels import Labels
 from gradlens.samples.loss_terms import rows_of, term_nodes
 from gradlens.samples.model_inputs import (
     ModelInputs,
@@ -59,15 +57,11 @@ from gradlens.samples.model_inputs import (
 )
 from gradlens.samples.names import Names
 from gradlens.samples.plan import LabelledUse, LossTerm, Plan
-from gradlens.samples.rows import NO_SAMPLE, UNREADABLE, LabelledEdge, RowIndex, Source
+from gradlens.samples.rows import NO_SAMPLE, LabelledEdge, RowIndex, Source
 from gradlens.samples.rule_checks import disagreements
 from gradlens.samples.selections import Selection
 from gradlens.samples.structure import Structure
 from gradlens.samples.uses import Finder, Ways
-
-MAX_ROUNDS = 3
-"""Rounds of labelled passes for one plan: the first one is for the outputs of layers, further ones
-are for computations with parameters that all samples share."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +118,15 @@ class _LossGraph:
         read: tuple[Selection, ...] = ()
         if rows is not None:
             sources = [source for source in rows.sources if source.labels is not None]
-            structure = Structure(self.graph, sources, reading.samples, self.elementwise)
+            structure = self.structure(sources, reading.samples)
             known, read = self._of_data(structure) | known, structure.selections
         returned = inputs.returned(self.graph, self.alone)
         reading_data, elementwise = self.reading_data, self.elementwise
         return Names(self.graph, self.alone, reading_data, known, returned, elementwise, read)
+
+    def structure(self, sources: Sequence[Source], samples: int) -> Structure:
+        """The samples of all rows, from those of the loss's."""
+        return Structure(self.graph, sources, samples, self.alone, self.elementwise)
 
     def _of_data(self, structure: Structure) -> dict[Edge, Named]:
         """The samples at the edges where the graph begins with data."""
@@ -301,7 +299,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     if by_order and not rows.are_in_order:
         raise UnavailableError(UNKNOWN_ORDER)
     planner = _Planner(loss, reading, rows.sources)
-    plan = planner.plan(names.known if by_order else {})
+    plan = planner.plan()
     second = {shape[1] for call in loss.evidence.calls for shape in call if len(shape) > 1}
     by_second = reading.axis == 1 and reading.samples in second
     if plan.mixed and by_second and not loss.evidence.positions_first:
@@ -313,7 +311,7 @@ def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     shared = [each.use for uses in plan.uses.values() for each in uses]
     if inputs.are_shared(loss.graph, shared):
         raise UnavailableError(SHARED_INPUTS.format(samples=reading.samples))
-    if planner.contradicts(names.known, by_passes=by_order):
+    if planner.contradicts(names.known):
         raise UnavailableError(UNKNOWN_ORDER)
     every = (*plan.selections, *names.selections)
     selections = {(each.node, each.name, each.place): each for each in every}
@@ -358,80 +356,49 @@ class _Planner:
         self._inside = {
             n: p for n, p in loss.parameters.items() if p in graph and not p.is_complex()
         }
-        edges = [source.edge for source in sources]
-        self._finder = Finder(graph, loss.alone, edges, reading.samples, loss.reads_data)
         self._kinds = {*graph.kinds}
         self._hidden = graph.below(n for n, kind in enumerate(graph.kinds) if kind in HIDING)
         self._normalising = normalising(graph, reading.samples)
-        self.labels = Labels(
-            graph,
-            sources,
-            reading.samples,
-            frozen(graph, self._normalising),
-            loss.elementwise,
-        )
+        self._labels = loss.structure(sources, reading.samples)
+        self._finder = Finder(self._labels, loss.alone, [s.edge for s in sources], loss.reads_data)
 
-    def contradicts(self, names: Mapping[Edge, Named], by_passes: bool) -> bool:
-        """Whether rows that are the model's inputs' belong to other samples by their labels.
-
-        The labels are those by the structure alone, or also ``by_passes``.
-        """
-        rows = self._rows_of(names)
-        labels = self.labels.of(rows, by_passes)
-        for edge, found in labels.items():
-            named = edge.rows(rows[edge])[..., 0].to(found.device)
-            if bool(((found >= 0) & (named >= 0) & (found != named)).any()):
-                return True
+    def contradicts(self, names: Mapping[Edge, Named]) -> bool:
+        """Whether rows that are the model's inputs' belong to other samples by their labels."""
+        for edge, each in names.items():
+            if edge[0] not in self._hidden:
+                labelled = _row_by_row(self._graph, edge, each)
+                found = self._labels.rows(labelled)
+                named = labelled.rows(each.names)[..., 0].to(found.device)
+                if bool(((found >= 0) & (named >= 0) & (found != named)).any()):
+                    return True
         return False
 
-    def _rows_of(self, names: Mapping[Edge, Named]) -> dict[LabelledEdge, Tensor]:
-        """The names of rows, at the edges that can be seen."""
-        seen = {edge: each for edge, each in names.items() if edge[0] not in self._hidden}
-        return {_row_by_row(self._graph, edge, each): each.names for edge, each in seen.items()}
-
-    def plan(self, compared: Mapping[Edge, Named] = MappingProxyType({})) -> Plan:
-        """The plan, from as many labelled passes as it takes.
-
-        Names will be ``compared`` with labels by passes, which the first ones for the plan give.
-        """
-        normalised = [_by_channel(self._graph, number) for number in self._normalising]
+    def plan(self) -> Plan:
+        """The plan without the terms of the loss."""
         ways = self._finder.all_ways(self._inside)
-        new = [*normalised, *self._rows_of(compared)]
-        new += (edge for way in ways.values() for edge in way.unlabelled)
-        labels: dict[LabelledEdge, Tensor] = {}
-        for _ in range(MAX_ROUNDS):
-            unique = [edge for edge in dict.fromkeys(new) if edge not in labels]
-            new = [edge for edge in unique if edge.edge[0] not in self._hidden]
-            if not new:
-                break
-            labels |= self.labels.of(new)
-            ways = self._finder.all_ways(self._inside, labels)
-            new = [edge for way in ways.values() if way.mixed for edge in way.unlabelled]
-        coupling = [
-            edge.edge[0] for edge in normalised if _couples(labels.get(edge), self._reading.samples)
-        ]
-        plan = self._without_unknown_rows(self._settled(ways, labels, coupling))
+        normalised = {n: _by_channel(self._graph, n) for n in self._normalising}
+        samples = self._reading.samples
+        coupling = [n for n, e in normalised.items() if _couples(self._labels.rows(e), samples)]
+        plan = self._without_unknown_rows(self._settled(ways, coupling))
         return self._with_checked_rules(plan)
 
     def _settled(
         self,
         ways: Mapping[str, Ways],
-        labels: Mapping[LabelledEdge, Tensor],
         coupling: Sequence[int],
     ) -> Plan:
         indices: dict[LabelledEdge, RowIndex] = {}
         unmixed = [(name, way) for name, way in ways.items() if not way.mixed]
         apart = {use.node: name for name, way in unmixed for use in way.uses}
-        unread_edges = {e for e, each in labels.items() if bool((each == UNREADABLE).any())}
-        unreadable = {edge.edge[0] for edge in unread_edges}
+        unreadable = {edge.edge[0] for edge in self._labels.unreadable}
         behind = self._names_behind(apart)
-        unread = (HIDDEN, RAN_COMPILED, NOT_READABLE, *self.labels.refused.values())
+        unread = (HIDDEN, RAN_COMPILED, NOT_READABLE, *self._labels.refused.values())
         reasons = {n: self._reason(n, ways.get(n), behind, unreadable) for n in self._parameters}
         return Plan(
             self._reading.samples,
             self._reading.known_by,
             {
-                name: tuple(self._labelled(use, labels, indices) for use in ways[name].uses)
+                name: tuple(self._labelled(use, indices) for use in ways[name].uses)
                 for name, reason in reasons.items()
                 if not reason
             },
@@ -439,9 +406,9 @@ class _Planner:
             tuple(name for name, way in ways.items() if way.beside),
             tuple(coupling),
             mixed=any(way.mixed and reasons[n] not in unread for n, way in ways.items()),
-            holds=indices.keys() | unread_edges <= self.labels.lasting,
-            read=self.labels.are_read,
-            selections=self.labels.selections,
+            holds=self._labels.last(indices.keys() | self._labels.unreadable),
+            read=self._labels.is_read,
+            selections=self._labels.selections,
         )
 
     def _without_unknown_rows(self, plan: Plan) -> Plan:
@@ -480,29 +447,24 @@ class _Planner:
         try:
             terms = [(node, rows_of(self._graph, node)) for node in term_nodes(self._graph)]
             edges = {edge for _, sizes in terms for each in sizes for edge in each}
-            labels = self.labels.of(edges)
-            found = tuple(self._term(node, sizes, labels) for node, sizes in terms)
+            found = tuple(self._term(node, sizes) for node, sizes in terms)
         except UnavailableError as reason:
             return replace(plan, without_losses=str(reason))
-        return replace(plan, terms=found, holds=plan.holds and edges <= self.labels.lasting)
+        return replace(plan, terms=found, holds=plan.holds and self._labels.last(edges))
 
     def with_edges(self, plan: Plan, edges: Iterable[Edge]) -> Plan:
         """The plan with the samples at other edges, where each element is of one."""
-        labels = self.labels.of(LabelledEdge(edge, ()) for edge in edges)
-        found = {e.edge: each for e, each in labels.items() if not bool((each < NO_SAMPLE).any())}
+        labelled = [LabelledEdge(edge, ()) for edge in edges]
+        labels = {each.edge: self._labels.rows(each) for each in labelled}
+        found = {e: each for e, each in labels.items() if not bool((each < NO_SAMPLE).any())}
         rows = {edge: RowIndex(each, self._reading.samples) for edge, each in found.items()}
-        return replace(plan, edges=rows, holds=plan.holds and labels.keys() <= self.labels.lasting)
+        return replace(plan, edges=rows, holds=plan.holds and self._labels.last(labelled))
 
-    def _term(
-        self,
-        node: int,
-        sizes: Sequence[Sequence[LabelledEdge]],
-        labels: Mapping[LabelledEdge, Tensor],
-    ) -> LossTerm:
+    def _term(self, node: int, sizes: Sequence[Sequence[LabelledEdge]]) -> LossTerm:
         """The term with the largest rows that are of one sample each."""
         for first, *others in sizes:
-            known = labels[first]
-            same = all(torch.equal(labels[each], known) for each in others)
+            known = self._labels.rows(first)
+            same = all(torch.equal(self._labels.rows(each), known) for each in others)
             if same and not bool((known < NO_SAMPLE).any()):
                 rows = RowIndex(known, self._reading.samples)
                 use = Use(first.edge[0], 0, (), ())
@@ -510,13 +472,11 @@ class _Planner:
                 return LossTerm(node, LabelledUse(use, {output: rows}, {output: first.features}))
         raise UnavailableError(MEETING_IN_LOSS.format(kind=self._graph.kinds[node]))
 
-    def _labelled(
-        self, use: Use, labels: Mapping[LabelledEdge, Tensor], indices: dict[LabelledEdge, RowIndex]
-    ) -> LabelledUse:
-        edges = self._finder.labelled(use, labels)
+    def _labelled(self, use: Use, indices: dict[LabelledEdge, RowIndex]) -> LabelledUse:
+        edges = self._finder.labelled(use)
         for edge in edges:
             if edge not in indices:
-                found = RowIndex(labels[edge], self._reading.samples)
+                found = RowIndex(self._labels.rows(edge), self._reading.samples)
                 # In front of statistics that are held fixed, rows without gradient may get one.
                 indices[edge] = found.filled(some=bool(self._normalising))
         fine = edges != self._finder.edges_at(use)
@@ -544,26 +504,26 @@ class _Planner:
             return hidden
         if not way.mixed:
             return "" if way.uses else BESIDE
-        if unreadable & set(way.mixed):
-            return self._why_not_read(way.mixed)
-        if way.reason:
-            return way.reason
+        refused = self._why_refused(way.mixed)
+        if refused or way.reason:
+            return refused or way.reason
         if SYNCHRONISED in self._kinds:
             return ACROSS_PROCESSES
         unknown = [self._graph.shape(s.edge) for s in self._sources if s.labels is None]
         if unknown:
             return UNKNOWN_TERM.format(shape=list(unknown[0]), samples=self._reading.samples)
+        if unreadable & set(way.mixed):
+            return NOT_READABLE
         behind = names_behind[way.mixed[0]]
         samples, is_passed = self._reading.samples, self._reading.known_by == PASSED
         where = WHERE.format(behind=few(behind) or "the loss", samples=samples)
         return MEETING + where + ("" if is_passed else OTHER_N.format(samples=samples))
 
-    def _why_not_read(self, nodes: Sequence[int]) -> str:
-        """Why the samples of some rows at nodes can't be read off."""
-        for number, reason in self.labels.refused.items():
-            if not self._graph.below([number]).isdisjoint(nodes):
-                return reason
-        return NOT_READABLE
+    def _why_refused(self, nodes: Sequence[int]) -> str:
+        """Why a node in front of others couldn't be asked what it does to rows; usually empty."""
+        refused = self._labels.refused.items()
+        reasons = (why for n, why in refused if not self._graph.below([n]).isdisjoint(nodes))
+        return next(reasons, "")
 
     def _names_behind(self, apart: Mapping[int, str]) -> list[tuple[str, ...]]:
         """Some parameters of the first nodes towards the loss at which samples are apart, by node.
@@ -593,9 +553,9 @@ def _by_channel(graph: Graph, number: int) -> LabelledEdge:
     return LabelledEdge((number, 0), tuple(range(2, len(graph.shape((number, 0))))))
 
 
-def _couples(labels: Tensor | None, samples: int) -> bool:
+def _couples(labels: Tensor, samples: int) -> bool:
     """Whether some channel of a normalisation over ``[B, C]`` has rows of several samples."""
-    if labels is None or samples == 1 or not labels.numel():
+    if samples == 1 or not labels.numel():
         return False
     return bool((labels < NO_SAMPLE).any() | (labels.amax(0) != labels.amin(0)).any())
 

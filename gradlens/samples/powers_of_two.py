@@ -1,39 +1,28 @@
-"""Labels by powers of two: which sample each row of a layer belongs to, read off exactly.
+"""Labels by powers of two: what one node does to rows, read off the gradients that it hands on.
 
-Backward is linear in the gradient that comes in. Two backward passes start from the same random
-gradient at the loss's inputs, in the second one multiplied by ±2^k with another k or sign for each
-sample. Multiplying by a power of two changes exponents alone, so it commutes with each rounding,
-product and sum on the way: a row that depends on one sample alone gets the first pass's gradient
-times that power, bit for bit and in every precision. A row in which samples meet gets no power of
-two, and a row without gradient gets none. More samples than there are such factors take further
-passes, each of which gives one digit of their numbers.
+A node's backward function is linear. It is called twice with random gradients at one of its
+outputs, the second time multiplied by ±2^k with another k or sign for each sample. Multiplying by a
+power of two changes exponents alone, so it commutes with each rounding, product and sum inside: an
+element of what is handed on that depends on one sample alone is multiplied by that power, bit for
+bit and in every precision. An element in which samples meet gets no power of two, and one without
+gradient gets none. More samples than there are such factors take further calls, each of which gives
+one digit of their numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from types import MappingProxyType
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.passes import (
-    Gradients,
-    Instead,
-    RefusedNodeError,
-    nodes_above,
-    reason_not_to_run,
-    run_backward,
-)
+from gradlens.graph.graph import Graph
+from gradlens.graph.passes import call, outputs_of
 from gradlens.graph.torch_private import output_metadata
-from gradlens.numerics.precision import accumulable, autocast_off
-from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE, LabelledEdge, Source
+from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE
 
 POISON = 1.375
-"""A factor that is no power of two: rows that it reaches belong to no sample."""
+"""A factor that is no power of two: what it reaches belongs to no sample."""
 
 EXPONENTS = 64
 """Exponents of two that are used as factors, of the 252 that float32 and bfloat16 have. The others
@@ -41,9 +30,6 @@ are left for the gradients themselves, between 1e-28 and 1e28."""
 
 HALF_EXPONENTS = 4
 """The same in float16, which has 30."""
-
-PROBES = 2
-"""Sums over each row that are compared; a chance power of two would have to occur in each."""
 
 NOT_EXACT = 1e-3
 """Relative differences that are allowed off a CPU, where kernels use atomics, and in float16, whose
@@ -53,205 +39,108 @@ HALF_SCALE = 2.0**6
 """A factor that keeps gradients in float16 between 6e-5 and 65504, as a ``GradScaler`` does."""
 
 
-class ReadLabels(NamedTuple):
-    """Labels ``[*S]`` by edges, and the reasons why nodes weren't run, by their numbers.
+def labels_below(
+    graph: Graph, number: int, output: int, labels: Tensor, samples: int
+) -> list[Tensor | None]:
+    """Labels of the elements of a node's inputs, from those of one of its outputs.
 
-    Labels are below the number of samples, or one of the negative constants. Rows without gradient
-    have ``NO_SAMPLE``, and those behind nodes that weren't run ``UNREADABLE``.
+    ``labels`` has as many axes as the output, some of length 1; elements with labels that aren't
+    below ``samples`` belong to none, as do those of ``NO_SAMPLE`` without gradient. An input that
+    gets no gradient has no labels. ``RefusedNodeError`` if the node can't be run without a trace,
+    ``RuntimeError`` if a backward pass has freed the graph.
     """
+    metadata = output_metadata(graph.nodes[number])[output]
+    shape = graph.shape((number, output))
+    where = {"device": metadata.device, "dtype": metadata.dtype}
+    start = (
+        _random(shape, metadata.dtype)
+        .to(**where)
+        .masked_fill((labels == NO_SAMPLE).to(metadata.device), 0)
+    )
 
-    labels: dict[LabelledEdge, Tensor]
-    refused: dict[int, str]
+    def handed_on(factors: Tensor | None) -> list[Tensor | None]:
+        gradients: list[Tensor | None] = [None] * outputs_of(graph, number)
+        gradients[output] = start if factors is None else start * factors.to(**where)
+        return [None if g is None else _real(g) for g in call(graph, number, gradients)]
+
+    with torch.no_grad():
+        plain = handed_on(None)
+        dtypes = {metadata.dtype, *(each.dtype for each in plain if each is not None)}
+        base = 2 * (HALF_EXPONENTS if torch.float16 in dtypes else EXPONENTS)
+        is_exact = metadata.device.type == "cpu" and torch.float16 not in dtypes
+        found: list[Tensor | None] = [None] * len(plain)
+        weight = 1
+        while weight == 1 or weight < samples:
+            scaled = handed_on(_factors(labels, samples, weight, base))
+            for place, (one, other) in enumerate(zip(plain, scaled, strict=True)):
+                if one is not None and other is not None:
+                    digits = _digits(one, other, base, 0.0 if is_exact else NOT_EXACT)
+                    before = found[place]
+                    found[place] = digits if before is None else _combined(before, digits, weight)
+            weight *= base
+    pairs = zip(found, graph.children[number], strict=True)
+    return [
+        each if each is None or edge is None else _of_elements(each, samples, graph.shape(edge))
+        for each, edge in pairs
+    ]
 
 
-def read_labels(
-    graph: Graph,
-    sources: Sequence[Source],
-    labelled: Sequence[LabelledEdge],
-    count: int,
-    instead: Instead = MappingProxyType({}),
-) -> ReadLabels:
-    """Labels of the rows at edges, from backward passes of gradlens's own.
+def _random(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    found = signed(shape, generator) * (HALF_SCALE if dtype == torch.float16 else 1)
+    return torch.complex(found, signed(shape, generator)) if dtype.is_complex else found
 
-    They compute something else ``instead`` of some nodes. Gradients of parameters stay as they are,
-    and those at the edges aren't kept. ``RuntimeError`` if a backward pass has freed the graph.
+
+def _real(gradient: Tensor) -> Tensor:
+    return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+
+
+def _factors(labels: Tensor, samples: int, weight: int, base: int) -> Tensor:
+    """``POISON``, or ±2^k by a digit of each label.
+
+    Exponents are on both sides of zero, so that gradients neither overflow nor vanish, but none is
+    zero itself: what doesn't scale, as after normalising gradients, has no label.
     """
-    refused: dict[int, str] = {}
-    while True:
-        behind = graph.below(e[0] for n in refused for e in graph.children[n] if e is not None)
-        readable = [each for each in labelled if each.edge[0] not in behind]
-        found = _not_to_run(graph, sources, readable) - refused.keys()
-        if not found:
-            try:
-                labels = _read(_Passes(graph, sources, readable, instead), count)
-                break
-            except RefusedNodeError as error:
-                refused[error.number] = str(error)
-        refused |= {number: reason_not_to_run(graph.nodes[number]) for number in found}
-    for each in labelled:
-        if each not in labels:
-            label = UNREADABLE if each.edge[0] in behind else NO_SAMPLE
-            labels[each] = torch.full(_rows(graph, each), label)
-    return ReadLabels(labels, refused)
-
-
-def _not_to_run(
-    graph: Graph, sources: Sequence[Source], labelled: Sequence[LabelledEdge]
-) -> set[int]:
-    """The nodes between sources and edges that can't be run without a trace."""
-    between = graph.below(source.edge[0] for source in sources)
-    between &= nodes_above(graph, {each.edge[0] for each in labelled})
-    return {number for number in between if reason_not_to_run(graph.nodes[number])}
-
-
-def _read(passes: _Passes, count: int) -> dict[LabelledEdge, Tensor]:
-    plain = passes.run(lambda source, gradient: gradient)
-    base = 2 * (HALF_EXPONENTS if passes.in_half else EXPONENTS)
-    labels: dict[LabelledEdge, Tensor] = {}
-    weight = 1
-    while weight == 1 or weight < count:
-        digit = partial(_times_digit, weight=weight, base=base)
-        for edge, sums in passes.run(digit).items():
-            found = _digits(plain[edge], sums, base, passes.tolerance)
-            before = labels.get(edge)
-            labels[edge] = found if before is None else _combined(before, found, weight)
-        weight *= base
-    return {edge: _below(count, each) for edge, each in labels.items()}
-
-
-def _rows(graph: Graph, labelled: LabelledEdge) -> list[int]:
-    """The shape of the rows at an edge."""
-    shape = graph.shape(labelled.edge)
-    return [length for axis, length in enumerate(shape) if axis not in labelled.features]
-
-
-def _below(count: int, labels: Tensor) -> Tensor:
-    """``MIXED`` for labels of no sample, which backward functions that aren't linear give."""
-    return labels.masked_fill(labels >= count, MIXED)
-
-
-def _combined(labels: Tensor, digits: Tensor, weight: int) -> Tensor:
-    mixed = (labels == MIXED) | (digits == MIXED)
-    nothing = (labels == NO_SAMPLE) | (digits == NO_SAMPLE)
-    unreadable = (labels == UNREADABLE) | (digits == UNREADABLE)
-    found = (labels + digits * weight).masked_fill(nothing, NO_SAMPLE).masked_fill(mixed, MIXED)
-    return found.masked_fill(unreadable, UNREADABLE)
-
-
-def _times_digit(source: Source, gradient: Tensor, weight: int, base: int) -> Tensor:
-    """In place: a gradient has as many elements as the outputs, such as those for each word."""
-    if source.labels is None:
-        return gradient.mul_(POISON)
-    labels = source.labels.to(gradient.device)
     digits = (labels // weight) % base
-    factors = _exponents(digits // 2, base).double().exp2() * (1 - 2 * (digits % 2))
-    return gradient.mul_(factors.masked_fill(labels == NO_SAMPLE, POISON).to(gradient.dtype))
+    exponents = digits // 2 - base // 4
+    exponents = exponents + (exponents >= 0)
+    factors = exponents.double().exp2() * (1 - 2 * (digits % 2))
+    return factors.masked_fill((labels < 0) | (labels >= samples), POISON)
 
 
-def _exponents(steps: Tensor, base: int) -> Tensor:
-    """Exponents on both sides of zero, so that gradients neither overflow nor vanish.
-
-    But not zero itself: a row that doesn't scale, as after normalising gradients, has no label.
-    """
-    exponents = steps - base // 4
-    return exponents + (exponents >= 0)
-
-
-def _digits(plain: Tensor, labelled: Tensor, base: int, tolerance: float) -> Tensor:
-    """Digits of rows ``[*S]`` from their sums ``[probes, *S]`` in both passes."""
-    ratio = labelled / plain
-    exponent = ratio[0].abs().log2().round()
-    factor = exponent.exp2().copysign(ratio[0])
-    exact = ((ratio / factor - 1).abs() <= tolerance).all(0)
-    digits = (exponent + base // 4 - (exponent > 0).to(exponent.dtype)) * 2 + (ratio[0] < 0)
+def _digits(plain: Tensor, scaled: Tensor, base: int, tolerance: float) -> Tensor:
+    """Digits of elements, from the gradients without factors and with them."""
+    ratio = scaled.double() / plain.double()
+    exponent = ratio.abs().log2().round()
+    exact = (ratio / exponent.exp2().copysign(ratio) - 1).abs() <= tolerance
+    digits = (exponent + base // 4 - (exponent > 0).to(exponent.dtype)) * 2 + (ratio < 0)
     known = exact & (exponent != 0) & (digits >= 0) & (digits < base)
-    smaller, larger = plain.abs().minimum(labelled.abs()), plain.abs().maximum(labelled.abs())
-    nothing = larger == 0
+    smaller, larger = plain.abs().minimum(scaled.abs()), plain.abs().maximum(scaled.abs())
     # Finite, and so large that the numbers that they are sums of haven't lost digits.
     limits = torch.finfo(plain.dtype)
     readable = (smaller > limits.tiny / limits.eps) & (larger < torch.inf)
-    found = digits.where(known, MIXED).long().masked_fill(~(readable | nothing).all(0), UNREADABLE)
-    return found.masked_fill(nothing.all(0), NO_SAMPLE)
+    found = digits.where(known, MIXED).long().masked_fill(~readable, UNREADABLE)
+    return found.masked_fill(larger == 0, NO_SAMPLE).cpu()
 
 
-def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
-    node = graph.nodes[edge[0]]
-    variable = getattr(node, "variable", None)
-    return output_metadata(node)[edge[1]].dtype if variable is None else variable.dtype
+def _combined(labels: Tensor, digits: Tensor, weight: int) -> Tensor:
+    """Labels by one more digit; what isn't known of one of them isn't known."""
+    return torch.where(
+        (labels < 0) | (digits < 0), labels.minimum(digits), labels + digits * weight
+    )
 
 
-def _device(graph: Graph, edge: Edge) -> torch.device:
-    device: torch.device = output_metadata(graph.nodes[edge[0]])[edge[1]].device
-    return device
+def _of_elements(labels: Tensor, samples: int, shape: Sequence[int]) -> Tensor:
+    """``MIXED`` for labels of no sample, which backward functions that aren't linear give.
 
-
-class _Passes:
-    """Backward passes from the same random gradient, with sums over the rows at labelled edges."""
-
-    def __init__(
-        self,
-        graph: Graph,
-        sources: Sequence[Source],
-        labelled: Sequence[LabelledEdge],
-        instead: Instead,
-    ) -> None:
-        self._graph = graph
-        self._sources = sources
-        self._instead = instead
-        reached = graph.below(source.edge[0] for source in sources)
-        reachable = [each for each in labelled if each.edge[0] in reached]
-        edges = [*(s.edge for s in sources), *(each.edge for each in reachable)]
-        self.in_half = any(_dtype(graph, edge) == torch.float16 for edge in edges)
-        on_cpu = all(_device(graph, source.edge).type == "cpu" for source in sources)
-        self.tolerance = 0.0 if on_cpu and not self.in_half else NOT_EXACT
-        self._weights: dict[tuple[int, torch.device], Tensor] = {}
-        self._by_node: dict[int, list[LabelledEdge]] = {}
-        for each in reachable:
-            self._by_node.setdefault(each.edge[0], []).append(each)
-
-    def run(self, change: Callable[[Source, Tensor], Tensor]) -> dict[LabelledEdge, Tensor]:
-        """Sums over the rows of each labelled edge, ``[probes, *S]``."""
-        sums: dict[LabelledEdge, Tensor] = {}
-
-        def take(number: int, gradients: Gradients) -> None:
-            for each in self._by_node[number]:
-                gradient = gradients[each.edge[1]]
-                if gradient is not None:
-                    sums[each] = self._sums(each, gradient)
-
-        generator = torch.Generator().manual_seed(0)
-        starts = [(s.edge, change(s, self._random(s.edge, generator))) for s in self._sources]
-        run_backward(self._graph, starts, self._by_node.keys(), take, self._instead)
-        return sums
-
-    def _sums(self, labelled: LabelledEdge, gradient: Tensor) -> Tensor:
-        # Sums of half the precision would lose the digits that they are compared by.
-        with torch.no_grad(), autocast_off(gradient):
-            dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
-            rows = labelled.rows(dense)
-            rows = torch.view_as_real(rows).flatten(-2) if rows.is_complex() else accumulable(rows)
-            if rows.shape[-1] == 1:
-                return rows.movedim(-1, 0).clone()
-            flat = rows.reshape(rows.shape[:-1].numel(), rows.shape[-1])
-            # Several times as fast on a CPU as flat @ weights.T, whose result is narrow.
-            return (self._random_weights(rows) @ flat.T).reshape(PROBES, *rows.shape[:-1])
-
-    def _random_weights(self, rows: Tensor) -> Tensor:
-        key = (rows.shape[-1], rows.device)
-        if key not in self._weights:
-            generator = torch.Generator().manual_seed(rows.shape[-1])
-            self._weights[key] = signed((PROBES, rows.shape[-1]), generator).to(rows.device)
-        return self._weights[key].to(rows.dtype)
-
-    def _random(self, edge: Edge, generator: torch.Generator) -> Tensor:
-        """A gradient without zeros, of an edge's shape and dtype; the same in each pass."""
-        metadata = output_metadata(self._graph.nodes[edge[0]])[edge[1]]
-        shape = self._graph.shape(edge)
-        rows, features = shape[:-1], shape[-1:]
-        first, second = signed(rows, generator), signed(features, generator)
-        second = second * HALF_SCALE if self.in_half else second
-        where = {"device": metadata.device, "dtype": metadata.dtype}
-        return first.to(**where)[..., None] * second.to(**where) if rows else second.to(**where)
+    The real and the imaginary part of a number have the same label, if both have one.
+    """
+    labels = labels.masked_fill(labels >= samples, MIXED)
+    if labels.dim() == len(shape):
+        return labels
+    one, other = labels.unbind(-1)
+    first, second = one.where(one != NO_SAMPLE, other), other.where(other != NO_SAMPLE, one)
+    return first.where(first == second, first.minimum(second).clamp(max=MIXED))
 
 
 def signed(shape: Sequence[int], generator: torch.Generator) -> Tensor:

@@ -1,16 +1,17 @@
-"""Which samples the structure of a graph says that its rows belong to, without any backward pass.
+"""Which sample each row of a graph belongs to: by the graph's structure.
 
 The labels at the loss's inputs are followed down the graph: through each node goes the axis that
 its kind hands on (``gradlens.graph.kinds``). Where a node puts tensors together, cuts them or
 selects entries by indices, the labels are put together, cut and selected in the same way, by what
-the node has saved. A node that may mix entries along an axis of different samples ends that, and so
-does any kind that isn't known, and a function in Python. Labels that follow hold for all graphs of
-the same structure and the same indices, whatever the other numbers are.
+the node has saved. Labels that follow hold for all graphs of the same structure and the same
+indices, whatever the other numbers are. A node of a kind that isn't known, and one that may mix
+entries of different samples, is asked itself (``gradlens.samples.powers_of_two``): what it hands on
+now tells, but it may hand on something else at another step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from math import prod
 from string import digits
 
@@ -18,19 +19,22 @@ import torch
 from torch import Tensor
 
 from gradlens.graph.graph import Edge, Graph, is_python_function
-from gradlens.graph.kinds import LEAF, AxisRule, Step, from_the_right, kind_of
-from gradlens.graph.torch_private import hands_gradients_on
+from gradlens.graph.kinds import COMPILED, HIDING, LEAF, AxisRule, Step, from_the_right, kind_of
+from gradlens.graph.passes import RefusedNodeError
+from gradlens.graph.torch_private import hands_gradients_on, output_metadata, saved
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.picks import MOST_LABELS, PICKING, PUTTING, Pick, Shape, at_places, unpicked
-from gradlens.samples.rows import MIXED, NO_SAMPLE, LabelledEdge, Source
+from gradlens.samples.powers_of_two import labels_below
+from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE, LabelledEdge, Source
 from gradlens.samples.selections import Selection, Selections
 
 
 class Structure:
-    """The samples of the elements at all edges below some sources, by the structure of the graph.
+    """The samples of the elements at all edges below some sources.
 
     Labels have as many axes as their edge's tensor; an axis of length 1 has the same labels for all
-    entries. Functions in Python that are ``elementwise`` don't move rows.
+    entries. Nodes that are ``alone`` compute with parameters alone, and functions in Python that
+    are ``elementwise`` don't move rows. ``refused`` are the reasons why nodes couldn't be asked.
     """
 
     def __init__(
@@ -38,19 +42,27 @@ class Structure:
         graph: Graph,
         sources: Sequence[Source],
         samples: int,
+        alone: Sequence[bool],
         elementwise: Set[int] = frozenset(),
     ) -> None:
-        self._graph = graph
+        self.graph = graph
+        self._alone = alone
         self._elementwise = elementwise
         self.samples = samples
+        self.refused: dict[int, str] = {}
+        self._asked: dict[Edge, list[Tensor | None]] = {}
         self._next = len(graph) - 1
         self._labels: dict[Edge, Tensor | None] = {}
+        self._rows: dict[LabelledEdge, Tensor] = {}
         self._incomplete: set[Edge] = set()
         self._selections = Selections(graph)
         for source in sources:
             labels = source.labels
-            # Rows of no sample have a label of their own, which no other row has.
-            labels = None if labels is None else labels.masked_fill(labels == NO_SAMPLE, samples)
+            if labels is not None:
+                # Rows of no sample have a label of their own, which no other row has.
+                labels = labels.masked_fill(labels == NO_SAMPLE, samples)
+            elif not prod(graph.shape(source.edge)):
+                continue  # it has no rows
             self._merge(source.edge, labels)
 
     @property
@@ -58,41 +70,81 @@ class Structure:
         """The indices that were read."""
         return self._selections.found
 
-    def rows(self, labelled: LabelledEdge) -> Tensor | None:
-        """Labels ``[*S]`` of the rows at an edge; ``None`` where the structure doesn't say them."""
-        shape = self._graph.shape(labelled.edge)
-        rows = [length for axis, length in enumerate(shape) if axis not in labelled.features]
-        found = self.labels(labelled.edge)
-        if found is None:
-            return None
-        if not prod(shape):
-            return torch.full(rows, NO_SAMPLE)
+    @property
+    def is_read(self) -> bool:
+        """Whether numbers or code of others decide, which may be others at later steps."""
+        return bool(self._asked or self._elementwise)
+
+    def last(self, edges: Iterable[LabelledEdge]) -> bool:
+        """Whether the labels at edges are those of all graphs with this structure and selections.
+
+        Where a node can't be asked, that doesn't change.
+        """
+        below = self.graph.below(child[0] for child in self._handed_on if child is not None)
+        return all(each.edge[0] not in below for each in edges)
+
+    @property
+    def _handed_on(self) -> list[Edge | None]:
+        asked = [number for number, _ in self._asked if number not in self.refused]
+        return [child for number in asked for child in self.graph.children[number]]
+
+    @property
+    def unreadable(self) -> set[LabelledEdge]:
+        """The edges with rows whose samples aren't known, of those that were looked at."""
+        return {edge for edge, rows in self._rows.items() if bool((rows == UNREADABLE).any())}
+
+    def are_apart(self, labelled: LabelledEdge) -> bool:
+        """Whether no row at an edge is of several samples, or unknown."""
+        return not bool((self._of_rows(labelled) < NO_SAMPLE).any())
+
+    def rows(self, labelled: LabelledEdge) -> Tensor:
+        """Labels ``[*S]`` of the rows at an edge: below N, or one of the negative constants."""
+        shape = self._shape_of_rows(labelled)
+        labels = self._of_rows(labelled).expand(shape).contiguous()
+        return labels.to(_device(self.graph, labelled))
+
+    def _of_rows(self, labelled: LabelledEdge) -> Tensor:
+        """The same, with an axis of length 1 where all rows have the same label."""
+        if labelled not in self._rows:
+            self._rows[labelled] = self._found(labelled)
+        return self._rows[labelled]
+
+    def _found(self, labelled: LabelledEdge) -> Tensor:
+        shape, found = self._shape_of_rows(labelled), self.labels(labelled.edge)
+        if found is None or not prod(self.graph.shape(labelled.edge)):
+            return torch.full([1] * len(shape), UNREADABLE if found is None else NO_SAMPLE)
         labels = labelled.rows(found)
         most = labels.amax(-1, keepdim=True)
         mixed = ((labels != NO_SAMPLE) & (labels != most)) | (labels >= self.samples)
-        return most[..., 0].masked_fill(mixed.any(-1), MIXED).expand(rows).contiguous()
+        rows = most[..., 0].masked_fill(mixed.any(-1), MIXED)
+        is_recurrent = kind_of(self.graph.kinds[labelled.edge[0]]).is_recurrent
+        return _of_sequences(self.graph, labelled, rows.expand(shape)) if is_recurrent else rows
+
+    def _shape_of_rows(self, labelled: LabelledEdge) -> list[int]:
+        shape = self.graph.shape(labelled.edge)
+        return [length for axis, length in enumerate(shape) if axis not in labelled.features]
 
     def labels(self, edge: Edge) -> Tensor | None:
         """Labels of the elements at an edge; ``NO_SAMPLE`` of those that no source depends on."""
         self._follow_to(edge[0])
         if edge in self._labels:
             return self._labels[edge]
-        return torch.full([1] * len(self._graph.shape(edge)), NO_SAMPLE)
+        return torch.full([1] * len(self.graph.shape(edge)), NO_SAMPLE)
 
     def _follow_to(self, number: int) -> None:
         """Follow the labels down to a node; what consumes a node has a larger number."""
         while self._next > number:
             node = self._next
-            outputs = [o for o in self._graph.outputs_of(node) if (node, o) in self._labels]
+            outputs = [o for o in self.graph.outputs_of(node) if (node, o) in self._labels]
             for output in outputs:
                 self._complete((node, output))
-            if self._graph.kinds[node] != LEAF:
-                for place, edge in enumerate(self._graph.children[node]):
+            if self.graph.kinds[node] != LEAF:
+                for place, edge in enumerate(self.graph.children[node]):
                     if edge is not None:
                         for output in outputs:
                             self._merge(edge, self._below(node, output, place))
             self._next -= 1
-        for output in self._graph.outputs_of(number):
+        for output in self.graph.outputs_of(number):
             self._complete((number, output))
 
     def _merge(self, edge: Edge, labels: Tensor | None) -> None:
@@ -134,20 +186,48 @@ class Structure:
 
     def _below(self, node: int, output: int, place: int) -> Tensor | None:
         """Labels of a node's input, from those of one of its outputs."""
+        found = self._by_kind(node, output, place)
+        edge = self.graph.children[node][place]
+        is_open = found is None and edge is not None and not self._alone[edge[0]]
+        return self._by_numbers(node, output)[place] if is_open else found
+
+    def _by_numbers(self, node: int, output: int) -> list[Tensor | None]:
+        """Labels of a node's inputs, from those of one of its outputs, by what it hands on."""
+        nothing: list[Tensor | None] = [None] * len(self.graph.children[node])
+        labels, kind = self._labels[node, output], self.graph.kinds[node]
+        if labels is None or kind in HIDING or kind == COMPILED or node in self.refused:
+            return nothing
+        if (node, output) not in self._asked:
+            self._asked[node, output] = nothing
+            try:
+                found = labels_below(self.graph, node, output, labels, self.samples + 1)
+                self._asked[node, output] = [self._as_own(each) for each in found]
+            except RefusedNodeError as reason:
+                self.refused[node] = str(reason)
+        return self._asked[node, output]
+
+    def _as_own(self, labels: Tensor | None) -> Tensor | None:
+        """Labels with the own one of mixed elements; ``None`` if some can't be read."""
+        if labels is None or bool((labels == UNREADABLE).any()):
+            return None
+        return compact(labels.masked_fill(labels == MIXED, self.samples + 1))
+
+    def _by_kind(self, node: int, output: int, place: int) -> Tensor | None:
+        """Labels of a node's input, from those of one of its outputs, by the node's kind."""
         labels = self._labels[node, output]
-        edge = self._graph.children[node][place]
+        edge = self.graph.children[node][place]
         assert edge is not None
         if labels is None:
             return None
-        above, below = self._graph.shape((node, output)), self._graph.shape(edge)
+        above, below = self.graph.shape((node, output)), self.graph.shape(edge)
         if self.samples == 1 or not prod(above) or not prod(below):
             only = 0 if self.samples == 1 else NO_SAMPLE
             return torch.full([1] * len(below), only)
-        if hands_gradients_on(self._graph.nodes[node]):
+        if hands_gradients_on(self.graph.nodes[node]):
             return labels if output == place else torch.full([1] * len(below), NO_SAMPLE)
-        name = self._graph.kinds[node].rstrip(digits).removesuffix("Backward")
+        name = self.graph.kinds[node].rstrip(digits).removesuffix("Backward")
         kind = kind_of(name)
-        if kind.axes is None and is_python_function(self._graph.nodes[node]):
+        if kind.axes is None and is_python_function(self.graph.nodes[node]):
             # It may do anything.
             return labels if node in self._elementwise and above == below else None
         if kind.axes is from_the_right and above == below:
@@ -222,15 +302,15 @@ def _fits(labels: Tensor, shape: Shape) -> bool:
 
 
 def _merged(one: Tensor, other: Tensor, mixed: int) -> Tensor | None:
-    """Labels by both of two ways; ``None`` if they contradict each other, or are too many."""
+    """Labels by both of two ways; ``None`` if they are too many."""
     if one.shape == other.shape and torch.equal(one, other):
         return one
     if prod(torch.broadcast_shapes(one.shape, other.shape)) > MOST_LABELS:
         return None
-    is_open, are_mixed = one == NO_SAMPLE, (one == mixed) | (other == mixed)
-    if bool((~is_open & (other != NO_SAMPLE) & (one != other) & ~are_mixed).any()):
-        return None
-    return torch.where(is_open, other, one).masked_fill(are_mixed, mixed)
+    are_open = (one == NO_SAMPLE) | (other == NO_SAMPLE)
+    return torch.where(are_open, one.maximum(other), one).masked_fill(
+        (one != other) & ~are_open, mixed
+    )
 
 
 def _joined(labels: Tensor, axes: Sequence[int], mixed: int | None = None) -> Tensor | None:
@@ -284,3 +364,32 @@ def _moved(
 
 _ADDING = frozenset({"Add", "Sub", "Rsub", "Expand", "Repeat"})
 """Kinds that add up the gradients of all entries that one of an input was repeated for."""
+
+
+def _of_sequences(graph: Graph, labelled: LabelledEdge, labels: Tensor) -> Tensor:
+    """The labels at a recurrent node, mixed where it computes with steps of several samples.
+
+    The gradients at its outputs have passed none of the steps yet.
+    """
+    number, output = labelled.edge
+    if output or labels.dim() < 2:
+        return labels
+    # What oneDNN computes with has steps first, whatever the layer was called with.
+    is_cudnn = graph.kinds[number].startswith("Cudnn")
+    is_first = is_cudnn and bool(saved(graph.nodes[number], "batch_first", False))
+    steps = labels.movedim(1, 0) if is_first else labels
+    first, known = steps.amax(0, keepdim=True), steps >= 0
+    mixed = (known & (steps != first)).any(0, keepdim=True).expand_as(steps)
+    steps = steps.masked_fill(mixed, MIXED)
+    return steps.movedim(0, 1) if is_first else steps
+
+
+def _device(graph: Graph, labelled: LabelledEdge) -> torch.device:
+    number, output = labelled.edge
+    node = graph.nodes[number]
+    device: torch.device = (
+        node.variable.device
+        if graph.kinds[number] == LEAF
+        else output_metadata(node)[output].device
+    )
+    return device

@@ -15,14 +15,11 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from gradlens.graph.graph import Edge, Graph, Link, Use
+from gradlens.graph.graph import Edge, Link, Use
 from gradlens.graph.kinds import HIDING, IN_PLACE, kind_of
 from gradlens.samples.batchnorm import uses_statistics
 from gradlens.samples.rows import NO_SAMPLE, LabelledEdge
-
-OPEN_NODES = 2
-"""Nodes with an input that may be data, or a parameter without edge, that are passed on a path
-before the first labels are read."""
+from gradlens.samples.structure import Structure
 
 MAX_CHAIN = 32
 """Nodes between a parameter and the one at which samples are apart; more are not followed."""
@@ -64,16 +61,15 @@ ROWS_OF_SEVERAL = (
 class Ways:
     """The paths of one parameter to the loss.
 
-    ``uses`` are nodes whose rows belong to one sample each, ``mixed`` those at which samples have
-    met already, for a ``reason`` if it is known, and ``unlabelled`` the edges that need labels.
-    ``beside`` means that the loss depends on the parameter beside the samples, as by a regulariser.
+    ``uses`` are nodes whose rows belong to one sample each, and ``mixed`` those at which samples
+    have met already, for a ``reason`` if it is known. ``beside`` means that the loss depends on the
+    parameter beside the samples, as by a regulariser.
     ``uses_of_met`` says that some of the uses are behind nodes at which samples have met, and
     ``is_cut`` that some path was too long to be followed to its end.
     """
 
     uses: list[Use] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
-    unlabelled: list[LabelledEdge] = field(default_factory=list)
     beside: bool = False
     reason: str = ""
     uses_of_met: bool = False
@@ -91,28 +87,25 @@ class _Step:
     node: int
     index: int | None = None
     chain: tuple[Link, ...] = ()
-    open_nodes: int = 0
     largest: int = 0
     met: int | None = None
 
 
 class Finder:
-    """Follows parameters through a graph to the nodes that use them, by the known labels."""
+    """Follows parameters through a graph to the nodes that use them, by the labels of rows."""
 
     def __init__(
         self,
-        graph: Graph,
+        labels: Structure,
         alone: Sequence[bool],
         sources: Collection[Edge],
-        samples: int,
         reads_data: Sequence[bool],
     ) -> None:
         """``reads_data`` is whether a node depends on the model's inputs, by number."""
-        self._graph = graph
+        graph = self._graph = labels.graph
+        self._labels = labels
         self._alone = alone
         self._reads_data = reads_data
-        self._samples = samples
-        self._apart: dict[LabelledEdge, bool] = {}
         self._futile: dict[int, int] = {}
         below = graph.below(edge[0] for edge in sources)
         self._above = set(range(len(graph))) - below
@@ -124,32 +117,27 @@ class Finder:
             if not any(uses_statistics(graph.nodes[number]) for number in inner)
         }
 
-    def all_ways(
-        self,
-        parameters: Mapping[str, Tensor],
-        labels: Mapping[LabelledEdge, Tensor] | None = None,
-    ) -> dict[str, Ways]:
-        """All paths of parameters; without ``labels``, the edges that need labels first.
+    def all_ways(self, parameters: Mapping[str, Tensor]) -> dict[str, Ways]:
+        """All paths of parameters.
 
         Those next to the loss come first, and what they have found to be futile isn't tried again.
         """
-        self._futile = {}
         leaves = self._graph.leaves
         numbers = {name: leaves[id(parameter)] for name, parameter in parameters.items()}
         first = sorted(numbers, key=lambda name: self._graph.consumers[numbers[name]], reverse=True)
-        found = {name: self._ways(numbers[name], labels) for name in first}
+        found = {name: self._ways(numbers[name]) for name in first}
         return {name: found[name] for name in parameters}
 
-    def _ways(self, leaf: int, labels: Mapping[LabelledEdge, Tensor] | None) -> Ways:
+    def _ways(self, leaf: int) -> Ways:
         found = Ways()
-        ruled = self._follow_in_ruled_calls(leaf, labels, found)
+        ruled = self._follow_in_ruled_calls(leaf, found)
         stack = [_Step(leaf)]
         passed = 0
         tried: dict[int, int] = {}
         while stack:
             step = stack.pop()
             passed += 1
-            if step.met is not None and labels is not None:
+            if step.met is not None:
                 if step.largest >= self._futile.get(step.node, math.inf):
                     found.mixed.append(step.met)
                     continue
@@ -161,7 +149,7 @@ class Finder:
                     found.beside |= step.met is None
                     found.mixed += [] if step.met is None else [step.met]
                     continue
-                following = self._follow(step, consumer, place, output, labels, found)
+                following = self._follow(step, consumer, place, output, found)
                 if following is not None:
                     stack.append(following)
             if found.mixed and passed > MIXED_NODES:
@@ -174,9 +162,7 @@ class Finder:
             self._futile |= tried
         return found
 
-    def _follow_in_ruled_calls(
-        self, leaf: int, labels: Mapping[LabelledEdge, Tensor] | None, found: Ways
-    ) -> set[int]:
+    def _follow_in_ruled_calls(self, leaf: int, found: Ways) -> set[int]:
         """Add the uses of a parameter by layers that have a rule; returns these calls' nodes."""
         calls = {call: dict(call.names) for call in self._ruled}
         names = {call.node: own[leaf] for call, own in calls.items() if leaf in own}
@@ -194,15 +180,11 @@ class Finder:
             waiting += new - names.keys()
         for node in sorted(reached & names.keys()):
             use = Use(node, 0, self._graph.shape((leaf, 0)), (), names[node])
-            edges = self.edges_at(use)
-            if labels is None or any(edge not in labels for edge in edges):
-                found.unlabelled += edges
-            elif self.labelled(use, labels):
+            if self.labelled(use):
                 found.uses.append(use)
-                continue
             else:
+                found.mixed.append(node)
                 found.reason = ROWS_OF_SEVERAL
-            found.mixed += [] if labels is None else [node]
         return inner
 
     def _follow(
@@ -211,7 +193,6 @@ class Finder:
         consumer: int,
         place: int,
         output: int,
-        labels: Mapping[LabelledEdge, Tensor] | None,
         found: Ways,
     ) -> _Step | None:
         """The next step of a path behind a consumer; ``None`` if it ends there."""
@@ -231,29 +212,16 @@ class Finder:
             consumer,
             place,
             chain,
-            step.open_nodes + 1,
             max(step.largest, self._elements(consumer) if grows else 0),
             consumer if step.met is None else step.met,
         )
-        if labels is None:
-            found.unlabelled += self.edges_at(use)
-            goes_on = step.open_nodes < OPEN_NODES and self._may_be_of_parameters(use)
-            return onward if goes_on else None
-        return self._judge(use, step, onward, labels, found)
+        return self._judge(use, step, onward, found)
 
-    def _judge(
-        self,
-        use: Use,
-        step: _Step,
-        onward: _Step,
-        labels: Mapping[LabelledEdge, Tensor],
-        found: Ways,
-    ) -> _Step | None:
-        affordable = self._samples * step.largest <= SHARED_WORK * self._elements(use.node)
-        worth = affordable or self._is_computed_weight(use)
-        if worth:
-            edges = self.labelled(use, labels)
-            if edges and step.largest and not self._is_shared(use, labels[edges[0]]):
+    def _judge(self, use: Use, step: _Step, onward: _Step, found: Ways) -> _Step | None:
+        affordable = self._labels.samples * step.largest <= SHARED_WORK * self._elements(use.node)
+        if affordable or self._is_computed_weight(use):
+            edges = self.labelled(use)
+            if edges and step.largest and not self._is_shared(use, self._labels.rows(edges[0])):
                 found.mixed.append(onward.met or use.node)
                 if self._graph.kinds[use.node] == IN_PLACE:
                     found.reason = CHANGED_IN_PLACE
@@ -262,7 +230,6 @@ class Finder:
                 found.uses.append(use)
                 found.uses_of_met |= step.met is not None
                 return None
-            found.unlabelled += [e for e in self._all_edges_at(use) if e not in labels]
         if len(use.chain) < MAX_CHAIN:
             return onward
         found.is_cut = True
@@ -296,24 +263,14 @@ class Finder:
         is_weight = use.index in kind_of(self._graph.kinds[use.node]).weights
         return is_weight and not any(self._reads_data[link.node] for link in use.chain)
 
-    def labelled(self, use: Use, labels: Mapping[LabelledEdge, Tensor]) -> list[LabelledEdge]:
+    def labelled(self, use: Use) -> list[LabelledEdge]:
         """The labelled edges above a use; none if samples have met there."""
-        for fine in (False, True):
-            edges = [edge for edge in self.edges_at(use, fine) if edge in labels]
-            if edges and all(self._are_apart(edge, labels[edge]) for edge in edges):
-                return edges
-        return []
-
-    def _are_apart(self, edge: LabelledEdge, labels: Tensor) -> bool:
-        """Whether no row at an edge is of several samples; compared once for all parameters."""
-        if edge not in self._apart:
-            self._apart[edge] = not bool((labels < NO_SAMPLE).any())
-        return self._apart[edge]
-
-    def _all_edges_at(self, use: Use) -> list[LabelledEdge]:
         small = self._elements(use.node) <= FINE_ELEMENTS
         fine = small and not kind_of(self._graph.kinds[use.node]).is_layer
-        return [*self.edges_at(use), *(self.edges_at(use, True) if fine else [])]
+        for edges in (self.edges_at(use), self.edges_at(use, True) if fine else []):
+            if edges and all(map(self._labels.are_apart, edges)):
+                return edges
+        return []
 
     def edges_at(self, use: Use, fine: bool = False) -> list[LabelledEdge]:
         """The edges above a node, one for each of its outputs that is used."""
@@ -335,17 +292,3 @@ class Finder:
 
     def _is_view(self, node: int) -> bool:
         return kind_of(self._graph.kinds[node]).is_view
-
-    def _may_be_of_parameters(self, use: Use) -> bool:
-        """Whether nothing but parameters enters a node by its edges, and it is no layer."""
-        if kind_of(self._graph.kinds[use.node]).is_layer:
-            return False
-        return all(self._is_of_parameters(edge) for edge in self._graph.children[use.node])
-
-    def _is_of_parameters(self, edge: Edge | None) -> bool:
-        if edge is None or self._alone[edge[0]]:
-            return True
-        return all(
-            self._is_of_parameters(below) if self._is_view(edge[0]) else False
-            for below in self._graph.children[edge[0]]
-        )
