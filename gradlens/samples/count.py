@@ -21,7 +21,7 @@ from gradlens.graph.kinds import LEAF, kind_of
 from gradlens.graph.torch_private import sequence_number
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.loss_terms import is_linear
-from gradlens.samples.model_inputs import counting_axes, lengths_of, rows_of
+from gradlens.samples.model_inputs import ModelInputs, counting_axes, lengths_of, rows_of
 from gradlens.samples.names import Names
 from gradlens.samples.rows import NO_SAMPLE, Source
 
@@ -236,18 +236,18 @@ def loss_rows(
     graph: Graph,
     alone: Sequence[bool],
     evidence: BatchEvidence,
-    is_one_axis: bool,
+    inputs: ModelInputs,
 ) -> LossRows:
     """The rows of the loss with their samples; ``UnavailableError`` if the reading isn't certain.
 
-    Nodes that are ``alone`` compute with parameters alone. ``is_one_axis`` says that no other axis
-    of the model's inputs has N entries.
+    Nodes that are ``alone`` compute with parameters alone, and ``inputs`` are what the model was
+    called with.
     """
     found: dict[Edge, Tensor | None] = {}
 
     def are_rows(edge: Edge) -> bool:
         found[edge] = _labels(graph.shape(edge), names.at(edge), reading)
-        places = _by_place(graph.shape(edge), reading) if is_one_axis else None
+        places = _by_place(graph.shape(edge), reading) if inputs.is_one_axis else None
         if found[edge] is None and places is not None and names.may_be_in_order(edge, places):
             found[edge] = places
         return found[edge] is not None
@@ -262,7 +262,8 @@ def loss_rows(
     unnamed = [e for e, each in labels.items() if each is None and not names.are_behind(e)]
     known, samples = [each for each in labels.values() if each is not None], reading.samples
     if not known or (unnamed and not reading.is_given):
-        raise UnavailableError(_not_followed(graph, unnamed or edges, names, reading))
+        reason = _not_followed(graph, unnamed or edges, names, reading, inputs.are_gone)
+        raise UnavailableError(reason)
     own = {sample for each in known for sample in each.unique().tolist()} - {NO_SAMPLE}
     as_many = [edge for edge in edges if graph.shape(edge)[:1] == (samples,)]
     if len(own) == 1 < samples and as_many:
@@ -349,14 +350,22 @@ def _check_left_out(
 
 
 def _not_followed(
-    graph: Graph, edges: Sequence[Edge], names: Names, reading: Reading, meet: bool = False
+    graph: Graph,
+    edges: Sequence[Edge],
+    names: Names,
+    reading: Reading,
+    are_gone: bool = False,
+    meet: bool = False,
 ) -> str:
-    """Why none of the loss's rows has a sample of its own; ``meet`` if samples meet there."""
+    """Why none of the loss's rows has a sample of its own; ``meet`` if samples meet there.
+
+    If the model's inputs ``are_gone``, they can be followed while a variable holds these.
+    """
     meeting = [edge for edge in edges if meet or names.meet_behind(edge)]
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
     reason = MEET if meeting else TWO_AXES if square else NOT_FOLLOWED
     shapes = " and ".join(str([*graph.shape(edge)]) for edge in (meeting or square or edges)[:2])
-    remedy = ONE_ROW_EACH if reading.is_given else PASS
+    remedy = HOLD if are_gone else ONE_ROW_EACH if reading.is_given else PASS
     reason += "" if reading.is_given or not meeting else OTHER_N
     return reason.format(
         shapes=shapes, samples=reading.samples, known_by=reading.known_by, remedy=remedy
@@ -364,6 +373,10 @@ def _not_followed(
 
 
 PASS = "pass the number of samples as batch_size=... to the context"
+HOLD = (
+    "hold what the model is called with in a variable until backward has run, as x = x.to(device) "
+    "does"
+)
 ONE_ROW_EACH = "compute the loss from a tensor with one row for each sample"
 NO_CALLS = (
     "no recorded call of the model has led to this loss, so that the number of samples isn't known "

@@ -100,6 +100,11 @@ class ModelInputs:
         return any(given.storage == storage for given, _ in self._of_samples)
 
     @property
+    def are_gone(self) -> bool:
+        """Whether some of them can't be compared any more, since no variable holds them."""
+        return any(given.reference() is None for call in self.calls for given in call.inputs)
+
+    @property
     def is_one_axis(self) -> bool:
         """Whether no other axis of what the model was called with may have N entries, too."""
         given = [given for call in self.calls for given in call.inputs]
@@ -146,7 +151,7 @@ class ModelInputs:
             rows_of = None if found is None else found.reshape(rows, -1)
             if rows_of is not None and bool((rows_of == rows_of[:, :1]).all()):
                 return Named(rows_of[:, 0])
-        if any(given.reference() is None for call in self.calls for given in call.inputs):
+        if self.are_gone:
             return None  # it may be the one that was read
         for given, own in self._of_samples:
             whole = self._whole_rows(read, given, own, rows)

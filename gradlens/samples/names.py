@@ -29,7 +29,6 @@ from gradlens.samples.picks import (
     PUTTING,
     Shape,
     at_places,
-    keeps_rows,
     unpicked,
 )
 from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE
@@ -82,7 +81,7 @@ class Names:
                     self._names[edge] = names
                 if edge in returned and (
                     self.may_be_in_order(edge, returned[edge])
-                    or (self._may_meet(edge) and self._rows_are_kept(edge))
+                    or (self._may_meet(edge) and self._rows_are_kept(edge, returned[edge]))
                 ):
                     self._names[edge] = returned[edge]
                     self.by_order = True
@@ -130,26 +129,47 @@ class Names:
             return not bool(contradict.any()) and self._are_put(edge)
         if not bool((names == UNREADABLE).any()) and self.are_behind(edge):
             return False
-        return self._rows_are_kept(edge)
+        return self._rows_are_kept(edge, places)
 
-    def _rows_are_kept(self, edge: Edge) -> bool:
-        """Whether no rows are selected on the way to a tensor that has as many."""
-        rows = self._graph.shape(edge)[:1]
+    def _rows_are_kept(self, edge: Edge, places: Tensor) -> bool:
+        """Whether no rows are selected on the way to a tensor that has as many, or reordered.
+
+        Where inputs are recognised, the names of reordered rows are known.
+        """
         visited: set[Edge] = set()
-        waiting = [edge]
+        waiting = [(edge, places)]
         while waiting:
-            above = waiting.pop()
+            above, names = waiting.pop()
             if above in visited:
                 continue
             visited.add(above)
-            for below in self._graph.descend(above):
-                if self._alone[below[0]]:
-                    continue
-                has_rows = self._graph.shape(below)[:1] == rows
-                if self._selects(above, below) and not (has_rows and self._keeps_rows(above)):
-                    return False
-                waiting += [below] if has_rows else []
+            for place, below in enumerate(self._graph.children[above[0]]):
+                if below is not None and not self._alone[below[0]]:
+                    is_kept, own = self._kept_from(above, names, place, below)
+                    if not is_kept:
+                        return False
+                    waiting += [] if own is None else [(below, own)]
         return True
+
+    def _kept_from(
+        self, above: Edge, names: Tensor, place: int, below: Edge
+    ) -> tuple[bool, Tensor | None]:
+        """Whether a node keeps the rows of an input, and the places of these if it has as many."""
+        shape, axis = self._graph.shape(below), _axis_of(names)
+        if axis is None:
+            return True, None
+        numbers = names.flatten()
+        is_kept, own = not self._selects(above, below), None
+        for each in (n for n, length in enumerate(shape) if length == len(numbers)):
+            along = numbers.reshape([-1 if n == each else 1 for n in range(len(shape))])
+            found = self._through(*above, place, below, along)
+            if found is not None and found.shape == names.shape and bool((found >= 0).all()):
+                if torch.equal(found, names):
+                    return True, along
+                is_kept = is_kept and self._are_exact
+            elif each == axis:
+                own = along
+        return is_kept, own
 
     def _are_put(self, edge: Edge) -> bool:
         """Whether a tensor has its rows from one that some rows were put into."""
@@ -182,24 +202,18 @@ class Names:
         changed = shapes[0][:1] != shapes[1][:1] or len(shapes[1]) > len(shapes[0])
         return changed and kind_of(self._graph.kinds[above[0]]).selects
 
-    def _keeps_rows(self, above: Edge) -> bool:
-        number, output = above
-        edge = self._graph.children[number][0]
-        if not self._graph.kinds[number].startswith("IndexBackward") or edge is None:
-            return False
-        try:
-            return keeps_rows(self._selections.between(number, output, edge, 0))
-        except UnavailableError:
-            return False
-
     def _may_meet(self, edge: Edge) -> bool:
         """Whether rows that have no names may be of a sample each, since samples meet behind them.
 
         The labels at known rows tell.
         """
-        exact = any(not each.by_order for each in self.known.values())
         unnamed = not bool((self.at(edge) >= 0).any()) and not self._are_shuffled
-        return exact and unnamed and len(self._graph.shape(edge)) > 1
+        return self._are_exact and unnamed and len(self._graph.shape(edge)) > 1
+
+    @property
+    def _are_exact(self) -> bool:
+        """Whether some rows are known to be those of the model's inputs."""
+        return any(not each.by_order for each in self.known.values())
 
     def are_behind(self, edge: Edge) -> bool:
         """Whether there are names at an edge, or behind it."""
@@ -348,3 +362,8 @@ def _together(one: Tensor, other: Tensor) -> Tensor:
     several = (one != NO_SAMPLE) & (other != NO_SAMPLE) & (one != other)
     found = torch.where(one == NO_SAMPLE, other, one).masked_fill(several, MIXED)
     return found.masked_fill((one == UNREADABLE) | (other == UNREADABLE), UNREADABLE)
+
+
+def _axis_of(names: Tensor) -> int | None:
+    """The axis along which there are several names."""
+    return next((axis for axis, length in enumerate(names.shape) if length > 1), None)

@@ -296,11 +296,6 @@ class _Indices:
         """The axes along which entries are picked: first those whose index counts from 0 on."""
         return tuple(sorted(self._places, key=lambda axis: not self._counts(axis)))
 
-    @property
-    def are_rows_in_order(self) -> bool:
-        """Whether the first axis is whole, or its index counts from 0 on."""
-        return 0 not in self._places or self._counts(0)
-
     def _counts(self, axis: int) -> bool:
         index = self._given[self._places[axis][0]]
         assert index is not None
@@ -346,11 +341,6 @@ def _index(of: Between) -> Pick:
         return indices.select(x, of.below)
 
     return Pick(apply, indices.axes, indices.kept(len(of.below)), apart=True)
-
-
-def keeps_rows(of: Between) -> bool:
-    """Whether ``x[rows, places]`` has the rows of the first axis in their order, each once."""
-    return _Indices(of).are_rows_in_order
 
 
 def _masked_select(of: Between) -> Pick:

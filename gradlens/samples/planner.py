@@ -287,7 +287,7 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
 def _attempt(loss: _LossGraph, reading: Reading) -> _Attempt:
     """The plan for a reading; ``UnavailableError`` if the graph contradicts it."""
     inputs = loss.model_inputs(reading)
-    known = loss.graph, loss.alone, loss.evidence, inputs.is_one_axis
+    known = loss.graph, loss.alone, loss.evidence, inputs
     names = loss.names(reading)
     rows = loss_rows(names, reading, *known)
     if not rows.are_known:

@@ -12,11 +12,13 @@ one digit of their numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, log2
 
 import torch
 from torch import Tensor
 
-from gradlens.graph.graph import Graph
+from gradlens.graph.graph import Edge, Graph
+from gradlens.graph.kinds import LEAF
 from gradlens.graph.passes import call, outputs_of
 from gradlens.graph.torch_private import output_metadata
 from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE
@@ -30,6 +32,10 @@ are left for the gradients themselves, between 1e-28 and 1e28."""
 
 HALF_EXPONENTS = 4
 """The same in float16, which has 30."""
+
+DIGITS = 46
+"""Binary digits by which a power of two has to be exact, in as many probes with other gradients as
+that takes: where samples meet, each digit is right by chance in one of two."""
 
 NOT_EXACT = 1e-3
 """Relative differences that are allowed off a CPU, where kernels use atomics, and in float16, whose
@@ -49,46 +55,85 @@ def labels_below(
     gets no gradient has no labels. ``RefusedNodeError`` if the node can't be run without a trace,
     ``RuntimeError`` if a backward pass has freed the graph.
     """
-    metadata = output_metadata(graph.nodes[number])[output]
-    shape = graph.shape((number, output))
-    where = {"device": metadata.device, "dtype": metadata.dtype}
-    start = (
-        _random(shape, metadata.dtype)
-        .to(**where)
-        .masked_fill((labels == NO_SAMPLE).to(metadata.device), 0)
-    )
-
-    def handed_on(factors: Tensor | None) -> list[Tensor | None]:
-        gradients: list[Tensor | None] = [None] * outputs_of(graph, number)
-        gradients[output] = start if factors is None else start * factors.to(**where)
-        return [None if g is None else _real(g) for g in call(graph, number, gradients)]
-
+    edges = graph.children[number]
+    dtypes = [_dtype(graph, e) for e in ((number, output), *edges) if e is not None]
+    is_half = torch.float16 in dtypes
+    base = 2 * (HALF_EXPONENTS if is_half else EXPONENTS)
+    is_exact = not is_half and output_metadata(graph.nodes[number])[output].device.type == "cpu"
+    tolerance = 0.0 if is_exact else NOT_EXACT
+    coarsest = max(tolerance, *(torch.finfo(dtype).eps for dtype in dtypes))
+    generator = torch.Generator().manual_seed(0)
+    found: list[Tensor | None] = [None] * len(edges)
     with torch.no_grad():
-        plain = handed_on(None)
-        dtypes = {metadata.dtype, *(each.dtype for each in plain if each is not None)}
-        base = 2 * (HALF_EXPONENTS if torch.float16 in dtypes else EXPONENTS)
-        is_exact = metadata.device.type == "cpu" and torch.float16 not in dtypes
-        found: list[Tensor | None] = [None] * len(plain)
-        weight = 1
-        while weight == 1 or weight < samples:
-            scaled = handed_on(_factors(labels, samples, weight, base))
-            for place, (one, other) in enumerate(zip(plain, scaled, strict=True)):
-                if one is not None and other is not None:
-                    digits = _digits(one, other, base, 0.0 if is_exact else NOT_EXACT)
-                    before = found[place]
-                    found[place] = digits if before is None else _combined(before, digits, weight)
-            weight *= base
-    pairs = zip(found, graph.children[number], strict=True)
+        for _ in range(ceil(DIGITS / -log2(coarsest))):
+            start = _random(graph, number, output, generator)
+            start = start.masked_fill((labels == NO_SAMPLE).to(start.device), 0)
+            probed = _probed(graph, number, output, start, labels, samples, base, tolerance)
+            found = [*map(_agreed, found, probed)]
+    pairs = zip(found, edges, strict=True)
     return [
         each if each is None or edge is None else _of_elements(each, samples, graph.shape(edge))
         for each, edge in pairs
     ]
 
 
-def _random(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    found = signed(shape, generator) * (HALF_SCALE if dtype == torch.float16 else 1)
-    return torch.complex(found, signed(shape, generator)) if dtype.is_complex else found
+def _probed(
+    graph: Graph,
+    number: int,
+    output: int,
+    start: Tensor,
+    labels: Tensor,
+    samples: int,
+    base: int,
+    tolerance: float,
+) -> list[Tensor | None]:
+    """The same, from one random gradient; complex numbers have two labels, as real ones."""
+
+    def handed_on(gradient: Tensor) -> list[Tensor | None]:
+        gradients: list[Tensor | None] = [None] * outputs_of(graph, number)
+        gradients[output] = gradient
+        return [None if each is None else _real(each) for each in call(graph, number, gradients)]
+
+    plain = handed_on(start)
+    found: list[Tensor | None] = [None] * len(plain)
+    weight = 1
+    while weight == 1 or weight < samples:
+        factors = _factors(labels, samples, weight, base)
+        scaled = handed_on(start * factors.to(start.device, start.dtype))
+        for place, (one, other) in enumerate(zip(plain, scaled, strict=True)):
+            if one is not None and other is not None:
+                digits = _digits(one, other, base, tolerance)
+                before = found[place]
+                found[place] = digits if before is None else _combined(before, digits, weight)
+        weight *= base
+    return found
+
+
+def _agreed(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Labels by two probes, in each of which some gradients may cancel out, or nearly so."""
+    if one is None or other is None:
+        return other if one is None else one
+    lower, upper = one.minimum(other), one.maximum(other)
+    is_open = (lower == NO_SAMPLE) | ((lower == UNREADABLE) & (upper != NO_SAMPLE))
+    return torch.where(is_open, upper, lower).masked_fill((lower >= 0) & (one != other), MIXED)
+
+
+def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
+    node = graph.nodes[edge[0]]
+    found: torch.dtype = (
+        node.variable.dtype
+        if graph.kinds[edge[0]] == LEAF
+        else output_metadata(node)[edge[1]].dtype
+    )
+    return found
+
+
+def _random(graph: Graph, number: int, output: int, generator: torch.Generator) -> Tensor:
+    metadata, shape = output_metadata(graph.nodes[number])[output], graph.shape((number, output))
+    found = signed(shape, generator) * (HALF_SCALE if metadata.dtype == torch.float16 else 1)
+    if metadata.dtype.is_complex:
+        found = torch.complex(found, signed(shape, generator))
+    return found.to(metadata.device, metadata.dtype)
 
 
 def _real(gradient: Tensor) -> Tensor:
@@ -138,9 +183,9 @@ def _of_elements(labels: Tensor, samples: int, shape: Sequence[int]) -> Tensor:
     labels = labels.masked_fill(labels >= samples, MIXED)
     if labels.dim() == len(shape):
         return labels
-    one, other = labels.unbind(-1)
-    first, second = one.where(one != NO_SAMPLE, other), other.where(other != NO_SAMPLE, one)
-    return first.where(first == second, first.minimum(second).clamp(max=MIXED))
+    found = _agreed(*labels.unbind(-1))
+    assert found is not None
+    return found
 
 
 def signed(shape: Sequence[int], generator: torch.Generator) -> Tensor:

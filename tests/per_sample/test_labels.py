@@ -1,4 +1,4 @@
-"""Labels by powers of two: exact in each precision, for any number of samples, without a trace."""
+"""Labels leave no trace, and belong to the samples of this step."""
 
 from __future__ import annotations
 
@@ -6,73 +6,14 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import gradlens
 from gradlens import Cockpit, quantities
-from gradlens.graph.graph import Graph
-from gradlens.samples.powers_of_two import read_labels
-from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE, LabelledEdge, Source
 from tests.cases.references import per_sample_gradients_of_losses
 
-PRECISIONS = [torch.float64, torch.float32, torch.bfloat16]
 
-
-def labels_at_first_layer(losses: Tensor, samples: int) -> Tensor:
-    """The label of each row of the lowest node with rows of its own."""
-    graph = Graph(losses)
-    lowest = next(n for n, kind in enumerate(graph.kinds) if kind == "AddmmBackward0")
-    watched = LabelledEdge((lowest, 0), (1,))
-    source = Source(graph.root, torch.arange(samples))
-    return read_labels(graph, [source], [watched], samples).labels[watched]
-
-
-def perceptron(dtype: torch.dtype) -> nn.Sequential:
-    torch.manual_seed(0)
-    layers = (nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 3))
-    return nn.Sequential(*layers).to(dtype)
-
-
-@pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("samples", [1, 2, 128, 129, 1000])
-def test_rows_of_any_number_of_samples(samples: int, dtype: torch.dtype) -> None:
-    """More samples than there are factors take several passes."""
-    model, order = perceptron(dtype), torch.randperm(samples)
-    outputs = model(torch.randn(samples, 6, dtype=dtype))[order]
-    labels = labels_at_first_layer(outputs.square().sum(1), samples)
-    assert torch.equal(labels[order], torch.arange(samples))
-
-
-def test_rows_in_half_precision() -> None:
-    model = perceptron(torch.float16)
-    outputs = model(torch.randn(40, 6, dtype=torch.float16))
-    labels = labels_at_first_layer(outputs.square().sum(1), 40)
-    assert torch.equal(labels, torch.arange(40))
-
-
-@pytest.mark.parametrize("dtype", PRECISIONS)
-def test_where_samples_meet(dtype: torch.dtype) -> None:
-    model, inputs = perceptron(dtype), torch.randn(5, 6, dtype=dtype)
-    outputs = model(inputs)
-    coupled = outputs - outputs.mean(0)
-    labels = labels_at_first_layer(coupled.square().sum(1), 5)
-    assert labels.tolist() == [MIXED] * 5
-
-
-def test_two_samples_that_share_a_row() -> None:
-    outputs = perceptron(torch.float64)(torch.randn(4, 6, dtype=torch.float64))
-    losses = outputs[[0, 1, 2, 2]].square().sum(1)
-    assert labels_at_first_layer(losses, 4).tolist() == [0, 1, MIXED, NO_SAMPLE]
-
-
-def test_numbers_that_are_not_finite() -> None:
-    inputs = torch.randn(3, 6, dtype=torch.float64)
-    inputs[1] = torch.nan
-    losses = perceptron(torch.float64)(inputs).square().sum(1)
-    assert labels_at_first_layer(losses, 3).tolist() == [0, UNREADABLE, 2]
-
-
-def test_labelled_passes_leave_no_trace() -> None:
+def test_labels_leave_no_trace() -> None:
     model = nn.Sequential(
         nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Dropout(), nn.Linear(12, 3)
     )

@@ -25,7 +25,7 @@ UNCERTAIN = (
     "permutation by a sparse product", "largest of the batch",
     "graphs by block-diagonal matrices", "packed texts", "hinge between neighbours",
 )  # fmt: skip
-"""Routes after which nothing says whose rows the loss is computed from, or N isn't certain, or samples meet."""
+"""Routes after which nothing says whose rows the loss is computed from, or samples meet."""
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
