@@ -58,10 +58,10 @@ from gradlens.curvature.probed_model import ProbedModels
 from gradlens.diagnosis.diagnose import diagnose
 from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.facts.recorder import FactRecorder
-from gradlens.fully_shard.gathering import sharding_of
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.data_parallel import replicas_of
+from gradlens.graph.fully_shard import sharding_of
 from gradlens.graph.loss import LossReduction
 from gradlens.graph.model_calls import ModelOutputs
 from gradlens.graph.uncompiled import EagerCalls

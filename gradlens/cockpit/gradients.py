@@ -131,7 +131,7 @@ class StepGradients:
             # Unsharded parameters exist from the first forward pass on, which may be over only now.
             self._reducer.start(self._setting.leaves)
             begin(tensor)
-        if self._gradients.labelled:
+        if self._gradients.planned:
             self.labelling_seconds += time.perf_counter() - start
 
     def _refuse_all(self, reason: str) -> None:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from gradlens.fully_shard.gathering import Sharding
 from gradlens.gradients.gradients import Setting
 from gradlens.graph.data_parallel import Replica
+from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.hooks import takes_hooks
 from gradlens.graph.torch_private import uncompiled
 from gradlens.numerics.shards import is_distributed

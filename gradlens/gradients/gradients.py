@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradlens.fully_shard.gathering import Sharding
 from gradlens.gradients.collect import BackwardPass, Collector
 from gradlens.gradients.loss_factor import TIMES_ZERO, loss_scale
 from gradlens.gradients.losses import GraphLosses
 from gradlens.graph.data_parallel import Replica
+from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import LEAF, SYNCHRONISED, Node
+from gradlens.graph.kinds import LEAF, SYNCHRONISED
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.graph.model_calls import Given, ModelCall, calls_behind
 from gradlens.graph.torch_private import BatchNorm, without_exchange
@@ -71,31 +71,21 @@ class Setting:
         """Names of parameters by the ``id`` of their leaves."""
         return {id(leaf): name for name, leaf in self.leaves.items()}
 
-    def prepare(self) -> Callable[[Node], None]:
-        """What is called with a node before gradlens runs it; it gathers sharded parameters."""
-        return _nothing if self.sharding is None else self.sharding.prepare()
-
     @contextmanager
     def own_passes(self) -> Iterator[None]:
         """A context for backward passes of gradlens's own."""
         with ExitStack() as stack:
-            if self.sharding is not None:
-                stack.enter_context(self.sharding.own_passes())
             for each in self.replicas:
                 stack.enter_context(without_exchange(each))
             yield
-
-
-def _nothing(node: Node) -> None:
-    """Most nodes need no preparation."""
 
 
 class Gradients:
     """Per-sample gradients of the backward pass of one loss.
 
     They are in ``collector`` as soon as backward has passed the nodes that parameters are used in.
-    ``labelled`` is whether that took labelled passes through the graph. With ``needs_losses``, the
-    losses of single samples are found, too.
+    ``planned`` is whether that took a new plan. With ``needs_losses``, the losses of single samples
+    are found, too.
     """
 
     def __init__(
@@ -105,7 +95,7 @@ class Gradients:
         self.batch = Batch(loss_reduction=setting.loss_reduction, factor=loss_scale(info))
         self.coupling: frozenset[str] = frozenset()
         self.beside: tuple[str, ...] = ()
-        self.labelled = False
+        self.planned = False
         self.closed = False
         self._setting = setting
         self._info = info
@@ -138,15 +128,14 @@ class Gradients:
         if not loss.requires_grad:
             self.collector.refuse_all(setting.parameters, NO_GRAPH)
             return
-        graph, leaves = Graph(loss, prepare=setting.prepare()), setting.leaves
+        graph, leaves = Graph(loss), setting.leaves
         if not any(leaf in graph for leaf in leaves.values()):
             self.collector.refuse_all(setting.parameters, OF_OTHERS)
             return
-        impossible = _no_passes(setting, graph)
-        if impossible:
-            self.collector.refuse_all(setting.parameters, impossible)
+        if _is_divided(graph):
+            self.collector.refuse_all(setting.parameters, DISTRIBUTED)
             return
-        plan, self.labelled = find_plan(setting, graph, self._info, self._needs_losses)
+        plan, self.planned = find_plan(setting, graph, self._info, self._needs_losses)
         self._take_in(graph, plan)
         if self._needs_losses:
             self._losses = GraphLosses(graph, plan, loss)
@@ -246,8 +235,8 @@ def samples_of_losses(setting: Setting, loss: Tensor, info: Mapping[str, Any]) -
     """
     if not loss.requires_grad:
         return None
-    graph = Graph(loss, prepare=setting.prepare())
-    if _no_passes(setting, graph):
+    graph = Graph(loss)
+    if _is_divided(graph):
         return None
     plan, _ = find_plan(setting, graph, info, needs_losses=True)
     if len(plan.terms) != 1:
@@ -274,10 +263,10 @@ def sample_axes(
     """
     if not loss.requires_grad:
         return {}
-    graph = Graph(loss, prepare=setting.prepare())
+    graph = Graph(loss)
     inside = graph.by_sequence_number
     edges = {(inside[each[0]], each[1]): each for each in made if each[0] in inside}
-    if not edges or _no_passes(setting, graph):
+    if not edges or _is_divided(graph):
         return {}
     with setting.own_passes():
         plan, _ = find_plan(setting, graph, info, False, tuple(sorted(edges)))
@@ -293,12 +282,9 @@ def sample_axes(
     return found
 
 
-def _no_passes(setting: Setting, graph: Graph) -> str:
-    """Why no process may run passes of its own through the graph; empty if each may."""
-    if any(is_distributed(graph.nodes[number].variable) for number in graph.leaves.values()):
-        return DISTRIBUTED
-    unsupported = "" if setting.sharding is None else setting.sharding.unsupported()
-    return unsupported and SHARDED.format(reason=unsupported)
+def _is_divided(graph: Graph) -> bool:
+    """Whether layers compute with tensors that are divided among processes."""
+    return any(is_distributed(graph.nodes[number].variable) for number in graph.leaves.values())
 
 
 def evidence_of(
@@ -415,7 +401,6 @@ DISTRIBUTED = (
     "the layers of the network compute with tensors that are divided among processes (tensor "
     "parallelism), where a backward pass of each process's own isn't possible"
 )
-SHARDED = "no process can gather the parameters for a backward pass of its own: {reason}"
 OF_OTHERS = (
     "the loss depends on none of the tracked parameters, or in a way that autograd doesn't follow: "
     "was it computed by another model or a copy, or were the parameters frozen or replaced since?"

@@ -9,11 +9,11 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
-from gradlens.fully_shard.gathering import sharding_of
 from gradlens.gradients.gradients import Gradients, Setting
 from gradlens.gradients.loss_factor import LossFactor
 from gradlens.gradients.reduce import Reducer
 from gradlens.graph.data_parallel import replicas_of
+from gradlens.graph.fully_shard import sharding_of
 from gradlens.graph.hooks import NO_MODULE
 from gradlens.graph.loss import Batch, LossReduction
 from gradlens.graph.model_calls import forget_calls, keep_calls

@@ -21,6 +21,7 @@ from gradlens.graph.torch_private import (
     is_saved_elsewhere,
     recomputation_key,
     saved,
+    saved_where_they_are,
     stored_tensors,
 )
 from gradlens.numerics.unavailable import UnavailableError
@@ -36,6 +37,9 @@ def recomputing() -> AbstractContextManager[Any]:
 
 def why_not_to_read(node: Node) -> str:
     """Why what a node has saved can't be read now; empty if it can."""
+    here = saved_where_they_are(node)
+    if any(each.numel() and not each.untyped_storage().size() for each in here):
+        return SHARDED
     if not is_saved_elsewhere(node):
         return ""
     key = recomputation_key()
@@ -84,6 +88,7 @@ STORED_BY_HOOKS = (
     "hooks of torch.autograd.graph.saved_tensors_hooks store what it needs, and gradlens doesn't "
     "call hooks of others: leave its layer out of their context"
 )
+SHARDED = "fully_shard has freed the parameters that it needs until the layer's own backward pass"
 CHECKPOINTED = (
     "an activation checkpoint would have to be recomputed once more for it: leave its layer out of "
     "the checkpoint"

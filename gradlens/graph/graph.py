@@ -71,17 +71,10 @@ class Graph:
     that a node consumes, with ``None`` for inputs that need no gradient, and ``consumers`` are
     ``(consumer, number of its input, number of the output consumed)``. Graphs with the same ``key``
     have the same operations, shapes, integers and edges: only numbers in tensors differ.
-    ``prepare`` is called with a node before gradlens itself runs it. The nodes behind further
-    tensors may be there, too.
+    The nodes behind further tensors may be there, too.
     """
 
-    def __init__(
-        self,
-        tensor: Tensor,
-        *others: Tensor,
-        prepare: Callable[[Node], None] = lambda node: None,
-    ) -> None:
-        self.prepare = prepare
+    def __init__(self, tensor: Tensor, *others: Tensor) -> None:
         self.nodes: list[Node] = []
         self.kinds: list[str] = []
         self.children: list[tuple[Edge | None, ...]] = []

@@ -182,7 +182,6 @@ def call(
     reason = reason_not_to_run(node)
     if reason:
         raise RefusedNodeError(number, reason)
-    graph.prepare(node)
     given = [
         gradient if gradient is None else gradient.to(metadata.dtype)
         for gradient, metadata in zip(gradients, output_metadata(node), strict=True)

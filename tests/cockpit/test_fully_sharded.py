@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import gradlens
-from gradlens.fully_shard.torch_private import IS_KNOWN
+from gradlens.graph.fully_shard import IS_KNOWN
 from gradlens.quantities import (
     Distance,
     EarlyStopping,
@@ -191,8 +191,7 @@ CASES = {
     "half precision": Case(lambda m: each_block(m, mp_policy=HALF), rtol=0.2),
     "unequal shares": Case(each_block, shares=((5, 3),)),
     "shares that change": Case(each_block, shares=((4, 4), (4, 2), (5, 3))),
-    # At the third step of a structure, no labelled passes are due: one process alone has some.
-    "passes of one process": Case(each_block, shares=((4, 4), (4, 4), (4, 3))),
+    "a plan of one process": Case(each_block, shares=((4, 4), (4, 4), (4, 3))),
     "tied": Case(each_block, lambda: Network(tied=True)),
     "frozen": Case(each_block, frozen_network),
     "micro-batches": Case(each_block, micro=2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import importlib
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -680,6 +681,7 @@ def test_compiled_calls_can_be_replaced() -> None:
 
 @pytest.mark.slow
 def test_backward_passes_that_are_not_compiled() -> None:
+    importlib.import_module("torch._dynamo")
     assert private.compiler_is_imported()
     autograd: Any = torch._dynamo.compiled_autograd
     with autograd._enable(torch.compile(backend="eager")):
@@ -699,7 +701,7 @@ def test_backward_passes_that_are_not_compiled() -> None:
 # The package ------------------------------------------------------------------------------------
 
 PACKAGE = Path(gradlens.__file__).parent
-PRIVATE = ("torch_private.py", "fsdp_private.py")
+PRIVATE = ("torch_private.py", "fully_shard.py")
 SOURCES = [p for p in sorted(PACKAGE.rglob("*.py")) if p.name not in PRIVATE]
 
 

@@ -1,1 +1,0 @@
-"""Models that ``fully_shard`` was called with."""
