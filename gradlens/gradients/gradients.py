@@ -73,7 +73,7 @@ class Setting:
 
     @contextmanager
     def own_passes(self) -> Iterator[None]:
-        """A context for backward passes of gradlens's own."""
+        """A context for calls of the model besides the user's own."""
         with ExitStack() as stack:
             for each in self.replicas:
                 stack.enter_context(without_exchange(each))
@@ -114,14 +114,12 @@ class Gradients:
         """Find the plan of the loss, and set hooks on its graph."""
         self.end()
         self._loss = loss
-        with self._setting.own_passes():
-            try:
-                self._attach(loss)
-            except Exception as error:  # the user's training goes on
-                self.end()
-                has_run = FREED_GRAPH in str(error)
-                reason = FREED if has_run else FAILED.format(first_line(error))
-                self.collector.refuse_all(self._setting.parameters, reason)
+        try:
+            self._attach(loss)
+        except Exception as error:  # the user's training goes on
+            self.end()
+            reason = FREED if FREED_GRAPH in str(error) else FAILED.format(first_line(error))
+            self.collector.refuse_all(self._setting.parameters, reason)
 
     def _attach(self, loss: Tensor) -> None:
         setting = self._setting
@@ -268,8 +266,7 @@ def sample_axes(
     edges = {(inside[each[0]], each[1]): each for each in made if each[0] in inside}
     if not edges or _is_divided(graph):
         return {}
-    with setting.own_passes():
-        plan, _ = find_plan(setting, graph, info, False, tuple(sorted(edges)))
+    plan, _ = find_plan(setting, graph, info, False, tuple(sorted(edges)))
     labelled = {edges[edge]: rows.filled().axis for edge, rows in plan.edges.items()}
     found = {each: axis for each, axis in labelled.items() if axis is not None}
     with suppress(UnavailableError):

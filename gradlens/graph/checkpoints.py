@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gradlens.graph.kinds import Node
@@ -37,7 +38,7 @@ def recomputing() -> AbstractContextManager[Any]:
 
 def why_not_to_read(node: Node) -> str:
     """Why what a node has saved can't be read now; empty if it can."""
-    here = saved_where_they_are(node)
+    here = (each for each in saved_where_they_are(node) if each.layout == torch.strided)
     if any(each.numel() and not each.untyped_storage().size() for each in here):
         return SHARDED
     if not is_saved_elsewhere(node):

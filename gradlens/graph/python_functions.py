@@ -132,10 +132,10 @@ def _with_callees(function: Any) -> Iterator[FunctionType]:
             waiting += (getattr(value, "__func__", value) for value in _used(each).values())
 
 
-def _why_not(function: Any, callers: tuple[FunctionType, ...]) -> str:
+def _why_not(function: Any, callers: tuple[Any, ...]) -> str:
     """What a function may change, or what of it can't be seen; empty if it changes nothing.
 
-    ``callers`` are the functions that are being looked at, and that it may call back.
+    ``callers`` are the functions and classes that are being looked at, and that it may call back.
     """
     original = function
     while hasattr(original, "__wrapped__"):  # as by once_differentiable
@@ -196,14 +196,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, _CONSTANTS)
 
 
-def _is_harmless(value: Any, names: Iterable[str], callers: tuple[FunctionType, ...]) -> bool:
+def _is_harmless(value: Any, names: Iterable[str], callers: tuple[Any, ...]) -> bool:
     """Whether a backward function may use a value from outside, and its attributes ``names``."""
     if _is_constant(value) or value is math or _is_torch_module(value):
         return True
     if isinstance(value, type):
         built_in = value is getattr(builtins, value.__name__, None)
         if issubclass(value, Function):
-            return all(_is_harmless_attribute(value, name, callers) for name in names)
+            return value in callers or all(
+                _is_harmless_attribute(value, name, names, callers) for name in names
+            )
         return (built_in and value.__name__ in _BUILTINS) or value in (Tensor, nn.Parameter)
     if isinstance(value, BuiltinFunctionType | MethodType) or not isinstance(value, FunctionType):
         name = getattr(value, "__name__", "")
@@ -215,9 +217,12 @@ def _is_harmless(value: Any, names: Iterable[str], callers: tuple[FunctionType, 
 
 
 def _is_harmless_attribute(
-    function: type[Function], name: str, callers: tuple[FunctionType, ...]
+    function: type[Function], name: str, names: Iterable[str], callers: tuple[Any, ...]
 ) -> bool:
-    """Whether what a ``torch.autograd.Function`` has under a name, if anything, may be used."""
+    """Whether what a ``torch.autograd.Function`` has under a name, if anything, may be used.
+
+    The attributes ``names`` may be those of another function that it has.
+    """
     if name == "apply" and function.setup_context is not Function.setup_context:
         return False
     found = getattr_static(function, "forward" if name == "apply" else name, None)
@@ -225,7 +230,7 @@ def _is_harmless_attribute(
         return True  # of torch
     if isinstance(found, staticmethod | classmethod):
         found = found.__func__
-    return _is_constant(found) or _is_harmless(found, (), callers)
+    return _is_constant(found) or _is_harmless(found, names, (*callers, function))
 
 
 def _is_of_torch(function: Any) -> bool:

@@ -7,7 +7,7 @@ loss (``gradlens.samples.names``), which confirms or contradicts that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import prod
 from operator import index
@@ -48,6 +48,11 @@ class BatchEvidence:
     losses: int | None = None
     calls: tuple[tuple[Shape, ...], ...] = ()
     positions_first: bool = False
+
+    @property
+    def shapes(self) -> frozenset[Shape]:
+        """The shapes of the tensors of all calls."""
+        return frozenset(shape for shapes in self.calls for shape in shapes)
 
     @property
     def rows_of_calls(self) -> list[int]:
@@ -180,7 +185,10 @@ def _are_same(one: Source, other: Source) -> bool:
 
 
 def loss_edges(
-    graph: Graph, alone: Sequence[bool], are_rows: Callable[[Edge], bool] = lambda edge: False
+    graph: Graph,
+    alone: Sequence[bool],
+    inputs: Set[Shape],
+    are_rows: Callable[[Edge], bool] = lambda edge: False,
 ) -> list[Edge]:
     """The first edges, from the loss down, at which it is computed from rows.
 
@@ -203,15 +211,21 @@ def loss_edges(
             waiting += below
         else:
             found.append(edge)
-    found = [edge for edge in found if not _is_of_weights(graph, edge, alone)] or found
+    compared = {edge: _shapes_of_weights(graph, edge, alone) for edge in found}
+    if not all(compared.values()):
+        for shape in set[Shape]().union(*compared.values()):
+            if not inputs.isdisjoint((shape, (1, *shape))):
+                raise UnavailableError(COMPARED.format(shape=[*shape]))
+        found = [edge for edge in found if not compared[edge]]
     found.sort(key=lambda edge: (sequence_number(graph.nodes[edge[0]]), edge[1]))
     return found
 
 
-def _is_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> bool:
-    """Whether a term compares weights with constants, as a penalty on their change does.
+def _shapes_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> set[Shape]:
+    """The shapes of weights that a term compares with constants, as a penalty on their change does.
 
-    No layer computes with such weights, and they are repeated for no sample.
+    None if it is another one: no layer computes with such weights, and they are repeated for no
+    sample.
     """
     passed: set[Edge] = set()
     weights: set[Edge] = set()
@@ -222,12 +236,13 @@ def _is_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> bool:
         if alone[above[0]]:
             weights.add(above)
         elif kind == LEAF or kind_of(kind).is_layer or kind_of(kind).brings_data:
-            return False
+            return set()
         elif above not in passed:
             passed.add(above)
             waiting += graph.descend(above)
-    most = max((prod(graph.shape(each)) for each in weights), default=0)
-    return all(prod(graph.shape(each)) <= most for each in passed)
+    shapes = {graph.shape(each) for each in weights}
+    most = max(map(prod, shapes), default=0)
+    return shapes if all(prod(graph.shape(each)) <= most for each in passed) else set()
 
 
 def loss_rows(
@@ -252,7 +267,7 @@ def loss_rows(
             found[edge] = places
         return found[edge] is not None
 
-    edges = loss_edges(graph, alone, are_rows)
+    edges = loss_edges(graph, alone, evidence.shapes, are_rows)
     if not edges:
         raise UnavailableError("the loss isn't computed from any rows of samples")
     labels = {edge: found[edge] for edge in edges}
@@ -372,6 +387,10 @@ def _not_followed(
     )
 
 
+COMPARED = (
+    "a term of the loss compares a parameter of shape {shape} with something that may be the "
+    "model's input, of the same shape, or a constant: use a batch of another size"
+)
 PASS = "pass the number of samples as batch_size=... to the context"
 HOLD = (
     "hold what the model is called with in a variable until backward has run, as x = x.to(device) "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Callable, Hashable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import lgamma, log, prod
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from gradlens.graph.checkpoints import read_saved, why_not_to_read
@@ -19,8 +20,11 @@ from gradlens.samples.rows import NO_SAMPLE
 MAX_ELEMENTS = 2**22
 """Larger tensors, of 16 MiB in single precision, aren't searched for the model's input."""
 
+MOST_ORDERED = 2**9
+"""Samples among which orders are looked for, which takes a time that grows with their cube."""
+
 CHANCE = 1e4
-"""How many other orders of rows there must be for one to be taken for the inputs'."""
+"""How unlikely it must be that rows have the inputs' order, or another one, by chance alone."""
 
 
 @dataclass(frozen=True)
@@ -113,13 +117,24 @@ class ModelInputs:
 
     @cached_property
     def _of_samples(self) -> list[tuple[Given, range]]:
-        """The tensors that have an entry for each sample, or for those of their call, and which."""
-        return [
+        """The tensors that have an entry for each sample, or for those of their call, and which.
+
+        Or they are those of a list with one for each sample.
+        """
+        found = [
             (given, own)
             for call, own in zip(self.calls, self._samples_of_calls, strict=True)
             for given in call.inputs
             if _has_rows(given.shape, own, self.axis)
         ]
+        inputs = self.calls[0].inputs if len(self.calls) == 1 else ()
+        items = [given for given in inputs if len(given.shape) > 1]
+        alike = {(given.shape[1:], given.is_real) for given in items}
+        is_list = len(items) == self.samples and len(alike) == 1
+        if not is_list or {given.shape[:1] for given in items} == {(self.samples,)}:
+            return found
+        others = [each for each in found if each[0] not in items]
+        return [*others, *((given, range(n, n + 1)) for n, given in enumerate(items))]
 
     @cached_property
     def _samples_of_calls(self) -> list[range]:
@@ -153,38 +168,29 @@ class ModelInputs:
                 return Named(rows_of[:, 0])
         if self.are_gone:
             return None  # it may be the one that was read
-        for given, own in self._of_samples:
-            whole = self._whole_rows(read, given, own, rows)
-            if whole is not None:
-                return whole
-            compared = self._compared(read.reshape(rows, -1), given, own)
-            if compared is not None:
-                samples = self._samples_of(given.shape, rows, own)
-                known = compared >= 0
-                for order in () if samples is None else (samples, _transposed(samples)):
-                    if torch.equal(order.flatten()[known], compared[known]):
-                        return Named(order.flatten(), by_order=not bool(known.all()))
-                return Named(compared, in_order=False)
+        return self._compared(read.detach().reshape(rows, -1))
+
+    def _compared(self, rows: Tensor) -> Named | None:
+        """The samples of rows ``[R, F]`` that were taken or computed from those of the inputs.
+
+        Taken rows have the same numbers, maybe in another order inside.
+        """
+        orders = [self._order(given, len(rows), own) for given, own in self._of_samples]
+        for changed in (torch.Tensor.clone, _sorted):
+            found = self._matched(rows, changed, orders)
+            if found is not None:
+                return found
+        for (given, _), order in zip(self._of_samples, orders, strict=True):
+            tensor = given.reference()
+            if tensor is not None and order is not None and _is_comparable(tensor, len(rows)):
+                found = _computed(rows, tensor.detach(), order, self.axis)
+                if found is not None:
+                    return found
         return None
 
-    def _whole_rows(self, read: Tensor, given: Given, own: range, rows: int) -> Named | None:
-        """The samples of a tensor that has the rows of one of the same shape, in another order.
-
-        They are unknown where some rows are the same.
-        """
-        tensor = given.reference()
-        if self.axis or tensor is None or tuple(read.shape) != given.shape or len(own) < 2:
-            return None
-        if read.dtype != tensor.dtype or rows % len(own):
-            return None
-        one, other = (each.detach().reshape(len(own), -1) for each in (read, tensor))
-        if torch.equal(one, other):
-            return None
-        numbers = torch.arange(own.start, own.stop)
-        found = _matched(one, other, numbers)
-        if found is None or len({*_bytes_of_rows(one)}) != len({*_bytes_of_rows(other)}):
-            return None
-        return Named(found.repeat_interleave(rows // len(own)), in_order=False)
+    def _order(self, given: Given, rows: int, own: range) -> Tensor | None:
+        """The sample of each row, if there are as many as a tensor with several of them has."""
+        return None if len(own) == 1 < self.samples else self._samples_of(given.shape, rows, own)
 
     def _samples_of(self, shape: tuple[int, ...], rows: int, own: range) -> Tensor | None:
         """The sample of each row, if the rows are those of the leading axes."""
@@ -194,36 +200,58 @@ class ModelInputs:
         axes = next((n for n in fitting if prod(shape[:n]) == rows), None)
         if axes is None:
             return None
-        along = [1] * axes
-        along[self.axis] = -1
-        numbers = torch.arange(own.start, own.stop).reshape(along)
-        return numbers.expand(shape[:axes])
+        return _along(shape[:axes], own, self.axis).expand(shape[:axes])
 
-    def _compared(self, rows: Tensor, given: Given, own: range) -> Tensor | None:
-        """The sample of each row ``[R, F]`` that was taken or computed from a tensor's rows."""
-        tensor = given.reference()
-        if tensor is None or tensor.numel() > MAX_ELEMENTS or tensor.is_complex():
-            return None
-        found = self._matched(rows, tensor.detach(), own)
-        if found is not None and not given.is_real and _arrangements(_sizes(rows)) < CHANCE:
-            found = None  # integers are often the same by chance
-        if found is not None and bool((found >= 0).all()):
-            return found
-        samples = self._samples_of(given.shape, len(rows), own)
-        if samples is None or tensor.numel() % len(rows):
-            return found
-        before = tensor.detach().reshape(len(rows), -1)
-        in_order = _in_same_order(_sizes(rows), _sizes(before).reshape(samples.shape), samples)
-        return found if in_order is None else in_order
+    def _matched(
+        self,
+        rows: Tensor,
+        changed: Callable[[Tensor], Tensor],
+        orders: Sequence[Tensor | None],
+    ) -> Named | None:
+        """Samples of rows ``[R, F]`` that the inputs have, too, after they were ``changed``.
 
-    def _matched(self, rows: Tensor, given: Tensor, own: range) -> Tensor | None:
-        """Samples of rows that a tensor has, too; -1 where it has the same row several times."""
-        features = given.shape[-1]
-        fits = given.dtype == rows.dtype and features == rows.shape[1]
-        if not fits or given.dim() <= self.axis + 1 or not features:
+        -1 where several samples have the same row, and these aren't in one of the ``orders`` of a
+        whole tensor. ``None`` if some rows aren't among them, or integers may be so by chance, as
+        words of a text are.
+        """
+        if not rows.numel() or _arrangements(_sizes(rows)) < CHANCE * (
+            not rows.is_floating_point()
+        ):
             return None
-        samples = self._samples_of(tuple(given.shape), given.numel() // features, own)
-        return None if samples is None else _matched(rows, given, samples.flatten())
+        given: list[Tensor] = []
+        samples: list[Tensor] = []
+        whole: list[Tensor | None] = []
+        for (each, own), order in zip(self._of_samples, orders, strict=True):
+            tensor = each.reference()
+            if tensor is None or tensor.dtype != rows.dtype or not _is_comparable(tensor, 1):
+                continue
+            leading = range(1 + self.axis * (len(own) > 1), tensor.dim() + 1)
+            split = next((n for n in leading if prod(each.shape[n:]) == rows.shape[1]), None)
+            if split is not None:
+                given.append(changed(tensor.detach().reshape(-1, rows.shape[1])))
+                names = _along(each.shape[:split], own, self.axis)
+                samples.append(names.expand(each.shape[:split]).flatten())
+                whole.append(order)
+        if not given:
+            return None
+        *taken, wanted = _numbers_of_rows([*given, changed(rows)])
+        for numbers, order in zip(taken, whole, strict=True):
+            if order is not None and len(numbers) == len(rows):
+                layout = numbers.reshape(order.shape)
+                for before, names in ((layout, order), (_transposed(layout), _transposed(order))):
+                    if torch.equal(before.flatten(), wanted):
+                        return Named(names.flatten())
+        every, names = torch.cat(taken), torch.cat(samples)
+        least = torch.full([int(torch.cat([every, wanted]).max()) + 1], self.samples)
+        most = torch.full_like(least, NO_SAMPLE)
+        least.scatter_reduce_(0, every, names, "amin")
+        most.scatter_reduce_(0, every, names, "amax")
+        if bool((most[wanted] == NO_SAMPLE).any()):
+            return None
+        found = most.masked_fill(least != most, NO_SAMPLE)[wanted]
+        if not rows.is_floating_point() and bool((found == NO_SAMPLE).any()):
+            return None
+        return Named(found, in_order=False)
 
 
 def places_of_inputs(graph: Graph, calls: Sequence[ModelCall]) -> Hashable:
@@ -368,16 +396,83 @@ def _offsets(shape: Sequence[int], strides: Sequence[int]) -> Tensor:
     return found
 
 
-def _matched(rows: Tensor, given: Tensor, samples: Tensor) -> Tensor | None:
-    """Samples of rows, by the same numbers; ``None`` if some rows aren't among the given ones."""
-    places: dict[bytes, int] = {}
-    for place, key in enumerate(_bytes_of_rows(given)):
-        places[key] = -1 if key in places else place
-    keys = _bytes_of_rows(rows)
-    if any(key not in places for key in keys):
+def _is_comparable(tensor: Tensor, rows: int) -> bool:
+    """Whether a tensor has this many rows of numbers that can be compared."""
+    return (
+        0 < tensor.numel() <= MAX_ELEMENTS
+        and not tensor.is_complex()
+        and not (tensor.numel() % rows)
+    )
+
+
+def _numbers_of_rows(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A number for each row of some tensors, the same for rows that are the same bit by bit."""
+    rows = torch.cat([*tensors]).cpu().contiguous()
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = rows.view(whole[rows.element_size()])
+    numbers = torch.unique(bits, dim=0, return_inverse=True)[1]
+    return [*numbers.split([len(each) for each in tensors])]
+
+
+def _sorted(rows: Tensor) -> Tensor:
+    return rows.sort(1).values
+
+
+def _computed(rows: Tensor, given: Tensor, samples: Tensor, axis: int) -> Named | None:
+    """Samples of rows ``[R, F]`` that were computed one by one from a tensor's, ``[*S]``.
+
+    ``None`` if they can't be compared. They aren't known if they are in another order.
+    """
+    before = given.reshape(len(rows), -1)
+    unknown = Named(torch.full([len(rows)], NO_SAMPLE), in_order=False)
+    ranks = _sizes(before)
+    if _are_reversed(_sizes(rows), ranks):
+        return unknown
+    same = _in_same_order(_sizes(rows), ranks.reshape(samples.shape), samples)
+    if same is not None:
+        return Named(same)
+    number = samples.shape[0]
+    one, other = rows.double().cpu(), before.double().cpu()
+    if number == len(rows) and not other.shape[1] % one.shape[1]:  # such as the mean over positions
+        other = other.reshape(number, -1, one.shape[1]).mean(1)
+    if axis or one.shape != other.shape:
         return None
-    found = torch.tensor([places[key] for key in keys], dtype=torch.long)
-    return torch.where(found < 0, NO_SAMPLE, samples[found.clamp(min=0)])
+    turned = one.reshape(-1, number, one.shape[1]).transpose(0, 1).reshape(number, -1)
+    found = _are_others((one.reshape(number, -1), turned), other.reshape(number, -1))
+    return unknown if found else None
+
+
+def _are_reversed(ranks: Tensor, before: Tensor) -> bool:
+    """Whether sorted rows are reversed: by a decreasing function, or since they come in reverse."""
+    is_sorted = torch.equal(before.flip(0), before.amax() - before)
+    return is_sorted and torch.equal(ranks, before.flip(0)) and _arrangements(ranks) >= CHANCE
+
+
+def _are_others(layouts: Sequence[Tensor], given: Tensor) -> bool:
+    """Whether samples are similar to others of the given ones than to those at their places.
+
+    As where noise was added to shuffled samples, or each element was changed by itself, by a
+    function that is odd or even. Similar are those of the order with the largest correlation over
+    all elements. It may not be as large by chance in any of the N! orders.
+    """
+    count, features = given.shape
+    pairs = [(_centred(rows), _centred(each)) for rows in layouts for each in (given, given.abs())]
+    alike = [rows @ each.T for rows, each in pairs]
+    own = max(abs(float(each.trace())) for each in alike)
+    highest = 0.0
+    if own < 0.5 and 1 < count <= MOST_ORDERED:
+        for each in (*alike, *(-each for each in alike)):
+            order = linear_sum_assignment(-each.numpy())[1]
+            highest = max(highest, float(each[torch.arange(count), order].sum()))
+    degrees = (count - 1) * features - 1
+    by_chance = degrees / 2 * log(max(1 - highest**2, 1e-300)) + lgamma(count + 1)
+    return own < highest / 2 and by_chance < -log(CHANCE)
+
+
+def _centred(rows: Tensor) -> Tensor:
+    """With mean 0 in each column, and norm 1 altogether."""
+    rows = rows - rows.mean(0)
+    return (rows / rows.norm()).nan_to_num()
 
 
 def _in_same_order(sizes: Tensor, before: Tensor, samples: Tensor) -> Tensor | None:
@@ -390,8 +485,9 @@ def _in_same_order(sizes: Tensor, before: Tensor, samples: Tensor) -> Tensor | N
         return None
     found = {
         tuple(numbers.flatten().tolist())
-        for ranks, numbers in ((before, samples), (_transposed(before), _transposed(samples)))
-        if any(torch.equal(sizes, each.flatten()) for each in (ranks, ranks.amax() - ranks))
+        for ranks in (before, before.amax() - before)
+        for each, numbers in ((ranks, samples), (_transposed(ranks), _transposed(samples)))
+        if torch.equal(sizes, each.flatten())
     }
     return torch.tensor(found.pop()) if len(found) == 1 else None
 
@@ -410,12 +506,6 @@ def _arrangements(sizes: Tensor) -> float:
     """In how many ways rows could have been put in order, equal ones not told apart."""
     counts = torch.bincount(sizes).double()
     return float(((counts.sum() + 1).lgamma() - (counts + 1).lgamma().sum()).exp())
-
-
-def _bytes_of_rows(tensor: Tensor) -> list[bytes]:
-    """The memory of each row along the last axis, as bytes, since NumPy has no bfloat16."""
-    rows = tensor.detach().cpu().reshape(-1, tensor.shape[-1]).contiguous()
-    return [row.tobytes() for row in rows.view(torch.uint8).numpy()]
 
 
 def _edge(graph: Graph, given: Given) -> Edge | None:

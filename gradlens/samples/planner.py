@@ -183,10 +183,11 @@ def _plan_of(loss: _LossGraph) -> Plan:
     graph, parameters = loss.graph, loss.parameters
     if graph.has_nested_tensors:
         return _nothing(parameters, NESTED)
-    shapes = [graph.shape(edge) for edge in loss_edges(graph, loss.alone)]
-    if shapes and all(shape and not shape[0] for shape in shapes):
-        return replace(_nothing(parameters, EMPTY), samples=0, known_by=OF_LOSS)
     try:
+        edges = loss_edges(graph, loss.alone, loss.evidence.shapes)
+        shapes = [graph.shape(edge) for edge in edges]
+        if shapes and all(shape and not shape[0] for shape in shapes):
+            return replace(_nothing(parameters, EMPTY), samples=0, known_by=OF_LOSS)
         return _chosen(loss, readings(loss.evidence))
     except UnavailableError as reason:
         return _nothing(parameters, str(reason))
@@ -255,7 +256,9 @@ def _with_one_sample(loss: _LossGraph, every: Sequence[Reading]) -> Sequence[Rea
     single = [each for each in every if each.samples == 1]
     if not single or len(single) == len(every):
         return every
-    shapes = [loss.graph.shape(edge) for edge in loss_edges(loss.graph, loss.alone)]
+    shapes = [
+        loss.graph.shape(edge) for edge in loss_edges(loss.graph, loss.alone, loss.evidence.shapes)
+    ]
     if any(shape[:1] != (1,) for shape in shapes):
         raise UnavailableError(_uncertain(every))
     return single
@@ -267,7 +270,7 @@ def _of_several_calls(loss: _LossGraph, every: Sequence[Reading]) -> list[Readin
     In the second case, the loss combines rows of several calls, or has those of one alone.
     """
     names = loss.names(every[0])
-    edges = loss_edges(loss.graph, loss.alone, names.are_all_known)
+    edges = loss_edges(loss.graph, loss.alone, loss.evidence.shapes, names.are_all_known)
     together = every[0].samples
     for edge in edges:
         has_all = not names.are_all_known(edge) or len(names.at(edge).unique()) == together

@@ -51,6 +51,7 @@ class Structure:
         self.samples = samples
         self.refused: dict[int, str] = {}
         self._asked: dict[Edge, list[Tensor | None]] = {}
+        self._read: set[Edge] = set()
         self._next = len(graph) - 1
         self._labels: dict[Edge, Tensor | None] = {}
         self._rows: dict[LabelledEdge, Tensor] = {}
@@ -80,13 +81,8 @@ class Structure:
 
         Where a node can't be asked, that doesn't change.
         """
-        below = self.graph.below(child[0] for child in self._handed_on if child is not None)
+        below = self.graph.below(number for number, _ in self._read)
         return all(each.edge[0] not in below for each in edges)
-
-    @property
-    def _handed_on(self) -> list[Edge | None]:
-        asked = [number for number, _ in self._asked if number not in self.refused]
-        return [child for number in asked for child in self.graph.children[number]]
 
     @property
     def unreadable(self) -> set[LabelledEdge]:
@@ -188,8 +184,12 @@ class Structure:
         """Labels of a node's input, from those of one of its outputs."""
         found = self._by_kind(node, output, place)
         edge = self.graph.children[node][place]
-        is_open = found is None and edge is not None and not self._alone[edge[0]]
-        return self._by_numbers(node, output)[place] if is_open else found
+        if found is not None or edge is None or self._alone[edge[0]]:
+            return found
+        found = self._by_numbers(node, output)[place]
+        if (node, output) in self._asked and node not in self.refused:
+            self._read.add(edge)
+        return found
 
     def _by_numbers(self, node: int, output: int) -> list[Tensor | None]:
         """Labels of a node's inputs, from those of one of its outputs, by what it hands on."""

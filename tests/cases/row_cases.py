@@ -680,8 +680,15 @@ def of_square(model: Any, batch: Batch, n: int) -> Tensor:
 
 LOSSES = {
     "regulariser": RowCase(mlp, vectors, regularised, without_penalty),
+    "penalty on changes": RowCase(mlp, vectors, near_its_start, without_penalty),
     "penalty on changes, as many samples as hidden features": RowCase(
-        mlp, lambda: (randn(H, D), classes(H)), near_its_start, without_penalty, samples=H
+        mlp,
+        lambda: (randn(H, D), classes(H)),
+        near_its_start,
+        without_penalty,
+        samples=H,
+        refused=("",),
+        reason="of the same shape, or a constant: use a batch of another size",
     ),
     "a step on each of as many tasks as these have rows": RowCase(
         lambda: Net(adapted, weight=nn.Parameter(torch.randn(D, C))),

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from gradlens.fully_shard import torch_private as private
 from torch import Tensor, distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from gradlens.graph import fully_shard as private
 from gradlens.graph.graph import Graph
 from gradlens.graph.passes import reason_not_to_run
 from gradlens.graph.torch_private import hands_gradients_on
