@@ -452,21 +452,30 @@ def _are_others(layouts: Sequence[Tensor], given: Tensor) -> bool:
     """Whether samples are similar to others of the given ones than to those at their places.
 
     As where noise was added to shuffled samples, or each element was changed by itself, by a
-    function that is odd or even. Similar are those of the order with the largest correlation over
-    all elements. It may not be as large by chance in any of the N! orders.
+    function that is odd or even. The order with the largest correlation over all elements must be
+    likelier than the given one, by the ratio of what they don't explain, than any of the orders
+    that move as many samples would be by chance.
     """
     count, features = given.shape
+    if not 1 < count <= MOST_ORDERED:
+        return False
     pairs = [(_centred(rows), _centred(each)) for rows in layouts for each in (given, given.abs())]
-    alike = [rows @ each.T for rows, each in pairs]
-    own = max(abs(float(each.trace())) for each in alike)
-    highest = 0.0
-    if own < 0.5 and 1 < count <= MOST_ORDERED:
-        for each in (*alike, *(-each for each in alike)):
-            order = linear_sum_assignment(-each.numpy())[1]
-            highest = max(highest, float(each[torch.arange(count), order].sum()))
+    own = highest = 0.0
+    moved = 0
+    for alike in (sign * (rows @ each.T) for rows, each in pairs for sign in (1, -1)):
+        best = torch.from_numpy(linear_sum_assignment(-alike.numpy())[1])
+        total = float(alike[torch.arange(count), best].sum())
+        own = max(own, float(alike.trace()))
+        if total > highest:
+            highest, moved = total, int((best != torch.arange(count)).sum())
     degrees = (count - 1) * features - 1
-    by_chance = degrees / 2 * log(max(1 - highest**2, 1e-300)) + lgamma(count + 1)
-    return own < highest / 2 and by_chance < -log(CHANCE)
+    likelier = degrees / 2 * (_log_unexplained(own) - _log_unexplained(highest))
+    return likelier > lgamma(count + 1) - lgamma(count - moved + 1) + log(CHANCE)
+
+
+def _log_unexplained(correlation: float) -> float:
+    # Rounding leaves nothing less.
+    return log(max(1 - correlation**2, 1e-12))
 
 
 def _centred(rows: Tensor) -> Tensor:

@@ -1,0 +1,113 @@
+"""Rows that a model reorders and computes with before its first layer: named right, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradlens
+from tests.cases.references import per_sample_gradients_of_losses
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "nothing": lambda x: x,
+    "in one row": lambda x: x.flatten(1),
+    "positions permuted": lambda x: x.transpose(1, 2).flatten(1),
+    "scaled": lambda x: (2 * x - 1).flatten(1),
+    "negative": lambda x: -x,
+    "sine": lambda x: x.sin().flatten(1),
+    "squares": lambda x: x.square(),
+    "noise": lambda x: x + 0.3 * torch.randn_like(x),
+    "dropout": lambda x: nn.functional.dropout(x, 0.3).flatten(1),
+    "mean over positions": lambda x: x.mean(1),
+    "other precision": lambda x: x.float().double(),
+}
+"""What is computed from inputs ``[N, T, D]`` without a gradient."""
+
+ORDERS: dict[str, Callable[[int], Tensor]] = {
+    "in order": torch.arange,
+    "shuffled": torch.randperm,
+    "reversed": lambda n: torch.arange(n).flip(0),
+    "rolled": lambda n: torch.arange(n).roll(1),
+    "two exchanged": lambda n: torch.tensor([1, 0, *range(2, n)]),
+}
+
+
+class Reordering(nn.Module):
+    """A layer on rows that were reordered and changed, and another one on its means."""
+
+    def __init__(self, change: Callable[[Tensor], Tensor], width: int) -> None:
+        super().__init__()
+        self.change, self.layer, self.head = change, nn.Linear(width, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor, order: Tensor) -> Tensor:
+        hidden = self.layer(self.change(x[order])).tanh()
+        output: Tensor = self.head(hidden.mean(1) if hidden.dim() > 2 else hidden)
+        return output
+
+
+@pytest.mark.parametrize("samples", [2, 3, 8, 32])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", CHANGES)
+def test_gradients_are_those_of_their_samples(name: str, order: str, samples: int) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = torch.randn(samples, 4, 6, dtype=torch.float64)
+        permuted = ORDERS[order](samples)
+        model = Reordering(CHANGES[name], CHANGES[name](x).shape[-1]).double()
+        gradlens.extend(model)
+        losses = nn.functional.cross_entropy(model(x, permuted), permuted % 3, reduction="none")
+        expected = per_sample_gradients_of_losses(losses, model)
+        place = permuted.argsort()
+        with gradlens.per_sample_gradients(model) as gradients:
+            losses.mean().backward()
+        if torch.equal(permuted, torch.arange(samples)):
+            assert len(gradients) == 4
+        elif samples == 2:
+            continue  # two rows say little about their order
+        for parameter in gradients:
+            torch.testing.assert_close(gradients[parameter].dense(), expected[parameter][place])
+
+
+@pytest.mark.parametrize("width", [2, 4, 64])
+@pytest.mark.parametrize("samples", [2, 4, 16, 100])
+def test_rows_that_have_nothing_in_common_with_their_input_are_in_order(
+    samples: int, width: int
+) -> None:
+    """As those that a frozen layer has computed."""
+    covered = 0
+    for seed in range(10):
+        torch.manual_seed(seed)
+        frozen = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+        model = gradlens.extend(nn.Sequential(frozen.requires_grad_(False), nn.Linear(width, 3)))
+        inputs = torch.randn(samples, width)
+        with gradlens.per_sample_gradients(model) as gradients:
+            model(inputs).square().sum(1).mean().backward()
+        covered += len(gradients) == 2
+    assert covered == 10
+
+
+def test_sequences_in_a_list() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.GRU(3, 4), nn.Linear(4, 2)
+
+        def forward(self, sequences: list[Tensor]) -> Tensor:
+            packed = nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
+            output: Tensor = self.head(self.layer(packed)[1][0])
+            return output
+
+    torch.manual_seed(0)
+    model = gradlens.extend(Packed().double())
+    for lengths in ([2, 5, 3, 1], [4, 1, 6, 2]):
+        sequences = [torch.randn(length, 3, dtype=torch.float64) for length in lengths]
+        losses = model(sequences).square().sum(1)
+        expected = per_sample_gradients_of_losses(losses, model)
+        with gradlens.per_sample_gradients(model, batch_size=4) as gradients:
+            losses.mean().backward()
+        assert len(gradients) == len(expected)
+        for name in expected:
+            torch.testing.assert_close(gradients[name].dense(), expected[name])
