@@ -227,14 +227,18 @@ def _record_call(
     versions = _versions(inputs)
     reference = weakref.ref(module)
     call = LayerCall(reference, rule, inputs, (*kwargs,), versions, origins, output.output_nr)
-    if node.metadata.setdefault(_CALL, call) is call:
-        node.register_hook(partial(_release, node.metadata))
+    keep_until_backward(node, _CALL, call)
 
 
-def _release(metadata: MutableMapping[str, Any], *gradients: object) -> None:
-    """Release a call's inputs after a backward pass that frees the graph's own tensors."""
+def keep_until_backward(node: Any, key: str, value: Any) -> None:
+    """Keep a value with a node, until a backward pass frees the graph's own tensors."""
+    if node.metadata.setdefault(key, value) is value:
+        node.register_hook(partial(_release, node.metadata, key))
+
+
+def _release(metadata: MutableMapping[str, Any], key: str, *gradients: object) -> None:
     if not keeps_graph():
-        metadata.pop(_CALL, None)
+        metadata.pop(key, None)
 
 
 def layer_calls(nodes: Sequence[Any]) -> dict[int, LayerCall]:

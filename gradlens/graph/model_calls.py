@@ -15,7 +15,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from gradlens.graph.hooks import HookOwner, is_traced, takes_hooks
 from gradlens.graph.kinds import LEAF, Node, kind, kind_of
-from gradlens.graph.layer_rules import forget_layer_calls, record_layer_calls
+from gradlens.graph.layer_rules import (
+    forget_layer_calls,
+    keep_until_backward,
+    record_layer_calls,
+)
 from gradlens.graph.torch_private import (
     UnscriptedHook,
     add_forward_hook,
@@ -29,10 +33,17 @@ MAX_CALLS = 2**12
 """How many of the latest calls are kept, a kilobyte each: more than a step's loss consists of."""
 
 
+MAX_ELEMENTS = 2**22
+"""Larger inputs, of 16 MiB in single precision, aren't kept until backward to be compared."""
+
+_INPUTS = "gradlens_inputs"
+
+
 @dataclass(frozen=True)
 class Given:
     """A tensor that a module was called with: where it is in memory, and a weak reference.
 
+    Data is kept until the backward pass, as by a loop that holds its batch in variables.
     A tensor that a layer has saved is the same one if it is in the same place in memory. If a
     node has ``made`` it, that is its sequence number, and the number of its output.
     """
@@ -142,6 +153,9 @@ def _call(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> ModelCa
     numbers = frozenset(number for node in nodes for number in _numbers(node))
     made = tuple(each for each in map(made_by, outputs) if each is not None)
     is_first = not any(map(_is_computed, given))
+    data = [each for each in tensors if each.grad_fn is None and each.numel() <= MAX_ELEMENTS]
+    if nodes and data:
+        keep_until_backward(nodes[0], _INPUTS, data)
     return ModelCall(tuple(map(Given.of, tensors)), numbers, made, is_first)
 
 

@@ -14,11 +14,8 @@ from torch import Tensor, nn
 from gradlens.graph.checkpoints import read_saved, why_not_to_read
 from gradlens.graph.graph import Edge, Graph, Use
 from gradlens.graph.kinds import kind_of
-from gradlens.graph.model_calls import Given, ModelCall
+from gradlens.graph.model_calls import MAX_ELEMENTS, Given, ModelCall
 from gradlens.samples.rows import NO_SAMPLE
-
-MAX_ELEMENTS = 2**22
-"""Larger tensors, of 16 MiB in single precision, aren't searched for the model's input."""
 
 MOST_ORDERED = 2**9
 """Samples among which orders are looked for, which takes a time that grows with their cube."""

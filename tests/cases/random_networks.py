@@ -143,8 +143,8 @@ def sensible(recipe: Recipe) -> Recipe:
     if recipe.coupled:
         samples, last = max(samples, 2), max(last, 2)
     inside = recipe.inside and not recipe.coupled
-    # With as many positions as samples and a loss of tokens, nothing shows which come first.
-    is_open = loss.tokens and recipe.positions in (samples, last)
+    # With as many positions as samples, nothing shows which come first (docs/networks.rst).
+    is_open = recipe.positions in (samples, last)
     may_turn = not (inside or loss.reads or is_open) and recipe.entry in PER_TOKEN
     first = recipe.positions_first and may_turn
     multiple = any(n % recipe.positions == 0 and n != recipe.positions for n in (samples, last))

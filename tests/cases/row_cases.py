@@ -579,8 +579,6 @@ AXES = {
         lambda: (randn(N, N, D), randn(N, N, C)),
         of_sequences,
         batch_size=N,
-        refused=("",),
-        reason="more than one axis has 4 entries",
     ),
     "alignments": RowCase(
         lambda: Net(log_probabilities, layer=nn.GRU(D, H, batch_first=True), head=nn.Linear(H, 4)),
@@ -1099,7 +1097,7 @@ COUNTED = {
         of_tag_groups,
         batch_size=N,
         refused=("",),
-        reason="two axes have 4 entries",
+        reason="entries of several of the 4 samples",
     ),
     "two calls on pairs, of which one is longer": RowCase(
         own_steps, lambda: (randn(2, T, D), randn(2, T, D)), of_uneven_pairs, of_one_pair, samples=2
