@@ -21,6 +21,7 @@ from gradlens.graph.torch_private import (
     UnscriptedHook,
     add_forward_hook,
     forward_hooks,
+    outside_modes,
     remove_forward_hook,
     tree_leaves,
 )
@@ -106,7 +107,8 @@ class LayerHook(UnscriptedHook):
             return
         self.missed_call = False
         try:
-            self._await_gradient(module, args, kwargs, output)
+            with outside_modes():
+                self._await_gradient(module, args, kwargs, output)
         except Exception as error:
             self._failed(error)
 

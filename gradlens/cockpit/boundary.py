@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from gradlens.graph.torch_private import outside_modes
 from gradlens.graph.undisturbed import without_autocast
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.unavailable import UnavailableError, first_line
@@ -22,7 +23,7 @@ class Boundary:
     """Catches exceptions of gradlens's own work in the user's loop, of quantities above all.
 
     The work is done without autocast, under which torch rounds norms and products to half
-    precision.
+    precision, and dispatch modes of others don't see it.
 
     The reason why a value can't be had (``UnavailableError``) is its NaN's. Any other exception is
     a defect of gradlens or of a quantity. It is noted once, and its message is the reason; with
@@ -42,7 +43,7 @@ class Boundary:
     def contain(self, work: str, refuse: Refuse | None = None) -> Iterator[None]:
         """A context for a piece of ``work``; ``refuse`` is called with the reason if it fails."""
         try:
-            with without_autocast():
+            with outside_modes(), without_autocast():
                 yield
         except UnavailableError as reason:
             if refuse is not None:

@@ -41,7 +41,7 @@ from gradlens.gradients.loss_factor import (
 )
 from gradlens.graph.passes import why_not_to_pass
 from gradlens.graph.scaler import GradientScale
-from gradlens.graph.torch_private import uncompiled_backward
+from gradlens.graph.torch_private import outside_modes, uncompiled_backward
 from gradlens.graph.uncompiled import ran_compiled, uncompiled_calls
 from gradlens.graph.undisturbed import GlobalState, own_pass
 from gradlens.history.coverage import few
@@ -149,7 +149,8 @@ class TrackedStep:
                 self._refuse_all(MAY_END_ALONE)
         try:
             # Without a context of the boundary, which costs more than this.
-            self._begin_autopsy()
+            with outside_modes():
+                self._begin_autopsy()
         except Exception as error:
             tracking.boundary.report("reading the loss", error)
         self._check_user_hooks()

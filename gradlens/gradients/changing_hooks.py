@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.passes import Gradients, as_engine, nodes_above
-from gradlens.graph.torch_private import version
+from gradlens.graph.torch_private import outside_modes, version
 
 _Handed = tuple[Tensor, int]
 """A gradient that a node has handed on, and its version."""
@@ -64,7 +64,7 @@ class ChangingHooks:
             for edge, gradient in zip(children, handed, strict=True)
         )
         try:
-            with torch.no_grad():
+            with outside_modes(), torch.no_grad():
                 gradients = as_engine(self._graph, number, wanted)
         except Exception:  # such as of a nested tensor, which can't be compared
             for edge, gradient in zip(children, wanted, strict=True):
@@ -98,7 +98,7 @@ def _is_sum(gradient: Tensor | None, handed: list[_Handed]) -> bool:
     first, before = handed[0]
     if len(handed) == 1 and first.data_ptr() == gradient.data_ptr():
         return version(gradient) == before
-    with torch.no_grad():
+    with outside_modes(), torch.no_grad():
         total = first
         for each, _ in handed[1:]:
             total = total + each

@@ -16,7 +16,7 @@ from gradlens.gradients.rules import NodeGradient, operator_of
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch
 from gradlens.graph.passes import Instead, run_backward
-from gradlens.graph.torch_private import backward_pass_id
+from gradlens.graph.torch_private import backward_pass_id, outside_modes
 from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.operator import GradientOperator
@@ -98,7 +98,7 @@ class BackwardPass:
     def _take_all(self, number: int, gradients: tuple[Tensor | None, ...], known: Tensor) -> None:
         backward_pass = backward_pass_id()
         shared: dict[Hashable, Any] = {}
-        with torch.no_grad(), autocast_off(known):
+        with outside_modes(), torch.no_grad(), autocast_off(known):
             for name, labelled in self._at.get(number, ()):
                 self._take(name, labelled, gradients, backward_pass, shared)
 

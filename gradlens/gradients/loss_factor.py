@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.hooks import on_gradient
 from gradlens.graph.kinds import kind, kind_of
+from gradlens.graph.torch_private import outside_modes
 from gradlens.numerics.unavailable import UnavailableError
 
 
@@ -86,10 +87,11 @@ class LossFactor:
             self._of_loss.called_on(root)
 
     def _receive(self, gradient: Tensor) -> None:
-        factor = gradient.detach().sum() * loss_scale(self._info)
-        self._found.append(factor)
-        if self._of_loss is not None:
-            self._of_loss.receive_factor(factor)
+        with outside_modes():
+            factor = gradient.detach().sum() * loss_scale(self._info)
+            self._found.append(factor)
+            if self._of_loss is not None:
+                self._of_loss.receive_factor(factor)
 
     @property
     def factor(self) -> float:

@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch
-from gradlens.graph.torch_private import backward_pass_id
+from gradlens.graph.torch_private import backward_pass_id, outside_modes
 from gradlens.numerics.precision import autocast_off
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.samples.loss_terms import contributions
@@ -67,7 +67,7 @@ class GraphLosses:
         if backward_pass_id() != self._backward_pass:
             self._backward_pass, self._found = backward_pass_id(), {}
         try:
-            with torch.no_grad(), autocast_off(gradient):
+            with outside_modes(), torch.no_grad(), autocast_off(gradient):
                 self._found[term.node] = self._by_sample(term, gradient.detach())
         except Exception as error:  # the user's backward pass goes on
             self._reason = FAILED.format(kind=self._name(term), error=first_line(error))

@@ -22,7 +22,7 @@ from gradlens.graph.torch_private import (
     forward_pre_hooks,
     hook_tables,
     in_transform,
-    outside_selective_checkpoint,
+    outside_modes,
     remove_hook,
 )
 
@@ -97,7 +97,7 @@ class OwnedHook(UnscriptedHook, Generic[Owner]):
         if owner is None or self._function is None or owner._paused:
             return
         try:
-            with outside_selective_checkpoint():
+            with outside_modes():
                 self._function(owner, *arguments)
         except Exception as error:
             owner.failed(error)

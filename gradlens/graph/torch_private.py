@@ -252,20 +252,15 @@ def has_parts(module: nn.Module) -> bool:
     return bool(vars(module).get("_modules"))
 
 
-def outside_selective_checkpoint() -> AbstractContextManager[Any]:
-    """A context in which a selective checkpoint sees no operation.
+def outside_modes() -> AbstractContextManager[Any]:
+    """A context in which dispatch modes of others see no operation.
 
-    It counts the operations of its region, which must be the same when it computes that again.
-    There is no public way to leave it for a while.
+    Such as a selective checkpoint, which counts the operations of its region, a ``FlopCounterMode``
+    or one that adds noise. There is no public way to leave them for a while.
     """
     if torch._C._len_torch_dispatch_stack():
-        modes = _python_dispatch._get_current_dispatch_mode_stack()
-        if any(isinstance(mode, _SELECTING) for mode in modes):
-            return _python_dispatch._disable_current_modes()
+        return _python_dispatch._disable_current_modes()
     return nullcontext()
-
-
-_SELECTING = (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode)
 
 
 ALIKE = frozenset((

@@ -166,8 +166,8 @@ class Names:
             if found is not None and found.shape == names.shape and bool((found >= 0).all()):
                 if torch.equal(found, names):
                     return True, along
-                is_kept = is_kept and self._are_exact
-            elif each == axis:
+                return is_kept and self._are_exact, own
+            if each == axis:
                 own = along
         return is_kept, own
 

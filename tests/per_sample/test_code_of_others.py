@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import gradlens
@@ -426,3 +427,44 @@ def test_a_loss_in_a_checkpoint_is_computed_as_often_as_without(preset: str) -> 
         return len(count.numbers)
 
     assert calls(True) == calls(False)
+
+
+class Noisy(TorchDispatchMode):
+    """Adds noise to products, as models of analog hardware do, and counts operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.operations += 1
+        output = function(*args, **(kwargs or {}))
+        is_product = function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return output + 1e-3 * torch.randn(output.shape) if is_product else output
+
+
+@pytest.mark.filterwarnings("ignore:gradlens")
+@pytest.mark.parametrize("preset", ["economy", "business", "full"])
+def test_dispatch_modes_see_the_operations_of_training_alone(preset: str) -> None:
+    def trained(tracked: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(D, H), nn.Tanh(), nn.Linear(H, C))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        quantities = gradlens.configuration(preset) if tracked else []
+        cockpit = gradlens.Cockpit(model, quantities, facts=tracked)
+        mode = Noisy()
+        for step in range(3):
+            optimizer.zero_grad()
+            with mode:
+                loss = F.cross_entropy(model(torch.randn(N, D)), torch.arange(N) % C)
+                if tracked:
+                    with cockpit(step, loss=loss, optimizer=optimizer):
+                        loss.backward()
+                else:
+                    loss.backward()
+            optimizer.step()
+        return [torch.get_rng_state(), torch.tensor(mode.operations), *model.parameters()]
+
+    assert all(map(torch.equal, trained(True), trained(False)))
