@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from benchmarks.fuzz.losses import per_sample
 from benchmarks.fuzz.watch import Pass, Watch
-from gradlens.graph.undisturbed import buffers_kept, hooks_muted
+from benchmarks.zoo.reference import hooks_muted
+from gradlens.graph.undisturbed import buffers_kept
 
 if TYPE_CHECKING:
     from benchmarks.fuzz.loop import Loop

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,9 +11,22 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmarks.zoo.network import Batch, Network
-from gradlens.graph.undisturbed import hooks_muted
 
 LOW_PRECISION = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)
+
+
+@contextmanager
+def hooks_muted(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Without the tensors' own hooks, which may count calls or clip gradients."""
+    hooks = [each._backward_hooks for each in tensors if each._backward_hooks]
+    kept = [dict(registered) for registered in hooks]
+    try:
+        for registered in hooks:
+            registered.clear()
+        yield
+    finally:
+        for registered, entries in zip(hooks, kept, strict=True):
+            registered.update(entries)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -399,15 +399,6 @@ def storage_number(tensor: Tensor) -> int:
     ``tensor.untyped_storage().data_ptr()`` is public, but 0 for all that has no memory.
     """
     return int(tensor.untyped_storage()._cdata)
-
-
-def gradient_hooks(tensor: Tensor) -> MutableMapping[int, Any] | None:
-    """The hooks that ``tensor.register_hook`` has set, by number; ``None`` if it was never called.
-
-    The public interface can set hooks, but neither list nor switch off those of others.
-    """
-    hooks: MutableMapping[int, Any] | None = tensor._backward_hooks
-    return hooks
 
 
 def has_numbers(tensor: Tensor) -> bool:

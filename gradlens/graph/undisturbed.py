@@ -15,7 +15,7 @@ from backpack.context import CTX
 from torch import Tensor, nn
 
 from gradlens.graph.hooks import hook_owners
-from gradlens.graph.torch_private import function_mode_depth, gradient_hooks, pop_function_mode
+from gradlens.graph.torch_private import function_mode_depth, pop_function_mode
 
 
 @contextmanager
@@ -77,20 +77,6 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-@contextmanager
-def hooks_muted(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Without the tensors' own hooks, which may count calls or clip gradients."""
-    hooks = [registered for tensor in tensors if (registered := gradient_hooks(tensor))]
-    kept = [dict(registered) for registered in hooks]
-    try:
-        for registered in hooks:
-            registered.clear()
-        yield
-    finally:
-        for registered, entries in zip(hooks, kept, strict=True):
-            registered.update(entries)
 
 
 @dataclass(frozen=True, eq=False)

@@ -454,21 +454,6 @@ def test_versions_count_changes_in_place() -> None:
         assert private.version(torch.zeros(3).add_(1)) == 0
 
 
-def test_gradient_hooks_can_be_switched_off() -> None:
-    x, calls = leaf(3), list[int]()
-    assert private.gradient_hooks(x) is None
-    x.register_hook(lambda _: calls.append(1))
-    hooks = private.gradient_hooks(x)
-    assert hooks is not None
-    entries = dict(hooks)
-    hooks.clear()
-    torch.autograd.grad(x.sum(), x)
-    assert calls == []
-    hooks.update(entries)
-    torch.autograd.grad(x.sum(), x)
-    assert calls == [1]
-
-
 def test_numbers() -> None:
     found: list[bool] = []
 
