@@ -172,18 +172,36 @@ class ModelInputs:
 
         Taken rows have the same numbers, maybe in another order inside.
         """
-        orders = [self._order(given, len(rows), own) for given, own in self._of_samples]
-        for changed in (torch.Tensor.clone, _sorted):
-            found = self._matched(rows, changed, orders)
-            if found is not None:
-                return found
-        for (given, _), order in zip(self._of_samples, orders, strict=True):
-            tensor = given.reference()
+        by_chance = not rows.is_floating_point() and _arrangements(_sizes(rows)) < CHANCE
+        if rows.numel() and not by_chance:
+            given = self._rows_of(rows)
+            for changed in (torch.Tensor.clone, _sorted):
+                found = _matched(rows, changed, given, self.samples) if given else None
+                if found is not None:
+                    return found
+        for given_, own in self._of_samples:
+            tensor, order = given_.reference(), self._order(given_, len(rows), own)
             if tensor is not None and order is not None and _is_comparable(tensor, len(rows)):
                 found = _computed(rows, tensor.detach(), order, self.axis)
                 if found is not None:
                     return found
         return None
+
+    def _rows_of(self, rows: Tensor) -> list[_GivenRows]:
+        """The rows of the inputs that are as long as some ``[R, F]``, and of the same dtype."""
+        found: list[_GivenRows] = []
+        for given, own in self._of_samples:
+            tensor = given.reference()
+            if tensor is None or tensor.dtype != rows.dtype or not _is_comparable(tensor, 1):
+                continue
+            leading = range(1 + self.axis * (len(own) > 1), tensor.dim() + 1)
+            split = next((n for n in leading if prod(given.shape[n:]) == rows.shape[1]), None)
+            if split is not None:
+                samples = _along(given.shape[:split], own, self.axis).expand(given.shape[:split])
+                order = self._order(given, len(rows), own)
+                values = tensor.detach().reshape(-1, rows.shape[1])
+                found.append(_GivenRows(values, samples.flatten(), order))
+        return found
 
     def _order(self, given: Given, rows: int, own: range) -> Tensor | None:
         """The sample of each row, if there are as many as a tensor with several of them has."""
@@ -198,57 +216,6 @@ class ModelInputs:
         if axes is None:
             return None
         return _along(shape[:axes], own, self.axis).expand(shape[:axes])
-
-    def _matched(
-        self,
-        rows: Tensor,
-        changed: Callable[[Tensor], Tensor],
-        orders: Sequence[Tensor | None],
-    ) -> Named | None:
-        """Samples of rows ``[R, F]`` that the inputs have, too, after they were ``changed``.
-
-        -1 where several samples have the same row, and these aren't in one of the ``orders`` of a
-        whole tensor. ``None`` if some rows aren't among them, or integers may be so by chance, as
-        words of a text are.
-        """
-        if not rows.numel() or _arrangements(_sizes(rows)) < CHANCE * (
-            not rows.is_floating_point()
-        ):
-            return None
-        given: list[Tensor] = []
-        samples: list[Tensor] = []
-        whole: list[Tensor | None] = []
-        for (each, own), order in zip(self._of_samples, orders, strict=True):
-            tensor = each.reference()
-            if tensor is None or tensor.dtype != rows.dtype or not _is_comparable(tensor, 1):
-                continue
-            leading = range(1 + self.axis * (len(own) > 1), tensor.dim() + 1)
-            split = next((n for n in leading if prod(each.shape[n:]) == rows.shape[1]), None)
-            if split is not None:
-                given.append(changed(tensor.detach().reshape(-1, rows.shape[1])))
-                names = _along(each.shape[:split], own, self.axis)
-                samples.append(names.expand(each.shape[:split]).flatten())
-                whole.append(order)
-        if not given:
-            return None
-        *taken, wanted = _numbers_of_rows([*given, changed(rows)])
-        for numbers, order in zip(taken, whole, strict=True):
-            if order is not None and len(numbers) == len(rows):
-                layout = numbers.reshape(order.shape)
-                for before, names in ((layout, order), (_transposed(layout), _transposed(order))):
-                    if torch.equal(before.flatten(), wanted):
-                        return Named(names.flatten())
-        every, names = torch.cat(taken), torch.cat(samples)
-        least = torch.full([int(torch.cat([every, wanted]).max()) + 1], self.samples)
-        most = torch.full_like(least, NO_SAMPLE)
-        least.scatter_reduce_(0, every, names, "amin")
-        most.scatter_reduce_(0, every, names, "amax")
-        if bool((most[wanted] == NO_SAMPLE).any()):
-            return None
-        found = most.masked_fill(least != most, NO_SAMPLE)[wanted]
-        if not rows.is_floating_point() and bool((found == NO_SAMPLE).any()):
-            return None
-        return Named(found, in_order=False)
 
 
 def places_of_inputs(graph: Graph, calls: Sequence[ModelCall]) -> Hashable:
@@ -393,6 +360,45 @@ def _offsets(shape: Sequence[int], strides: Sequence[int]) -> Tensor:
     return found
 
 
+@dataclass(frozen=True)
+class _GivenRows:
+    """Rows ``[R, F]`` of an input, the sample of each, and the ``order`` in which all are whole."""
+
+    values: Tensor
+    samples: Tensor
+    order: Tensor | None
+
+
+def _matched(
+    rows: Tensor,
+    changed: Callable[[Tensor], Tensor],
+    given: Sequence[_GivenRows],
+    samples: int,
+) -> Named | None:
+    """Samples of rows ``[R, F]`` that the inputs have, too, after they were ``changed``.
+
+    -1 where several samples have the same row, and these aren't in the order of a whole tensor.
+    ``None`` if some rows aren't among them, or, of integers, aren't those of one sample each, as
+    the words of a text aren't.
+    """
+    *taken, wanted = _numbers_of_rows([*(changed(each.values) for each in given), changed(rows)])
+    for numbers, each in zip(taken, given, strict=True):
+        if each.order is not None and len(numbers) == len(rows):
+            layout = numbers.reshape(each.order.shape)
+            for before, names in ((layout, each.order), map(_transposed, (layout, each.order))):
+                if torch.equal(before.flatten(), wanted):
+                    return Named(names.flatten())
+    every, names = torch.cat(taken), torch.cat([each.samples for each in given])
+    least = torch.full([int(torch.cat([every, wanted]).max()) + 1], samples)
+    most = torch.full_like(least, NO_SAMPLE)
+    least.scatter_reduce_(0, every, names, "amin")
+    most.scatter_reduce_(0, every, names, "amax")
+    found = most.masked_fill(least != most, NO_SAMPLE)[wanted]
+    are_unique = rows.is_floating_point() or bool((found != NO_SAMPLE).all())
+    are_all = bool((most[wanted] != NO_SAMPLE).all())
+    return Named(found, in_order=False) if are_all and are_unique else None
+
+
 def _is_comparable(tensor: Tensor, rows: int) -> bool:
     """Whether a tensor has this many rows of numbers that can be compared."""
     return (
@@ -404,7 +410,7 @@ def _is_comparable(tensor: Tensor, rows: int) -> bool:
 
 def _numbers_of_rows(tensors: Sequence[Tensor]) -> list[Tensor]:
     """A number for each row of some tensors, the same for rows that are the same bit by bit."""
-    rows = torch.cat([*tensors]).cpu().contiguous()
+    rows = torch.cat([each.cpu() for each in tensors]).contiguous()
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = rows.view(whole[rows.element_size()])
     numbers = torch.unique(bits, dim=0, return_inverse=True)[1]
@@ -429,7 +435,7 @@ def _computed(rows: Tensor, given: Tensor, samples: Tensor, axis: int) -> Named 
     if same is not None:
         return Named(same)
     number = samples.shape[0]
-    one, other = rows.double().cpu(), before.double().cpu()
+    one, other = rows.cpu().double(), before.cpu().double()
     if number == len(rows) and not other.shape[1] % one.shape[1]:  # such as the mean over positions
         other = other.reshape(number, -1, one.shape[1]).mean(1)
     if axis or one.shape != other.shape:
