@@ -194,7 +194,8 @@ class ModelInputs:
             tensor = given.reference()
             if tensor is None or tensor.dtype != rows.dtype or not _is_comparable(tensor, 1):
                 continue
-            leading = range(1 + self.axis * (len(own) > 1), tensor.dim() + 1)
+            axis = _axis(given.shape, self.axis) if len(own) > 1 else 0
+            leading = range(axis + 1, tensor.dim() + 1)
             split = next((n for n in leading if prod(given.shape[n:]) == rows.shape[1]), None)
             if split is not None:
                 samples = _along(given.shape[:split], own, self.axis).expand(given.shape[:split])
@@ -211,7 +212,7 @@ class ModelInputs:
         """The sample of each row, if the rows are those of the leading axes."""
         if len(own) == 1:
             return torch.full([rows], own.start)
-        fitting = range(self.axis + 1, len(shape) + 1)
+        fitting = range(_axis(shape, self.axis) + 1, len(shape) + 1)
         axes = next((n for n in fitting if prod(shape[:n]) == rows), None)
         if axes is None:
             return None
@@ -530,12 +531,18 @@ def _edge(graph: Graph, given: Given) -> Edge | None:
     return None if given.made is None or number is None else (number, given.made[1])
 
 
+def _axis(shape: Sequence[int], axis: int) -> int:
+    """The axis that counts samples, which is the only one of a vector."""
+    return axis if len(shape) > 1 else 0
+
+
 def _along(shape: Sequence[int], own: range, axis: int) -> Tensor:
     """The samples along an axis; other axes have length 1."""
-    samples = torch.arange(own.start, own.stop)
+    samples, axis = torch.arange(own.start, own.stop), _axis(shape, axis)
     return samples.reshape([len(own) if each == axis else 1 for each in range(len(shape))])
 
 
 def _has_rows(shape: Sequence[int], own: range, axis: int) -> bool:
     """Whether a tensor has a row for each of some samples, or belongs to the only one."""
+    axis = _axis(shape, axis)
     return bool(shape) and (len(own) == 1 or (len(shape) > axis and shape[axis] == len(own)))
