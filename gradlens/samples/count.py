@@ -285,7 +285,7 @@ def loss_rows(
         # They may be of all samples, and depend on one row, as by the mean of a masked batch.
         raise UnavailableError(_not_followed(graph, as_many, names, reading))
     if len(own) < reading.samples:
-        _check_left_out(reading, evidence, len(own), names, [graph.shape(edge) for edge in edges])
+        _check_left_out(reading, inputs, len(own), names, [graph.shape(edge) for edge in edges])
     by_place = [e for e, each in labels.items() if each is not None and not names.are_all_known(e)]
     if len(by_place) >= reading.samples > 1:  # these may be of one sample each
         raise UnavailableError(_not_followed(graph, by_place, names, reading))
@@ -344,21 +344,22 @@ def _are_equal_parts(labels: Sequence[Tensor], samples: int) -> bool:
 
 def _check_left_out(
     reading: Reading,
-    evidence: BatchEvidence,
+    inputs: ModelInputs,
     rows: int,
     names: Names,
     shapes: Sequence[Shape],
 ) -> None:
     """``UnavailableError`` if the rows that the loss leaves out may be positions."""
     samples = reading.samples
-    called_with = [shape for shapes in evidence.calls for shape in shapes]
-    square = any(shape[:2] == (samples, samples) for shape in called_with)
+    given = [each for call in inputs.calls for each in call.inputs]
+    square = any(each.shape[:2] == (samples, samples) for each in given)
     by_second = reading.is_given and reading.axis == 1 and not names.selections
     if by_second or (square and reading.is_given != bool(names.selections)):
         raise UnavailableError(EITHER_AXIS.format(samples=samples))
     if reading.is_given:
         return
-    second = {shape[1] for shape in called_with if len(shape) > 2} - {samples}
+    axes = [counting_axes(each.shape, each.is_real) for each in given if len(each.shape) < 4]
+    second = {each[1] for each in axes if len(each) > 1} - {samples}
     doubtful = any(prod(shape) == 1 or shape[0] in second for shape in shapes)
     if doubtful or not names.selections:
         raise UnavailableError(LEFT_OUT.format(samples=samples, rows=rows))
