@@ -34,7 +34,7 @@ from gradlens.samples.batchnorm import (
 from gradlens.samples.count import BatchEvidence, readings
 from gradlens.samples.model_inputs import places_of_inputs
 from gradlens.samples.plan import Plan, Plans
-from gradlens.samples.planner import FREED, FREED_GRAPH, plan_of
+from gradlens.samples.planner import plan_of, why_failed
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,7 @@ class Gradients:
             self._attach(loss)
         except Exception as error:  # the user's training goes on
             self.end()
-            reason = FREED if FREED_GRAPH in str(error) else FAILED.format(first_line(error))
-            self.collector.refuse_all(self._setting.parameters, reason)
+            self.collector.refuse_all(self._setting.parameters, why_failed(error))
 
     def _attach(self, loss: Tensor) -> None:
         setting = self._setting
@@ -181,7 +180,7 @@ class Gradients:
             # Nothing else can run before the loss's gradient: on a GPU, this is one kernel launch.
             found = float(factor)
         except Exception as error:  # the user's backward pass goes on
-            self.collector.refuse_all(self._setting.parameters, FAILED.format(first_line(error)))
+            self.collector.refuse_all(self._setting.parameters, why_failed(error))
             return
         self.batch = replace(self.batch, factor=found)
         if not found:
@@ -384,7 +383,6 @@ def layer_of(parameter_name: str) -> str:
     return parameter_name.rpartition(".")[0] or parameter_name
 
 
-FAILED = "an error occurred while the samples of the gradients were determined ({})"
 ACROSS_PROCESSES = "they are those of all processes"
 BESIDE_LOSS = (
     "backward was called on something that depends on it in other ways than by the loss that was "

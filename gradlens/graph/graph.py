@@ -131,6 +131,10 @@ class Graph:
         """Shape of the tensor along an edge in the forward pass."""
         return self._shapes[edge[0]][edge[1]]
 
+    def like(self, edge: Edge) -> Any:
+        """What has the dtype and the device of the tensor along an edge."""
+        return _outputs(self.nodes[edge[0]])[edge[1]]
+
     @cached_property
     def _shapes(self) -> list[tuple[tuple[int, ...], ...]]:
         """Shapes of each node's outputs in the forward pass."""

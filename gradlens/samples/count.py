@@ -224,7 +224,7 @@ def loss_edges(
 def _shapes_of_weights(graph: Graph, edge: Edge, alone: Sequence[bool]) -> set[Shape]:
     """The shapes of weights that a term compares with constants, as a penalty on their change does.
 
-    None if it is another one: no layer computes with such weights, and they are repeated for no
+    Empty if it is another term: no layer computes with such weights, and they are repeated for no
     sample.
     """
     passed: set[Edge] = set()
@@ -277,8 +277,7 @@ def loss_rows(
     unnamed = [e for e, each in labels.items() if each is None and not names.are_behind(e)]
     known, samples = [each for each in labels.values() if each is not None], reading.samples
     if not known or (unnamed and not reading.is_given):
-        reason = _not_followed(graph, unnamed or edges, names, reading, inputs.are_gone)
-        raise UnavailableError(reason)
+        raise UnavailableError(_not_followed(graph, unnamed or edges, names, reading))
     own = {sample for each in known for sample in each.unique().tolist()} - {NO_SAMPLE}
     as_many = [edge for edge in edges if graph.shape(edge)[:1] == (samples,)]
     if len(own) == 1 < samples and as_many:
@@ -366,22 +365,14 @@ def _check_left_out(
 
 
 def _not_followed(
-    graph: Graph,
-    edges: Sequence[Edge],
-    names: Names,
-    reading: Reading,
-    are_gone: bool = False,
-    meet: bool = False,
+    graph: Graph, edges: Sequence[Edge], names: Names, reading: Reading, meet: bool = False
 ) -> str:
-    """Why none of the loss's rows has a sample of its own; ``meet`` if samples meet there.
-
-    If the model's inputs ``are_gone``, they can be followed while a variable holds these.
-    """
+    """Why none of the loss's rows has a sample of its own; ``meet`` if samples meet there."""
     meeting = [edge for edge in edges if meet or names.meet_behind(edge)]
     square = [edge for edge in edges if graph.shape(edge).count(reading.samples) > 1]
     reason = MEET if meeting else TWO_AXES if square else NOT_FOLLOWED
     shapes = " and ".join(str([*graph.shape(edge)]) for edge in (meeting or square or edges)[:2])
-    remedy = HOLD if are_gone else ONE_ROW_EACH if reading.is_given else PASS
+    remedy = ONE_ROW_EACH if reading.is_given else PASS
     reason += "" if reading.is_given or not meeting else OTHER_N
     return reason.format(
         shapes=shapes, samples=reading.samples, known_by=reading.known_by, remedy=remedy
@@ -393,10 +384,6 @@ COMPARED = (
     "model's input, of the same shape, or a constant: use a batch of another size"
 )
 PASS = "pass the number of samples as batch_size=... to the context"
-HOLD = (
-    "hold what the model is called with in a variable until backward has run, as x = x.to(device) "
-    "does"
-)
 ONE_ROW_EACH = "compute the loss from a tensor with one row for each sample"
 NO_CALLS = (
     "no recorded call of the model has led to this loss, so that the number of samples isn't known "

@@ -101,11 +101,6 @@ class ModelInputs:
         return any(given.storage == storage for given, _ in self._of_samples)
 
     @property
-    def are_gone(self) -> bool:
-        """Whether some of them can't be compared any more, since no variable holds them."""
-        return any(given.reference() is None for call in self.calls for given in call.inputs)
-
-    @property
     def is_one_axis(self) -> bool:
         """Whether no other axis of what the model was called with may have N entries, too."""
         given = [given for call in self.calls for given in call.inputs]
@@ -156,14 +151,14 @@ class ModelInputs:
                 return Named(samples.flatten())
         if read.requires_grad or read.is_complex() or read.numel() > MAX_ELEMENTS:
             return None
-        if not rows or read.numel() % rows:
+        if not rows or not read.numel() or read.numel() % rows:
             return None
         for given, own in self._of_samples:
             found = _by_memory(read, given, _along(given.shape, own, self.axis))
             rows_of = None if found is None else found.reshape(rows, -1)
             if rows_of is not None and bool((rows_of == rows_of[:, :1]).all()):
                 return Named(rows_of[:, 0])
-        if self.are_gone:
+        if any(given.reference() is None for call in self.calls for given in call.inputs):
             return None  # it may be the one that was read
         return self._compared(read.detach().reshape(rows, -1))
 
@@ -173,7 +168,7 @@ class ModelInputs:
         Taken rows have the same numbers, maybe in another order inside.
         """
         by_chance = not rows.is_floating_point() and _arrangements(_sizes(rows)) < CHANCE
-        if rows.numel() and not by_chance:
+        if not by_chance:
             given = self._rows_of(rows)
             for changed in (torch.Tensor.clone, _sorted):
                 found = _matched(rows, changed, given, self.samples) if given else None
@@ -429,10 +424,10 @@ def _computed(rows: Tensor, given: Tensor, samples: Tensor, axis: int) -> Named 
     """
     before = given.reshape(len(rows), -1)
     unknown = Named(torch.full([len(rows)], NO_SAMPLE), in_order=False)
-    ranks = _sizes(before)
-    if _are_reversed(_sizes(rows), ranks):
+    sizes, ranks = _sizes(rows), _sizes(before)
+    if _are_reversed(sizes, ranks):
         return unknown
-    same = _in_same_order(_sizes(rows), ranks.reshape(samples.shape), samples)
+    same = _in_same_order(sizes, ranks.reshape(samples.shape), samples)
     if same is not None:
         return Named(same)
     number = samples.shape[0]
@@ -453,7 +448,7 @@ def _are_reversed(ranks: Tensor, before: Tensor) -> bool:
 
 
 def _are_others(layouts: Sequence[Tensor], given: Tensor) -> bool:
-    """Whether samples are similar to others of the given ones than to those at their places.
+    """Whether samples are more alike to others of the given ones than to those at their places.
 
     As where noise was added to shuffled samples, or each element was changed by itself, by a
     function that is odd or even. The order with the largest correlation over all elements must be

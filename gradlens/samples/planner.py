@@ -233,10 +233,14 @@ def _attempts(
                 attempts.append(attempt)
         except UnavailableError as reason:
             reasons.append(reason)
-        except Exception as error:  # of a graph that allows no pass besides the user's own
-            text = FREED if FREED_GRAPH in str(error) else NO_PASS
-            reasons.append(UnavailableError(text.format(error=first_line(error))))
+        except Exception as error:  # another reading may be had
+            reasons.append(UnavailableError(why_failed(error)))
     return attempts, reasons
+
+
+def why_failed(error: Exception) -> str:
+    """The reason that an exception is."""
+    return FREED if FREED_GRAPH in str(error) else FAILED.format(first_line(error))
 
 
 def _uncertain(every: Sequence[Reading]) -> str:
@@ -567,7 +571,7 @@ UNKNOWN_ORDER = (
     "the loss has the samples in another order than the batch, and it isn't known of all of its "
     "rows which samples these are: compute the loss in the order of the batch"
 )
-NO_PASS = "no backward pass besides the user's own is possible ({error})"
+FAILED = "an error occurred while the samples of the gradients were determined ({})"
 FREED_GRAPH = "backward through the graph a second time"
 """Part of torch's message where a backward pass has freed the graph already."""
 FREED = "backward has run already when the context was entered: call it inside the context"

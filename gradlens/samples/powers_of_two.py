@@ -1,7 +1,7 @@
 """Labels by powers of two: what one node does to rows, read off the gradients that it hands on.
 
-A node's backward function is linear. It is called twice with random gradients at one of its
-outputs, the second time multiplied by ±2^k with another k or sign for each sample. Multiplying by a
+A node's backward function is linear. It is called with random gradients at one of its outputs, and
+again with these multiplied by ±2^k with another k or sign for each sample. Multiplying by a
 power of two changes exponents alone, so it commutes with each rounding, product and sum inside: an
 element of what is handed on that depends on one sample alone is multiplied by that power, bit for
 bit and in every precision. An element in which samples meet gets no power of two, and one without
@@ -17,8 +17,7 @@ from math import ceil, log2
 import torch
 from torch import Tensor
 
-from gradlens.graph.graph import Edge, Graph
-from gradlens.graph.kinds import LEAF
+from gradlens.graph.graph import Graph
 from gradlens.graph.passes import call, outputs_of
 from gradlens.graph.torch_private import output_metadata
 from gradlens.samples.rows import MIXED, NO_SAMPLE, UNREADABLE
@@ -56,7 +55,7 @@ def labels_below(
     ``RuntimeError`` if a backward pass has freed the graph.
     """
     edges = graph.children[number]
-    dtypes = [_dtype(graph, e) for e in ((number, output), *edges) if e is not None]
+    dtypes = [graph.like(e).dtype for e in ((number, output), *edges) if e is not None]
     is_half = torch.float16 in dtypes
     base = 2 * (HALF_EXPONENTS if is_half else EXPONENTS)
     is_exact = not is_half and output_metadata(graph.nodes[number])[output].device.type == "cpu"
@@ -116,16 +115,6 @@ def _agreed(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     lower, upper = one.minimum(other), one.maximum(other)
     is_open = (lower == NO_SAMPLE) | ((lower == UNREADABLE) & (upper != NO_SAMPLE))
     return torch.where(is_open, upper, lower).masked_fill((lower >= 0) & (one != other), MIXED)
-
-
-def _dtype(graph: Graph, edge: Edge) -> torch.dtype:
-    node = graph.nodes[edge[0]]
-    found: torch.dtype = (
-        node.variable.dtype
-        if graph.kinds[edge[0]] == LEAF
-        else output_metadata(node)[edge[1]].dtype
-    )
-    return found
 
 
 def _random(graph: Graph, number: int, output: int, generator: torch.Generator) -> Tensor:

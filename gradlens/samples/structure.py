@@ -21,7 +21,7 @@ from torch import Tensor
 from gradlens.graph.graph import Edge, Graph, is_python_function
 from gradlens.graph.kinds import COMPILED, HIDING, LEAF, AxisRule, Step, from_the_right, kind_of
 from gradlens.graph.passes import RefusedNodeError
-from gradlens.graph.torch_private import hands_gradients_on, output_metadata, saved
+from gradlens.graph.torch_private import hands_gradients_on, saved
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.picks import MOST_LABELS, PICKING, PUTTING, Pick, Shape, at_places, unpicked
 from gradlens.samples.powers_of_two import labels_below
@@ -97,7 +97,7 @@ class Structure:
         """Labels ``[*S]`` of the rows at an edge: below N, or one of the negative constants."""
         shape = self._shape_of_rows(labelled)
         labels = self._of_rows(labelled).expand(shape).contiguous()
-        return labels.to(_device(self.graph, labelled))
+        return labels.to(self.graph.like(labelled.edge).device)
 
     def _of_rows(self, labelled: LabelledEdge) -> Tensor:
         """The same, with an axis of length 1 where all rows have the same label."""
@@ -144,7 +144,7 @@ class Structure:
             self._complete((number, output))
 
     def _merge(self, edge: Edge, labels: Tensor | None) -> None:
-        """Take in the labels by one of the ways to an edge; all ways must agree."""
+        """Take in the labels by one of the ways to an edge; where ways differ, samples meet."""
         if edge not in self._labels:
             self._labels[edge] = labels
         else:
@@ -382,14 +382,3 @@ def _of_sequences(graph: Graph, labelled: LabelledEdge, labels: Tensor) -> Tenso
     mixed = (known & (steps != first)).any(0, keepdim=True).expand_as(steps)
     steps = steps.masked_fill(mixed, MIXED)
     return steps.movedim(0, 1) if is_first else steps
-
-
-def _device(graph: Graph, labelled: LabelledEdge) -> torch.device:
-    number, output = labelled.edge
-    node = graph.nodes[number]
-    device: torch.device = (
-        node.variable.device
-        if graph.kinds[number] == LEAF
-        else output_metadata(node)[output].device
-    )
-    return device
