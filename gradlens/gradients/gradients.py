@@ -18,9 +18,9 @@ from gradlens.graph.data_parallel import Replica
 from gradlens.graph.fully_shard import Sharding
 from gradlens.graph.graph import Edge, Graph
 from gradlens.graph.kinds import LEAF, SYNCHRONISED
-from gradlens.graph.loss import Batch, LossReduction
+from gradlens.graph.loss import Batch, LossReduction, loss_node
 from gradlens.graph.model_calls import Given, ModelCall, calls_behind
-from gradlens.graph.torch_private import BatchNorm, without_exchange
+from gradlens.graph.torch_private import BatchNorm, sequence_number, without_exchange
 from gradlens.numerics.shards import is_distributed
 from gradlens.numerics.unavailable import UnavailableError, first_line
 from gradlens.operators.dense import Buffer
@@ -35,6 +35,7 @@ from gradlens.samples.count import BatchEvidence, readings
 from gradlens.samples.model_inputs import places_of_inputs
 from gradlens.samples.plan import Plan, Plans
 from gradlens.samples.planner import plan_of, why_failed
+from gradlens.samples.rows import LabelledEdge
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ def find_plan(
     graph: Graph,
     info: Mapping[str, Any],
     needs_losses: bool,
-    edges: tuple[Edge, ...] = (),
+    edges: tuple[LabelledEdge, ...] = (),
 ) -> tuple[Plan, bool]:
     """The plan of a loss's graph, and whether it was found anew; with labels at some edges."""
     calls = calls_behind(graph.nodes, setting.model)
@@ -235,15 +236,14 @@ def samples_of_losses(setting: Setting, loss: Tensor, info: Mapping[str, Any]) -
     graph = Graph(loss)
     if _is_divided(graph):
         return None
-    plan, _ = find_plan(setting, graph, info, needs_losses=True)
-    if len(plan.terms) != 1:
+    node = loss_node(loss)
+    number = None if node is None else graph.by_sequence_number.get(sequence_number(node))
+    edges = [] if number is None else [each for each in graph.children[number] if each is not None]
+    if not edges:
         return None
-    (rows,) = plan.terms[0].rows.rows.values()
-    labels = torch.atleast_1d(rows.labels)
-    labels = labels.reshape(len(labels), -1)
-    if not labels.numel() or bool((labels != labels[:, :1]).any()):
-        return None
-    return labels[:, 0]
+    by_row = LabelledEdge(edges[0], tuple(range(1, len(graph.shape(edges[0])))))
+    plan, _ = find_plan(setting, graph, info, False, (by_row,))
+    return plan.edges[by_row].labels if by_row in plan.edges else None
 
 
 def sample_axes(
@@ -262,10 +262,12 @@ def sample_axes(
         return {}
     graph = Graph(loss)
     inside = graph.by_sequence_number
-    edges = {(inside[each[0]], each[1]): each for each in made if each[0] in inside}
+    edges = {
+        LabelledEdge((inside[each[0]], each[1]), ()): each for each in made if each[0] in inside
+    }
     if not edges or _is_divided(graph):
         return {}
-    plan, _ = find_plan(setting, graph, info, False, tuple(sorted(edges)))
+    plan, _ = find_plan(setting, graph, info, False, tuple(edges))
     labelled = {edges[edge]: rows.filled().axis for edge, rows in plan.edges.items()}
     found = {each: axis for each, axis in labelled.items() if axis is not None}
     with suppress(UnavailableError):

@@ -201,9 +201,11 @@ def loss_edges(
     waiting = [graph.root]
     while waiting:
         edge = waiting.pop()
-        if edge in visited or alone[edge[0]] or graph.kinds[edge[0]] == LEAF:
+        if edge in visited:
             continue
         visited.add(edge)
+        if alone[edge[0]] or graph.kinds[edge[0]] == LEAF:
+            continue
         below = list(graph.descend(edge))
         is_number, is_row = prod(graph.shape(edge)) == 1, are_rows(edge)
         is_passed = is_linear(graph, edge[0]) if is_number == is_row else is_number
@@ -212,11 +214,12 @@ def loss_edges(
         else:
             found.append(edge)
     compared = {edge: _shapes_of_weights(graph, edge, alone) for edge in found}
-    if not all(compared.values()):
+    has_terms_of_weights = any(alone[edge[0]] for edge in visited)
+    if has_terms_of_weights or not all(compared.values()):
         for shape in set[Shape]().union(*compared.values()):
             if not inputs.isdisjoint((shape, (1, *shape))):
                 raise UnavailableError(COMPARED.format(shape=[*shape]))
-        found = [edge for edge in found if not compared[edge]]
+        found = [edge for edge in found if not compared[edge]] or found
     found.sort(key=lambda edge: (sequence_number(graph.nodes[edge[0]]), edge[1]))
     return found
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from gradlens.graph.graph import Edge, Graph, Use
-from gradlens.samples.rows import NO_SAMPLE, RowIndex
+from gradlens.graph.graph import Graph, Use
+from gradlens.samples.rows import NO_SAMPLE, LabelledEdge, RowIndex
 from gradlens.samples.selections import Selection
 
 
@@ -51,7 +51,7 @@ class Plan:
     might tell more samples apart. ``mixed`` means that the samples of some parameters meet, or
     can't be told apart. ``terms`` are the nodes from which the losses of single samples are
     computed, and ``without_losses`` is the reason why there are none. ``edges`` are others at which
-    each element has a sample.
+    each row has a sample.
     """
 
     samples: int | None
@@ -66,7 +66,7 @@ class Plan:
     mixed: bool = False
     terms: tuple[LossTerm, ...] = ()
     without_losses: str = ""
-    edges: Mapping[Edge, RowIndex] = field(default_factory=dict)
+    edges: Mapping[LabelledEdge, RowIndex] = field(default_factory=dict)
 
     def holds_for(self, graph: Graph) -> bool:
         """Whether this is also the plan of another graph with the same structure."""

@@ -69,7 +69,7 @@ class _LossGraph:
     """A loss's graph, the model's parameters, and what is known of the batch.
 
     ``calls`` are those of the model that have led to it. The losses of single samples may be needed
-    (``needs_losses``), and the samples of the elements at other ``edges``.
+    (``needs_losses``), and the samples of the rows at other ``edges``.
     """
 
     graph: Graph
@@ -77,7 +77,7 @@ class _LossGraph:
     evidence: BatchEvidence = field(default_factory=BatchEvidence)
     calls: Sequence[ModelCall] = ()
     needs_losses: bool = False
-    edges: tuple[Edge, ...] = ()
+    edges: tuple[LabelledEdge, ...] = ()
 
     @cached_property
     def alone(self) -> list[bool]:
@@ -159,7 +159,7 @@ def plan_of(
     evidence: BatchEvidence,
     calls: Sequence[ModelCall] = (),
     needs_losses: bool = False,
-    edges: tuple[Edge, ...] = (),
+    edges: tuple[LabelledEdge, ...] = (),
 ) -> Plan:
     """The plan of a loss's graph, with the terms of the loss if it ``needs_losses``.
 
@@ -459,13 +459,12 @@ class _Planner:
             return replace(plan, without_losses=str(reason))
         return replace(plan, terms=found, holds=plan.holds and self._labels.last(edges))
 
-    def with_edges(self, plan: Plan, edges: Iterable[Edge]) -> Plan:
-        """The plan with the samples at other edges, where each element is of one."""
-        labelled = [LabelledEdge(edge, ()) for edge in edges]
-        labels = {each.edge: self._labels.rows(each) for each in labelled}
+    def with_edges(self, plan: Plan, edges: Sequence[LabelledEdge]) -> Plan:
+        """The plan with the samples at other edges, where each row is of one."""
+        labels = {edge: self._labels.rows(edge) for edge in edges}
         found = {e: each for e, each in labels.items() if not bool((each < NO_SAMPLE).any())}
         rows = {edge: RowIndex(each, self._reading.samples) for edge, each in found.items()}
-        return replace(plan, edges=rows, holds=plan.holds and self._labels.last(labelled))
+        return replace(plan, edges=rows, holds=plan.holds and self._labels.last(edges))
 
     def _term(self, node: int, sizes: Sequence[Sequence[LabelledEdge]]) -> LossTerm:
         """The term with the largest rows that are of one sample each."""

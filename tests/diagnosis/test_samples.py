@@ -93,6 +93,22 @@ def test_wrong_labels_are_ranked_first() -> None:
     assert [each.score for each in ranked] == sorted([r.score for r in ranked], reverse=True)
 
 
+def test_losses_of_permuted_rows() -> None:
+    """The loss function's rows may have another order than the tensors that its terms are."""
+    network = nn.Linear(5, 3)
+    inputs, labels = torch.randn(8, 5), torch.arange(8) % 3
+    cockpit = Cockpit(network, [quantities.NormTest()])
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(1))
+    outputs = network(inputs)
+    loss = functional.nll_loss(outputs.log_softmax(1)[order], labels[order])
+    with cockpit(0, loss=loss, info={"ids": [*range(8)]}):
+        loss.backward()
+    cockpit.close()
+    expected = functional.cross_entropy(outputs, labels, reduction="none").detach()
+    np.testing.assert_allclose(samples_of(cockpit).last_loss, expected.numpy(), rtol=1e-6)
+    np.testing.assert_array_equal(samples_of(cockpit).label, labels.numpy())
+
+
 def test_real_targets_have_no_classes() -> None:
     ranked = rank(samples_of(train(regression()).cockpit))
     assert {each.label for each in ranked} == {None}

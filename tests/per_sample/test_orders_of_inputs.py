@@ -111,3 +111,22 @@ def test_sequences_in_a_list() -> None:
         assert len(gradients) == len(expected)
         for name in expected:
             torch.testing.assert_close(gradients[name].dense(), expected[name])
+
+
+def test_parameters_of_the_inputs_shape_compared_with_them() -> None:
+    """A counterfactual example is what the network computes with, and is near the input."""
+
+    class Counterfactual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.example, self.layer = nn.Parameter(torch.randn(6, 4)), nn.Linear(4, 3)
+
+        def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+            return self.layer(self.example), self.example - inputs
+
+    model = gradlens.extend(Counterfactual())
+    with gradlens.per_sample_gradients(model) as gradients:
+        outputs, distance = model(torch.randn(6, 4))
+        loss = nn.functional.cross_entropy(outputs, torch.arange(6) % 3)
+        (loss + distance.square().sum(1).mean()).backward()
+    assert not len(gradients)
