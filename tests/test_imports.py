@@ -42,10 +42,11 @@ BELOW = {
     "gradlens.recorders": ("gradlens.signals",),
     "gradlens.curvature": ("gradlens.backpack_adapter",),
     "gradlens.quantities": ("gradlens.curvature", "gradlens.signals", "gradlens.schedules"),
-    "gradlens.facts": ("gradlens.backpack_adapter",),
     "gradlens.compat.cockpit_log": ("gradlens.history",),
     "gradlens.plotting.loading": ("gradlens.compat.cockpit_log",),
     "gradlens.diagnosis": ("gradlens.plotting.loading",),
+    "gradlens.observers": ("gradlens.gradients", "gradlens.diagnosis"),
+    "gradlens.facts": ("gradlens.backpack_adapter", "gradlens.observers"),
     "gradlens.cockpit": (
         "gradlens.facts",
         "gradlens.parts",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -45,11 +45,23 @@ class Boundary:
         try:
             with outside_modes(), without_autocast():
                 yield
-        except UnavailableError as reason:
-            if refuse is not None:
-                refuse(str(reason))
         except Exception as error:
+            self._end(work, error, refuse)
+
+    def each(self, work: Mapping[str, Callable[[], object]]) -> None:
+        """Do several pieces of work; where one fails, the others are done."""
+        with outside_modes(), without_autocast():
+            for name, function in work.items():
+                try:
+                    function()
+                except Exception as error:
+                    self._end(name, error)
+
+    def _end(self, work: str, error: Exception, refuse: Refuse | None = None) -> None:
+        if not isinstance(error, UnavailableError):
             self.report(work, error, refuse)
+        elif refuse is not None:
+            refuse(str(error))
 
     def value(self, work: str, compute: Callable[..., Any], *arguments: Any) -> Any:
         """What a function returns, or a NaN with the reason if it fails."""

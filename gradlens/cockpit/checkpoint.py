@@ -35,12 +35,11 @@ def state_of_tracking(tracking: Tracking) -> State:
         "quantities": quantities,
         "schedules": schedules,
         "updates": updates,
-        "facts": state_of(tracking.facts),
+        "observers": {type(each).__name__: each.state_dict() for each in tracking.observers},
         "run": tracking.run.state_dict(),
-        "forecast": tracking.forecast.state_dict(),
-        "layer_hooks": tracking.layer_hooks.state_dict(),
+        "forecast": tracking.forward_passes.forecast.state_dict(),
+        "layer_hooks": tracking.forward_passes.layer_hooks.state_dict(),
         "budget": state_of(tracking.budget),
-        "autopsies": state_of(tracking.autopsies),
     }
 
 
@@ -58,13 +57,14 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
     is_of_another = state["process"] != tracking.assembly.processes.rank
     tracking.updates.load_state_dict(state["updates"], is_of_another)
     tracking.run.load_state_dict(state["run"])
-    tracking.forecast.load_state_dict(state["forecast"])
-    tracking.layer_hooks.load_state_dict(state["layer_hooks"])
-    load_state(tracking.facts, state["facts"])
+    forward_passes = tracking.forward_passes
+    forward_passes.forecast.load_state_dict(state["forecast"])
+    forward_passes.layer_hooks.load_state_dict(state["layer_hooks"])
     load_state(tracking.budget, state["budget"])
-    load_state(tracking.autopsies, state["autopsies"])
-    tracking.layers.expect_next()
-    tracking.expect(tracking.forecast.next_steps)
+    for observer in tracking.observers:
+        load_state(observer, state["observers"].get(type(observer).__name__, {}))
+    forward_passes.layers.expect_next()
+    tracking.expect(forward_passes.forecast.next_steps)
     new = [name for name in own if name not in saved]
     for names, text in ((new, NEW), (unknown, LEFT_OUT)):
         if names:

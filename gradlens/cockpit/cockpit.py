@@ -13,7 +13,6 @@ from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gradlens.backpack_adapter.layer_hooks import HookInstaller
 from gradlens.cockpit.aggregate import Aggregate
 from gradlens.cockpit.aggregation import Aggregation
 from gradlens.cockpit.arguments import (
@@ -32,14 +31,13 @@ from gradlens.cockpit.arguments import (
     notes_on,
     step_number,
 )
-from gradlens.cockpit.autopsy import Autopsies
 from gradlens.cockpit.batch_assembly import BatchAssembly
 from gradlens.cockpit.boundary import Boundary
 from gradlens.cockpit.budget import Budget
 from gradlens.cockpit.checkpoint import load_tracking, state_of_tracking
 from gradlens.cockpit.elsewhere import ARGUMENTS, ATTRIBUTES, CONTEXT_ARGUMENTS
 from gradlens.cockpit.forecast import Forecast, is_scheduled
-from gradlens.cockpit.layers import LayerTracking
+from gradlens.cockpit.forward_passes import ForwardPasses
 from gradlens.cockpit.metrics import loggable
 from gradlens.cockpit.model import (
     process_group_of,
@@ -49,26 +47,26 @@ from gradlens.cockpit.model import (
 )
 from gradlens.cockpit.processes import Processes
 from gradlens.cockpit.run import Run
-from gradlens.cockpit.sample_log import SampleLog
-from gradlens.cockpit.stale_gradient import StaleGradient
 from gradlens.cockpit.tracked_step import NOT_ENTERED, Entry, IdleStep, TrackedStep
 from gradlens.cockpit.tracking import Tracking
 from gradlens.cockpit.updates import Updates
 from gradlens.curvature.probed_model import ProbedModels
 from gradlens.diagnosis.diagnose import diagnose
-from gradlens.diagnosis.live import LiveDiagnosis
 from gradlens.facts.recorder import FactRecorder
 from gradlens.gradients.gradients import Setting
 from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.data_parallel import replicas_of
 from gradlens.graph.fully_shard import sharding_of
 from gradlens.graph.loss import LossReduction
-from gradlens.graph.model_calls import ModelOutputs
-from gradlens.graph.uncompiled import EagerCalls
 from gradlens.history.coverage import Coverage, CoverageTable
 from gradlens.history.history import LATEST, History
 from gradlens.history.html import count, table
 from gradlens.history.new_file import OwnFiles
+from gradlens.observers.autopsy import Autopsies
+from gradlens.observers.live_diagnosis import Diagnosing
+from gradlens.observers.observer import Observer
+from gradlens.observers.sample_log import SampleLog
+from gradlens.observers.stale_gradient import StaleGradient
 from gradlens.parts.kept import MAX_BYTES
 from gradlens.quantities.quantity import Quantity
 from gradlens.quantities.step import Step
@@ -189,7 +187,6 @@ class Cockpit:
         check_budget(budget, processes.count)
         self.budget = Budget(budget, self.quantities, device, facts) if budget is not None else None
         is_due = is_scheduled if self.budget is None else self.budget.is_due
-        forecast = Forecast(self.quantities, is_due)
         self._run = Run(
             self.quantities,
             aggregation,
@@ -205,36 +202,45 @@ class Cockpit:
         boundary = Boundary(self._run.note, strict)
         alone = processes.count == 1 and not processes_apart(setting)
         wants_autopsy = (diagnose or device.type == "cpu") if autopsy is None else autopsy
-        autopsies = Autopsies(setting, self._run.record_spike) if wants_autopsy and alone else None
-        self._tracking = Tracking(
-            self.quantities,
-            setting,
-            Plans(),
-            ProbedModels(),
-            self._run,
-            Updates(setting, self.quantities, self._run.record, boundary),
-            BatchAssembly(setting, processes, max_bytes),
-            forecast,
-            HookInstaller([m for m in (self.model, loss_function) if m is not None]),
-            EagerCalls([m for m in (wrapped, loss_function) if m is not None]),
-            ModelOutputs(self.model),
-            LayerTracking(self.model, self.quantities, forecast, boundary),
-            StaleGradient(self.parameters.values()),
-            FactRecorder(setting, self._run) if facts else None,
-            LiveDiagnosis(self._run.history) if diagnose else None,
-            self.budget,
-            autopsies,
+        watches = (lambda step: True) if self.budget is None else self.budget.watches
+        stale = StaleGradient(self.parameters.values(), self._run)
+        observers: list[Observer] = [
+            stale,
+            *([FactRecorder(setting, self._run, stale, watches)] if facts else []),
+            *([Autopsies(setting, self._run)] if wants_autopsy and alone else []),
+            *([Diagnosing(self._run)] if diagnose else []),
             SampleLog(setting, self._run),
-            boundary,
+        ]
+        self._tracking = Tracking(
+            quantities=self.quantities,
+            setting=setting,
+            run=self._run,
+            boundary=boundary,
+            updates=Updates(setting, self.quantities, self._run.record, boundary),
+            assembly=BatchAssembly(setting, processes, max_bytes),
+            forward_passes=ForwardPasses(
+                model=self.model,
+                wrapped=wrapped,
+                loss_function=loss_function,
+                quantities=self.quantities,
+                forecast=Forecast(self.quantities, is_due),
+                budget=self.budget,
+                boundary=boundary,
+                run=self._run,
+            ),
+            observers=observers,
+            budget=self.budget,
+            output_plans=Plans(),
+            probed=ProbedModels(),
         )
         for quantity in self.quantities:
             quantity.join_cockpit()
-        self._tracking.start()
+        self._tracking.expect(())
 
     @property
     def history(self) -> History:
         """All values so far, with notes and coverage."""
-        self._tracking.flush()
+        self._tracking.tell(lambda observer: observer.flush())
         return self._run.history
 
     if not TYPE_CHECKING:  # type checkers find unknown names themselves
@@ -340,7 +346,7 @@ class Cockpit:
         """
         step = step_number(global_step)
         self._tracking.expect([step])
-        with self._tracking.uncompiled(step), self._tracking.layers.forward(step):
+        with self._tracking.forward_passes.of(step):
             yield
 
     def evaluation(
@@ -359,7 +365,7 @@ class Cockpit:
         step = Step(step_number(global_step), self.parameters, self.loss_reduction)
         record = partial(self._run.record_evaluation, step.global_step, name)
         note = partial(self._run.note, step.global_step)
-        return self._tracking.layers.evaluation(step, name, record, note)
+        return self._tracking.forward_passes.layers.evaluation(step, name, record, note)
 
     def create_graph(self, global_step: int) -> bool:
         """Whether backward needs ``create_graph=True`` at this step: never."""

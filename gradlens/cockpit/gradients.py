@@ -22,6 +22,7 @@ from gradlens.numerics.host import on_host
 from gradlens.numerics.shards import has_nonzero
 from gradlens.numerics.strata import Drawn, count
 from gradlens.numerics.unavailable import Contain
+from gradlens.observers.observer import Outcome
 from gradlens.operators.operator import GradientOperator
 from gradlens.parts.kept import KeptGradients, smaller
 from gradlens.parts.part import BatchPart, Results
@@ -33,6 +34,7 @@ from gradlens.samples.planner import UNUSED
 class StepGradients:
     """Per-sample gradients of one backward pass, and their reductions after ``finish``.
 
+    ``reductions`` are of the whole batch, and ``own`` ones of this backward pass.
     ``labelling_seconds`` is the time spent on labelling the graph, which most steps don't need.
     ``whole`` is the batch, where it has several parts and this is the last one.
     """
@@ -42,6 +44,7 @@ class StepGradients:
         setting: Setting,
         assembly: BatchAssembly,
         reductions: Sequence[Reduction],
+        own: Sequence[Reduction],
         retain: bool,
         projections: Drawn | None,
         info: Mapping[str, Any],
@@ -53,6 +56,7 @@ class StepGradients:
         self._assembly = assembly
         self._info = info
         self._reductions = reductions
+        self._own = own
         self._projections = projections
         self._is_part = assembly.has_parts(accumulating)
         self._accumulating = accumulating
@@ -62,10 +66,11 @@ class StepGradients:
         self.whole: Whole | None = None
         self._gradients = Gradients(setting, info, needs_losses)
         self._of_part = assembly.part_reductions(reductions, accumulating)
+        of_batch = self._of_part.values() if self._is_part else reductions
         self._reducer = Reducer(
             setting.parameters,
             self._gradients.collector,
-            self._of_part.values() if self._is_part else reductions,
+            dict.fromkeys([*of_batch, *own]),
             retain=retain and not self._is_part,
             keep=self._keep(retain, accumulating),
             contain=contain,
@@ -169,6 +174,27 @@ class StepGradients:
             self._gradients.coupling,
             projections=None if self._accumulating else self._projections,
         )
+
+    def for_step(self) -> dict[str, Any]:
+        """What ``Step`` has of per-sample gradients, by the names of its fields."""
+        return {
+            "batch_size": self.batch.samples,
+            "reduced": self.values,
+            "uncovered": self.uncovered,
+            "failed": self.failed,
+            "lacking": self.lacking,
+            "missing": self.missing,
+        }
+
+    def outcome(self, error: BaseException | None) -> Outcome:
+        """What observers get of this backward pass, also if an ``error`` has come of it."""
+        if self._own:
+            self._reducer.finish()
+        given = self._own if self._is_part else (*self._reductions, *self._own)
+        values, failed = self._reducer.values, self._reducer.failed
+        known = {each: values[each] for each in given if each not in failed}
+        reasons = (*(failed[each] for each in self._own if each in failed), *self.missing.values())
+        return Outcome(error, known, self.part_samples, next(iter(reasons), ""))
 
     @property
     def values(self) -> Mapping[Reduction, Mapping[str, Any]]:

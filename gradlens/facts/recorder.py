@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,8 +33,8 @@ from gradlens.gradients.gradients import Setting
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import reduction
-from gradlens.graph.scaler import GradientScale
-from gradlens.history.setup import Setup
+from gradlens.observers.observer import Observer, Outcome, Records, StepContext
+from gradlens.observers.stale_gradient import StaleGradient
 from gradlens.stateful import State
 
 FIRST_LAYER_STEPS = frozenset({0, 1, 2, 4, 8, 16})
@@ -50,27 +50,25 @@ FLUSHED = 8
 """So many steps are read from the device together, which costs one synchronisation."""
 
 
-class Records(Protocol):
-    """What records are written to: a run."""
-
-    def record_setup(self, global_step: int, setup: Setup) -> None:
-        """Record what the run consists of, if that has changed."""
-
-    def record_facts(
-        self, table: str, steps: Sequence[int], columns: Mapping[str, Sequence[float]]
-    ) -> None:
-        """Record numbers of some steps in a table of the facts."""
-
-
-class FactRecorder:
-    """Records the facts of each step of a run.
+class FactRecorder(Observer):
+    """Records the facts of the steps of a run that it ``watches``.
 
     Numbers stay on the device until those of some steps are read together.
     """
 
-    def __init__(self, setting: Setting, run: Records) -> None:
+    work = "recording the facts of a step"
+
+    def __init__(
+        self,
+        setting: Setting,
+        run: Records,
+        stale: StaleGradient,
+        watches: Callable[[int], bool] = lambda step: True,
+    ) -> None:
         self._setting = setting
         self._run = run
+        self._stale = stale
+        self._watches = watches
         self._parameters = dense(setting.parameters)
         self._batch = BatchRows(setting.model)
         self._optimizer = OptimizerSteps(setting.parameters)
@@ -81,8 +79,12 @@ class FactRecorder:
         self._steps = 0
         self._before: dict[str, Tensor] = {}
 
-    def begin(self, step: int, info: Mapping[str, Any]) -> None:
-        """A step's context is entered: the loss's graph is whole, and the last update is over."""
+    def enter(self, context: StepContext) -> None:
+        """Read the loss's graph while it is whole; the last update is over."""
+        step, info = context.global_step, context.info
+        if not self._watches(step):
+            self.skip()
+            return
         if not (self._goes_on and self._present is not None and self._present.step == step):
             self._end_last_step()
             is_layer_step = self._steps in FIRST_LAYER_STEPS or self._steps % LAYER_INTERVAL == 0
@@ -104,12 +106,12 @@ class FactRecorder:
             self._read_network(self._present, loss, node, info)
 
     def skip(self) -> None:
-        """A step's context is entered whose facts aren't recorded: the last update is over."""
+        """The last update is over."""
         self._end_last_step()
 
-    def expect(self, wanted: bool) -> None:
-        """Whether the facts of the next step may be recorded, whose forward pass comes first."""
-        self._batch.is_wanted = wanted
+    def expect(self, steps: Sequence[int]) -> None:
+        """Read batches of the next forward passes if these may be those of watched steps."""
+        self._batch.is_wanted = not steps or any(map(self._watches, steps))
 
     def _read_batch(self, facts: StepFacts) -> None:
         rows = self._batch.take()
@@ -157,13 +159,15 @@ class FactRecorder:
                 found.append((f"{share[0]}/{activation.layer}", share[1]))
         return by_layer(found)
 
-    def end(
-        self, info: Mapping[str, Any], scale: GradientScale, accumulating: bool, is_stale: bool
-    ) -> None:
-        """A step's context is left without an exception."""
-        facts = self._present
-        self._goes_on = accumulating
-        if facts is None or accumulating:
+    def leave(self, context: StepContext, outcome: Outcome) -> None:
+        """Read the gradients; a step that an exception has left isn't recorded."""
+        if outcome.error is not None:
+            self._present, self._goes_on, self._before = None, False, {}
+            self.flush()
+            return
+        facts, info, scale = self._present, context.info, context.scale
+        self._goes_on = context.accumulating
+        if facts is None or context.accumulating:
             return
         if facts.parts:
             is_mean = self._setting.loss_reduction == "mean"
@@ -173,7 +177,7 @@ class FactRecorder:
         total = unscaled_norm(gradients, scales) if self._is_norm_step else None
         if total is not None:
             facts.numbers["grad_norm"] = total
-        facts.numbers["stale"] = float(is_stale)
+        facts.numbers["stale"] = float(self._stale.is_stale)
         if facts.of_layers is not None:
             facts.of_layers |= parameter_numbers(self._parameters, gradients, scales)
             if info.get("optimizer") is not None:
@@ -184,11 +188,6 @@ class FactRecorder:
     @property
     def _is_norm_step(self) -> bool:
         return self._steps <= NORM_INTERVAL or self._steps % NORM_INTERVAL == 0
-
-    def abandon(self) -> None:
-        """An exception has left the context: its step isn't recorded, and those before are."""
-        self._present, self._goes_on, self._before = None, False, {}
-        self.flush()
 
     def _end_last_step(self) -> None:
         """The update that follows the latest step is over."""

@@ -224,6 +224,14 @@ class Quantity(ABC):
         """Functions that are called on each module after BackPACK's extensions have run on it."""
         return []
 
+    @property
+    def extends_backward(self) -> bool:
+        """Whether the class names BackPACK extensions or extension hooks itself."""
+        return self._overrides("extensions", "extension_hooks")
+
+    def _overrides(self, *methods: str) -> bool:
+        return any(getattr(type(self), name) is not getattr(Quantity, name) for name in methods)
+
     def needs_layer_hooks(self, global_step: int) -> bool:
         """Whether layers need hooks in the forward pass of this step, if the quantity is active.
 
@@ -244,11 +252,8 @@ class Quantity(ABC):
 
         Compiled code shows neither.
         """
-        own = any(
-            getattr(type(self), name) is not getattr(Quantity, name)
-            for name in ("extensions", "extension_hooks", "needs_layer_hooks")
-        )
         of_loss = self.of_loss_curvature or "individual_losses" in self.needs
+        own = self.extends_backward or self._overrides("needs_layer_hooks")
         return own or of_loss or self.of_samples or bool(self.layer_requests)
 
     def needs_graph(self, global_step: int) -> bool:

@@ -363,13 +363,13 @@ def test_without_per_sample_gradients_the_spike_is_recorded_with_the_reason() ->
 
 @pytest.mark.slow
 def test_failing_is_contained(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradlens.cockpit import autopsy as module
+    from gradlens.observers import autopsy as module
 
     def fails(*arguments: object) -> None:
         raise RuntimeError("a defect")
 
     expected = train(classification(), outlier, None).weights
-    for name in ("_evidence", "Gradients", "by_layer", "loss_scale"):
+    for name in ("_evidence", "by_layer", "loss_scale"):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, fails)
             with pytest.warns(gradlens.GradlensWarning, match="a defect"):

@@ -395,8 +395,9 @@ NOT_SAVED = re.compile(
             r"\.boundary|\._boundary",  # the step of notes
             r"\.updates\.(_pending|interval|_loaded)",  # compared by what becomes of them
             r"\.updates\._end_step|\.assembly\._differ",  # found at the next context
-            r"\.autopsies\.(_step|_tracked)",  # of deviations, there are the norms alone
-            r"\.assembly\._step|\.stale_gradient|\.facts\._optimizer|_capture\._forward_passes|_paused$",
+            r"\.Autopsies\.(_step|_tracked)",  # of deviations, there are the norms alone
+            r"\.assembly\._step|\.StaleGradient|\.FactRecorder\._(optimizer|stale)",
+            r"_capture\._forward_passes|_paused$",
             r"\.statistics",  # a tuple instead of a list
         )
     )
@@ -412,6 +413,8 @@ def leaves(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
         parts: Any = []
         if isinstance(value, Mapping):
             parts = [(f"[{key}]", each) for key, each in value.items()]
+        elif path.endswith(".observers"):
+            parts = [(f".{type(each).__name__}", each) for each in value]
         elif isinstance(value, (list, tuple, deque)):
             parts = [(f"[{number}]", each) for number, each in enumerate(value)]
         elif type(value).__module__.startswith(("gradlens.", "tests.")):

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from gradlens.graph.hooks import OptimizerFollower
 from gradlens.graph.torch_private import version
+from gradlens.observers.observer import Observer, Outcome, Records, StepContext
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Left:
         )
 
 
-class StaleGradient(OptimizerFollower):
+class StaleGradient(OptimizerFollower, Observer):
     """Whether the training loop lacks ``zero_grad``, judged by one parameter.
 
     It lacks one if a gradient that the optimizer has used is changed nowhere until the next
@@ -53,13 +53,19 @@ class StaleGradient(OptimizerFollower):
     optimizer, whose updates autograd doesn't count.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+    work = "looking for gradients that were not set to zero"
+
+    def __init__(self, parameters: Iterable[nn.Parameter], records: Records) -> None:
         self._parameters = tuple(parameters)
+        self._records = records
         self._left: _Left | None = None
         self._was_stale = self._goes_on = False
+        self.is_stale = False
+        """Whether the latest backward pass has added to the gradient of a past step."""
 
-    def begin_step(self, optimizer: Optimizer | None) -> None:
-        """A context is entered."""
+    def enter(self, context: StepContext) -> None:
+        """See whether the gradient of the step before is still there."""
+        optimizer = context.info.get("optimizer")
         self._was_stale = self._left is not None and self._left.is_stale
         if optimizer is not None:
             self.follow(optimizer)
@@ -78,17 +84,19 @@ class StaleGradient(OptimizerFollower):
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         return any(each is parameter for group in groups for each in group["params"])
 
-    def end_step(self, goes_on: bool) -> bool:
-        """A context is left; whether its backward pass has added to the gradient of a past step.
+    def leave(self, context: StepContext, outcome: Outcome) -> None:
+        """See whether the backward pass has added to it.
 
         The step may go on with another micro-batch, whose gradient the optimizer waits for.
         """
-        self._goes_on = goes_on
+        self._goes_on = context.accumulating and outcome.error is None
         left, self._left = self._left, self._now()
-        if not self._was_stale or left is None or self._left is None:
-            return False
-        added = self._left.changes == left.changes + 1
-        return added and self._left.gradient() is left.gradient()
+        self.is_stale = False
+        if self._was_stale and left is not None and self._left is not None:
+            added = self._left.changes == left.changes + 1
+            self.is_stale = added and self._left.gradient() is left.gradient()
+        if self.is_stale:
+            self._records.note(context.global_step, NOT_ZEROED)
 
     def _now(self) -> _Left | None:
         for parameter in self._parameters:
@@ -97,3 +105,9 @@ class StaleGradient(OptimizerFollower):
                 changes = version(gradient)
                 return _Left(parameter, version(parameter), weakref.ref(gradient), changes)
         return None
+
+
+NOT_ZEROED = (
+    "the backward pass has added to gradients that the optimizer had used already, so that p.grad "
+    "is a sum over steps: call optimizer.zero_grad() before it"
+)

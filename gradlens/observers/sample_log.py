@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradlens.cockpit.autopsy import Values, norms_of
-from gradlens.cockpit.run import Run
 from gradlens.gradients.gradients import Setting, samples_of_losses
 from gradlens.gradients.loss_factor import loss_scale
 from gradlens.graph.loss import Rows, row_losses
 from gradlens.history.samples import MOST_SAMPLES, Samples
 from gradlens.history.spikes import SampleId
+from gradlens.observers.autopsy import norms_of
+from gradlens.observers.observer import Observer, Outcome, Records, StepContext
 
 WAITING = 16
 """Batches that are taken in together: on an accelerator, each time waits for the device."""
@@ -27,16 +27,18 @@ FIRST = 1000
 """Losses after which it is written for the first time."""
 
 
-class SampleLog:
+class SampleLog(Observer):
     """What is known of each sample: a sum over its losses, and what was last.
 
     Losses are those that the user passes as ``individual_losses``, or that the loss function's node
     shows, in the order of the batch; norms are those of tracked steps that have some.
     """
 
-    def __init__(self, setting: Setting, run: Run) -> None:
+    work = "what is known of single samples"
+
+    def __init__(self, setting: Setting, records: Records) -> None:
         self._setting = setting
-        self._run = run
+        self._records = records
         self._places: dict[SampleId, int] = {}
         self._left_out: set[SampleId] = set()
         self._table = np.zeros((len(_COLUMNS), 0))
@@ -45,19 +47,21 @@ class SampleLog:
         self._losses = 0
         self._written = 0.0
         self._has_new = False
-        if run.history.samples is not None:
-            self._continue(run.history.samples)
+        if records.history.samples is not None:
+            self._continue(records.history.samples)
 
-    def add(self, global_step: int, info: Mapping[str, Any]) -> None:
-        """Take in the losses of a batch, whose graph is whole."""
-        self._step = global_step
-        ids: Sequence[SampleId] = info["ids"]
-        rows = self._rows(info)
+    def enter(self, context: StepContext) -> None:
+        """Take in the losses of a batch whose samples have ids."""
+        if "ids" not in context.info:
+            return
+        self._step = context.global_step
+        ids: Sequence[SampleId] = context.info["ids"]
+        rows = self._rows(context.info)
         if rows is None:
-            self._run.note(global_step, NO_LOSSES)
+            self._records.note(self._step, NO_LOSSES)
         elif len(rows.losses) != len(ids):
             text = OTHER_COUNT.format(ids=len(ids), rows=len(rows.losses))
-            self._run.note(global_step, text)
+            self._records.note(self._step, text)
         else:
             self._waiting.append((ids, rows))
         if len(self._waiting) >= WAITING:
@@ -86,9 +90,12 @@ class SampleLog:
             return None  # some samples have no row, or several
         return Rows(*(each[places] if len(each) else each for each in _of_classes(found)))
 
-    def add_norms(self, ids: Sequence[SampleId], values: Values) -> None:
+    def leave(self, context: StepContext, outcome: Outcome) -> None:
         """Take in the gradient norms of a tracked step."""
-        squared = norms_of(values)
+        if "ids" not in context.info or outcome.error is not None:
+            return
+        ids: Sequence[SampleId] = context.info["ids"]
+        squared = norms_of(outcome.values)
         if squared is None or len(squared) != len(ids) or not bool(squared.isfinite().all()):
             return
         mean = float(squared.mean())
@@ -161,7 +168,7 @@ class SampleLog:
             len(self._left_out),
         )
         # As it would be read from a file, with no more digits.
-        self._run.record_samples(Samples.from_plain(samples.plain()))
+        self._records.record_samples(Samples.from_plain(samples.plain()))
         self._written, self._has_new = self._losses, False
 
     def _continue(self, samples: Samples) -> None:

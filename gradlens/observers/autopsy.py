@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -13,21 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
-from torch.utils.hooks import RemovableHandle
 
-from gradlens.cockpit.not_finite import bad_gradients, bad_parameters, bad_rows, first_place
-from gradlens.cockpit.spike_trigger import Jump, SpikeTrigger
-from gradlens.gradients.gradients import Gradients, Setting, layer_of
+from gradlens.gradients.gradients import Setting, layer_of
 from gradlens.gradients.loss_factor import loss_scale
-from gradlens.gradients.reduce import Reducer
 from gradlens.graph.graph import Graph
-from gradlens.graph.hooks import on_gradient
 from gradlens.graph.loss import loss_node, row_losses
 from gradlens.graph.model_calls import calls_behind
-from gradlens.graph.torch_private import is_saved_elsewhere, saved, uncompiled_backward
+from gradlens.graph.torch_private import is_saved_elsewhere, saved
 from gradlens.history.history import History
 from gradlens.history.spikes import Origin, SampleId, Spike, Suspect
-from gradlens.numerics.unavailable import Contain
+from gradlens.observers.not_finite import bad_gradients, bad_parameters, bad_rows, first_place
+from gradlens.observers.observer import Observer, Outcome, Records, StepContext, Values
+from gradlens.observers.spike_trigger import Jump, SpikeTrigger
 from gradlens.reductions import Deviations, Reduction, SquaredNorms
 from gradlens.stateful import State
 
@@ -38,20 +34,21 @@ TRACKED = 8
 RATES = 12
 """Latest learning rates whose median the present one is compared with."""
 
-Values = Mapping[Reduction, Mapping[str, Any]]
-"""Results of reductions by parameter name."""
+_OF_NORMS = (SquaredNorms(), Deviations())
+"""Reductions that have the norms of the samples' gradients."""
 
 
-class Autopsies:
-    """What is kept from step to step, so that a jump of the loss is seen and can be judged.
+class Autopsies(Observer):
+    """Watches the loss, and finds what is behind its jumps.
 
-    ``record`` is called with a step and what was found at it, and again when it is known whether
-    the loss is back.
+    What was found is recorded again when it is known whether the loss is back.
     """
 
-    def __init__(self, setting: Setting, record: Callable[[int, Spike], None]) -> None:
-        self.setting = setting
-        self._record = record
+    work = "an autopsy of the loss"
+
+    def __init__(self, setting: Setting, records: Records) -> None:
+        self._setting = setting
+        self._records = records
         self._trigger = SpikeTrigger()
         self._tracked: deque[Mapping[str, Any]] = deque(maxlen=TRACKED)
         self._rates: deque[float] = deque(maxlen=RATES)
@@ -59,37 +56,90 @@ class Autopsies:
         self._gradient_was_finite = True
         self._front = _smallest_in_front(setting.parameters)
         self._step: int | None = None
-        self.part = 0
+        self._part = 0
         """The number of the micro-batch in its step."""
+        self._jump: Jump | None = None
+        self._evidence = Evidence()
 
-    def begin_step(self, global_step: int, info: Mapping[str, Any]) -> Jump | None:
-        """Read the loss of a context that is entered; the jump, if it is one."""
-        self.part = self.part + 1 if global_step == self._step else 0
-        self._step = global_step
-        passed: Tensor | None = info.get("loss")
+    @property
+    def reductions(self) -> Sequence[Reduction]:
+        """The norms of the samples' gradients, if the loss has jumped.
+
+        Whose gradients are whose can't be read off where they are NaN.
+        """
+        jump = self._jump
+        return [SquaredNorms()] if jump is not None and math.isfinite(jump.loss) else []
+
+    def enter(self, context: StepContext) -> None:
+        """Read the loss; if it has jumped, look at the graph while it is whole."""
+        self._jump = None
+        self._part = self._part + 1 if context.global_step == self._step else 0
+        self._step = context.global_step
+        passed: Tensor | None = context.info.get("loss")
         if passed is None:
-            return None
-        loss = passed.item() / loss_scale(info)
-        back = self._trigger.recovery(global_step, loss)
+            return
+        loss = passed.item() / loss_scale(context.info)
+        back = self._trigger.recovery(context.global_step, loss)
         if back is not None and self._latest is not None and self._latest[0] == back[0]:
-            self.add(back[0], replace(self._latest[1], back=back[1]))
-        jump = self._trigger.take_in(global_step, loss)
-        optimizer = info.get("optimizer")
-        if jump is None and optimizer is not None:
-            self._rates.append(learning_rate(optimizer))
-        return jump
+            self._add(back[0], replace(self._latest[1], back=back[1]))
+        self._jump = self._trigger.take_in(context.global_step, loss)
+        optimizer = context.info.get("optimizer")
+        if self._jump is None:
+            self._rates += [] if optimizer is None else [learning_rate(optimizer)]
+            return
+        self._evidence = Evidence()
+        if passed.requires_grad:
+            with torch.no_grad():
+                self._evidence = _evidence(self._setting, context.info, math.isfinite(loss))
 
-    def add(self, global_step: int, spike: Spike) -> None:
-        """Record what was found at a step."""
+    def leave(self, context: StepContext, outcome: Outcome) -> None:
+        """Record what is behind a jump of the loss, also if an exception has come of it."""
+        if outcome.is_interrupted:
+            return
+        if self._jump is not None:
+            self._add(context.global_step, self._spike(self._jump, context.info, outcome))
+            return
+        self._look_at_gradient(context, outcome.values)
+        found = next((each for r in _OF_NORMS if (each := outcome.values.get(r))), None)
+        if found is not None:
+            self._tracked.append(found)
+
+    def _add(self, global_step: int, spike: Spike) -> None:
         self._latest = (global_step, spike)
-        self._record(global_step, spike)
+        self._records.record_spike(global_step, spike)
 
-    def end_step(self, global_step: int, info: Mapping[str, Any], values: Values) -> None:
-        """Look at one gradient, in which those of all layers meet, before a context is left.
+    def _spike(self, jump: Jump, info: Mapping[str, Any], outcome: Outcome) -> Spike:
+        """What was found, after the backward pass."""
+        evidence, is_finite = self._evidence, math.isfinite(jump.loss)
+        found = outcome.values.get(SquaredNorms(), {}) if is_finite else {}
+        norms = {name: squared_norms(value) for name, value in found.items()}
+        total = torch.stack([*norms.values()]).sum(0) if norms else None
+        samples = outcome.samples or (evidence.samples if total is None else len(total))
+        why = outcome.without_values or (UNREACHED if info["loss"].requires_grad else NO_GRADIENT)
+        spike = Spike(
+            jump.loss,
+            jump.median,
+            jump.deviation,
+            jump.start,
+            part=self._part,
+            samples=samples,
+            suspects=evidence.suspects(total, samples, info.get("ids")),
+            without_norms="" if norms else why if is_finite else NOT_FINITE,
+            layers={} if evidence.origin else by_layer(norms),
+            layers_before=self._layers_before(),
+        )
+        if not is_finite:
+            origin = evidence.origin or "forward"
+            spike = replace(spike, origin=origin, place=evidence.place)
+        rate_before = median(self._rates) if self._rates else math.nan
+        return replace(spike, rate_before=rate_before, **_rates(info, self._records.history))
+
+    def _look_at_gradient(self, context: StepContext, values: Values) -> None:
+        """Look at one gradient, in which those of all layers meet.
 
         A gradient scaler's steps have infinite ones, which it leaves out.
         """
-        gradient = self._front.grad
+        gradient, info = self._front.grad, context.info
         if gradient is None or type(gradient) is not Tensor or gradient.layout != torch.strided:
             return
         is_finite = math.isfinite(abs(gradient.detach().sum().item()))
@@ -97,40 +147,23 @@ class Autopsies:
         if is_finite or not was_finite or info.get("scaler") is not None or "loss" not in info:
             return
         loss = info["loss"].item() / loss_scale(info)
-        if not math.isfinite(loss):
-            return
-        bad = bad_gradients(self.setting.parameters)
+        bad = bad_gradients(self._setting.parameters) if math.isfinite(loss) else []
         if bad:
             self._trigger.expect_not_finite()
-            found: Values = {r: v for r, v in values.items() if r == SquaredNorms()}
-            norms = norms_of(found)
+            norms = norms_of({r: v for r, v in values.items() if r == SquaredNorms()})
             samples = 0 if norms is None else len(norms)
-            evidence = Evidence(origin="backward")
-            self.add(
-                global_step,
-                Spike(
-                    loss,
-                    origin="backward",
-                    place=layer_of(bad[-1]),
-                    part=self.part,
-                    samples=samples,
-                    suspects=evidence.suspects(norms, samples, info.get("ids")),
-                    without_norms=UNSCHEDULED if norms is None else "",
-                ),
+            spike = Spike(
+                loss,
+                origin="backward",
+                place=layer_of(bad[-1]),
+                part=self._part,
+                samples=samples,
+                suspects=Evidence(origin="backward").suspects(norms, samples, info.get("ids")),
+                without_norms=UNSCHEDULED if norms is None else "",
             )
+            self._add(context.global_step, spike)
 
-    def keep(self, values: Values) -> None:
-        """Keep the squared norms of a tracked step, if it has some."""
-        found = next((values[r] for r in (SquaredNorms(), Deviations()) if values.get(r)), None)
-        if found is not None:
-            self._tracked.append(found)
-
-    @property
-    def rate_before(self) -> float:
-        """The median of the latest learning rates."""
-        return median(self._rates) if self._rates else math.nan
-
-    def layers_before(self) -> dict[str, float]:
+    def _layers_before(self) -> dict[str, float]:
         """The median over the latest tracked steps of each layer's Σₙ‖gₙ‖²."""
         steps = [by_layer({n: squared_norms(v) for n, v in each.items()}) for each in self._tracked]
         names = dict.fromkeys(name for each in steps for name in each)
@@ -153,116 +186,6 @@ class Autopsies:
         self._rates = deque(state["rates"], maxlen=RATES)
         self._tracked = deque(state["tracked"], maxlen=TRACKED)
         self._latest = None
-
-
-class Autopsy:
-    """The autopsy of one step: from entering its context to what is recorded.
-
-    It has per-sample gradients of its own, since none may be scheduled at this step.
-    """
-
-    def __init__(
-        self,
-        global_step: int,
-        jump: Jump,
-        info: Mapping[str, Any],
-        part: int,
-        contain: Contain,
-    ) -> None:
-        self._step = global_step
-        self._jump = jump
-        self._info = info
-        self._part = part
-        self._contain = contain
-        self._evidence = Evidence()
-        self._reducer: Reducer | None = None
-        self._gradients: Gradients | None = None
-        self._handle: RemovableHandle | None = None
-        self._contexts = ExitStack()
-        self._reason = ""
-
-    def begin(self, setting: Setting) -> None:
-        """Look at the graph while it is whole, and collect gradients from now on."""
-        loss: Tensor = self._info["loss"]
-        if not loss.requires_grad:
-            return
-        with self._contain("the autopsy of a loss", self._refuse), torch.no_grad():
-            self._evidence = _evidence(setting, self._info, math.isfinite(self._jump.loss))
-        if not math.isfinite(self._jump.loss):
-            # Whose gradients are whose can't be read off where they are NaN.
-            self._refuse(NOT_FINITE)
-            return
-        with self._contain("per-sample gradients of an autopsy", self._refuse):
-            self._contexts.enter_context(uncompiled_backward())
-            self._gradients = Gradients(setting, self._info)
-            collector = self._gradients.collector
-            self._reducer = Reducer(
-                setting.parameters, collector, [SquaredNorms()], contain=self._contain
-            )
-            self._reducer.start(setting.leaves)
-            with torch.enable_grad():
-                self._gradients.begin(loss)
-            self._handle = on_gradient(loss, self._receive)
-
-    def _refuse(self, reason: str) -> None:
-        self._reason = self._reason or reason
-
-    def _receive(self, gradient: Tensor) -> None:
-        with self._contain("reading the factor of the loss", self._refuse):
-            if self._gradients is not None:
-                factor = gradient.detach().sum() * loss_scale(self._info)
-                self._gradients.receive_factor(factor)
-
-    def finish(self, autopsies: Autopsies, history: History) -> Spike:
-        """What was found, after the backward pass."""
-        norms = self._norms()
-        evidence = self._evidence
-        total = torch.stack([*norms.values()]).sum(0) if norms else None
-        samples = len(total) if total is not None else evidence.samples
-        if self._gradients is not None and self._gradients.batch.samples is not None:
-            samples = self._gradients.batch.samples
-        spike = Spike(
-            self._jump.loss,
-            self._jump.median,
-            self._jump.deviation,
-            self._jump.start,
-            part=self._part,
-            samples=samples,
-            suspects=evidence.suspects(total, samples, self._info.get("ids")),
-            without_norms="" if norms else self._why_no_norms(),
-            layers={} if evidence.origin else by_layer(norms),
-            layers_before=autopsies.layers_before(),
-        )
-        if not math.isfinite(self._jump.loss):
-            origin = evidence.origin or "forward"
-            spike = replace(spike, origin=origin, place=evidence.place)
-        return replace(spike, **_rates(self._info, autopsies, history))
-
-    def _norms(self) -> dict[str, Tensor]:
-        if self._reducer is None:
-            return {}
-        self._reducer.finish()
-        found = self._reducer.values[SquaredNorms()]
-        if SquaredNorms() in self._reducer.failed:
-            self._refuse(self._reducer.failed[SquaredNorms()])
-            return {}
-        return {name: squared_norms(value) for name, value in found.items()}
-
-    def _why_no_norms(self) -> str:
-        if self._reason or self._gradients is None:
-            return self._reason or "the loss needs no gradient"
-        return next(iter(self._gradients.collector.unavailable.values()), UNREACHED)
-
-    def release(self) -> None:
-        """Remove all hooks, and free all gradients."""
-        if self._handle is not None:
-            self._handle.remove()
-        if self._gradients is not None:
-            self._gradients.end()
-        if self._reducer is not None:
-            self._reducer.stop()
-        self._gradients = self._reducer = self._handle = None
-        self._contexts.close()
 
 
 @dataclass(frozen=True)
@@ -418,7 +341,7 @@ def squared_norms(value: Any) -> Tensor:
 
 def norms_of(values: Values) -> Tensor | None:
     """‖gₙ‖² ``[N]`` of all parameters together, if a step's reductions show it."""
-    found = next((values[r] for r in (SquaredNorms(), Deviations()) if values.get(r)), None)
+    found = next((values[r] for r in _OF_NORMS if values.get(r)), None)
     return None if found is None else torch.stack([*map(squared_norms, found.values())]).sum(0)
 
 
@@ -435,11 +358,11 @@ def learning_rate(optimizer: Any) -> float:
     return max((float(g["lr"]) for g in optimizer.param_groups if "lr" in g), default=math.nan)
 
 
-def _rates(info: Mapping[str, Any], autopsies: Autopsies, history: History) -> dict[str, Any]:
+def _rates(info: Mapping[str, Any], history: History) -> dict[str, Any]:
     """The learning rate, and the sharpness that was recorded last."""
     optimizer = info.get("optimizer")
     rate = math.nan if optimizer is None else learning_rate(optimizer)
-    found = {"rate": rate, "rate_before": autopsies.rate_before}
+    found = {"rate": rate}
     for name in history.of_kind("Stability"):
         series = history[name]
         if series:
@@ -462,4 +385,5 @@ UNSCHEDULED = (
     "per-sample gradients at each step, such as NormTest, would show the sample"
 )
 NOT_FINITE = "the loss isn't finite"
+NO_GRADIENT = "the loss needs no gradient"
 UNREACHED = "no backward pass went through the loss inside the context"

@@ -1,0 +1,158 @@
+"""BackPACK's extensions and extension hooks in one context, if there are any."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from backpack.extensions.backprop_extension import BackpropExtension
+from torch import nn
+
+from gradlens.backpack_adapter.context import extended_by_backpack, with_extensions
+from gradlens.backpack_adapter.per_sample_gradients import PerSampleGradients
+from gradlens.cockpit.boundary import Boundary
+from gradlens.cockpit.step_values import StepValues
+from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.gradients.gradients import Setting
+from gradlens.quantities.quantity import Quantity
+
+
+class BackpackStep:
+    """Runs the extensions of the active quantities and the user's own, one of each class.
+
+    What BackPACK says of the user's own is raised, as without gradlens. ``apart`` are of second
+    order, and need passes of their own; all others run ``within`` the user's backward pass.
+    ``per_sample`` says that a quantity asks for per-sample gradients by an extension.
+    """
+
+    def __init__(
+        self,
+        global_step: int,
+        by_user: Sequence[BackpropExtension],
+        values: StepValues,
+        setting: Setting,
+        boundary: Boundary,
+    ) -> None:
+        self._step = global_step
+        self._by_user = by_user
+        self._values = values
+        self._boundary = boundary
+        self._parameters = setting.parameters
+        self._by_layer_hooks = setting.model is not None and not extended_by_backpack(setting.model)
+        own = [each for quantity in values.active for each in quantity.extensions(global_step)]
+        by_class: dict[type[BackpropExtension], BackpropExtension] = {}
+        for extension in [*by_user, *own]:
+            by_class.setdefault(type(extension), extension)
+        self.per_sample = by_class.pop(PerSampleGradients, None) is not None
+        found = list(by_class.values())
+        second_order = [each for each in found if each.expects_backpropagation_quantities()]
+        self.apart = second_order if self._by_layer_hooks else []
+        self._within = [each for each in found if each not in self.apart]
+        self._saved = {each.savefield for each in found} - {each.savefield for each in by_user}
+        self._before = [(extension, self._saved_by(extension)) for extension in by_user]
+
+    @property
+    def needs_layer_hooks(self) -> bool:
+        """Whether one of the user's extensions runs by gradlens's hooks on layers."""
+        return self._needs_layer_hooks(self._by_user)
+
+    def _needs_layer_hooks(self, extensions: Iterable[BackpropExtension]) -> bool:
+        found = (each for each in extensions if not isinstance(each, PerSampleGradients))
+        first_order = any(not each.expects_backpropagation_quantities() for each in found)
+        return first_order and self._by_layer_hooks
+
+    @property
+    def by_layer_hooks(self) -> list[Quantity]:
+        """The quantities that run by hooks on layers."""
+        step = self._step
+        return [
+            quantity
+            for quantity in self._values.active
+            if quantity.extension_hooks(step) or self._needs_layer_hooks(quantity.extensions(step))
+        ]
+
+    @contextmanager
+    def running(self, besides: Sequence[BackpropExtension], debug: bool) -> Iterator[None]:
+        """A context in which the extensions are active, and others ``besides``."""
+        hooks = [
+            partial(self._run_hook, quantity, hook)
+            for quantity in self._values.active
+            for hook in quantity.extension_hooks(self._step)
+        ]
+        with with_extensions([*self._within, *besides], hooks, debug):
+            yield
+
+    def _run_hook(
+        self, quantity: Quantity, hook: Callable[[nn.Module], None], module: nn.Module
+    ) -> None:
+        with self._boundary.contain(quantity.name, self._values.refusing(quantity)):
+            hook(module)
+
+    def run_apart(self, curvature: LossCurvature) -> None:
+        """Run the extensions of second order on the loss."""
+        for extension in self.apart:
+            if extension in self._by_user:
+                curvature.run(extension)
+                continue
+            refuse = self._values.refusing(*self._needing(extension))
+            with self._boundary.contain(type(extension).__name__, refuse):
+                curvature.run(extension)
+
+    def refuse_without_loss(self) -> None:
+        """What needs the loss has nothing to work on; ``ValueError`` if the user runs it."""
+        for extension in self.apart:
+            reason = SECOND_ORDER.format(extension=type(extension).__name__)
+            if extension in self._by_user:
+                raise ValueError(reason)
+            self._values.refusing(*self._needing(extension))(reason)
+
+    def raise_if_users(self, reason: str) -> None:
+        """``NotImplementedError`` if the user runs an extension of second order."""
+        if any(extension in self._by_user for extension in self.apart):
+            raise NotImplementedError(reason)
+
+    def _needing(self, extension: BackpropExtension) -> list[Quantity]:
+        step, kind = self._step, type(extension)
+        active = self._values.active
+        return [q for q in active if any(type(each) is kind for each in q.extensions(step))]
+
+    @property
+    def lacking(self) -> str:
+        """What is wrong with the user's extensions that have saved nothing; empty if nothing is."""
+        names = [
+            type(extension).__name__
+            for extension, before in self._before
+            if all(map(operator.is_, before, self._saved_by(extension)))
+        ]
+        return NOTHING_SAVED.format(extensions=", ".join(names)) if names else ""
+
+    def _saved_by(self, extension: BackpropExtension) -> list[Any]:
+        return [vars(each).get(extension.savefield) for each in self._parameters.values()]
+
+    def release(self) -> None:
+        """Remove from the parameters what extensions have saved for quantities alone."""
+        for parameter in self._parameters.values() if self._saved else ():
+            for savefield in self._saved & vars(parameter).keys():
+                delattr(parameter, savefield)
+
+
+def late(extensions: Sequence[BackpropExtension]) -> str:
+    """Why the user's first extensions can't run: there were no hooks in the forward pass."""
+    return LATE.format(extension=type(extensions[0]).__name__)
+
+
+SECOND_ORDER = "{extension} is of second order and needs the loss: pass loss=... to the context"
+NOTHING_SAVED = (
+    "{extensions} saved nothing on the parameters that are tracked. BackPACK's extensions need a "
+    "backward pass inside the context, and hooks on model and loss module before the forward pass: "
+    "pass both to the cockpit (Cockpit(model, loss_function=loss_function)), or extend them by "
+    "backpack.extend"
+)
+LATE = (
+    "{extension} is the first BackPACK extension to be passed, and this step's forward pass ran "
+    "without hooks on layers: call gradlens.extend(model) before the first step, which installs "
+    "them for all steps"
+)

@@ -1,0 +1,116 @@
+"""What watches the steps of a cockpit: told when a context is entered, and when it is left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from gradlens.graph.scaler import GradientScale
+from gradlens.history.finding import Finding
+from gradlens.history.history import History
+from gradlens.history.samples import Samples
+from gradlens.history.setup import Setup
+from gradlens.history.spikes import Spike
+from gradlens.reductions import Reduction
+from gradlens.stateful import State
+
+Values = Mapping[Reduction, Mapping[str, Any]]
+"""Results of reductions by parameter name."""
+
+
+class Records(Protocol):
+    """What observers write to: a run."""
+
+    history: History
+
+    def note(self, global_step: int, text: str) -> None:
+        """Note a text once."""
+
+    def record_setup(self, global_step: int, setup: Setup) -> None:
+        """Record what the run consists of, if that has changed."""
+
+    def record_facts(
+        self, table: str, steps: Sequence[int], columns: Mapping[str, Sequence[float]]
+    ) -> None:
+        """Record numbers of some steps in a table of the facts."""
+
+    def record_finding(self, finding: Finding) -> None:
+        """Record what is wrong with the run, and warn of it."""
+
+    def record_spike(self, global_step: int, spike: Spike) -> None:
+        """Record what was found at a step whose loss has jumped."""
+
+    def record_samples(self, samples: Samples) -> None:
+        """Record what is known of single samples by now."""
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """A context that is entered for a step, or for one of its micro-batches.
+
+    ``info`` is what the user has passed, and ``scale`` the factor of a gradient scaler.
+    """
+
+    global_step: int
+    info: Mapping[str, Any]
+    accumulating: bool = False
+    scale: GradientScale = field(default_factory=GradientScale)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a context was left, with the per-sample gradients of its backward pass.
+
+    ``values`` are reductions of these, ``samples`` is their number if it is known, and
+    ``without_values`` the reason why there are none. ``error`` has left the context.
+    """
+
+    error: BaseException | None = None
+    values: Values = field(default_factory=dict)
+    samples: int | None = None
+    without_values: str = ""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the context was left by an interrupt rather than by an error."""
+        return self.error is not None and not isinstance(self.error, Exception)
+
+
+class Observer:
+    """Watches the steps of a cockpit. A subclass defines what it takes part in.
+
+    What it raises is noted as a failure of its ``work``, and training goes on.
+    """
+
+    work: ClassVar[str] = "watching a step"
+
+    @property
+    def reductions(self) -> Sequence[Reduction]:
+        """What it needs of the per-sample gradients of the backward pass in the context."""
+        return ()
+
+    def expect(self, steps: Sequence[int]) -> None:
+        """The next forward pass is that of one of these steps; empty if that is unknown."""
+
+    def enter(self, context: StepContext) -> None:
+        """A context is entered: the loss's graph is whole, and the last update is over."""
+
+    def skip(self) -> None:
+        """A context is entered in which nothing is watched."""
+
+    def leave(self, context: StepContext, outcome: Outcome) -> None:
+        """A context is left, and what was tracked in it is recorded."""
+
+    def flush(self) -> None:
+        """Record what is complete."""
+
+    def close(self) -> None:
+        """Record what remains, and remove all hooks."""
+
+    def state_dict(self) -> State:
+        """What later steps depend on."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
