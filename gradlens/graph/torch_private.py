@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch._C import _len_torch_function_stack, _pop_torch_function_stack
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.grad_scaler import OptState
 from torch.autograd.function import Function
@@ -576,13 +575,3 @@ def _is_optimized(module: nn.Module) -> bool:
     # torch.compile imports this package; without it there is no such module.
     dynamo: Any = sys.modules.get("torch._dynamo")
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-
-
-def function_mode_depth() -> int:
-    """How many ``TorchFunctionMode`` contexts are entered; there is no public name for that."""
-    return _len_torch_function_stack()
-
-
-def pop_function_mode() -> None:
-    """Leave the innermost ``TorchFunctionMode`` context."""
-    _pop_torch_function_stack()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -42,7 +42,7 @@ class _EagerStance:
     """A context in which nothing runs compiled, in all threads, since the stance is the process's.
 
     Contexts of several threads may overlap: the user's own stance is restored when the last of
-    them is left. A context may be left more than once. ``UnavailableError`` inside compiled code,
+    them is left. ``UnavailableError`` inside compiled code,
     whose stance can't be changed.
     """
 
@@ -69,16 +69,9 @@ class _EagerStance:
                 _EagerStance._stance = None
 
 
-@contextmanager
-def uncompiled_calls() -> Iterator[None]:
+def uncompiled_calls() -> AbstractContextManager[None]:
     """A context in which ``torch.compile`` has no effect; see ``torch.compiler.set_stance``."""
-    stance = _EagerStance()
-    try:
-        with stance:
-            yield
-    finally:
-        # Once more, since an interrupt may have come in front of the first time.
-        stance.__exit__()
+    return _EagerStance()
 
 
 class EagerCall:

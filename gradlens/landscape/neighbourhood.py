@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, final
 
 import torch
@@ -95,22 +94,16 @@ class Neighbourhood:
         """The model is the same after the context as before, and so are torch's random numbers.
 
         That includes gradients, modes, and tensors that modules have as plain attributes, such as
-        the weight that ``torch.nn.utils.weight_norm`` computes in the forward pass. Contexts inside
-        restore most of it, but an interrupt (Ctrl-C) may come while one of them does.
+        the weight that ``torch.nn.utils.weight_norm`` computes in the forward pass.
         """
         parameters = [*self._model.parameters()]
-        restore = partial(self._restore, _attributes(self._model), [p.grad for p in parameters])
+        attributes, gradients = _attributes(self._model), [p.grad for p in parameters]
         devices = sorted({p.device.index for p in parameters if p.is_cuda})
         with torch.random.fork_rng(devices):
             try:
-                try:
-                    yield
-                finally:
-                    restore()
-            except BaseException:
-                # The interrupt may have come while this was restored.
-                restore()
-                raise
+                yield
+            finally:
+                self._restore(attributes, gradients)
 
     def _restore(
         self,

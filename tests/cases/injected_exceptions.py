@@ -169,9 +169,6 @@ OUTERMOST = {
     "sums_of_bits.<locals>.<dictcomp>",
     # What a context is made of before anything can be contained.
     *("GradientScale.__init__", "unscaled_optimizers", "unscaled_optimizers.<locals>.<setcomp>"),
-    # Modes of the process, read before anything can be contained.
-    *("GlobalState.__init__", "GlobalState.__init__.<locals>.<listcomp>", "function_mode_depth"),
-    *("GlobalState.keep_gradients", "GlobalState.keep_gradients.<locals>.<listcomp>"),
 }
 
 

@@ -19,7 +19,6 @@ from torch import Tensor, distributed, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import BaseModelOutput
@@ -785,19 +784,3 @@ def test_no_other_module_uses_private_names_of_torch() -> None:
 )
 def test_private_names_are_found(source: str) -> None:
     assert [*private_uses(ast.parse(source), private_names_of_torch(), {"_parameters"})]
-
-
-def test_contexts_of_functions_can_be_counted_and_left() -> None:
-    class Mode(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            return 7
-
-    before = private.function_mode_depth()
-    Mode().__enter__()
-    assert torch.add(torch.ones(()), 1) == 7
-    assert private.function_mode_depth() == before + 1
-    private.pop_function_mode()
-    assert private.function_mode_depth() == before
-    assert torch.equal(torch.add(torch.ones(()), 1), torch.tensor(2.0))

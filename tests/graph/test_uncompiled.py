@@ -5,20 +5,16 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
-import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from gradlens import Cockpit
-from gradlens.graph.uncompiled import EagerCalls, _EagerStance, ran_compiled, uncompiled_calls
+from gradlens.graph.uncompiled import EagerCalls, ran_compiled, uncompiled_calls
 from gradlens.numerics.unavailable import UnavailableError
-from gradlens.quantities import NormTest
-from tests.cockpit.test_closing import Interrupt
 
 STANCES = ["default", "force_eager", "eager_on_recompile", "fail_on_recompile"]
 
@@ -87,34 +83,6 @@ def test_exceptions_in_forward(error: BaseException, in_place: bool) -> None:
     with pytest.raises(type(error)):
         model(torch.ones(1, 2))
     assert stance() == "default"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["call", "forward context", "step"])
-def test_interrupts_at_each_line(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A trace function also raises where an interrupt can't come: in front of a lock's release.
-    monkeypatch.setattr(_EagerStance, "_lock", threading.RLock())
-    model = compiled(Layer(), in_place=False)
-    cockpit = Cockpit(model, [NormTest()])
-    x = torch.ones(2, 2)
-
-    def call(line: int) -> Interrupt:
-        interrupt = Interrupt(line)
-        with suppress(KeyboardInterrupt), interrupt, ExitStack() as stack:
-            if kind == "forward context":
-                stack.enter_context(cockpit.forward(0))
-            loss = model(x).square().sum()
-            if kind == "step":
-                stack.enter_context(cockpit(0, loss=loss))
-        assert stance() == "default", interrupt.where
-        return interrupt
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        lines = call(-1).lines
-        for line in range(1, lines + 1, 1 + lines // 100):
-            call(line)
-    assert lines > 20
 
 
 def test_contexts_of_several_threads_may_overlap() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import product
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,6 @@ from gradlens.landscape import (
     eigenvector_directions,
     loss_along,
     loss_on_plane,
-    neighbourhood,
     principal_directions,
     random_direction,
 )
@@ -387,47 +384,6 @@ def test_the_model_is_as_before(name: str, error: BaseException | None) -> None:
             with nullcontext() if error is None else pytest.raises(type(error)):
                 work(model, probe, states)
             assert everything(model) == before
-
-
-@contextmanager
-def interrupt_at_line(number: int, file: str) -> Iterator[list[int]]:
-    """Raise once before one of the lines that are run in a file; how many were run by then."""
-    count = [0]
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_filename != file:
-            return None
-        if event == "line":
-            count[0] += 1
-            if count[0] == number:
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        yield count
-    finally:
-        sys.settrace(None)
-
-
-@pytest.mark.slow
-def test_interrupts_between_any_two_lines_leave_the_model_as_before() -> None:
-    """Those while it is being restored, too."""
-    model = nn.Linear(2, 2)
-    probe = Probe([(torch.ones(1, 2), torch.zeros(1, 2))], nn.MSELoss())
-    direction = everywhere(model)
-    before = everything(model)
-    number, interrupted = 0, True
-    while interrupted:
-        number += 1
-        interrupted = False
-        try:
-            with interrupt_at_line(number, neighbourhood.__file__):
-                loss_along(model, probe, direction, [-1.0, 1.0], parabola=False)
-        except KeyboardInterrupt:
-            interrupted = True
-        assert everything(model) == before, number
-    assert number > 50
 
 
 def test_attributes_that_a_forward_pass_sets_are_restored() -> None:
