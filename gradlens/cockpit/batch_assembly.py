@@ -70,16 +70,13 @@ class BatchAssembly:
         """Whether it is known if all processes track the same."""
         return self._differ is not None
 
-    def compare(self, tracked: Sequence[str], has_state_of_another: bool) -> bool:
+    def compare(self, tracked: Sequence[str]) -> None:
         """Find out whether all processes track the same.
 
         Where they don't, they exchange at all steps, so that none waits for another in vain.
-        Returns whether one of them has loaded the state of another one.
         """
         texts = [PLACE_IN_MEMORY.sub("", each) for each in tracked]
-        found = self.processes.of_all((texts, has_state_of_another))
-        self._differ = any(each != texts for each, _ in found)
-        return any(loaded for _, loaded in found)
+        self._differ = any(each != texts for each in self.processes.of_all(texts))
 
     @property
     def has_own_parts(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gradlens.cockpit.tracking import Tracking
+from gradlens.history.undefined import Undefined
 from gradlens.numerics.saveable import restored, saveable
 from gradlens.numerics.unavailable import first_line
 from gradlens.quantities.quantity import Quantity
@@ -24,17 +25,13 @@ def state_of_tracking(tracking: Tracking) -> State:
             if quantity.has_started:
                 quantities[quantity.name] = saveable(quantity.state_dict())
             schedules[quantity.name] = saveable(state_of(quantity.track_schedule))
-    updates: State = {}
-    with tracking.boundary.contain("saving the last update"):
-        updates = tracking.updates.state_dict()
     return {
         "gradlens_state": FORMAT,
         "parameters": _shapes(tracking),
         "loss_reduction": tracking.setting.loss_reduction,
-        "process": tracking.assembly.processes.rank,
         "quantities": quantities,
         "schedules": schedules,
-        "updates": updates,
+        "unfinished": dict(tracking.updates.unfinished),
         "observers": {type(each).__name__: each.state_dict() for each in tracking.observers},
         "run": tracking.run.state_dict(),
         "forecast": tracking.forward_passes.forecast.state_dict(),
@@ -54,9 +51,11 @@ def load_tracking(tracking: Tracking, state: Mapping[str, Any], strict: bool) ->
     for quantity in tracking.quantities:
         if quantity.name in saved:
             _load(quantity, saved[quantity.name], state["schedules"])
-    is_of_another = state["process"] != tracking.assembly.processes.rank
-    tracking.updates.load_state_dict(state["updates"], is_of_another)
+    tracking.updates.drop()
     tracking.run.load_state_dict(state["run"])
+    for name, step in state["unfinished"].items():
+        if name in own:
+            tracking.run.record(step, {name: Undefined(CONTINUED)})
     forward_passes = tracking.forward_passes
     forward_passes.forecast.load_state_dict(state["forecast"])
     forward_passes.layer_hooks.load_state_dict(state["layer_hooks"])
@@ -132,6 +131,10 @@ OTHER_REDUCTION = (
 UNKNOWN = (
     "the state has quantities that the cockpit doesn't track: {names}. Track them under these "
     "names, or pass strict=False, which leaves them out"
+)
+CONTINUED = (
+    "the run was continued from a checkpoint that was saved while the value was still waiting for "
+    "the update after the step, or for the next step"
 )
 NEW = "quantities that are not in the state that was loaded start anew: {names}"
 LEFT_OUT = "quantities of the state that was loaded are not tracked any more: {names}"

@@ -216,7 +216,7 @@ class Cockpit:
             setting=setting,
             run=self._run,
             boundary=boundary,
-            updates=Updates(setting, self.quantities, self._run.record, boundary),
+            updates=Updates(setting, self._run.record, boundary),
             assembly=BatchAssembly(setting, processes, max_bytes),
             forward_passes=ForwardPasses(
                 model=self.model,
@@ -455,9 +455,9 @@ class Cockpit:
         Call it between steps and evaluations: after the optimizer's step, and before the next
         context and ``close``. It consists of dicts, lists, numbers, strings and tensors, which
         ``torch.load(weights_only=True)`` reads. As in torch's own ``state_dict``, tensors are not
-        copied; a cockpit never changes them in place. The largest are the start point of
-        ``Distance``, and the last update if ``Alpha`` waits for the next step: each has the size of
-        the model. Recorded values are not contained: they are in the history and the run's file.
+        copied; a cockpit never changes them in place. The largest is the start point of
+        ``Distance``, which has the size of the model. Recorded values are not contained: they are
+        in the history and the run's file.
         """
         return state_of_tracking(self._tracking)
 
@@ -466,9 +466,10 @@ class Cockpit:
 
         Call it before the next context, before or after the model and the optimizer are loaded.
         Later values are then those of an uninterrupted run. Values of the history from after the
-        state are removed. A quantity that is not in the state starts anew, with a note.
-        ``ValueError`` names a quantity that is only in the state, unless ``strict`` is false, and a
-        quantity that can't continue from its state.
+        state are removed. What waited for the update or the next step, such as ``Alpha``, is a NaN
+        with the reason at this one step. A quantity that is not in the state starts anew, with a
+        note. ``ValueError`` names a quantity that is only in the state, unless ``strict`` is false,
+        and a quantity that can't continue from its state.
         """
         load_tracking(self._tracking, state, strict)
 

@@ -107,8 +107,7 @@ class Tracking:
             return
         several = self.assembly.processes.count > 1
         texts = [f"{q.name}: {q.track_schedule!r}" for q in self.quantities if several]
-        if self.assembly.compare(texts, self.updates.is_of_another):
-            self.updates.drop_projections()
+        self.assembly.compare(texts)
 
     def tell(self, what: Callable[[Observer], None]) -> None:
         """Tell all observers something; where one fails, the others go on."""

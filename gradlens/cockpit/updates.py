@@ -19,12 +19,10 @@ from gradlens.gradients.collect import OVERWRITTEN
 from gradlens.gradients.gradients import Setting
 from gradlens.history.coverage import few
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.checksums import checksums, differing, sums_of_bits
+from gradlens.numerics.checksums import differing, sums_of_bits
 from gradlens.numerics.host import on_host
-from gradlens.numerics.saveable import restored, saveable
 from gradlens.numerics.shards import is_distributed, whole
-from gradlens.numerics.strata import Drawn, Stratum, all_drawn
-from gradlens.numerics.unavailable import UnavailableError
+from gradlens.numerics.strata import Drawn, all_drawn
 from gradlens.operators.operator import GradientOperator
 from gradlens.parts.kept import KeptGradients
 from gradlens.quantities.held import not_held
@@ -32,7 +30,6 @@ from gradlens.quantities.quantity import Phase, Quantity
 from gradlens.quantities.step import Step
 from gradlens.quantities.update import Update
 from gradlens.reductions import DirectionDots
-from gradlens.stateful import State
 
 Record = Callable[[int, Mapping[str, Any]], None]
 """Records values by name at a global step."""
@@ -52,24 +49,30 @@ class Updates:
     ``interval`` is the update before, if a quantity's value needs the step that ends it.
     """
 
-    def __init__(
-        self, setting: Setting, quantities: Sequence[Quantity], record: Record, boundary: Boundary
-    ) -> None:
+    def __init__(self, setting: Setting, record: Record, boundary: Boundary) -> None:
         self._setting = setting
-        self._quantities = quantities
         self._record = record
         self._boundary = boundary
         self._pending: PendingUpdate | None = None
-        self._loaded: State = {}
         self._end_step = 0
         self._starts_at_once = False
-        self.is_of_another = False
         self.interval: Interval | None = None
 
     @property
     def is_waiting(self) -> bool:
         """Whether a quantity waits for an update, or for the step behind one."""
-        return bool(self._loaded) or self._pending is not None or self.interval is not None
+        return self._pending is not None or self.interval is not None
+
+    @property
+    def unfinished(self) -> Mapping[str, int]:
+        """The names of quantities that wait, and the steps at which their values are recorded."""
+        if self.interval is not None:
+            step, waiting = self.interval.start, self.interval.waiting
+        elif self._pending is not None and not self._pending.is_over:
+            step, waiting = self._pending.step, self._pending.waiting
+        else:
+            return {}
+        return {each.quantity.name: step.global_step for each in waiting}
 
     @property
     def needs_next_step(self) -> bool:
@@ -127,7 +130,7 @@ class Updates:
         if self._pending is not None:
             self._pending.resolve()
             self._pending.close()
-        self._pending, self._loaded = None, {}
+        self._pending = None
 
     def end_interval(self, end: Step, projections: Drawn | None) -> None:
         """Compute what needed this step, and record it at the step before.
@@ -171,115 +174,35 @@ class Updates:
         if open_ and isinstance(update, Update):
             self.interval = Interval(pending, update, open_)
 
-    # The state, which is that after the optimizer's step, between two contexts.
-
-    @torch.no_grad()
-    def state_dict(self) -> State:
-        """What waits for the next context, with the update so far; tensors are those of the update.
-
-        The parameters' checksums are those that the update has led to.
-        """
-        interval = self.interval  # also between the micro-batches of the step that ends it
-        pending = self._pending if interval is None else interval.pending
-        if pending is None or (pending.is_over and interval is None):
-            return {}
-        if self._loaded and not pending.is_over:
-            return self._loaded
-        update = interval.update if interval is not None else pending.present_update()
-        waiting = interval.waiting if interval is not None else pending.waiting
-        if isinstance(update, Undefined):
-            return {}
-        earlier = {}
-        for each in waiting:
-            with self._boundary.contain(f"saving {each.quantity.name}"):
-                earlier[each.quantity.name] = saveable(each.earlier)
-        return {
-            "step": saveable(pending.step.plain()),
-            "waiting": earlier,
-            "direction": dict(update.direction),
-            "projections": update.projections,
-            "strata": [(each.samples, each.drawn) for each in update.strata],
-            "is_over": interval is not None,
-            "overtaken": pending.overtaken,
-            "checksums": checksums(self._setting.parameters),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any], is_of_another: bool = False) -> None:
-        """Let quantities wait for the next context, as they did for that after the state.
-
-        That of another process has the projections of samples that this one didn't have.
-        """
-        self.drop()
-        self.is_of_another = is_of_another and state.get("projections") is not None
-        if not state:
-            return
-        parameters = self._setting.parameters
-        device = next(iter(parameters.values())).device
-        known: dict[str, Any] = {
-            name: value.to(device) if isinstance(value, Tensor) else value
-            for name, value in state["step"].items()
-        }
-        step = Step(parameters=parameters, loss_reduction=self._setting.loss_reduction, **known)
-        waiting = [
-            WaitingQuantity(quantity, restored(state["waiting"][quantity.name]))
-            for quantity in self._quantities
-            if quantity.name in state["waiting"]
-        ]
-        find = partial(_loaded_update, parameters, state)
-        then = self._reopen if state["is_over"] else self._after_update
-        self._loaded = dict(state)
-        self._pending = PendingUpdate(step, waiting, find, then, self._boundary, state["overtaken"])
-
-    def drop_projections(self) -> None:
-        """Let nothing wait that needs a state's projections: some process has those of another."""
-        state, self.is_of_another = self._loaded, False
-        waiting = state.get("waiting", {})
-        lost = [q.name for q in self._quantities if q.retains_gradients and q.name in waiting]
-        if lost:
-            left = {name: earlier for name, earlier in waiting.items() if name not in lost}
-            self.load_state_dict({**state, "waiting": left, "projections": None} if left else {})
-            self._record(state["step"]["global_step"], dict.fromkeys(lost, Undefined(OF_ANOTHER)))
-
-    def _reopen(self, pending: PendingUpdate, update: Update | Undefined) -> None:
-        """Let quantities wait for the next step that have been called after the update already."""
-        if isinstance(update, Update):
-            self.interval = Interval(pending, update, pending.waiting)
-            return
-        with self._boundary.contain("recording an update"):
-            values = {each.quantity.name: update for each in pending.waiting}
-            self._record(pending.step.global_step, values)
-
     def drop(self) -> None:
         """Nothing waits any more."""
         if self._pending is not None:
             self._pending.close()
         self._pending = self.interval = None
-        self._loaded = {}
 
 
 class PendingUpdate:
     """A tracked step whose parameter update is still to come.
 
     ``on_update`` is called once, by the optimizer's step or by ``resolve``, with the update that
-    ``find`` returns, which is told whether it is the last call. ``overtaken`` is the reason why the
-    next step doesn't begin where the update ended, if so.
+    ``find`` returns. ``overtaken`` is the reason why the next step doesn't begin where the update
+    ended, if so.
     """
 
     def __init__(
         self,
         step: Step,
         waiting: Sequence[WaitingQuantity],
-        find: Callable[[bool], Update],
+        find: Callable[[], Update],
         on_update: Callable[[PendingUpdate, Update | Undefined], None],
         boundary: Boundary,
-        overtaken: str = "",
     ) -> None:
         self.step = step.without_gradients()
         self.waiting = waiting
-        self._find: Callable[[bool], Update] | None = find
+        self._find: Callable[[], Update] | None = find
         self._on_update = on_update
         self._boundary = boundary
-        self.overtaken = overtaken
+        self.overtaken = ""
         self._end: Mapping[str, Tensor] = {}
         # It stays until the context after: torch's hooks must not change while they run.
         self._handles: list[RemovableHandle] = []
@@ -311,7 +234,7 @@ class PendingUpdate:
         """Compute the update from the parameters as they are now, if that isn't done yet."""
         if self._find is None:
             return
-        update = self._boundary.value(UPDATE, self._find, True)
+        update = self._boundary.value("the update of the parameters", self._find)
         lasts = any(Phase.AT_NEXT_STEP in each.quantity.phases for each in self.waiting)
         # Processes must agree on what they compute, and each has only its parts of the parameters.
         if lasts and not any(map(is_distributed, self.step.parameters.values())):
@@ -320,12 +243,6 @@ class PendingUpdate:
         self._find = None
         with self._boundary.contain("the quantities of an update"):
             self._on_update(self, update)
-
-    def present_update(self) -> Any:
-        """The update if it ended now; a NaN with the reason if it is over, or can't be found."""
-        if self._find is None:
-            return Undefined("the update is over")
-        return self._boundary.value(UPDATE, self._find, False)
 
     @torch.no_grad()
     def close(self) -> None:
@@ -339,18 +256,10 @@ class PendingUpdate:
 
 
 def _update(
-    after: Mapping[str, nn.Parameter],
-    start: StartPoint,
-    retained: KeptGradients,
-    is_last: bool,
+    after: Mapping[str, nn.Parameter], start: StartPoint, retained: KeptGradients
 ) -> Update:
-    """The update from ``start``, and the projections of retained gradients on it.
-
-    The last one is computed in the memory of the copies.
-    """
-    copies = start.copies
-    starts = copies if is_last else {name: value.clone() for name, value in copies.items()}
-    direction = {name: value.neg_().add_(after[name].detach()) for name, value in starts.items()}
+    """The update from ``start``, in the memory of its copies, and retained gradients along it."""
+    direction = {n: copy.neg_().add_(after[n].detach()) for n, copy in start.copies.items()}
     unchanged = all(each.is_unchanged for each in retained.operators.values())
     projections = _projections(retained.operators if unchanged else {}, direction)
     why = "" if unchanged else OVERWRITTEN
@@ -364,22 +273,6 @@ def _projections(
     gathered = ((name, whole(difference)) for name, difference in direction.items())
     dots = on_host([retained[n].dot(each) for n, each in gathered if n in retained])
     return torch.stack([each.double() for each in dots]).sum(0) if dots else None
-
-
-def _loaded_update(
-    parameters: Mapping[str, nn.Parameter], state: Mapping[str, Any], is_last: bool
-) -> Update:
-    """The update of a state; ``UnavailableError`` if the parameters have changed since."""
-    if not state["overtaken"] and checksums(parameters) != state["checksums"]:
-        raise UnavailableError(NOT_AT_ITS_END)
-    directions = state["direction"].items()
-    direction = {name: each.to(parameters[name].device) for name, each in directions}
-    projections = state["projections"]
-    return Update(
-        direction,
-        None if projections is None else projections.cpu(),
-        strata=tuple(Stratum(*each) for each in state["strata"]),
-    )
 
 
 class Interval:
@@ -426,17 +319,10 @@ class Interval:
         }
 
     def _value(self, each: WaitingQuantity, update: Update, end: Step) -> Any:
-        start = self.start
-        if start.optimizer is None:  # as after a checkpoint
-            start = replace(start, optimizer=end.optimizer)
-        value = each.quantity.at_next_step(start, update, end, each.earlier)
+        value = each.quantity.at_next_step(self.start, update, end, each.earlier)
         return recordable(each.quantity, self.start.global_step, value)
 
 
-OF_ANOTHER = (
-    "a process has loaded the state of another one, which has the projections of that one's "
-    "samples on the last update: save the state of each process, and load it into the same one"
-)
 NEVER_ENDED = (
     "the next step, {step}, was never completed: an exception has left it, or none of its "
     "micro-batches was the last (accumulating=False)"
@@ -449,10 +335,4 @@ CHANGED = (
     "{names} have changed between the optimizer's step and the next context, so that this doesn't "
     "begin where the update ended. Without optimizer=..., the update is measured when the next "
     "context is entered"
-)
-UPDATE = "the update of the parameters"
-NOT_AT_ITS_END = (
-    "the parameters are not those that the step's update has led to when the state was saved: "
-    "save it between the optimizer's step and the next context, together with the model, and load "
-    "both before the next context"
 )

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gradlens.numerics.host import on_host
 from gradlens.numerics.shards import own_part
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -21,14 +20,6 @@ def sums_of_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     their elements are the same in another order.
     """
     return {name: _sum_of_bits(own_part(tensor.detach())) for name, tensor in tensors.items()}
-
-
-def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The same as numbers."""
-    if not tensors:
-        return {}
-    sums = on_host([*sums_of_bits(tensors).values()])
-    return dict(zip(tensors, torch.stack(sums).tolist(), strict=True))
 
 
 def differing(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:

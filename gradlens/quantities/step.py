@@ -73,12 +73,6 @@ class Step:
             gradient_scale=GradientScale(),
         )
 
-    def plain(self) -> dict[str, Any]:
-        """What is left of a step without gradients in a checkpoint, by the names of its fields."""
-        names = ("global_step", "batch_size", "loss", "individual_losses", "uncovered",
-                 "loss_weight")  # fmt: skip
-        return {name: getattr(self, name) for name in names}
-
     @property
     def samples(self) -> int:
         """N; ``UnavailableError`` if it is unknown."""

@@ -1,4 +1,4 @@
-"""A run that continues from a checkpoint has the values of a run without interruption."""
+"""A run that continues from a checkpoint has the values of one without, but those that waited."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import gradlens
 from gradlens import Aggregate, quantities
-from gradlens.cockpit import updates
+from gradlens.cockpit.checkpoint import CONTINUED
+from gradlens.history.undefined import Undefined
 from gradlens.quantities import Quantity
 from gradlens.quantities.bin_adaptation import GradAbsMax, ParamAbsMax
 from gradlens.schedules import linear
@@ -37,9 +38,10 @@ STEPS, SAMPLES = 6, 8
 INPUTS = torch.randn(STEPS, SAMPLES, 5, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(3, (STEPS, SAMPLES), generator=torch.Generator().manual_seed(1))
 
-ROUNDED = ("Alpha", "Alpha (epoch)", "every third step")
+ROUNDED = ("Alpha", "every third step")
 """Their values differ in the last digits from run to run, also without a checkpoint: LAPACK's least
-squares depend on where arrays are in memory."""
+squares depend on where arrays are in memory. The first ones after a checkpoint are rounded as in
+single precision, since gradients aren't also projected on the update before."""
 
 
 def network() -> nn.Module:
@@ -85,7 +87,7 @@ def aggregated() -> list[Any]:
     return [
         Aggregate(quantities.Loss(), over=4, raw=True),
         Aggregate(quantities.OutputActivation(), statistics=("min", "median", "iqr")),
-        Aggregate(quantities.Alpha()),
+        Aggregate(quantities.UpdateSize()),
         Aggregate(quantities.GradNorm(), over=2, statistics=("mean", "std")),
     ]
 
@@ -127,15 +129,23 @@ CASES = {
     "bfloat16": Case(preset("full"), bfloat16=True, cuts=(1, 4)),
     "every quantity": Case(all_quantities),
     "every quantity, by the context": Case(
-        lambda: [q for q in all_quantities() if "optimizer" not in q.needs],
+        # A correlation would be that with the latest update that was measured.
+        lambda: [
+            q
+            for q in all_quantities()
+            if "optimizer" not in q.needs and not isinstance(q, quantities.UpdateGeometry)
+        ],
         passed=False,
         cuts=(0, 2),
     ),
     "two optimizers": Case(
-        lambda: [*gradlens.configuration("economy"), quantities.UpdateGeometry()], optimizers=2
+        lambda: [
+            *gradlens.configuration("economy"),
+            quantities.UpdateGeometry(correlation=False),
+        ],
+        optimizers=2,
     ),
     "aggregates": Case(aggregated),
-    "aggregates, by the context": Case(aggregated, passed=False),
     "frozen statistics": Case(preset("economy"), options={"batchnorm": "frozen"}, cuts=(1,)),
     "random schedules": Case(
         lambda: [
@@ -243,6 +253,23 @@ def unbroken(name: str) -> dict[int, dict[str, Any]]:
     return loop.cockpit.get_output()
 
 
+def continued(name: str, cut: int) -> dict[int, dict[str, Any]]:
+    """The values of an unbroken loop, without those that waited when it was interrupted."""
+    state, _ = interruptions(name)[cut]
+    return without_waiting(unbroken(name), state[-1]["unfinished"], CASES[name].steps[cut + 1 :])
+
+
+def without_waiting(
+    values: Mapping[int, Mapping[str, Any]], waiting: Mapping[str, int], later: Sequence[int]
+) -> dict[int, dict[str, Any]]:
+    """Values by step, of which some were still waiting for one of the ``later`` steps."""
+    found = {step: dict(each) for step, each in values.items()}
+    for name, step in waiting.items():
+        if step not in later[:-1]:  # where it is run again, and another one after it
+            found[step][name] = Undefined(CONTINUED)
+    return found
+
+
 @cache
 def interruptions(name: str) -> dict[int, tuple[list[Any], dict[int, dict[str, Any]]]]:
     """The state of a loop after each of the case's cuts, and the values that it had by then."""
@@ -275,8 +302,7 @@ def resumed(name: str, cut: int) -> dict[int, dict[str, Any]]:
     ],
 )
 def test_a_resumed_run_equals_an_unbroken_one(name: str, cut: int) -> None:
-    differences = list(different(unbroken(name), resumed(name, cut)))
-    assert not differences
+    assert not list(different(continued(name, cut), resumed(name, cut)))
 
 
 @cache
@@ -294,17 +320,20 @@ FOUR_PARTS = replace(CASES["micro-batches"], micro_batches=4)
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.slow
 def test_micro_batches_of_a_step_that_is_not_complete_are_run_again(cut: int, parts: int) -> None:
-    """What waits for that step, such as Alpha at the step before, is in the state."""
+    """What waits for that step, such as Alpha at the step before, is lost."""
     before, after = Loop(FOUR_PARTS), Loop(FOUR_PARTS)
     before.train(0, cut)
     before.step(cut, parts)
-    after.load(through_a_file(before.state()))
+    state = through_a_file(before.state())
+    after.load(state)
     after.train(cut)
     after.cockpit.close()
     found, rest = before.cockpit.get_output(), after.cockpit.get_output()
     for step, values in rest.items():
         found[step] = found.get(step, {}) | values
-    assert not list(different(in_four_parts(), found))
+    waiting = state[-1]["unfinished"]
+    assert waiting == ({"Alpha": cut - 1} if cut else {})
+    assert not list(different(without_waiting(in_four_parts(), waiting, ()), found))
 
 
 def different(one: Any, other: Any, path: tuple[Any, ...] = ()) -> Iterator[str]:
@@ -320,7 +349,7 @@ def different(one: Any, other: Any, path: tuple[Any, ...] = ()) -> Iterator[str]
     elif isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         yield from different(dict(enumerate(one)), dict(enumerate(other)), path)
     elif {*ROUNDED} & {*path} and isinstance(one, float):
-        if not isinstance(other, float) or not np.isclose(one, other, 1e-9, 0, equal_nan=True):
+        if not isinstance(other, float) or not np.isclose(one, other, 1e-7, 0, equal_nan=True):
             yield f"{path}: {one!r}, {other!r}"
     elif isinstance(one, (np.ndarray, Tensor)):
         first, second = (torch.as_tensor(each).detach().numpy() for each in (one, other))
@@ -353,10 +382,9 @@ def test_another_process_continues(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=ROOT)
     rest = gradlens.History.load(tmp_path / "rest.jsonl")
     found = {step: dict(values) for step, values in before.items()}
-    for each in rest.names:
-        for step, value in rest[each].items():
-            found.setdefault(step, {})[each] = value
-    assert not list(different(unbroken(name), found))
+    for step, values in by_step(rest).items():
+        found[step] = found.get(step, {}) | values
+    assert not list(different(continued(name, 2), found))
 
 
 @pytest.mark.slow
@@ -393,7 +421,8 @@ NOT_SAVED = re.compile(
             r"plans",  # found again
             r"\.history|\._file|has_recorded|_names_at_last_step",  # in the run's file
             r"\.boundary|\._boundary",  # the step of notes
-            r"\.updates\.(_pending|interval|_loaded)",  # compared by what becomes of them
+            r"\.updates\.(_pending|interval)|_ends\[(Alpha|every third step)\]",  # not continued
+            r"eager_calls\.needed|layer_hooks\._installed",  # needed by what waited
             r"\.updates\._end_step|\.assembly\._differ",  # found at the next context
             r"\.Autopsies\.(_step|_tracked)",  # of deviations, there are the norms alone
             r"\.assembly\._step|\.StaleGradient|\.FactRecorder\._(optimizer|stale)",
@@ -488,7 +517,6 @@ def test_dtypes_are_kept() -> None:
         SGD(model.parameters(), lr=0.1).step()
     state = through_a_file(cockpit.state_dict())
     assert state["quantities"]["Distance"]["start"]["weight"].dtype == torch.float64
-    assert state["updates"]["direction"]["weight"].dtype == torch.float64
 
 
 def test_a_state_before_the_first_step() -> None:
@@ -512,7 +540,6 @@ def test_a_state_that_was_loaded_is_saved_again() -> None:
         expected = {step: unbroken(name)[step] for step in (3, 4, 5)}
         found = after.cockpit.get_output()
         assert not list(different(expected, {step: found[step] for step in (3, 4, 5)}))
-        assert found[2]["Alpha"] == pytest.approx(unbroken(name)[2]["Alpha"], nan_ok=True)
 
 
 @pytest.mark.slow
@@ -525,7 +552,8 @@ def test_the_same_cockpit_goes_back(name: str) -> None:
     loop.load(states)
     loop.train(2)
     loop.cockpit.close()
-    assert not list(different(unbroken(name), loop.cockpit.get_output()))
+    expected = without_waiting(unbroken(name), states[-1]["unfinished"], range(2, STEPS))
+    assert not list(different(expected, loop.cockpit.get_output()))
 
 
 # Mistakes.
@@ -620,42 +648,6 @@ def test_a_state_that_cannot_be_saved() -> None:
         strict.cockpit.state_dict()
 
 
-def test_an_update_that_cannot_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is noted, and training goes on."""
-    loop = Loop(CASES["economy"])
-    loop.step(0)
-    monkeypatch.setattr(updates, "checksums", lambda parameters: 1 / 0)
-    with pytest.warns(UserWarning, match="saving the last update failed: ZeroDivisionError"):
-        state = loop.cockpit.state_dict()
-    assert state["updates"] == {}
-
-
-def test_parameters_that_are_not_those_of_the_state() -> None:
-    """An update that ended elsewhere gives no value."""
-    for name in ("economy", "economy, by the context"):
-        before, after = Loop(CASES[name]), Loop(CASES[name])
-        before.train(0, 3)
-        after.cockpit.load_state_dict(before.cockpit.state_dict())
-        after.step(3)
-        found = after.cockpit.history
-        assert (
-            "save it between the optimizer's step and the next context" in found["Alpha"][2].reason
-        )
-        assert name == "economy" or "the parameters are not those" in found["UpdateSize"][2].reason
-
-
-def test_a_step_of_the_optimizer_after_the_state() -> None:
-    loop = Loop(CASES["economy"])
-    loop.train(0, 2)
-    loop.optimizers[0].step()
-    after = Loop(CASES["economy"])
-    after.load(through_a_file(loop.state()))
-    after.step(2)
-    loop.step(2)
-    reasons = [each.cockpit.history["Alpha"][1].reason for each in (loop, after)]
-    assert "the optimizer stepped more than once" in reasons[0] == reasons[1]
-
-
 # The run's file.
 
 
@@ -667,8 +659,17 @@ def written(name: str, path: Path, first: int, last: int, state: Any = None) -> 
     return loop
 
 
+def by_step(history: gradlens.History) -> dict[int, dict[str, Any]]:
+    """The values of a history by step and name."""
+    found: dict[int, dict[str, Any]] = {}
+    for name in history.names:
+        for step, value in history[name].items():
+            found.setdefault(step, {})[name] = value
+    return found
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["economy", "aggregates", "aggregates, by the context"])
+@pytest.mark.parametrize("name", ["economy", "aggregates"])
 @pytest.mark.parametrize("closes", [False, True])
 @pytest.mark.parametrize(("cut", "crash"), [(2, 3), (1, 5), (3, 6)])
 def test_a_crash_after_the_checkpoint(
@@ -687,10 +688,9 @@ def test_a_crash_after_the_checkpoint(
     after.cockpit.close()
     expected, found, live = gradlens.History.load(whole), gradlens.History.load(path), after.cockpit
     for history in (found, live.history):
-        values = {each: dict(history[each]) for each in history.names if each != "Time"}
-        assert not list(
-            different({n: dict(expected[n]) for n in expected.names if n != "Time"}, values)
-        )
+        waiting = state[-1]["unfinished"]
+        complete = without_waiting(by_step(expected), waiting, range(cut, STEPS))
+        assert not list(different(complete, by_step(history)))
         assert [note.text for note in history.notes] == [note.text for note in expected.notes]
         assert history.coverages == expected.coverages
 

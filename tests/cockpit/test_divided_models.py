@@ -205,34 +205,6 @@ def tracked_by_one(rank: int) -> None:
                 assert step in shared or "the same quantities and schedules" in value.reason
 
 
-def state_of_another(rank: int) -> None:
-    """What a state has of one process's samples isn't taken for another's."""
-    for of_first in (True, False):
-        cockpit, state = None, None
-        for steps in ((0, 1), (2,)):
-            model = replicated()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            loss_function = nn.CrossEntropyLoss()
-            cockpit = gradlens.Cockpit(model, quantities(), loss_function=loss_function)
-            if state is not None:
-                states = [state]
-                if of_first:
-                    distributed.broadcast_object_list(states)
-                model.load_state_dict(states[0][0])
-                cockpit.load_state_dict(states[0][1])
-            for step in steps:
-                x, y = half(rank)(step)
-                optimizer.zero_grad()
-                loss = loss_function(model(x), y)
-                with cockpit(step, loss=loss, optimizer=optimizer):
-                    loss.backward()
-                optimizer.step()
-            state = [model.state_dict(), cockpit.state_dict()]
-        assert cockpit is not None
-        assert ("the state of another one" in str(cockpit.history["Alpha"][1])) == of_first
-        assert cockpit.history["NormTest"][2] > 0
-
-
 def different_numbers_of_batches(rank: int) -> None:
     """Inside of ``join``, a process that has no further batch doesn't take part."""
     model = replicated()
@@ -326,7 +298,6 @@ SCENARIOS: dict[str, Callable[[int], None]] = {
         other_schedules,
         tracked_by_one,
         different_numbers_of_batches,
-        state_of_another,
         without_the_wrapper,
         made_after_forward,
         one_batch,
