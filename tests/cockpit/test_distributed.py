@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 import gradlens
+from gradlens.cockpit.checkpoint import CONTINUED
+from gradlens.history.undefined import Undefined
 from gradlens.quantities import GradHist1d, GradHist2d, Loss, MeanGSNR, NormTest
 from gradlens.reductions import SquaredNorms, SumOfSquares
 from tests.cases.processes import free_port, run_processes
@@ -224,7 +226,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", CASES)
 def test_processes_are_one_batch(name: str, runs: Path) -> None:
-    expected = in_one_process(CASES[name])
+    expected, cut = in_one_process(CASES[name]), CASES[name].cut
+    if cut is not None:
+        expected.append(cut - 1, {"Alpha": Undefined(CONTINUED)})
     ranks = [f"rank{rank}.jsonl" for rank in range(len(SHARES[CASES[name].shares]))]
     for file in (*ranks, "run.jsonl"):
         assert_same_histories(gradlens.History.load(runs / name / file), expected)

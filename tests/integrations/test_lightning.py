@@ -389,19 +389,22 @@ def test_exceptions(place: str, error: type[BaseException], tmp_path: Path) -> N
 
 
 def unbroken(folder: Path, module: Module) -> gradlens.History:
-    callback = CockpitCallback(tracked(), run=folder / "unbroken.jsonl")
+    callback = CockpitCallback(tracked("Alpha"), run=folder / "unbroken.jsonl")
     trainer(callback, max_epochs=2).fit(module, loader())
     return gradlens.History.load(folder / "unbroken.jsonl")
 
 
 def test_a_checkpoint_continues_the_run(tmp_path: Path) -> None:
-    """Of a training that went on for some steps after the checkpoint was saved."""
+    """Of a training that went on for some steps after the checkpoint was saved.
+
+    Alpha waits for the next step then, and has no value.
+    """
     run = tmp_path / "run.jsonl"
     saving = lightning.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1)
     options = {"max_epochs": 2, "enable_checkpointing": True}
-    trainer(CockpitCallback(tracked(), run=run), saving, **options).fit(Module(), loader())
+    trainer(CockpitCallback(tracked("Alpha"), run=run), saving, **options).fit(Module(), loader())
     (path,) = tmp_path.glob(f"step={STEPS}.ckpt")
-    callback = CockpitCallback(tracked(), run=run)
+    callback = CockpitCallback(tracked("Alpha"), run=run)
     trainer(callback, saving, **options).fit(Module(), loader(), ckpt_path=path)
     assert_same_histories(gradlens.History.load(run), unbroken(tmp_path, Module()))
     assert not callback.cockpit.history.notes
@@ -409,7 +412,7 @@ def test_a_checkpoint_continues_the_run(tmp_path: Path) -> None:
 
 def test_a_second_fit_of_the_same_trainer_continues_the_run(tmp_path: Path) -> None:
     """Its optimizer begins anew, as without a callback."""
-    callback = CockpitCallback(tracked(), run=tmp_path / "run.jsonl")
+    callback = CockpitCallback(tracked("Alpha"), run=tmp_path / "run.jsonl")
     module, fitting = WithoutMomentum(), trainer(callback)
     fitting.fit(module, loader())
     fitting.fit_loop.max_epochs = 2
