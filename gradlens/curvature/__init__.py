@@ -4,9 +4,9 @@
 ``GradCovarianceOperator`` are matrices as scipy ``LinearOperator`` objects over the concatenated
 parameters, and ``JacobianOperator`` is that of a network's outputs. Each is that of a mini-batch,
 and its ``over_data`` that of all batches of a data set. The functions analyse any symmetric matrix
-by its products with vectors: they find ``eigenpairs``, the trace (``hutchinson``,
-``xtrace``), the diagonal (``hutchinson_diagonal``, ``xdiag``), the
-``frobenius_norm`` and the ``spectral_density``; ``InverseOperator`` multiplies by the inverse.
+by its products with vectors: they find ``eigenpairs``, the trace (``hutchinson``), the diagonal
+(``hutchinson_diagonal``), the ``frobenius_norm`` and the ``spectral_density``; ``InverseOperator``
+multiplies by the inverse.
 ``LowRankGGN`` has all non-zero eigenvalues of a mini-batch's generalised Gauss-Newton matrix, its
 eigenvectors, and each sample's ``DirectionalDerivatives`` along them.
 ``Curvature`` is what quantities are given: both matrices of one step's loss, or of that of a
@@ -23,7 +23,6 @@ from gradlens.curvature.directional_derivatives import (
 from gradlens.curvature.directions import Directions
 from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
 from gradlens.curvature.empirical_fisher import EmpiricalFisherOperator
-from gradlens.curvature.exchangeable import xdiag, xtrace
 from gradlens.curvature.fisher import FisherOperator
 from gradlens.curvature.frobenius import frobenius_norm
 from gradlens.curvature.ggn import GGNOperator
@@ -75,6 +74,4 @@ __all__ = [
     "hutchinson_blocks",
     "hutchinson_diagonal",
     "spectral_density",
-    "xdiag",
-    "xtrace",
 ]

@@ -83,14 +83,6 @@ class Products:
         bytes_each = (VECTOR_BYTES + 8 * kept) * self.size
         return max(1, JOINT_BYTES // bytes_each) if self._joint else 1
 
-    def many(self, vectors: Tensor) -> Tensor:
-        """The products with the rows of ``vectors`` ``[k, D]``, as rows ``[k, D]``.
-
-        Of a matrix over data they take one pass.
-        """
-        found = self._multiply_many(vectors)
-        return torch.stack([self._checked(*each) for each in zip(vectors, found, strict=True)])
-
     def _checked(self, vector: Tensor, product: Tensor) -> Tensor:
         product = product.to(self.device, self.dtype)
         self.count += 1

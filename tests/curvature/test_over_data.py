@@ -27,8 +27,6 @@ from gradlens.curvature import (
     hutchinson_diagonal,
     products,
     spectral_density,
-    xdiag,
-    xtrace,
 )
 from gradlens.curvature.jacobian import ParameterJacobian
 from gradlens.curvature.products import VECTOR_BYTES
@@ -255,8 +253,6 @@ METHODS: dict[str, tuple[Callable[[CurvatureOperator], Any], int]] = {
     "products": (lambda matrix: matrix @ np.ones((matrix.shape[0], 5)), 1),
     "hutchinson": (lambda matrix: hutchinson(matrix, 6), 1),
     "hutchinson_diagonal": (lambda matrix: hutchinson_diagonal(matrix, 6), 1),
-    "xtrace": (lambda matrix: xtrace(matrix, 4), 2),
-    "xdiag": (lambda matrix: xdiag(matrix, 4), 2),
     "frobenius_norm": (lambda matrix: frobenius_norm(matrix, 6), 1),
     "spectral_density": (lambda matrix: spectral_density(matrix, probes=4, steps=5), 5),
     # Three at first, and 16 one by one.
