@@ -8,63 +8,96 @@ forward pass.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
+import numpy as np
 import torch
 from backpack.extensions.backprop_extension import BackpropExtension
 from torch import Tensor, nn
 
 from gradlens.backpack_adapter.context import extended_by_backpack
 from gradlens.backpack_adapter.layer_calls import LayerCall, own_parameters, trainable_parameters
-from gradlens.curvature.agreement import same_matrix
 from gradlens.curvature.calls import Calls, LossCall, extended_modules
-from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
-from gradlens.curvature.operator import CurvatureOperator
+from gradlens.curvature.probes import gaussian
+from gradlens.curvature.products import Products
 from gradlens.graph.graph import Graph
 from gradlens.graph.hooks import without_hooks
 from gradlens.graph.torch_private import ChannelNorm
 from gradlens.numerics.unavailable import UnavailableError
 
+_ROUNDING = 100
+"""Rounding errors that the products of equal matrices may differ by, relative to the whole product.
+
+Each comes from passes through the network and back that sum in other orders. A trade-off: a block
+whose part of the product is smaller than these isn't checked.
+"""
+
 _CURVED = (nn.Sigmoid, nn.Tanh, nn.ELU, nn.SELU, nn.LogSigmoid)
 """Activations with a second derivative, for which BackPACK's Hessian has further matrices."""
 
 
-class BackpackGraph(ABC):
+@final
+class BackpackGraph:
     """A loss's graph that BackPACK's second-order extensions can be run on.
 
-    It computes ``loss`` from the network's ``outputs``, which may differ from the user's loss
-    (``check_graph``). ``factor`` is what the loss module's output was multiplied by in the user's
-    loss; the results of extensions are without it.
+    Its ``loss`` may differ from the user's (``check_graph``). ``links`` are the modules in the
+    order of their calls, the loss module last, each with the inputs and the output that BackPACK
+    stores on it, and with ∂(loss module's output)/∂(its output). ``factor`` is what the loss
+    module's output is multiplied by in the user's loss; the results of extensions are without it.
     """
 
-    loss: Tensor
-    outputs: Tensor
-    factor: float = 1.0
+    def __init__(
+        self, loss: Tensor, links: Sequence[tuple[Any, Tensor]], factor: float = 1.0
+    ) -> None:
+        self.loss = loss
+        self.factor = factor
+        self._links = links
 
-    @abstractmethod
     def run(self, extension: BackpropExtension) -> None:
         """Run an extension, which saves its results on the parameters.
 
         Raises ``UnavailableError`` where BackPACK has no rule.
         """
+        try:
+            with torch.no_grad(), _explained():
+                for module, gradient in reversed(self._links):
+                    extension(module, (), (gradient,))  # type: ignore[arg-type]
+        finally:
+            for module, _ in self._links:  # what is handed on from module to module
+                vars(module.output).pop(extension.savefield, None)
 
-    @abstractmethod
-    def bytes_for(self, exact: bool, hessian: bool) -> int:
-        """About what BackPACK's backpropagated matrices take; 0 where that can't be computed."""
+    @property
+    def bytes_for_hessian(self) -> int:
+        """About what BackPACK's backpropagated matrices of the exact Hessian take."""
+        *layers, last = [module for module, _ in self._links]
+        outputs = last.input0
+        curved: list[Tensor] = [each.output for each in layers if type(each) in _CURVED]
+        columns = outputs[0].numel() + 2 * sum(output[0].numel() for output in curved)
+        widest = max(module.output.numel() for module in layers)
+        return int(columns * widest * outputs.element_size())
 
 
-def check_graph(graph: BackpackGraph, matrix: CurvatureOperator, seed: int) -> None:
-    """Raise ``UnavailableError`` unless the graph's loss has the same curvature matrix."""
-    other: CurvatureOperator
-    if isinstance(matrix, GGNOperator):
-        other = GGNOperator(graph.loss, graph.outputs, matrix.parameters, matrix.scale)
-    else:
-        other = HessianOperator(graph.loss, matrix.parameters, matrix.scale)
-    if not same_matrix(matrix, other, seed):
+def check_graph(graph: BackpackGraph, hessian: HessianOperator, seed: int) -> None:
+    """Raise ``UnavailableError`` unless the graph's loss has the same Hessian, but for rounding.
+
+    Different matrices have the same product with a random vector with probability zero. Products
+    are compared parameter by parameter, to half of their digits, so that a parameter of little
+    curvature counts as much as the others. The error is also raised for NaN or Inf.
+    """
+    products = Products(hessian)
+    vector = gaussian(products, np.random.default_rng(seed))
+    expected = products(vector)
+    other = HessianOperator(graph.loss, hessian.parameters, hessian.scale)
+    difference = other.multiply(vector).to(expected) - expected
+    noise = _ROUNDING * products.eps * expected.norm()
+    agree = [
+        difference[block].norm() <= products.eps**0.5 * expected[block].norm() + noise
+        for block in hessian.slices.values()
+    ]
+    if not bool(torch.stack(agree).all()):
         raise UnavailableError(
             "the loss is not what the loss module returns for the network's modules one after "
             "another: something is added to it, or done between them, or dropout has met zeros"
@@ -78,82 +111,41 @@ def backpack_graph(
     call = _the_loss_call(calls)
     with _explained():
         if extended_by_backpack(call.module) and (model is None or extended_by_backpack(model)):
-            return _Extended(loss, call)
+            return _extended(loss, call)
         if model is not None:
-            return _Chain(parameters, model, calls, call)
+            return _chain(parameters, model, calls, call)
     raise UnavailableError(
         "pass the model to the cockpit, or extend model and loss module by BackPACK's extend"
     )
 
 
-@final
-class _Extended(BackpackGraph):
+def _extended(loss: Tensor, call: LossCall) -> BackpackGraph:
     """Modules that BackPACK itself has extended, with what it has stored on them."""
-
-    def __init__(self, loss: Tensor, call: LossCall) -> None:
-        with torch.enable_grad():
-            self.loss = without_hooks(call.module).forward(*call.inputs)
-        self.outputs = call.inputs[0]
-        self._modules: list[tuple[Any, Tensor]] = list(extended_modules(Graph(loss), loss))
-
-    def run(self, extension: BackpropExtension) -> None:
-        try:
-            with torch.no_grad(), _explained():
-                for module, gradient in reversed(self._modules):
-                    extension(module, (), (gradient,))  # type: ignore[arg-type]
-        finally:
-            for module, _ in self._modules:  # what is handed on from module to module
-                vars(module.output).pop(extension.savefield, None)
-
-    def bytes_for(self, exact: bool, hessian: bool) -> int:
-        return 0
+    with torch.enable_grad():
+        again = without_hooks(call.module).forward(*call.inputs)
+    return BackpackGraph(again, extended_modules(Graph(loss), loss))
 
 
-@final
-class _Chain(BackpackGraph):
+def _chain(
+    parameters: Mapping[str, nn.Parameter], model: nn.Module, calls: Calls, loss_call: LossCall
+) -> BackpackGraph:
     """Copies of modules that the network calls one after another."""
-
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        model: nn.Module,
-        calls: Calls,
-        loss_call: LossCall,
-    ) -> None:
-        self.factor = float(loss_call.grad_output)
-        modules = _behind_first_layer(model, parameters)
-        layer_calls = [_the_call(module, calls) for module in modules]
-        (x,) = _tensors(layer_calls[0])
-        links = []
-        with torch.enable_grad():
-            for module, call in zip(modules, layer_calls, strict=True):
-                links.append(_link(module, (x,), call))
-                x = links[-1].output
-            if x.shape != loss_call.inputs[0].shape:
-                raise UnavailableError("something is done between the last module and the loss")
-            links.append(_link(loss_call.module, (x, *loss_call.inputs[1:]), None))
-            output = links[-1].output
-            self.outputs, self.loss = x, output * self.factor
-            gradients = torch.autograd.grad(
-                output, [link.output for link in links], retain_graph=True
-            )
-        self._links: list[tuple[Any, Tensor]] = list(zip(links, gradients, strict=True))
-
-    def run(self, extension: BackpropExtension) -> None:
-        with torch.no_grad(), _explained():
-            for module, gradient in reversed(self._links):
-                extension(module, (), (gradient,))  # type: ignore[arg-type]
-
-    def bytes_for(self, exact: bool, hessian: bool) -> int:
-        modules: list[Any] = [module for module, _ in self._links]
-        *layers, last = modules
-        outputs = last.input0
-        columns = outputs[0].numel() if exact else 1
-        if hessian:
-            curved: list[Tensor] = [m.output for m in layers if type(m) in _CURVED]
-            columns += 2 * sum(output[0].numel() for output in curved)
-        widest = max(module.output.numel() for module in layers)
-        return int(columns * widest * outputs.element_size())
+    modules = _behind_first_layer(model, parameters)
+    layer_calls = [_the_call(module, calls) for module in modules]
+    (x,) = _tensors(layer_calls[0])
+    links = []
+    with torch.enable_grad():
+        for module, call in zip(modules, layer_calls, strict=True):
+            links.append(_link(module, (x,), call))
+            x = links[-1].output
+        if x.shape != loss_call.inputs[0].shape:
+            raise UnavailableError("something is done between the last module and the loss")
+        links.append(_link(loss_call.module, (x, *loss_call.inputs[1:]), None))
+        output = links[-1].output
+        factor = float(loss_call.grad_output)
+        loss = output * factor
+        gradients = torch.autograd.grad(output, [link.output for link in links], retain_graph=True)
+    return BackpackGraph(loss, [*zip(links, gradients, strict=True)], factor)
 
 
 def _the_loss_call(calls: Calls) -> LossCall:

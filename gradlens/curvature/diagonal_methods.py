@@ -12,11 +12,9 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from backpack.extensions import DiagGGNExact, DiagGGNMC, DiagHessian
-from backpack.extensions.backprop_extension import BackpropExtension
+from backpack.extensions import DiagHessian
 from torch import Tensor
 
-from gradlens.curvature.agreement import has_diagonal
 from gradlens.curvature.backpack_graph import check_graph
 from gradlens.curvature.diagonal import probed_diagonal
 from gradlens.curvature.flat_vectors import parameter_slices
@@ -30,10 +28,11 @@ from gradlens.curvature.loss_diagonal import (
     exact_diagonal,
     mean_diagonal,
 )
-from gradlens.curvature.probes import private_random_numbers
+from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.products import Products, float64_device
 from gradlens.curvature.sampled_traces import coupled_traces, sampled_traces
 from gradlens.curvature.trace import hutchinson_estimates
+from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError
 
 MAX_BYTES = 2**31
@@ -43,38 +42,28 @@ A trade-off: the matrices are exact and come in one backward pass, but most GPUs
 trained on have no more than a few times as much memory to spare.
 """
 
-_EXTENSIONS: dict[DiagonalKind, Callable[[], BackpropExtension]] = {
-    "diag_h": DiagHessian,
-    "diag_ggn_exact": DiagGGNExact,
-    "diag_ggn_mc": DiagGGNMC,
-}
+
+_DIAGONAL_ROUNDING = 10
+"""Rounding errors of one element, as a multiple of both tolerances in ``_has_diagonal``."""
 
 
 def by_backpack(problem: DiagonalProblem) -> LossDiagonal:
-    """Diagonal by BackPACK's rules; ``diag_ggn_mc`` is the mean of ``samples`` independent ones.
+    """The Hessian's diagonal by BackPACK's rules.
 
     Raises ``UnavailableError`` where BackPACK has no rules, where they take too much memory, and
-    where their result isn't the diagonal of the loss's matrix.
+    where their result isn't the diagonal of the loss's Hessian.
     """
-    matrix, parameters = problem.matrix, problem.matrix.parameters
-    sampled = problem.kind == "diag_ggn_mc"
+    hessian = problem.hessian
     graph = problem.graph()
-    check_graph(graph, matrix, problem.seed)
-    if graph.bytes_for(exact=not sampled, hessian=problem.kind == "diag_h") > MAX_BYTES:
+    check_graph(graph, hessian, problem.seed)
+    if graph.bytes_for_hessian > MAX_BYTES:
         raise UnavailableError(f"BackPACK's matrices would take more than {MAX_BYTES} bytes")
-
-    def draw() -> Tensor:
-        extension = _EXTENSIONS[problem.kind]()
-        with _field_kept(parameters.values(), extension.savefield):
-            graph.run(extension)
-            parts = [_saved(name, p, extension.savefield) for name, p in parameters.items()]
-        return torch.cat(parts) * (matrix.scale * graph.factor)
-
-    with private_random_numbers(matrix.device, problem.seed):
-        if sampled:
-            return mean_diagonal(draw, problem.samples, parameters)
-        found = exact_diagonal(draw(), parameters)
-    if not has_diagonal(matrix, found.values, problem.seed):
+    extension = DiagHessian()
+    with _field_kept(hessian.parameters.values(), extension.savefield):
+        graph.run(extension)
+        parts = [_saved(name, p, extension.savefield) for name, p in hessian.parameters.items()]
+    found = exact_diagonal(torch.cat(parts) * (hessian.scale * graph.factor), hessian.parameters)
+    if not _has_diagonal(hessian, found.values, problem.seed):
         raise UnavailableError("BackPACK's diagonal isn't that of the loss")
     return found
 
@@ -116,8 +105,8 @@ def by_hutchinson(problem: DiagonalProblem) -> LossDiagonal:
 
 DIAGONAL_METHODS: Mapping[DiagonalKind, Sequence[Callable[[DiagonalProblem], LossDiagonal]]] = {
     "diag_h": (by_backpack, by_hutchinson),
-    "diag_ggn_exact": (by_backpack, by_per_sample_gradients, by_hutchinson),
-    "diag_ggn_mc": (by_backpack, by_per_sample_gradients, by_hutchinson),
+    "diag_ggn_exact": (by_per_sample_gradients, by_hutchinson),
+    "diag_ggn_mc": (by_per_sample_gradients, by_hutchinson),
 }
 """The methods for each kind of diagonal, the preferred one first."""
 
@@ -168,3 +157,22 @@ def _saved(name: str, parameter: Tensor, field: str) -> Tensor:
 
 def _flat64(tensor: Tensor) -> Tensor:
     return tensor.detach().flatten().to(float64_device(tensor.device), torch.float64)
+
+
+def _has_diagonal(matrix: CurvatureOperator, values: Mapping[str, Tensor], seed: int) -> bool:
+    """Whether one element of the diagonal ``values`` is that of the matrix, but for rounding.
+
+    It is the largest of a random parameter, or a random one where all of these are zero.
+    """
+    generator = np.random.default_rng(seed)
+    name = list(values)[int(generator.integers(len(values)))]
+    diagonal = values[name].flatten()
+    flat = int(generator.integers(len(diagonal)))
+    place = int(diagonal.abs().argmax()) if bool(diagonal.any()) else flat
+    unit = torch.zeros(matrix.shape[0], dtype=matrix.torch_dtype, device=matrix.device)
+    unit[matrix.slices[name].start + place] = 1
+    truth = float(matrix.multiply(unit)[matrix.slices[name]][place])
+    largest = max(map(float, on_host([others.abs().max() for others in values.values()])))
+    eps = torch.finfo(matrix.torch_dtype).eps
+    difference = abs(float(diagonal[place]) - truth)
+    return not difference > _DIAGONAL_ROUNDING * (eps**0.5 * abs(truth) + eps * largest)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gradlens.curvature.backpack_graph import BackpackGraph
 from gradlens.curvature.flat_vectors import parameter_slices
 from gradlens.curvature.ggn import GGNOperator
+from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.trace import Estimate, positive_estimates, undefined_estimate, weighted_sum
 from gradlens.numerics.unavailable import UnavailableError
@@ -56,6 +57,12 @@ class DiagonalProblem:
     model: nn.Module | None
     plans: Plans
     graph: Callable[[], BackpackGraph]
+
+    @property
+    def hessian(self) -> HessianOperator:
+        """The matrix of ``"diag_h"``."""
+        assert isinstance(self.matrix, HessianOperator)
+        return self.matrix
 
     @property
     def ggn(self) -> GGNOperator:

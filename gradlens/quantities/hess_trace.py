@@ -20,8 +20,8 @@ class HessTrace(CurvatureQuantity):
 
     - ``"diag_h"``, the Hessian. It is exact for networks that BackPACK's second-order extensions
       support: sequences of its modules, with an extended loss module.
-    - ``"diag_ggn_exact"``, the Gauss-Newton matrix. It is exact for the same networks, and for all
-      layers that have per-sample gradients.
+    - ``"diag_ggn_exact"``, the Gauss-Newton matrix. It is exact where all parameters have
+      per-sample gradients and each sample has at most 256 outputs.
     - ``"diag_ggn_mc"``, the Gauss-Newton matrix, by Monte Carlo sampling, which is cheap:
       ``samples`` backward passes from random gradients at the outputs, each for all samples of the
       batch or for a random ``sub_batch`` of them. The standard error is computed from the
@@ -31,7 +31,7 @@ class HessTrace(CurvatureQuantity):
       there are three passes at least, each for all samples.
 
     For all other networks the trace is estimated by Hutchinson's method with ``samples`` products,
-    at least two. Results are checked against products of the matrix with random vectors. For
+    at least two. BackPACK's results are checked against products with random vectors. For
     ``"diag_ggn_mc"``, whether the graph keeps the samples apart is checked at the first step and
     whenever its operations, shapes or parameters change: samples that are mixed without such a
     change, for example by other numbers in an index, are not detected.

@@ -11,7 +11,7 @@ import backpack
 import numpy as np
 import pytest
 import torch
-from backpack.extensions import KFLR, DiagGGNExact
+from backpack.extensions import KFLR, DiagGGNExact, DiagHessian
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
@@ -352,13 +352,13 @@ def test_losses_beyond_backpacks_rules(
 def test_backpacks_diagonal_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Should one of its rules be wrong, the estimate takes over."""
 
-    class Wrong(DiagGGNExact):
+    class Wrong(DiagHessian):
         def __call__(self, module: nn.Module, g_inp: Any, g_out: Any) -> None:
             super().__call__(module, g_inp, g_out)
             for parameter in module.parameters():
-                parameter.diag_ggn_exact *= 1.01
+                parameter.diag_h *= 1.01
 
-    monkeypatch.setitem(diagonal_methods._EXTENSIONS, "diag_h", Wrong)
+    monkeypatch.setattr(diagonal_methods, "DiagHessian", Wrong)
     case = Case(WITHIN_BACKPACK["ReLU in place"], nn.CrossEntropyLoss())
     with pytest.warns(UserWarning, match="isn't that of the loss"):
         cockpit = case.track(quantities.HessTrace())
@@ -482,19 +482,14 @@ def test_factor_that_backpack_would_leave_out() -> None:
 def test_equal_diagonals_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
-    class Counting(DiagGGNExact):
+    class Counting(DiagHessian):
         def __init__(self) -> None:
             super().__init__()
             calls.append("made")
 
-    monkeypatch.setitem(diagonal_methods._EXTENSIONS, "diag_ggn_exact", Counting)
+    monkeypatch.setattr(diagonal_methods, "DiagHessian", Counting)
     case = Case(WITHIN_BACKPACK["ReLU in place"], nn.CrossEntropyLoss())
-    kind: Any = "diag_ggn_exact"
-    case.track(
-        quantities.TICDiag(curvature=kind),
-        quantities.TICTrace(curvature=kind),
-        quantities.HessTrace(curvature=kind),
-    )
+    case.track(quantities.TICDiag(), quantities.TICTrace(), quantities.HessTrace())
     assert calls == ["made"]
 
 
