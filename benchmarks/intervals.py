@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gradlens.curvature import hutchinson, hutchinson_blocks, spectral_density
 from gradlens.curvature.density import gaussian_mixture
-from gradlens.curvature.trace import Estimate, estimates_of_one_draw, positive_estimates
+from gradlens.curvature.estimate import Estimate, estimates_of_one_draw, positive_estimates
 from gradlens.numerics.formulas import noise_scale
 from gradlens.operators.dense import Dense
 

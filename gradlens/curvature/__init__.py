@@ -15,19 +15,27 @@ eigenvectors, and each sample's ``DirectionalDerivatives`` along them.
 
 from gradlens.curvature.curvature import Curvature
 from gradlens.curvature.density import SpectralDensity, spectral_density
-from gradlens.curvature.diagonal import DiagonalEstimate, hutchinson_diagonal
 from gradlens.curvature.directional_derivatives import (
     DirectionalDerivatives,
     directional_derivatives,
 )
 from gradlens.curvature.directions import Directions
 from gradlens.curvature.eigenpairs import Eigenpairs, eigenpairs
-from gradlens.curvature.empirical_fisher import EmpiricalFisherOperator
-from gradlens.curvature.fisher import FisherOperator
-from gradlens.curvature.frobenius import frobenius_norm
+from gradlens.curvature.estimate import Estimate
+from gradlens.curvature.fisher import (
+    EmpiricalFisherOperator,
+    FisherOperator,
+    GradCovarianceOperator,
+)
 from gradlens.curvature.ggn import GGNOperator
-from gradlens.curvature.grad_covariance import GradCovarianceOperator
 from gradlens.curvature.hessian import HessianOperator
+from gradlens.curvature.hutchinson import (
+    DiagonalEstimate,
+    frobenius_norm,
+    hutchinson,
+    hutchinson_blocks,
+    hutchinson_diagonal,
+)
 from gradlens.curvature.inverse import InverseOperator, Solution
 from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_curvature import LossCurvature
@@ -39,7 +47,6 @@ from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probe import Probe
 from gradlens.curvature.products import SymmetricMatrix
 from gradlens.curvature.sum_over_data import SumOverData
-from gradlens.curvature.trace import Estimate, hutchinson, hutchinson_blocks
 
 __all__ = [
     "BatchLoss",

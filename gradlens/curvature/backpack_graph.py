@@ -21,8 +21,7 @@ from gradlens.backpack_adapter.context import extended_by_backpack
 from gradlens.backpack_adapter.layer_calls import LayerCall, own_parameters, trainable_parameters
 from gradlens.curvature.calls import Calls, LossCall, extended_modules
 from gradlens.curvature.hessian import HessianOperator
-from gradlens.curvature.probes import gaussian
-from gradlens.curvature.products import Products
+from gradlens.curvature.products import Products, gaussian
 from gradlens.graph.graph import Graph
 from gradlens.graph.hooks import without_hooks
 from gradlens.graph.torch_private import ChannelNorm

@@ -16,9 +16,9 @@ from backpack.extensions import DiagHessian
 from torch import Tensor
 
 from gradlens.curvature.backpack_graph import check_graph
-from gradlens.curvature.diagonal import probed_diagonal
 from gradlens.curvature.flat_vectors import parameter_slices
 from gradlens.curvature.ggn_diagonal import SamplesJacobians, roots, signed_sum
+from gradlens.curvature.hutchinson import hutchinson_estimates, probed_diagonal
 from gradlens.curvature.loss_diagonal import (
     DiagonalKind,
     DiagonalProblem,
@@ -31,7 +31,6 @@ from gradlens.curvature.loss_diagonal import (
 from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.products import Products, float64_device
 from gradlens.curvature.sampled_traces import coupled_traces, sampled_traces
-from gradlens.curvature.trace import hutchinson_estimates
 from gradlens.numerics.host import on_host
 from gradlens.numerics.unavailable import UnavailableError
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradlens.curvature.orthogonal import direction
-from gradlens.curvature.probes import Seed, gaussian
-from gradlens.curvature.products import Products, SymmetricMatrix
+from gradlens.curvature.products import Products, Seed, SymmetricMatrix, gaussian
 from gradlens.numerics.norms import inner, norm
 from gradlens.numerics.unavailable import UnavailableError
 

@@ -1,4 +1,8 @@
-"""Products with a Monte-Carlo estimate of the Fisher information matrix."""
+"""Products with second moments of random or per-sample gradients: the Fisher matrices.
+
+All are JᵀMJ with the Jacobian J of a network's outputs, and with a matrix M for each sample that is
+a sum of products of vectors at its outputs.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,38 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradlens.curvature.empirical_fisher import second_moment_product
-from gradlens.curvature.ggn import LINEAR_IN_OUTPUTS, GGNOperator
+from gradlens.curvature.differentiation import derivative
+from gradlens.curvature.ggn import LINEAR_IN_OUTPUTS, GGNOperator, check_outputs
+from gradlens.curvature.hessian import check_loss
 from gradlens.curvature.jacobian import JacobianOperator
 from gradlens.curvature.loss_over_data import BatchLoss, LossFunction, LossOverData
 from gradlens.curvature.network_over_data import Split, as_pair
-from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.output_draws import drawing
-from gradlens.curvature.probes import Seed
-from gradlens.curvature.sum_over_data import SumOverData
+from gradlens.curvature.products import Seed
+from gradlens.curvature.sum_over_data import LossOperator, OfBatch, SumOverData
+from gradlens.gradients.per_sample_gradients import check_loss_reduction
 from gradlens.graph.loss import LossReduction
 from gradlens.numerics.unavailable import UnavailableError
 
 
+class _SecondMoment(LossOperator):
+    """Σₙₘ JₙᵀsₙₘsₙₘᵀJₙ with ``roots`` sₙₘ ``[M, N, *C]`` at the ``outputs`` ``[N, *C]``."""
+
+    def __init__(
+        self, roots: Tensor, outputs: Tensor, parameters: Mapping[str, Tensor], scale: float
+    ) -> None:
+        super().__init__(parameters, scale)
+        self._roots = roots
+        self._jacobian = JacobianOperator(outputs, parameters)
+
+    @final
+    def _product(self, vectors: list[Tensor]) -> list[Tensor]:
+        along = _sample_products(self._roots, self._jacobian.product(vectors))
+        return self._jacobian.transposed_product((self._roots * along).sum(0))
+
+
 @final
-class FisherOperator(CurvatureOperator):
+class FisherOperator(_SecondMoment):
     """A Monte-Carlo Fisher matrix (1/M)·Σₙₘ JₙᵀsₙₘsₙₘᵀJₙ ``[D, D]``, divided by N for a mean loss.
 
     sₙₘ are M = ``draws`` random vectors at each sample's outputs, with E[sₙₘsₙₘᵀ] = ∇²ℓₙ. Of a loss
@@ -48,14 +69,13 @@ class FisherOperator(CurvatureOperator):
         seed: Seed = 0,
         scale: float = 1.0,
     ) -> None:
-        super().__init__(parameters, scale)
         _check_draws(draws)
         ggn = GGNOperator(loss, outputs, parameters)
         if ggn.is_zero():
             raise UnavailableError(LINEAR_IN_OUTPUTS)
         draw = drawing(ggn, np.random.default_rng(seed))
-        self._roots = torch.stack([draw() for _ in range(draws)]) / draws**0.5
-        self._jacobian = JacobianOperator(outputs, parameters)
+        roots = torch.stack([draw() for _ in range(draws)]) / draws**0.5
+        super().__init__(roots, outputs, parameters, scale)
 
     @classmethod
     def over_data(
@@ -76,17 +96,117 @@ class FisherOperator(CurvatureOperator):
         """
         _check_draws(draws)
         whole = LossOverData(model, loss_function, data, parameters, loss_reduction, split)
+        return SumOverData(whole, cls._of_batches(whole, draws, seed))
+
+    @classmethod
+    def _of_batches(cls, whole: LossOverData, draws: int = 1, seed: Seed = 0) -> OfBatch:
         first = int(np.random.default_rng(seed).integers(2**32))
 
         def of_batch(each: BatchLoss) -> FisherOperator:
             generator = np.random.default_rng([first, each.batch.index])
             return cls(each.loss, each.batch.output, whole.parameters, draws, generator)
 
-        return SumOverData(whole, of_batch)
+        return of_batch
+
+
+@final
+class EmpiricalFisherOperator(_SecondMoment):
+    """The empirical Fisher matrix (1/N)·Σₙ gₙgₙᵀ ``[D, D]`` of a mean loss, Σₙ gₙgₙᵀ of a sum loss.
+
+    gₙ = Jₙᵀ∇ℓₙ is sample n's gradient, with the labels of the data (Kunstner et al., 2019, Eq. 3).
+    The first axis of the ``outputs`` must be that of samples, and the loss the mean or the sum of
+    functions of each sample's outputs, as ``loss_reduction`` says. Both graphs must be alive.
+    ``scale`` multiplies the matrix.
+
+    Raises ``ValueError`` for a loss that is not a scalar or has no graph, and ``UnavailableError``
+    for outputs that have no graph or no samples, or that it doesn't depend on.
+    """
+
+    def __init__(
+        self,
+        loss: Tensor,
+        outputs: Tensor,
+        parameters: Mapping[str, Tensor],
+        loss_reduction: LossReduction = "mean",
+        scale: float = 1.0,
+    ) -> None:
+        gradients = _sample_gradients(loss, outputs, loss_reduction)
+        divisor = len(outputs) if loss_reduction == "mean" else 1
+        super().__init__(gradients[None] / divisor**0.5, outputs, parameters, scale)
+
+    @classmethod
+    def _of_batches(cls, whole: LossOverData) -> OfBatch:
+        parameters, reduction = whole.parameters, whole.loss_reduction
+        return lambda each: cls(each.loss, each.batch.output, parameters, reduction)
+
+
+@final
+class GradCovarianceOperator(LossOperator):
+    """The covariance matrix (1/N)·Σₙ (gₙ − ḡ)(gₙ − ḡ)ᵀ ``[D, D]`` of per-sample gradients.
+
+    It is the second moment (1/N)·Σₙ gₙgₙᵀ less ḡḡᵀ, and the same for a mean loss as for a sum loss.
+    The arguments are those of ``EmpiricalFisherOperator``. ``mean_gradient`` is ḡ, one tensor for
+    each parameter; by default, that of these samples. It is another one where they are a part of
+    those that the covariance is taken over. Over data it takes one pass, and is that of the
+    parameters' values then: make a new operator when these have changed.
+
+    ``scale`` multiplies the matrix. Raises as ``EmpiricalFisherOperator`` does.
+    """
+
+    def __init__(
+        self,
+        loss: Tensor,
+        outputs: Tensor,
+        parameters: Mapping[str, Tensor],
+        loss_reduction: LossReduction = "mean",
+        mean_gradient: Sequence[Tensor] | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__(parameters, scale)
+        self._gradients = _sample_gradients(loss, outputs, loss_reduction)[None]
+        self._jacobian = JacobianOperator(outputs, parameters)
+        self._samples = len(outputs)
+        own = self._jacobian.transposed_product(self._gradients[0] / self._samples)
+        self._mean = own if mean_gradient is None else list(mean_gradient)
+
+    @classmethod
+    def _of_batches(cls, whole: LossOverData) -> OfBatch:
+        mean = whole.mean_gradient()
+
+        def of_batch(each: BatchLoss) -> GradCovarianceOperator:
+            # A covariance is a mean over samples, whatever the loss is.
+            scale = each.batch.samples / whole.samples / each.weight
+            output, reduction = each.batch.output, whole.loss_reduction
+            return cls(each.loss, output, whole.parameters, reduction, mean, scale)
+
+        return of_batch
 
     def _product(self, vectors: list[Tensor]) -> list[Tensor]:
-        moment = second_moment_product(self._roots, self._jacobian.product(vectors))
-        return self._jacobian.transposed_product(moment)
+        """(1/N)·Σₙ (gₙ − ḡ)aₙ with aₙ = (gₙ − ḡ)ᵀv."""
+        along_mean = sum((m * v).sum() for m, v in zip(self._mean, vectors, strict=True))
+        along = self._jacobian.product(vectors)
+        deviations = _sample_products(self._gradients, along) - along_mean
+        weighted = (self._gradients * deviations)[0] / self._samples
+        found = self._jacobian.transposed_product(weighted)
+        average = deviations.mean()
+        return [part - average * m for part, m in zip(found, self._mean, strict=True)]
+
+
+def _sample_gradients(loss: Tensor, outputs: Tensor, loss_reduction: LossReduction) -> Tensor:
+    """∇ℓₙ at each sample's outputs, of the outputs' shape; raises as the operators do."""
+    check_loss_reduction(loss_reduction)
+    check_loss(loss)
+    check_outputs(loss, outputs)
+    if outputs.dim() == 0 or outputs.numel() == 0:
+        raise UnavailableError(f"outputs of shape {list(outputs.shape)} have no samples")
+    (gradient,) = derivative([loss], [outputs], [torch.ones_like(loss)])
+    return gradient * len(outputs) if loss_reduction == "mean" else gradient
+
+
+def _sample_products(roots: Tensor, direction: Tensor) -> Tensor:
+    """sₙₘᵀuₙ ``[M, N, 1, ...]``, of as many axes as ``roots`` ``[M, N, *C]``."""
+    products = (roots * direction).reshape(*roots.shape[:2], -1).sum(2)
+    return products.reshape(*roots.shape[:2], *[1] * (roots.dim() - 2))
 
 
 def _check_draws(draws: int) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, final
+from collections.abc import Mapping
+from typing import final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradlens.curvature.differentiation import depends_on, derivative, differentiable_gradient
 from gradlens.curvature.hessian import check_loss
 from gradlens.curvature.jacobian import JacobianOperator
-from gradlens.curvature.loss_over_data import BatchLoss, LossFunction, LossOverData
-from gradlens.curvature.network_over_data import Split, as_pair
-from gradlens.curvature.operator import CurvatureOperator
-from gradlens.curvature.sum_over_data import SumOverData
-from gradlens.graph.loss import LossReduction
+from gradlens.curvature.loss_over_data import BatchLoss, LossOverData
+from gradlens.curvature.sum_over_data import LossOperator, OfBatch
 from gradlens.numerics.unavailable import UnavailableError
 
 LINEAR_IN_OUTPUTS = (
@@ -27,12 +24,13 @@ LINEAR_IN_OUTPUTS = (
 
 
 @final
-class GGNOperator(CurvatureOperator):
+class GGNOperator(LossOperator):
     """The generalized Gauss-Newton matrix Jᵀ(∇²ℓ)J ``[D, D]``, times ``scale``.
 
     J is the Jacobian of the network's ``outputs``, of any shape, ∇²ℓ the loss's Hessian with
     respect to them (Schraudolph, 2002, Sec. 3). Both graphs must be alive. Terms of the loss that
-    don't depend on the outputs, such as a regulariser, don't enter.
+    don't depend on the outputs, such as a regulariser, don't enter. Over data, products raise
+    ``UnavailableError`` where the loss is linear in the outputs, so that the matrix is zero.
 
     Raises ``ValueError`` for a loss that is not a scalar or has no graph, and ``UnavailableError``
     for outputs that have no graph or that it doesn't depend on, and, here or with the first
@@ -54,30 +52,14 @@ class GGNOperator(CurvatureOperator):
         self._loss_gradient = differentiable_gradient(loss, [outputs])
 
     @classmethod
-    def over_data(
-        cls,
-        model: nn.Module,
-        loss_function: LossFunction,
-        data: Iterable[Any],
-        *,
-        parameters: Sequence[str] | None = None,
-        loss_reduction: LossReduction = "mean",
-        split: Split = as_pair,
-    ) -> SumOverData:
-        """The matrix of the loss over all of the data, as ``HessianOperator.over_data``.
-
-        The model must return one tensor. Where the loss is linear in it, so that the matrix is
-        zero, products raise ``UnavailableError``.
-        """
-        whole = LossOverData(model, loss_function, data, parameters, loss_reduction, split)
-
+    def _of_batches(cls, whole: LossOverData) -> OfBatch:
         def of_batch(each: BatchLoss) -> GGNOperator:
             operator = cls(each.loss, each.batch.output, whole.parameters)
             if each.batch.index == 0 and operator.is_zero():
                 raise UnavailableError(LINEAR_IN_OUTPUTS)
             return operator
 
-        return SumOverData(whole, of_batch)
+        return of_batch
 
     @property
     def loss_gradient(self) -> Tensor:

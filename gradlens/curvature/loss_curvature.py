@@ -38,7 +38,6 @@ from gradlens.curvature.network_outputs import (
     passed_outputs,
     returned_outputs,
 )
-from gradlens.curvature.probes import private_random_numbers
 from gradlens.gradients.gradients import evidence_of
 from gradlens.graph.graph import Graph
 from gradlens.graph.loss import Batch, LossReduction
@@ -227,9 +226,7 @@ class LossCurvature(Curvature):
 
     @cached_property
     def _graph(self) -> BackpackGraph:
-        calls = self._calls
-        with private_random_numbers(self.loss.device, self.seed):
-            return backpack_graph(self.loss, self.parameters, self._model, calls)
+        return backpack_graph(self.loss, self.parameters, self._model, self._calls)
 
     @cached_property
     def _calls(self) -> Calls:

@@ -10,11 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from gradlens.curvature.backpack_graph import BackpackGraph
+from gradlens.curvature.estimate import (
+    Estimate,
+    positive_estimates,
+    undefined_estimate,
+    weighted_sum,
+)
 from gradlens.curvature.flat_vectors import parameter_slices
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
 from gradlens.curvature.operator import CurvatureOperator
-from gradlens.curvature.trace import Estimate, positive_estimates, undefined_estimate, weighted_sum
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.plan import Plans
 

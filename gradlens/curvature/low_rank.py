@@ -20,8 +20,7 @@ from gradlens.curvature.directional_derivatives import DirectionalDerivatives, F
 from gradlens.curvature.flat_vectors import flat
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.ggn_diagonal import SamplesJacobians, roots, signed_sum
-from gradlens.curvature.probes import Seed
-from gradlens.curvature.products import float64_device
+from gradlens.curvature.products import Seed, float64_device
 from gradlens.numerics.formulas import share_in_span
 from gradlens.numerics.unavailable import UnavailableError
 from gradlens.operators.joined import gram_of_passes

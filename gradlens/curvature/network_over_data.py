@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias, final
@@ -11,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from gradlens.curvature.parameter_selection import selected_parameters
-from gradlens.curvature.probes import private_random_numbers
+from gradlens.curvature.flat_vectors import selected_parameters
 from gradlens.graph.torch_private import Dropout, tree_leaves, tree_map_only
 from gradlens.graph.uncompiled import uncompiled_calls
 from gradlens.graph.undisturbed import random_states_kept, training_kept, undisturbed
@@ -159,8 +159,8 @@ class NetworkOverData:
         with (
             undisturbed(self._model),
             training_kept(self._model.parameters()),
-            private_random_numbers(cpu, seed),
-            private_random_numbers(self._device, seed),
+            _seeded(cpu, seed),
+            _seeded(self._device, seed),
             random_states_kept(),
             uncompiled_calls(),
             torch.enable_grad(),
@@ -183,6 +183,19 @@ class NetworkOverData:
 
     def _on_device(self, tree: Any) -> Any:
         return tree_map_only(Tensor, lambda tensor: tensor.to(self._device), tree)
+
+
+@contextmanager
+def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Seed torch's global generators inside the context, and restore their states on leaving."""
+    if device.type == "cpu":
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            yield
+        return
+    with torch.random.fork_rng(devices=[device], device_type=device.type):
+        torch.get_device_module(device).manual_seed(seed)
+        yield
 
 
 def check_data(data: object) -> None:

@@ -2,20 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gradlens.backpack_adapter.layer_hooks import HookInstaller
 from gradlens.curvature.curvature import Curvature
-from gradlens.curvature.data_curvature import BatchCurvatures, DataCurvature
+from gradlens.curvature.directions import Directions
+from gradlens.curvature.loss_curvature import LossCurvature
+from gradlens.curvature.loss_diagonal import DiagonalKind, LossDiagonal, LossTraces, summed_traces
 from gradlens.curvature.loss_over_data import BatchLoss, LossOverData
+from gradlens.curvature.network_outputs import NetworkOutputs, returned_outputs
+from gradlens.curvature.operator import CurvatureOperator
 from gradlens.curvature.probe import Probe
+from gradlens.curvature.sum_over_data import OfBatch, SumOverData
+from gradlens.graph.loss import Batch
+from gradlens.graph.model_calls import tensors_of
 from gradlens.graph.torch_private import uncompiled_backward
+from gradlens.numerics.unavailable import UnavailableError
 from gradlens.samples.plan import Plans
+
+OTHER_OUTPUTS = "let the model return another tensor"
+NO_OUTPUTS = (
+    "the generalised Gauss-Newton matrix takes the one tensor that the model returns and from "
+    "which the probe's loss is computed: pass a loss_function of such a tensor"
+)
+SEEDS_APART = 2**31
+"""Between the seeds of two batches, so that none is that of another batch at another step."""
+
+
+@final
+class BatchCurvatures:
+    """Makes the curvature of each batch's loss at a step.
+
+    Under a sum loss, each is divided by the number of samples of all batches.
+    """
+
+    def __init__(
+        self,
+        loss: LossOverData,
+        global_step: int,
+        parameters: Mapping[str, nn.Parameter],
+        model: nn.Module,
+        plans: Plans,
+    ) -> None:
+        is_sum = loss.loss_reduction == "sum"
+        self.loss = loss
+        self.batch = Batch(loss.samples, "that of the probe", "sum") if is_sum else Batch()
+        self._global_step = global_step
+        self._parameters = parameters
+        self._model = model
+        self._plans = plans
+
+    def of(self, batch: BatchLoss, optimizer: Optimizer | None = None) -> LossCurvature:
+        """The curvature of a batch's loss, whose random vectors are its own."""
+        return LossCurvature(
+            self._global_step,
+            batch.loss,
+            self._parameters,
+            model=self._model,
+            optimizer=optimizer,
+            find_outputs=lambda: self._outputs(batch),
+            batch=self.batch,
+            plans=self._plans,
+            seed=self._global_step + batch.batch.index * SEEDS_APART,
+        )
+
+    def _outputs(self, batch: BatchLoss) -> NetworkOutputs:
+        returned = [t for t in tensors_of(batch.batch.outputs) if t.grad_fn is not None]
+        try:
+            found = returned_outputs(batch.loss, returned, self._parameters)
+        except UnavailableError as reason:
+            raise UnavailableError(NO_OUTPUTS) from reason
+        return replace(found, remedy=OTHER_OUTPUTS)
+
+
+@final
+class DataCurvature(Curvature):
+    """The curvature of the mean loss over several batches, which are passed through repeatedly.
+
+    Each product of a matrix takes a pass, and so do all draws of a diagonal or of traces, which are
+    made for each batch: exact where all batches' are. ``sub_batch`` is that of each batch.
+    """
+
+    def __init__(
+        self,
+        batches: BatchCurvatures,
+        global_step: int,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Optimizer | None = None,
+    ) -> None:
+        super().__init__(global_step, parameters, optimizer)
+        self._batches = batches
+
+    @property
+    def hessian(self) -> CurvatureOperator:
+        return self._sum(lambda batch: self._batches.of(batch).hessian)
+
+    @property
+    def ggn(self) -> CurvatureOperator:
+        return self._sum(lambda batch: self._batches.of(batch).ggn)
+
+    @property
+    def batch(self) -> Batch:
+        return self._batches.batch
+
+    def directions(self, k: int) -> Directions:
+        raise UnavailableError(
+            "directions are found for a single batch: pass a probe with one, whose samples share "
+            "a forward pass"
+        )
+
+    def _find_traces(self, kind: DiagonalKind, samples: int, sub_batch: int | None) -> LossTraces:
+        return self._summed(lambda curvature, _: curvature.traces(kind, samples, sub_batch))
+
+    def _find_diagonal(self, kind: DiagonalKind, samples: int) -> LossDiagonal:
+        totals: dict[str, Tensor] = {}
+
+        def add(curvature: LossCurvature, weight: float) -> LossTraces:
+            found = curvature.diagonal(kind, samples)
+            for name, values in found.values.items():
+                totals[name] = totals.get(name, 0) + weight * values
+            return found.sums()
+
+        sums = self._summed(add)
+        return LossDiagonal(totals, sums.trace, sums.traces, sums.method)
+
+    def _summed(self, of_batch: Callable[[LossCurvature, float], LossTraces]) -> LossTraces:
+        """The sum of the batches' traces, which a function of curvature and weight finds."""
+        parts: list[LossTraces] = []
+        weights: list[float] = []
+
+        def add(batch: BatchLoss) -> None:
+            curvature = self._batches.of(batch)
+            parts.append(of_batch(curvature, batch.weight))
+            weights.append(batch.weight)
+            self.notes += [note for note in curvature.notes if note not in self.notes]
+
+        self._batches.loss.each(add)
+        return summed_traces(parts, weights)
+
+    def _sum(self, of_batch: OfBatch) -> SumOverData:
+        return SumOverData(self._batches.loss, of_batch, self.parameters)
 
 
 @final

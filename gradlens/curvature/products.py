@@ -1,4 +1,4 @@
-"""Products of a symmetric matrix with vectors, counted and checked: all that algorithms use."""
+"""Products of a symmetric matrix with vectors, counted and checked, and random vectors for them."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ VECTOR_BYTES = 48
 Six float64 numbers: of the vector, its copy in a stack and what it is computed from; and of the
 product, the sum over batches, the flat vector and its copy in a stack.
 """
+
+Seed: TypeAlias = int | np.random.Generator
+"""A number, or a generator, which continues from its state. Draws are the same on every device."""
 
 NOT_FINITE = "a product of the matrix with a finite vector contains NaN or Inf"
 _WITHOUT_FLOAT64 = ("mps",)
@@ -105,6 +108,16 @@ class Products:
     def place(self, vector: NDArray[Any]) -> Tensor:
         """A copy of the vector as a tensor of ``dtype`` on ``device``."""
         return torch.tensor(vector).to(self.dtype).to(self.device)
+
+
+def rademacher(products: Products, generator: np.random.Generator) -> Tensor:
+    """Independent signs ±1, ``[D]``."""
+    return products.place(2 * generator.integers(0, 2, products.size, dtype=np.int8) - 1)
+
+
+def gaussian(products: Products, generator: np.random.Generator) -> Tensor:
+    """Independent standard normal numbers, ``[D]``: any direction is as likely as any other."""
+    return products.place(generator.standard_normal(products.size))
 
 
 def float64_device(device: torch.device) -> torch.device:

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradlens.curvature.estimate import Estimate, estimates_of_one_draw, positive_estimates
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.ggn_diagonal import SamplesJacobians
 from gradlens.curvature.loss_diagonal import DiagonalProblem, LossTraces
 from gradlens.curvature.output_draws import drawing
-from gradlens.curvature.trace import Estimate, estimates_of_one_draw, positive_estimates
 from gradlens.gradients.gradients import inputs_of
 from gradlens.graph.graph import Graph
 from gradlens.graph.model_calls import Given

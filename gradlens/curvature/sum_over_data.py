@@ -1,16 +1,19 @@
-"""A curvature matrix of a data set, which is the weighted sum of its batches' matrices."""
+"""Curvature matrices of a loss, and of a data set: the weighted sum of its batches' matrices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, TypeAlias, final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradlens.curvature.flat_vectors import placed
-from gradlens.curvature.loss_over_data import BatchLoss, LossOverData
+from gradlens.curvature.loss_over_data import BatchLoss, LossFunction, LossOverData
+from gradlens.curvature.network_over_data import Split, as_pair
 from gradlens.curvature.operator import CurvatureOperator
+from gradlens.graph.loss import LossReduction
 
 OfBatch: TypeAlias = Callable[[BatchLoss], CurvatureOperator]
 """Makes the matrix of one batch's loss."""
@@ -53,3 +56,36 @@ class SumOverData(CurvatureOperator):
 
     def _product(self, vectors: list[Tensor]) -> list[Tensor]:
         return self.products([vectors])[0]
+
+
+class LossOperator(CurvatureOperator, ABC):
+    """The matrix of one loss, of which there is one over data, too."""
+
+    @classmethod
+    def over_data(
+        cls,
+        model: nn.Module,
+        loss_function: LossFunction,
+        data: Iterable[Any],
+        *,
+        parameters: Sequence[str] | None = None,
+        loss_reduction: LossReduction = "mean",
+        split: Split = as_pair,
+    ) -> SumOverData:
+        """The matrix of the loss over all of the data, which is an iterable of batches.
+
+        Of a mean loss it is that of the mean over all samples, of a sum loss that of their sum.
+        ``loss_function(outputs, targets)`` is called with ``model(inputs)``, and ``split`` makes
+        inputs and targets of a batch that isn't such a pair. ``parameters`` are names of
+        parameters, or of modules for all of theirs; by default, all that require a gradient. For
+        all matrices but the Hessian, the model must return one tensor.
+
+        Raises ``ValueError`` for a model, a loss or data of which there is no such matrix.
+        """
+        whole = LossOverData(model, loss_function, data, parameters, loss_reduction, split)
+        return SumOverData(whole, cls._of_batches(whole))
+
+    @classmethod
+    @abstractmethod
+    def _of_batches(cls, whole: LossOverData) -> OfBatch:
+        """What makes the matrix of each batch's loss."""

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradlens.curvature.parameter_selection import selected_parameters
-from gradlens.curvature.probes import Seed
+from gradlens.curvature.flat_vectors import selected_parameters
+from gradlens.curvature.products import Seed
 from gradlens.graph.undisturbed import without_autocast
 from gradlens.landscape.direction import Direction
 from gradlens.numerics.norms import row_norms

@@ -23,7 +23,7 @@ from gradlens.curvature import (
     eigenpairs,
     spectral_density,
 )
-from gradlens.curvature.trace import Estimate, weighted_sum
+from gradlens.curvature.estimate import Estimate, weighted_sum
 from gradlens.history.undefined import Undefined
 from gradlens.quantities import (
     CurvatureQuantity,

@@ -12,13 +12,12 @@ from scipy import stats
 from scipy.integrate import trapezoid
 from scipy.sparse.linalg import LinearOperator
 
-from gradlens.curvature.density import SpectralDensity, gaussian_mixture, spectral_density
-from gradlens.curvature.diagonal import hutchinson_diagonal
+from gradlens.curvature.density import SpectralDensity, gaussian_mixture, lanczos, spectral_density
+from gradlens.curvature.estimate import Estimate
 from gradlens.curvature.ggn import GGNOperator
 from gradlens.curvature.hessian import HessianOperator
-from gradlens.curvature.lanczos import lanczos
+from gradlens.curvature.hutchinson import hutchinson, hutchinson_blocks, hutchinson_diagonal
 from gradlens.curvature.products import Products
-from gradlens.curvature.trace import Estimate, hutchinson, hutchinson_blocks
 from gradlens.history.undefined import Undefined
 from gradlens.numerics.running_mean import RunningMean
 from tests.cases.curvature_cases import SquareOnce, build, dense_ggn, dense_hessian

@@ -1,25 +1,22 @@
-"""The trace of a symmetric matrix, estimated from its products with random vectors."""
+"""Estimates of numbers, with their errors and confidence intervals."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.special import stdtrit
 from torch import Tensor
 
-from gradlens.curvature.diagonal import probed_diagonal
-from gradlens.curvature.interval import t_quantile
-from gradlens.curvature.probes import Seed
-from gradlens.curvature.products import Products, SymmetricMatrix
 from gradlens.history.undefined import Undefined
-from gradlens.numerics.running_mean import RunningMean
-from gradlens.numerics.unavailable import UnavailableError
 
 ONE_SAMPLE = "one sample has no standard error: take two or more"
-
 
 LARGEST_EXPONENT = math.log(sys.float_info.max) / 2
 """Of e, so that its power times a number of any usual size is in the range."""
@@ -78,55 +75,6 @@ def _first_undefined(values: Iterable[float]) -> Undefined | None:
     return next((value for value in values if isinstance(value, Undefined)), None)
 
 
-def hutchinson(matrix: SymmetricMatrix, samples: int, seed: Seed = 0) -> Estimate:
-    """Trace as the mean of zᵀHz over random signs z (Hutchinson, 1990, Prop. 1).
-
-    A diagonal matrix's is exact. Raises ``ValueError`` for fewer than one sample.
-    """
-    return hutchinson_blocks(matrix, {"": slice(None)}, samples, seed)[""]
-
-
-def hutchinson_blocks(
-    matrix: SymmetricMatrix, blocks: Mapping[str, slice], samples: int, seed: Seed = 0
-) -> dict[str, Estimate]:
-    """Traces of diagonal blocks, all from the same probes.
-
-    The mean of Σᵢ zᵢ(Hz)ᵢ over the rows i of a block, in which the coupling to other blocks has
-    mean zero. ``blocks`` maps names to slices of the flat vector (``operator.slices``), which may
-    overlap. Raises ``ValueError`` for fewer than one sample.
-    """
-    products = Products(matrix)
-    try:
-        diagonal = probed_diagonal(products, samples, seed)
-    except UnavailableError as error:
-        return dict.fromkeys(blocks, undefined_estimate(products.count, str(error)))
-    traces = hutchinson_estimates(diagonal, blocks.values(), products.count)
-    return dict(zip(blocks, traces, strict=True))
-
-
-def hutchinson_estimates(
-    diagonal: RunningMean, blocks: Iterable[slice], products: int
-) -> list[Estimate]:
-    """Traces of diagonal blocks from the elements z∘Hz ``[D]`` of each probe z.
-
-    The variance of zᵀHz is 2·Σᵢ≠ⱼHᵢⱼ² (Hutchinson, 1990, Prop. 1), twice the sum of the
-    elements' variances Σⱼ≠ᵢHᵢⱼ². That sum is known far better than the variance of a few numbers
-    zᵀHz. If one eigenvalue dominates, it has one degree of freedom for each probe, and otherwise
-    more. Of a block's trace, it is an upper bound, up to √2 too large: where the block's rows are
-    coupled to other blocks, each of their elements' variances counts once.
-    """
-    variances = 2 * diagonal.standard_error().square()
-    return [
-        Estimate(
-            float(diagonal.mean[block].sum()),
-            _defined(float(variances[block].sum().sqrt())),
-            diagonal.samples,
-            products,
-        )
-        for block in blocks
-    ]
-
-
 def positive_estimates(draws: Tensor, products: int) -> list[Estimate]:
     """Means of independent draws ``[S, K]`` of numbers that can't be negative."""
     return _positive(draws, torch.full_like(draws[0], max(len(draws) - 1, 1)), products)
@@ -150,7 +98,7 @@ def _positive(samples: Tensor, degrees_of_freedom: Tensor, products: int) -> lis
     errors = samples.std(0) / math.sqrt(len(samples)) if len(samples) > 1 else nan
     rows = torch.stack([samples.mean(0), errors, degrees_of_freedom], dim=1).tolist()
     return [
-        Estimate(mean, _defined(error), freedom, products, positive=True)
+        Estimate(mean, defined(error), freedom, products, positive=True)
         for mean, error, freedom in rows
     ]
 
@@ -161,5 +109,16 @@ def undefined_estimate(products: int, reason: str) -> Estimate:
     return Estimate(nan, nan, nan, products)
 
 
-def _defined(standard_error: float) -> float:
+def defined(standard_error: float) -> float:
+    """The error itself, or if it is NaN, that of a single sample, with its reason."""
     return Undefined(ONE_SAMPLE) if math.isnan(standard_error) else standard_error
+
+
+def t_quantile(degrees_of_freedom: float | NDArray[np.float64], level: float) -> NDArray[Any]:
+    """Half the width of a confidence interval of Student's t, in standard errors.
+
+    Of the shape of the degrees of freedom. Raises ``ValueError`` for a level outside (0, 1).
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"the level is {level}: pass a probability between 0 and 1")
+    return np.asarray(stdtrit(degrees_of_freedom, (1 + level) / 2))
